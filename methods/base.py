@@ -1,0 +1,177 @@
+"""The contract of a method: what it is, what it decides, how its model is built again.
+
+A method never counts, times, evaluates, saves or tables anything. It turns a dense backbone into a
+model and says why; the core counts what runs, the steps write files, the harness scores.
+
+A file in ``methods/`` holds one class that derives from :class:`Method`. Its class attributes are
+literals: :func:`methods.discover` reads them from the syntax tree, so that building a list of jobs
+imports neither the file nor torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from methods.core.backbone import Backbone
+    from methods.core.data import Data
+    from methods.core.ledger import Rates
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run asks of a method.
+
+    Args:
+        budget: Fraction in (0, 1) of the dense parameters that a token shall not use, or None:
+            the params decide as they stand.
+        seed: Seeds every generator of the fit, through ``(seed, purpose)``.
+        workdir: Folder for checkpoints of a long fit; survives an interrupted run.
+    """
+
+    budget: float | None
+    seed: int
+    workdir: Path
+
+
+@dataclass
+class Fitted:
+    """What a fit returns.
+
+    Args:
+        model: Causal LM, ready to score.
+        structure: JSON value; with the backbone it is all that :meth:`Method.build` needs.
+        decisions: JSON value; why: scores, order of removal, trace of the budget search.
+    """
+
+    model: nn.Module
+    structure: dict[str, Any]
+    decisions: dict[str, Any]
+
+
+class Method(ABC):
+    """One paper, one control or one reference.
+
+    Class attributes (literals):
+        title: Name in tables; may use the fields of ``Params``, as in ``"Random skip ({unit})"``.
+        source: Paper or reason of existence, with its address.
+        kind: ``"reference"`` skips nothing; ``"static"`` changes weights once and stores a whole
+            model; ``"dynamic"`` decides per token and stores only what it trained.
+        trained: Whether :meth:`fit` trains on ``data.training()``.
+        stochastic: Whether the seed changes the result; others run the first seed only.
+        budgeted: Whether a skip budget applies.
+        causal: Whether cached decoding equals the full forward and padding changes nothing.
+        rows: Lines of the table this file makes, with the params that make them.
+    """
+
+    title: ClassVar[str]
+    source: ClassVar[str]
+    kind: ClassVar[Literal["reference", "static", "dynamic"]]
+    trained: ClassVar[bool]
+    stochastic: ClassVar[bool]
+    budgeted: ClassVar[bool]
+    causal: ClassVar[bool]
+    rows: ClassVar[dict[str, dict[str, Any]]]
+
+    @dataclass(frozen=True)
+    class Params:
+        """Hyper-parameters: name, type, default (the paper's value); bad values raise ValueError."""
+
+    def __init__(self, params: Mapping[str, Any] | None = None) -> None:
+        """Check ``params`` against ``Params``.
+
+        Raises:
+            ValueError: A name is unknown, or a value has the wrong type or range.
+        """
+        self.params: Any = make_params(self.Params, params or {})
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """Why this method does not fit here, or None. A reason becomes a record, not a failure."""
+        return None
+
+    @abstractmethod
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Search, calibrate or train; may consume ``backbone.model``.
+
+        Raises:
+            ValueError: The request cannot be met; the message names the parameter.
+        """
+
+    @abstractmethod
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The fitted model's shape, without data; works on meta tensors.
+
+        Static methods give the module whose weights a file fills; dynamic ones wrap
+        ``backbone.model`` and leave ``requires_grad`` set on exactly what they train.
+        """
+
+    def authors_skip(self, rates: Rates) -> float:
+        """The skip rate as the method's authors count it, from what really ran; a fraction."""
+        return rates.skip
+
+
+def make_params(cls: type[P], given: Mapping[str, Any]) -> P:
+    """An instance of the params class ``cls`` with ``given`` over its defaults.
+
+    Raises:
+        ValueError: Unknown name, wrong type, or a value outside its Literal.
+    """
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for name, value in given.items():
+        if name not in names:
+            allowed = ", ".join(names) or "none"
+            raise ValueError(f"unknown param '{name}' (allowed: {allowed})")
+        if not _fits(value, hints[name]):
+            raise ValueError(f"param '{name}' is {value!r}, expected {_describe(hints[name])}")
+    return cls(**given)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value fits a type hint: scalars, Literal, unions and lists of them."""
+    for option in _options(hint):
+        origin = typing.get_origin(option)
+        if origin is Literal:
+            if value in typing.get_args(option):
+                return True
+        elif origin in (list, tuple):
+            if isinstance(value, list | tuple) and all(
+                _fits(item, typing.get_args(option)[0]) for item in value
+            ):
+                return True
+        elif option in (int, float):
+            number = isinstance(value, int) or (option is float and isinstance(value, float))
+            if number and not isinstance(value, bool):
+                return True
+        elif isinstance(value, option):
+            return True
+    return False
+
+
+def _describe(hint: Any) -> str:
+    words = []
+    for option in _options(hint):
+        if typing.get_origin(option) is Literal:
+            words.append("one of " + ", ".join(map(repr, typing.get_args(option))))
+        elif option is type(None):
+            words.append("null")
+        else:
+            words.append(getattr(option, "__name__", str(option)))
+    return " or ".join(words)

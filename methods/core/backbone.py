@@ -1,0 +1,267 @@
+"""The dense model: loading it with its promises checked, and the names of its parts.
+
+This is the one place that knows how a decoder calls its modules. Llama, Mistral, Qwen2 and Qwen3
+share the names; another family joins by fitting them and entering ``FAMILIES``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+_LLAMA31 = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+_LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama31_8b": _LLAMA31,
+    "llama2_7b": _LLAMA2
+    | {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 32},
+    "llama2_13b": _LLAMA2
+    | {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40}
+    | {"num_attention_heads": 40, "num_key_value_heads": 40},
+}
+
+
+@dataclass
+class Backbone:
+    """A dense causal LM with what identifies it.
+
+    Args:
+        model: The causal LM; a fit may consume it.
+        tokenizer: None when the folder has none; then data must come as ids.
+        path: Local folder it was read from.
+        revision: Version label given by the user or the hub, if any.
+        hash: sha256 over config and weight files, shortened to 16 digits.
+        parameters: Parameters of the dense model; a tied matrix counts once.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    path: Path
+    revision: str | None
+    hash: str
+    parameters: int
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The model's config."""
+        return self.model.config
+
+    @property
+    def layer_count(self) -> int:
+        """Number of decoder layers L."""
+        return len(layers(self.model))
+
+
+def decoder(model: nn.Module) -> nn.Module:
+    """The inner decoder: embeddings, layers, final norm, without the head."""
+    inner = model.model
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def layers(model: nn.Module) -> nn.ModuleList:
+    """The decoder layers, 0-based."""
+    stack = decoder(model).layers
+    assert isinstance(stack, nn.ModuleList)
+    return stack
+
+
+def attention(layer: nn.Module) -> nn.Module:
+    """The attention of a layer; its projections are q_proj, k_proj, v_proj, o_proj."""
+    return layer.self_attn  # type: ignore[return-value]
+
+
+def ffn(layer: nn.Module) -> nn.Module:
+    """The feed-forward network of a layer; its projections are gate_proj, up_proj, down_proj."""
+    return layer.mlp  # type: ignore[return-value]
+
+
+def attention_norm(layer: nn.Module) -> nn.Module:
+    """The norm in front of attention."""
+    return layer.input_layernorm  # type: ignore[return-value]
+
+
+def ffn_norm(layer: nn.Module) -> nn.Module:
+    """The norm in front of the feed-forward network."""
+    return layer.post_attention_layernorm  # type: ignore[return-value]
+
+
+def count(*modules: nn.Module) -> int:
+    """Parameters of the modules together; a shared tensor counts once."""
+    distinct = {id(p): p.numel() for module in modules for p in module.parameters()}
+    return sum(distinct.values())
+
+
+def load_backbone(
+    path: Path, dtype: str = "float32", device: str = "cpu", revision: str | None = None
+) -> Backbone:
+    """Read a Hugging Face folder after checking that its weights fit its config.
+
+    Raises:
+        ValueError: The folder, its config, its weights or its tokenizer are missing, damaged or do
+            not belong together; the message names the file.
+    """
+    config = read_config(path)
+    check_weights(path, config)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype '{dtype}' is unknown (allowed: {', '.join(DTYPES)})")
+    model = AutoModelForCausalLM.from_pretrained(
+        path, config=config, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True
+    )
+    model = model.to(device).eval()
+    tokenizer = read_tokenizer(path, config)
+    return Backbone(model, tokenizer, path, revision, hash_folder(path), count(model))
+
+
+def read_config(path: Path) -> PreTrainedConfig:
+    """The config in a folder, of a supported family.
+
+    Raises:
+        ValueError: No folder, no readable config.json, or another family.
+    """
+    if not path.is_dir():
+        raise ValueError(f"backbone folder {path} does not exist or is no folder")
+    file = path / "config.json"
+    if not file.is_file():
+        raise ValueError(f"backbone folder {path} has no config.json")
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    family = raw.get("model_type") if isinstance(raw, dict) else None
+    if family not in FAMILIES:
+        raise ValueError(
+            f"{file}: model_type {family!r} is not supported (allowed: {', '.join(FAMILIES)})"
+        )
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except Exception as error:
+        raise ValueError(f"{file} is not a valid {family} config: {_first_line(error)}") from error
+
+
+def check_weights(path: Path, config: PreTrainedConfig) -> None:
+    """Compare names and shapes in the safetensors files with what the config promises.
+
+    Without this a missing tensor would be filled with random numbers and a run would go on.
+
+    Raises:
+        ValueError: A file is missing or damaged, a tensor is missing or has another shape.
+    """
+    found: dict[str, list[int]] = {}
+    for file in weight_files(path):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                found |= {k: list(tensors.get_slice(k).get_shape()) for k in tensors.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} is damaged or incomplete: {_first_line(error)}") from error
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    for name, tensor in model.state_dict().items():
+        tied = name == "lm_head.weight" and config.tie_word_embeddings
+        if name not in found and not tied:
+            raise ValueError(f"{path} has no tensor '{name}' (its config.json asks for it)")
+        if name in found and found[name] != list(tensor.shape):
+            raise ValueError(
+                f"{path}: tensor '{name}' has shape {found[name]}, "
+                f"but config.json asks for {list(tensor.shape)}"
+            )
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a folder, single or sharded.
+
+    Raises:
+        ValueError: There is none, or a shard is missing.
+    """
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    if (path / INDEX).is_file():
+        shards = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        files = [path / name for name in sorted(set(shards))]
+        for file in files:
+            if not file.is_file():
+                raise ValueError(f"{path / INDEX} names {file.name}, which is missing")
+        return files
+    raise ValueError(f"backbone folder {path} has no {WEIGHTS} and no {INDEX}")
+
+
+def hash_folder(path: Path) -> str:
+    """The identity of the weights: 16 hex digits of sha256 over config.json and weight files."""
+    digest = hashlib.sha256()
+    for file in [path / "config.json", *weight_files(path)]:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a folder, None if it holds none.
+
+    Raises:
+        ValueError: It cannot be read, or has more tokens than the model has embeddings.
+    """
+    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+    if not any((path / name).is_file() for name in names):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:
+        raise ValueError(f"the tokenizer in {path} cannot be read: {_first_line(error)}") from error
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {path} has {len(tokenizer)} tokens, "
+            f"the model only {config.vocab_size} embeddings (vocab_size)"
+        )
+    return tokenizer
+
+
+def shape_config(name: str) -> PreTrainedConfig:
+    """The config of a published shape, such as ``llama31_8b``; weights are not needed.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    if name not in SHAPES:
+        raise ValueError(f"unknown shape '{name}' (allowed: {', '.join(SHAPES)})")
+    return AutoConfig.for_model(**SHAPES[name])
+
+
+def empty_backbone(config: PreTrainedConfig, path: Path = Path()) -> Backbone:
+    """A backbone on the meta device: shapes and counts, no numbers, no memory."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return Backbone(model.eval(), None, path, None, "", count(model))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,227 @@
+"""What a fit leaves on disk, and how a fresh process gets the model back.
+
+    skipbench.json        row, params, structure, identity of the backbone
+    decisions.json        why
+    config.json, model.safetensors, tokenizer   static methods: a whole Hugging Face folder
+    trained.safetensors   other methods: only what they trained; the backbone stays where it is
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from methods import load_method
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import (
+    Backbone,
+    decoder,
+    empty_backbone,
+    hash_folder,
+    load_backbone,
+    read_tokenizer,
+    weight_files,
+)
+from methods.core.ledger import Ledger
+
+CARD, DECISIONS, TRAINED = "skipbench.json", "decisions.json", "trained.safetensors"
+
+
+@dataclass
+class Loaded:
+    """A compressed model with what belongs to it.
+
+    Args:
+        model: Causal LM in eval mode.
+        tokenizer: Of the backbone.
+        card: Content of skipbench.json.
+        method: The method that made it.
+        ledger: Sizes for the skip rates.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    card: dict[str, Any]
+    method: Method
+    ledger: Ledger
+
+
+def save(
+    folder: Path,
+    method: Method,
+    fitted: Fitted,
+    card: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+    """Write a fitted model into an existing, empty folder.
+
+    Args:
+        folder: Where to write.
+        method: The method, with its params.
+        fitted: Result of its fit.
+        card: Card of the run, from :func:`describe`, with whatever the step measured.
+        tokenizer: Stored beside a whole model, so that the folder stands alone.
+    """
+    model = fitted.model
+    assert isinstance(model, PreTrainedModel)
+    if method.kind == "static":
+        model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+    else:
+        trained = {n: p.detach().cpu() for n, p in model.named_parameters() if p.requires_grad}
+        if trained:
+            save_file({n: p.contiguous() for n, p in trained.items()}, folder / TRAINED)
+    write_json(folder / DECISIONS, fitted.decisions)
+    write_json(folder / CARD, card | {"structure": fitted.structure})
+
+
+def describe(
+    row: str, method: Method, backbone: Backbone, request: Request, folder: Path
+) -> dict[str, Any]:
+    """The card of a run: what was asked, of which backbone; ``folder`` is its final place."""
+    path = backbone.path.resolve()
+    return {
+        "format": 1,
+        "row": row,
+        "params": vars(method.params),
+        "budget": request.budget,
+        "seed": request.seed,
+        "backbone": {
+            "path": str(path),
+            "relative_path": os.path.relpath(path, folder.resolve()),
+            "revision": backbone.revision,
+            "hash": backbone.hash,
+            "parameters": backbone.parameters,
+            "layers": backbone.layer_count,
+            "dtype": str(backbone.model.dtype).removeprefix("torch."),
+            "config": backbone.config.to_diff_dict(),
+        },
+    }
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card in a compressed model's folder.
+
+    Raises:
+        ValueError: There is none, or it is damaged.
+    """
+    file = folder / CARD
+    if not file.is_file():
+        raise ValueError(f"{folder} is no compressed model: it has no {CARD}")
+    try:
+        card: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    if card.get("format") != 1:
+        raise ValueError(f"{file} has format {card.get('format')!r}, this version reads format 1")
+    return card
+
+
+def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loaded:
+    """Read a compressed model back.
+
+    Args:
+        folder: Output of the compress step.
+        backbone: Where the dense backbone lies now; default: where it was, relative to the folder
+            first.
+        device: Where the model goes.
+
+    Raises:
+        ValueError: A part is missing or damaged, or the backbone is another one.
+    """
+    card = read_card(folder)
+    if "not_applicable" in card:
+        raise ValueError(f"{folder} holds no model: {card['not_applicable']}")
+    method = load_method(card["row"], card["params"])
+    dense = card["backbone"]
+    if method.kind == "static":
+        model, tokenizer = _load_whole(folder, method, card)
+    else:
+        found = load_backbone(_locate(folder, dense, backbone), dense["dtype"])
+        model = method.build(found, card["structure"])
+        tokenizer = found.tokenizer
+        _fill_trained(model, folder)
+    assert isinstance(model, PreTrainedModel)
+    ledger = Ledger.of(model, dense["parameters"], dense["layers"])
+    return Loaded(model.to(device).eval(), tokenizer, card, method, ledger)
+
+
+def _load_whole(
+    folder: Path, method: Method, card: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A static method's model: the shape from ``build``, every weight from the folder."""
+    dense = card["backbone"]
+    config = AutoConfig.for_model(**dense["config"])
+    model = method.build(empty_backbone(config), card["structure"])
+    assert isinstance(model, PreTrainedModel)
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weight_files(folder):
+        tensors |= _read_tensors(file)
+    if config.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    _assign(model, tensors, folder)
+    # Rotary frequencies are not stored: a fresh module computes them from the config.
+    inner = decoder(model)
+    inner.rotary_emb = type(inner.rotary_emb)(config)
+    model.tie_weights()
+    return model, read_tokenizer(folder, config)
+
+
+def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
+    """Load what a method trained into the parameters that ask for a gradient, exactly those."""
+    wanted = {name for name, p in model.named_parameters() if p.requires_grad}
+    file = folder / TRAINED
+    tensors = _read_tensors(file) if file.is_file() else {}
+    if wanted != set(tensors):
+        odd = sorted(wanted ^ set(tensors))[0]
+        raise ValueError(f"{file} does not fit the model: '{odd}' is on one side only")
+    _assign(model, tensors, folder)
+
+
+def _assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    try:
+        missing, unknown = model.load_state_dict(tensors, strict=False, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {folder} do not fit: {error}") from error
+    absent = [name for name in missing if dict(model.named_parameters())[name].is_meta]
+    if absent or unknown:
+        raise ValueError(f"the weights in {folder} do not fit: '{(absent + unknown)[0]}'")
+
+
+def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is damaged or incomplete: {error}") from error
+
+
+def _locate(folder: Path, dense: dict[str, Any], given: Path | None) -> Path:
+    """The folder of the dense backbone, verified by its hash."""
+    written = Path(dense["path"])
+    relative = folder / dense["relative_path"]
+    for path in [given] if given is not None else [relative, written]:
+        if (path / "config.json").is_file() and not (path / CARD).is_file():
+            found = hash_folder(path)
+            if found != dense["hash"]:
+                raise ValueError(
+                    f"{path} is another backbone: its hash is {found}, "
+                    f"{folder} was made from {dense['hash']}"
+                )
+            return path
+    where = given if given is not None else written
+    raise ValueError(f"the backbone of {folder} is not at {where}; say where it is")
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write JSON, indented, with a final newline; NaN is refused."""
+    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,170 @@
+"""Documents for calibration, training and validation, as token ids.
+
+A file is JSON Lines, one document per row, in one of three forms:
+
+    {"text": "..."}                          loss on every token
+    {"prompt": "...", "completion": "..."}   both parts count; where one ends is kept
+    {"messages": [{"role": ..., "content": ...}, ...]}   through the tokenizer's chat template
+
+or, for calibration alone, a NumPy file of int64 ids (N, T), used as given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+
+class Document(NamedTuple):
+    """Token ids of one document and how many of them belong to its prompt."""
+
+    ids: list[int]
+    prompt: int
+
+
+class Batch(NamedTuple):
+    """Right-padded documents: ``ids`` (B, T) int64 and ``valid`` (B, T) bool, False on pads."""
+
+    ids: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a method may look at; files are read when they are asked for.
+
+    Args:
+        tokenizer: Of the backbone; needed for text only.
+        vocab_size: Of the backbone; ids are checked against it.
+        max_length: Documents are cut to so many tokens.
+        calibration_file: .npy or .jsonl; None if the method needs none.
+        training_file: .jsonl.
+        validation_file: .jsonl.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | None
+    vocab_size: int
+    max_length: int = 2048
+    calibration_file: Path | None = None
+    training_file: Path | None = None
+    validation_file: Path | None = None
+
+    def calibration(self, batch_size: int = 16) -> Iterator[Batch]:
+        """Batches of the calibration documents, in their order.
+
+        Raises:
+            ValueError: There is no such file, or it does not fit the vocabulary.
+        """
+        return batches(self._calibration, batch_size)
+
+    def training(self) -> Sequence[Document]:
+        """The training documents."""
+        return self._training
+
+    def validation(self) -> Sequence[Document]:
+        """The validation documents, disjoint from training by the data's maker."""
+        return self._validation
+
+    @cached_property
+    def _calibration(self) -> Sequence[Document]:
+        return self._read(self.calibration_file, "calibration")
+
+    @cached_property
+    def _training(self) -> Sequence[Document]:
+        return self._read(self.training_file, "training")
+
+    @cached_property
+    def _validation(self) -> Sequence[Document]:
+        return self._read(self.validation_file, "validation")
+
+    def _read(self, path: Path | None, purpose: str) -> Sequence[Document]:
+        if path is None:
+            raise ValueError(f"no {purpose} file was given, and this row needs one")
+        if not path.is_file():
+            raise ValueError(f"{purpose} file {path} does not exist")
+        if path.suffix == ".npy":
+            return read_ids(path, self.vocab_size)
+        if path.suffix != ".jsonl":
+            raise ValueError(f"{purpose} file {path} must end in .jsonl or .npy")
+        documents = [self._encode(row, where) for row, where in read_rows(path)]
+        if not documents:
+            raise ValueError(f"{purpose} file {path} holds no document")
+        return documents
+
+    def _encode(self, row: Any, where: str) -> Document:
+        if self.tokenizer is None:
+            raise ValueError(f"{where}: the backbone has no tokenizer, give ids (.npy) instead")
+        if not isinstance(row, dict) or not {"text", "completion", "messages"} & set(row):
+            raise ValueError(f"{where}: expected an object with text, completion or messages")
+        if "messages" in row:
+            ids = list(self.tokenizer.apply_chat_template(row["messages"], return_dict=False))
+            return Document(ids[: self.max_length], 0)
+        prompt = str(row.get("prompt", "")) if "completion" in row else ""
+        answer = str(row["completion"] if "completion" in row else row["text"])
+        text = f"{prompt} {answer}" if prompt else answer
+        ids = list(self.tokenizer(text)["input_ids"])  # type: ignore[arg-type]
+        eos = self.tokenizer.eos_token_id
+        if eos is not None and ids[-1:] != [eos]:
+            ids.append(eos)
+        lead = len(self.tokenizer(prompt)["input_ids"]) if prompt else 0  # type: ignore[arg-type]
+        return Document(ids[: self.max_length], min(lead, self.max_length))
+
+
+def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
+    """The rows of a JSON Lines file with their place, for messages.
+
+    Raises:
+        ValueError: A line is not JSON.
+    """
+    with path.open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                try:
+                    yield json.loads(line), f"{path}, line {number}"
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{path}, line {number}: not valid JSON: {error}") from error
+
+
+def read_ids(path: Path, vocab_size: int) -> list[Document]:
+    """Documents from a NumPy file of ids (N, T).
+
+    Raises:
+        ValueError: Not two-dimensional integers, or an id outside the vocabulary.
+    """
+    try:
+        ids = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a NumPy array file: {error}") from error
+    if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):
+        kind = getattr(ids, "dtype", type(ids).__name__)
+        raise ValueError(f"{path}: calibration ids must be integers, not {kind}")
+    if ids.ndim != 2 or 0 in ids.shape:
+        raise ValueError(f"{path}: calibration ids must have shape (N, T), not {ids.shape}")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"{path}: ids reach from {low} to {high}, the vocabulary is 0 to {vocab_size - 1}"
+        )
+    return [Document(row, 0) for row in ids.tolist()]
+
+
+def batches(documents: Sequence[Document], batch_size: int) -> Iterator[Batch]:
+    """Right-padded batches in the given order; pads hold id 0."""
+    for start in range(0, len(documents), batch_size):
+        part = [document.ids for document in documents[start : start + batch_size]]
+        length = max(map(len, part))
+        ids = torch.zeros(len(part), length, dtype=torch.int64)
+        valid = torch.zeros(len(part), length, dtype=torch.bool)
+        for row, tokens in enumerate(part):
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            valid[row, : len(tokens)] = True
+        yield Batch(ids, valid)

@@ -1,0 +1,71 @@
+"""Running one of two branches per token, for real.
+
+``dispatch`` sorts the tokens of a routed unit into those that execute and those that do not, runs
+each branch on its own contiguous slice and scatters the results back once. ``dispatch_masked``
+runs both branches on everything and selects: never faster than dense, kept as the truth that the
+tests compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Branch = Callable[[Tensor], Tensor]
+
+
+def dispatch(
+    rows: Tensor,
+    execute: Tensor,
+    branch: Branch,
+    otherwise: Branch | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """``scale * branch(row)`` where ``execute``, else ``scale * otherwise(row)`` (or zero).
+
+    Args:
+        rows: Inputs (N, D).
+        execute: Decisions (N,), bool.
+        branch: The dense unit; maps (n, D) to (n, D), row by row.
+        otherwise: What runs instead; None means nothing, the update is zero.
+        scale: Factors (N,) of whichever branch runs; None means 1.
+
+    Returns:
+        Updates (N, D). One transfer to the host per call: the number of executing rows.
+    """
+    index = torch.arange(len(rows), device=rows.device)
+    # Rank among the executing rows, or behind them among the others: a permutation of 0..N-1.
+    ahead = execute.cumsum(0)
+    executing = int(ahead[-1])
+    if executing == len(rows) and otherwise is None:
+        return _scaled(branch(rows), scale)
+    position = torch.where(execute, ahead - 1, executing + index - ahead)
+    order = torch.empty_like(index).scatter_(0, position, index)
+    update = branch(rows[order[:executing]])
+    if otherwise is None:
+        order = order[:executing]
+    else:
+        # Both branches run even on zero rows, so that every process of a DDP group sees every
+        # parameter in its graph.
+        update = torch.cat([update, otherwise(rows[order[executing:]]).to(update.dtype)])
+    update = _scaled(update, None if scale is None else scale[order])
+    # Rows are unique, so index_copy needs no atomics and is deterministic in both directions.
+    return update.new_zeros(rows.shape).index_copy(0, order, update)
+
+
+def dispatch_masked(
+    rows: Tensor,
+    execute: Tensor,
+    branch: Branch,
+    otherwise: Branch | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """The same function of the same arguments as :func:`dispatch`, computed without sorting."""
+    other = torch.zeros_like(rows) if otherwise is None else otherwise(rows)
+    return _scaled(torch.where(execute[:, None], branch(rows), other), scale)
+
+
+def _scaled(update: Tensor, scale: Tensor | None) -> Tensor:
+    return update if scale is None else update * scale[:, None].to(update.dtype)

@@ -1,0 +1,36 @@
+"""The dense backbone, untouched: the reference every ratio refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone
+from methods.core.data import Data
+
+
+class Dense(Method):
+    """Every parameter runs for every token.
+
+    Formula: the backbone's own forward pass.
+    Source: the reference row of every table.
+    """
+
+    title = "Dense"
+    source = "the backbone itself"
+    kind = "reference"
+    trained = False
+    stochastic = False
+    budgeted = False
+    causal = True
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Return the backbone as it is."""
+        return Fitted(self.build(backbone, {}), structure={}, decisions={})
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The backbone, frozen: nothing of it is stored again."""
+        return backbone.model.requires_grad_(False)

@@ -1,0 +1,173 @@
+"""Controls that skip at random: what a budget costs when nothing decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone
+from methods.core.budget import candidate_layers
+from methods.core.data import Data
+from methods.core.routed import (
+    Context,
+    Decision,
+    Router,
+    Tokens,
+    Unit,
+    block_units,
+    ffn_units,
+    route,
+)
+
+
+class RandomSkip(Method):
+    """Each token skips randomly chosen units, without training and without an adapter.
+
+    The draw is a hash of (seed, layer, position, token id), so that a token meets the same draw in
+    a full forward, in cached decoding and in any batch.
+
+    Formula: with U units of equal size s (a fraction of the dense parameters) and
+    b = budget / s, a token skips the floor(b + v) units whose hashes are smallest; v in [0, 1) is
+    one more hash of the token. The expected skip is the budget exactly, and a single token is off
+    by less than one unit.
+
+    Args of ``Params``:
+        unit: ``"ffn"`` skips feed-forward networks of candidate layers, ``"block"`` whole layers.
+        candidates: ``"auto"`` (latter half up to 30 %, last three quarters up to 45 %, else all)
+            or 0-based layers. Blocks use every layer but the first and the last under ``"auto"``.
+    Source: control of this suite.
+    Differs from upstream: there is none.
+    """
+
+    title = "Random skip ({unit})"
+    source = "control of this suite"
+    kind = "dynamic"
+    trained = False
+    stochastic = True
+    budgeted = True
+    causal = True
+    rows = {"random-skip": {"unit": "ffn"}, "random-skip-layers": {"unit": "block"}}
+
+    @dataclass(frozen=True)
+    class Params:
+        """See the class."""
+
+        unit: Literal["ffn", "block"] = "ffn"
+        candidates: Literal["auto"] | list[int] = "auto"
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """The candidates may be too small for the budget."""
+        if request.budget is None:
+            return "random skipping needs a budget"
+        units = self._units(backbone, self._candidates(backbone, request.budget))
+        ceiling = sum(unit.parameters for unit in units) / backbone.parameters
+        if ceiling < request.budget:
+            return f"its candidates hold {ceiling:.1%} of the parameters, less than the budget"
+        return None
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Derive the number of units to skip from the budget."""
+        assert request.budget is not None
+        layers = self._candidates(backbone, request.budget)
+        sizes = [unit.parameters for unit in self._units(backbone, layers)]
+        structure = {
+            "layers": layers,
+            "seed": request.seed,
+            "skipped_units": request.budget * backbone.parameters * len(sizes) / sum(sizes),
+        }
+        return Fitted(self.build(backbone, structure), structure, {"unit_parameters": sizes})
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The routed backbone; nothing is trained, so nothing asks for a gradient."""
+        units = self._units(backbone, structure["layers"])
+        router = RandomRouter(units, structure["seed"], structure["skipped_units"])
+        return route(backbone.model.requires_grad_(False), router)
+
+    def _candidates(self, backbone: Backbone, budget: float) -> list[int]:
+        count = backbone.layer_count
+        if self.params.candidates == "auto":
+            if self.params.unit == "block":
+                return list(range(1, count - 1)) if count > 2 else list(range(count))
+            return candidate_layers(count, budget)
+        layers = sorted(set(self.params.candidates))
+        if not layers or layers[0] < 0 or layers[-1] >= count:
+            raise ValueError(f"param 'candidates' is {layers}, layers go from 0 to {count - 1}")
+        return layers
+
+    def _units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        make = ffn_units if self.params.unit == "ffn" else block_units
+        return make(backbone.model, layers)
+
+
+class RandomRouter(Router):
+    """Skips the units with the smallest hashes.
+
+    Args:
+        units: U units.
+        seed: Part of every hash.
+        skipped: Mean number of units a token skips, in [0, U]; a fraction is met by chance.
+    """
+
+    def __init__(self, units: list[Unit], seed: int, skipped: float) -> None:
+        super().__init__()
+        self.units, self.seed, self.skipped = units, seed, skipped
+
+    def start(self, tokens: Tokens, hidden: Tensor) -> Tensor:
+        """Draw all decisions of the pass: executed units (B, U, T), bool."""
+        if tokens.ids is None:
+            raise ValueError("random skipping hashes token ids, so it needs input_ids")
+        lanes = [unit.layer for unit in self.units]
+        # Lane -1 draws whether the fractional unit is skipped.
+        draws = torch.stack(
+            [uniform_hash(self.seed, lane, tokens.positions, tokens.ids) for lane in [-1, *lanes]],
+            dim=1,
+        )
+        number = torch.floor(self.skipped + draws[:, :1])
+        rank = draws[:, 1:].argsort(dim=1, stable=True).argsort(dim=1, stable=True)
+        return rank >= number
+
+    def gate(
+        self, index: int, block_input: Tensor, post_attention: Tensor | None, state: Any, at: Context
+    ) -> tuple[Decision, Any]:
+        """Read the draw."""
+        return Decision(state[:, index]), state
+
+
+def uniform_hash(seed: int, lane: int, positions: Tensor, ids: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1) that depend on nothing but their arguments.
+
+    Args:
+        seed: Of the run.
+        lane: Which independent draw of a token; a layer number.
+        positions: (B, T) int64.
+        ids: Token ids (B, T) int64.
+
+    Returns:
+        (B, T) float64; chained rounds of the splitmix64 finaliser, 53 bits kept.
+    """
+    mixed = torch.full_like(ids, seed)
+    for part in (torch.full_like(ids, lane), positions, ids):
+        mixed = _splitmix(mixed ^ _splitmix(part))
+    return _shift(mixed, 11).to(torch.float64) * 2.0**-53
+
+
+def _splitmix(x: Tensor) -> Tensor:
+    """The splitmix64 finaliser on int64, whose products wrap as unsigned ones do."""
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value

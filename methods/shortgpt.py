@@ -1,0 +1,140 @@
+"""ShortGPT: delete the layers that turn the residual stream least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone, count, layers
+from methods.core.budget import nearest
+from methods.core.data import Data
+from methods.core.ledger import Rates
+from methods.core.surgery import remove_layers
+
+
+class ShortGPT(Method):
+    """Scores every layer once by its Block Influence on the dense model, deletes the lowest.
+
+    Nothing is trained and nothing is scored again after a deletion.
+
+    Formula: BI_i = mean over tokens of 1 - cos(h_i, h_{i+1}), h_i (D,) the residual stream at the
+    input of layer i, h_L the last state; a cosine with a zero vector counts as 0.5.
+
+    Args of ``Params``:
+        layers: Number of layers to delete; None: the number nearest to the budget.
+        last_layer: What h_L is: ``"post_norm"`` behind the final norm, as in the authors' code, or
+            ``"raw"``, the output of the last layer.
+        distance: ``"cosine"``, or ``"angular"``: arccos(cos) / pi, which the authors' code offers
+            and does not use.
+    Source: Men et al., ShortGPT: Layers in Large Language Models are More Redundant Than You
+        Expect, arXiv 2403.03853, equation 1 and section 3.2.
+    Differs from upstream: the mean over tokens replaces the sum (same order); cosines in float32
+        instead of float16, whose products overflow on the first token's state; ties go to the
+        lower layer.
+    """
+
+    title = "ShortGPT"
+    source = "arXiv 2403.03853"
+    kind = "static"
+    trained = False
+    stochastic = False
+    budgeted = True
+    causal = True
+
+    @dataclass(frozen=True)
+    class Params:
+        """See the class."""
+
+        layers: int | None = None
+        last_layer: Literal["post_norm", "raw"] = "post_norm"
+        distance: Literal["cosine", "angular"] = "cosine"
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """A budget or a pinned number of layers must be given."""
+        if request.budget is None and self.params.layers is None:
+            return "neither a budget nor param 'layers' says how many layers to delete"
+        return None
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Score the layers on the calibration documents and delete the lowest."""
+        number, trace = self._number(backbone, request.budget)
+        scores = block_influence(backbone, data, self.params.last_layer, self.params.distance)
+        order = sorted(range(len(scores)), key=lambda layer: (scores[layer], layer))
+        removed = order[:number]
+        decisions = {"scores": scores, "removed_layers": removed, "budget_search": trace}
+        structure = {"removed_layers": removed}
+        return Fitted(self.build(backbone, structure), structure, decisions)
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The backbone without the removed layers."""
+        return remove_layers(backbone.model, structure["removed_layers"])
+
+    def authors_skip(self, rates: Rates) -> float:
+        """The share of layers removed."""
+        return 1.0 - rates.ledger.layers / rates.ledger.dense_layers
+
+    def _number(
+        self, backbone: Backbone, budget: float | None
+    ) -> tuple[int, list[dict[str, float]]]:
+        """How many layers go, and the search behind it (empty when pinned)."""
+        total = backbone.layer_count
+        pinned = self.params.layers
+        if pinned is not None:
+            if not 0 <= pinned < total:
+                raise ValueError(f"param 'layers' is {pinned}, must be from 0 to {total - 1}")
+            return pinned, []
+        assert budget is not None
+        size = count(layers(backbone.model)[0])
+        return nearest(range(total), lambda n: n * size / backbone.parameters, budget)
+
+
+@torch.no_grad()
+def block_influence(
+    backbone: Backbone, data: Data, last_layer: str, distance: str
+) -> list[float]:
+    """Block Influence of each layer, token-weighted over all calibration documents.
+
+    Args:
+        backbone: Dense model.
+        data: Gives ``calibration()``; pads are left out.
+        last_layer: ``"post_norm"`` or ``"raw"``.
+        distance: ``"cosine"`` or ``"angular"``.
+
+    Returns:
+        L scores, 0-based by layer.
+    """
+    model = backbone.model
+    raw: list[Tensor] = []
+    last = layers(model)[-1]
+    hook = last.register_forward_hook(lambda module, inputs, output: raw.append(output))
+    sums, tokens = torch.zeros(backbone.layer_count, dtype=torch.float64), 0
+    try:
+        for batch in data.calibration():
+            raw.clear()
+            ids, valid = batch.ids.to(model.device), batch.valid.to(model.device)
+            # Right padding leaves real tokens untouched in a causal model.
+            states = list(model(ids, output_hidden_states=True, use_cache=False).hidden_states)
+            if last_layer == "raw":
+                states[-1] = raw[0]
+            kept = [state[valid].float() for state in states]
+            pairs = zip(kept, kept[1:], strict=False)
+            sums += torch.stack([_distance(a, b, distance).double().sum() for a, b in pairs]).cpu()
+            tokens += int(valid.sum())
+    finally:
+        hook.remove()
+    return [float(value) for value in sums / tokens]
+
+
+def _distance(before: Tensor, after: Tensor, distance: str) -> Tensor:
+    """Distance per token of two states (n, D): 1 - cos or arccos(cos) / pi."""
+    norms = before.norm(dim=-1) * after.norm(dim=-1)
+    cosine = torch.where(norms > 0, (before * after).sum(-1) / norms, 0.5)
+    if distance == "angular":
+        return torch.arccos(cosine.clamp(-1, 1)) / math.pi
+    return 1.0 - cosine

@@ -1,0 +1,1 @@
+"""How the methods are compared: jobs, steps, evaluation, statistics, the demo world."""

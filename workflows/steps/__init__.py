@@ -1,0 +1,12 @@
+"""The steps of the pipeline, each run as ``python -m workflows.steps.<step>``.
+
+Everything behind the prepare steps works offline; libraries read these variables when they are
+imported, so they are set here, before any step imports one.
+"""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -1,0 +1,105 @@
+"""Fit one row on one backbone: `python -m workflows.steps.compress --method shortgpt ...`.
+
+Writes a folder that `methods.load_model` reads and that appears only when it is complete. A row
+that does not fit the backbone or the budget leaves a folder that says why, with exit status 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from methods import find_row, load_method
+from workflows.steps.common import (
+    add_machine_arguments,
+    json_argument,
+    peak_memory_mb,
+    provenance,
+    run,
+    set_up_torch,
+    whole_folder,
+)
+from workflows.steps.devices import claim_device
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--method", required=True, metavar="ROW", help="row of the table")
+    parser.add_argument("--backbone", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--revision", help="label of the backbone's version, for the record")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    parser.add_argument("--budget", help="fraction of the dense parameters to skip, in (0, 1)")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--params", default="{}", metavar="JSON", help="over the row's defaults")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help=".jsonl, or .npy of ids")
+    parser.add_argument("--train", type=Path, metavar="FILE", help=".jsonl")
+    parser.add_argument("--validation", type=Path, metavar="FILE", help=".jsonl")
+    parser.add_argument("--max-length", type=int, default=2048, help="tokens per document")
+    parser.add_argument("--workdir", type=Path, help="checkpoints; default: beside --out")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    add_machine_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Check the arguments, fit, write."""
+    args = arguments()
+    row = find_row(args.method)
+    params = json_argument(args.params, "--params")
+    if not isinstance(params, dict):
+        raise ValueError(f"--params must be a JSON object, such as '{{\"layers\": 3}}': {args.params}")
+    method = load_method(args.method, params)
+    from methods.base import Request
+    from methods.core.budget import check_budget
+
+    budget = None if args.budget is None else check_budget(args.budget)
+    if not row.budgeted:
+        budget = None
+    set_up_torch(args.threads)
+    workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
+    request = Request(budget, args.seed, workdir)
+    with claim_device(args.device) as device, whole_folder(args.out) as folder:
+        fit(args, method, request, device, folder)
+    print(f"wrote {args.out}")
+
+
+def fit(args: argparse.Namespace, method: Any, request: Any, device: str, folder: Path) -> None:
+    """Load the backbone, fit the method, write the folder."""
+    from methods.core.backbone import load_backbone
+    from methods.core.checkpoint import CARD, describe, save, write_json
+    from methods.core.data import Data
+
+    backbone = load_backbone(args.backbone, args.dtype, device, args.revision)
+    card = describe(args.method, method, backbone, request, args.out)
+    reason = method.skip_reason(backbone, request)
+    if reason is not None:
+        print(f"{args.method} is not applicable: {reason}")
+        write_json(folder / CARD, card | {"not_applicable": reason})
+        return
+    data = Data(
+        tokenizer=backbone.tokenizer,
+        vocab_size=backbone.config.vocab_size,
+        max_length=args.max_length,
+        calibration_file=args.calibration,
+        training_file=args.train,
+        validation_file=args.validation,
+    )
+    start = time.perf_counter()
+    fitted = method.fit(backbone, data, request)
+    measured = {
+        "seconds": round(time.perf_counter() - start, 2),
+        "peak_memory_mb": peak_memory_mb(),
+        "device": device,
+        "threads": args.threads,
+        "trained_parameters": sum(
+            p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
+        ),
+    }
+    save(folder, method, fitted, card | {"fit": measured, **provenance()}, backbone.tokenizer)
+
+
+if __name__ == "__main__":
+    run(main)
