@@ -86,15 +86,13 @@ def _read_rows(source: Path, module: str, path: Path) -> list[Row]:
         raise ValueError(f"method file {path.name} defines no class that derives from Method")
     literals = {}
     for statement in node.body:
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        if isinstance(statement, ast.AnnAssign):
-            target = statement.target
-        if isinstance(target, ast.Name) and target.id in (*LITERALS, "rows"):
-            assert isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None
-            try:
-                literals[target.id] = ast.literal_eval(statement.value)
-            except ValueError as error:
-                raise ValueError(f"{path.name}: '{target.id}' is not a literal") from error
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            target = (
+                statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+            )
+            name = ast.unparse(target)
+            if name in (*LITERALS, "rows"):
+                literals[name] = _literal(statement.value, name, path)
     missing = [name for name in LITERALS if name not in literals]
     if missing:
         raise ValueError(f"method file {path.name} lacks the literals: {', '.join(missing)}")
@@ -103,6 +101,13 @@ def _read_rows(source: Path, module: str, path: Path) -> list[Row]:
         Row(name=name, module=module, path=path, params=params, **literals)
         for name, params in lines.items()
     ]
+
+
+def _literal(value: ast.expr, name: str, path: Path) -> Any:
+    try:
+        return ast.literal_eval(value)
+    except ValueError as error:
+        raise ValueError(f"method file {path.name}: '{name}' is not a literal") from error
 
 
 def find_row(name: str) -> Row:

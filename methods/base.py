@@ -86,7 +86,7 @@ class Method(ABC):
 
     @dataclass(frozen=True)
     class Params:
-        """Hyper-parameters: name, type, default (the paper's value); bad values raise ValueError."""
+        """Hyper-parameters; defaults are the paper's values, bad values raise ValueError."""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         """Check ``params`` against ``Params``.

@@ -23,18 +23,21 @@ from methods.core.routed import (
     ffn_units,
     route,
 )
+from methods.core.seeds import seed_for
+
+GOLDEN = (5**0.5 - 1) / 2
 
 
 class RandomSkip(Method):
     """Each token skips randomly chosen units, without training and without an adapter.
 
-    The draw is a hash of (seed, layer, position, token id), so that a token meets the same draw in
-    a full forward, in cached decoding and in any batch.
+    Which units a token skips follows from a hash of (seed, layer, position, token id), so that it
+    meets the same draw in a full forward, in cached decoding and in any batch.
 
-    Formula: with U units of equal size s (a fraction of the dense parameters) and
-    b = budget / s, a token skips the floor(b + v) units whose hashes are smallest; v in [0, 1) is
-    one more hash of the token. The expected skip is the budget exactly, and a single token is off
-    by less than one unit.
+    Formula: with U units of equal size s (a fraction of the dense parameters) and b = budget / s,
+    the token at position t skips the floor(b + v_t) units whose hashes are smallest, with
+    v_t = frac(t * golden ratio + v_0). The v_t fill [0, 1) evenly over any stretch of positions, so
+    the mean over n tokens meets the budget up to the order of one unit in n.
 
     Args of ``Params``:
         unit: ``"ffn"`` skips feed-forward networks of candidate layers, ``"block"`` whole layers.
@@ -110,7 +113,7 @@ class RandomRouter(Router):
     Args:
         units: U units.
         seed: Part of every hash.
-        skipped: Mean number of units a token skips, in [0, U]; a fraction is met by chance.
+        skipped: Mean number of units a token skips, in [0, U].
     """
 
     def __init__(self, units: list[Unit], seed: int, skipped: float) -> None:
@@ -121,18 +124,20 @@ class RandomRouter(Router):
         """Draw all decisions of the pass: executed units (B, U, T), bool."""
         if tokens.ids is None:
             raise ValueError("random skipping hashes token ids, so it needs input_ids")
-        lanes = [unit.layer for unit in self.units]
-        # Lane -1 draws whether the fractional unit is skipped.
-        draws = torch.stack(
-            [uniform_hash(self.seed, lane, tokens.positions, tokens.ids) for lane in [-1, *lanes]],
-            dim=1,
-        )
-        number = torch.floor(self.skipped + draws[:, :1])
-        rank = draws[:, 1:].argsort(dim=1, stable=True).argsort(dim=1, stable=True)
-        return rank >= number
+        at, ids = tokens.positions, tokens.ids
+        draws = [uniform_hash(self.seed, unit.layer, at, ids) for unit in self.units]
+        rank = torch.stack(draws, dim=1).argsort(dim=1, stable=True).argsort(dim=1, stable=True)
+        start = seed_for(self.seed, "random skip") * 2.0**-63
+        number = torch.floor(self.skipped + torch.frac(at.double() * GOLDEN + start))
+        return rank >= number[:, None]
 
     def gate(
-        self, index: int, block_input: Tensor, post_attention: Tensor | None, state: Any, at: Context
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
     ) -> tuple[Decision, Any]:
         """Read the draw."""
         return Decision(state[:, index]), state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -95,9 +96,7 @@ class ShortGPT(Method):
 
 
 @torch.no_grad()
-def block_influence(
-    backbone: Backbone, data: Data, last_layer: str, distance: str
-) -> list[float]:
+def block_influence(backbone: Backbone, data: Data, last_layer: str, distance: str) -> list[float]:
     """Block Influence of each layer, token-weighted over all calibration documents.
 
     Args:
@@ -123,7 +122,7 @@ def block_influence(
             if last_layer == "raw":
                 states[-1] = raw[0]
             kept = [state[valid].float() for state in states]
-            pairs = zip(kept, kept[1:], strict=False)
+            pairs = pairwise(kept)
             sums += torch.stack([_distance(a, b, distance).double().sum() for a, b in pairs]).cpu()
             tokens += int(valid.sum())
     finally:

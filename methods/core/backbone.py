@@ -138,7 +138,7 @@ def load_backbone(
     model = AutoModelForCausalLM.from_pretrained(
         path, config=config, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True
     )
-    model = model.to(device).eval()
+    nn.Module.to(model, device).eval()
     tokenizer = read_tokenizer(path, config)
     return Backbone(model, tokenizer, path, revision, hash_folder(path), count(model))
 

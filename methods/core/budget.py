@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# Distance from the budget, in fractions of the dense total, outside which a row is flagged.
-TOLERANCE = 0.01
-
 
 def check_budget(budget: object) -> float:
     """``budget`` as a float.

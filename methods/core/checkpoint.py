@@ -1,9 +1,9 @@
 """What a fit leaves on disk, and how a fresh process gets the model back.
 
-    skipbench.json        row, params, structure, identity of the backbone
-    decisions.json        why
-    config.json, model.safetensors, tokenizer   static methods: a whole Hugging Face folder
-    trained.safetensors   other methods: only what they trained; the backbone stays where it is
+skipbench.json        row, params, structure, identity of the backbone
+decisions.json        why
+config.json, model.safetensors, tokenizer   static methods: a whole Hugging Face folder
+trained.safetensors   other methods: only what they trained; the backbone stays where it is
 """
 
 from __future__ import annotations
@@ -147,12 +147,13 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
         model, tokenizer = _load_whole(folder, method, card)
     else:
         found = load_backbone(_locate(folder, dense, backbone), dense["dtype"])
-        model = method.build(found, card["structure"])
-        tokenizer = found.tokenizer
+        built = method.build(found, card["structure"])
+        assert isinstance(built, PreTrainedModel)
+        model, tokenizer = built, found.tokenizer
         _fill_trained(model, folder)
-    assert isinstance(model, PreTrainedModel)
     ledger = Ledger.of(model, dense["parameters"], dense["layers"])
-    return Loaded(model.to(device).eval(), tokenizer, card, method, ledger)
+    torch.nn.Module.to(model, device).eval()
+    return Loaded(model, tokenizer, card, method, ledger)
 
 
 def _load_whole(
@@ -189,12 +190,13 @@ def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
 
 def _assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     try:
-        missing, unknown = model.load_state_dict(tensors, strict=False, assign=True)
+        _, unknown = model.load_state_dict(tensors, strict=False, assign=True)
     except RuntimeError as error:
         raise ValueError(f"the weights in {folder} do not fit: {error}") from error
-    absent = [name for name in missing if dict(model.named_parameters())[name].is_meta]
-    if absent or unknown:
-        raise ValueError(f"the weights in {folder} do not fit: '{(absent + unknown)[0]}'")
+    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if empty or unknown:
+        odd = [*empty, *unknown][0]
+        raise ValueError(f"the weights in {folder} do not fit: '{odd}' is on one side only")
 
 
 def _read_tensors(file: Path) -> dict[str, torch.Tensor]:

@@ -111,11 +111,11 @@ class Data:
         prompt = str(row.get("prompt", "")) if "completion" in row else ""
         answer = str(row["completion"] if "completion" in row else row["text"])
         text = f"{prompt} {answer}" if prompt else answer
-        ids = list(self.tokenizer(text)["input_ids"])  # type: ignore[arg-type]
+        ids = list(self.tokenizer(text)["input_ids"])
         eos = self.tokenizer.eos_token_id
         if eos is not None and ids[-1:] != [eos]:
             ids.append(eos)
-        lead = len(self.tokenizer(prompt)["input_ids"]) if prompt else 0  # type: ignore[arg-type]
+        lead = len(self.tokenizer(prompt)["input_ids"]) if prompt else 0
         return Document(ids[: self.max_length], min(lead, self.max_length))
 
 

@@ -89,7 +89,12 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def gate(
-        self, index: int, block_input: Tensor, post_attention: Tensor | None, state: Any, at: Context
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
     ) -> tuple[Decision, Any]:
         """Decide unit ``index``.
 
@@ -174,9 +179,7 @@ class RoutedDecoder(nn.Module):
         if position_ids is None:
             past = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
-        masks = _attention_masks(
-            self.config, hidden, attention_mask, past_key_values, position_ids
-        )
+        masks = _attention_masks(self.config, hidden, attention_mask, past_key_values, position_ids)
         shared = kwargs | {
             "position_embeddings": self.rotary_emb(hidden, position_ids=position_ids),
             "position_ids": position_ids,
@@ -267,9 +270,7 @@ def block_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
     return units
 
 
-def _tokens(
-    ids: Tensor | None, mask: Tensor | None, positions: Tensor, hidden: Tensor
-) -> Tokens:
+def _tokens(ids: Tensor | None, mask: Tensor | None, positions: Tensor, hidden: Tensor) -> Tokens:
     batch, length = hidden.shape[:2]
     if mask is None or mask.dim() != 2:
         valid = torch.ones(batch, length, dtype=torch.bool, device=hidden.device)

@@ -26,7 +26,9 @@ from workflows.steps.devices import claim_device
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--method", required=True, metavar="ROW", help="row of the table")
     parser.add_argument("--backbone", required=True, type=Path, metavar="DIR")
     parser.add_argument("--revision", help="label of the backbone's version, for the record")
@@ -50,7 +52,9 @@ def main() -> None:
     row = find_row(args.method)
     params = json_argument(args.params, "--params")
     if not isinstance(params, dict):
-        raise ValueError(f"--params must be a JSON object, such as '{{\"layers\": 3}}': {args.params}")
+        raise ValueError(
+            f"--params must be a JSON object, such as '{{\"layers\": 3}}': {args.params}"
+        )
     method = load_method(args.method, params)
     from methods.base import Request
     from methods.core.budget import check_budget

@@ -43,4 +43,6 @@ def claim_device(wish: str) -> Iterator[str]:
                 continue
             yield f"cuda:{number}"
             return
-    raise ValueError(f"all {count} GPUs are claimed by other steps; start fewer jobs (gpu resource)")
+    raise ValueError(
+        f"all {count} GPUs are claimed by other steps; start fewer jobs (gpu resource)"
+    )

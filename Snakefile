@@ -1,0 +1,55 @@
+"""The benchmark's table of contents: suite, rules, targets."""
+
+import os
+import sys
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+# Steps run as `python -m workflows.steps.<step>` with the Python that runs Snakemake, unless
+# `--sdm conda` puts its own in front.
+sys.path.insert(0, str(workflow.basedir))
+os.environ.update(
+    PYTHONPATH=str(workflow.basedir),
+    PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]),
+)
+
+from workflows.jobs import read_suite
+
+# A default `configfile:` would merge into every other suite, so the demo is loaded only when no
+# suite was given.
+if not config:
+
+    configfile: "workflows/suites/demo.yaml"
+
+
+try:
+    SUITE = read_suite(config)
+except ValueError as error:
+    raise WorkflowError(str(error))
+
+
+report: "workflows/report/workflow.rst"
+
+
+include: "workflows/rules/common.smk"
+include: "workflows/rules/prepare.smk"
+include: "workflows/rules/compress.smk"
+include: "workflows/rules/evaluate.smk"
+include: "workflows/rules/report.smk"
+
+
+wildcard_constraints:
+    suite=SUITE.name,
+    backbone="[^/]+",
+    row="[^/]+",
+    budget="b[^/]+",
+    seed=r"s\d+",
+
+
+rule all:
+    default_target: True
+    input:
+        f"reports/{SUITE.name}/index.html",

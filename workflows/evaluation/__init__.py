@@ -1,0 +1,1 @@
+"""Scoring: the lm-eval model class with routing counters, tasks, perplexity."""

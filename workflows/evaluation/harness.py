@@ -1,0 +1,141 @@
+"""lm-eval on any causal LM, counting exactly which units ran for which tokens.
+
+``CountingLM`` is lm-eval's own Hugging Face class with four hooks. Log-likelihood batches are right
+padded and pads are told apart by length, never by id; generation is left padded with a mask, and a
+row counts until its first stop. What is counted is what was computed, once: answers of one token
+that share a context are scored from one forward pass.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lm_eval.evaluator
+import torch
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from methods.core.ledger import Ledger, Tally
+from methods.core.routed import RoutedDecoder, RoutedOutput
+
+KINDS = ("prompt", "answer", "generated")
+
+
+class ExecutionLog:
+    """Collects the decisions (B, U, T) of every forward pass of a model.
+
+    It listens from outside: a forward hook on the routed decoder reads the output, the model
+    itself keeps nothing.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.passes: list[Tensor | None] = []
+        self.routed = isinstance(model.model, RoutedDecoder)
+        inner = model.model
+        assert isinstance(inner, nn.Module)
+        inner.register_forward_hook(self._note)
+
+    def _note(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.passes.append(output.executed if isinstance(output, RoutedOutput) else None)
+
+
+class CountingLM(HFLM):
+    """A causal LM under lm-eval with tallies of prompt, answer and generated tokens.
+
+    Args:
+        model: Ready on its device.
+        tokenizer: Of the model.
+        ledger: Sizes of the model's units.
+        batch_size: Fixed; a changed batch size changes last bits.
+        max_length: Context window; None: the config's.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        ledger: Ledger,
+        batch_size: int,
+        max_length: int | None,
+    ) -> None:
+        super().__init__(
+            pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length
+        )
+        self.ledger = ledger
+        self.log = ExecutionLog(model)
+        self.tallies = {kind: Tally(ledger) for kind in KINDS}
+        self._row = 0
+
+    def reset(self) -> None:
+        """Empty the tallies, before a task."""
+        self.tallies = {kind: Tally(self.ledger) for kind in KINDS}
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Nothing: records carry the model's identity, and lm-eval would ask the hub for it."""
+        return {}
+
+    def _count(self, kind: str, executed: Tensor | None, tokens: int) -> None:
+        self.tallies[kind].add(executed, tokens)
+
+    def _model_call(self, inps: Tensor, attn_mask: Any = None, labels: Any = None) -> Tensor:
+        self.log.passes.clear()
+        self._row = 0
+        return super()._model_call(inps, attn_mask, labels)
+
+    def _select_cont_toks(
+        self, logits: Tensor, contlen: int | None = None, inplen: int | None = None
+    ) -> Tensor:
+        # lm-eval calls this once per row of the batch, in order, with the row's true length.
+        assert contlen is not None
+        assert inplen is not None
+        executed = self.log.passes[-1]
+        row = None if executed is None else executed[self._row, :, :inplen]
+        split = inplen - contlen
+        self._count("prompt", None if row is None else row[:, :split], split)
+        self._count("answer", None if row is None else row[:, split:], contlen)
+        self._row += 1
+        return super()._select_cont_toks(logits, contlen, inplen)
+
+    def _model_generate(
+        self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
+    ) -> Tensor:
+        self.log.passes.clear()
+        output = super()._model_generate(context, max_length, stop, **generation_kwargs)
+        mask = generation_kwargs["attention_mask"].bool()
+        first, later = self.log.passes[0], self.log.passes[1:]
+        for row in range(len(context)):
+            real = mask[row]
+            seen = None if first is None else first[row][:, real]
+            self._count("prompt", seen, int(real.sum()))
+            # The token that completes a stop, or the last one, is never fed back.
+            fed = min(len(later), self._length(output[row, context.shape[1] :], stop) - 1)
+            steps = [p[row] for p in later[:fed] if p is not None]
+            self._count("generated", torch.cat(steps, dim=1) if steps else None, max(fed, 0))
+        return output
+
+    def _length(self, tokens: Tensor, stop: Sequence[str]) -> int:
+        """Generated tokens of one row up to and with the one that completes its first stop."""
+        ids = tokens.tolist()
+        if self.eot_token_id in ids:
+            ids = ids[: ids.index(self.eot_token_id) + 1]
+
+        def stopped(length: int) -> bool:
+            text = self.tok_decode(ids[:length])
+            return any(word and word in text for word in stop)
+
+        # Containing a stop string is monotone in the length, so bisection finds the first.
+        lengths = range(1, len(ids) + 1)
+        return (
+            1 + bisect_left(lengths, True, key=stopped) if ids and stopped(len(ids)) else len(ids)
+        )
+
+
+def without_environment_report(results: dict[str, Any]) -> None:
+    """Takes the place of lm-eval's report of the environment, which runs ``pip list`` per call."""
+
+
+lm_eval.evaluator.add_env_info = without_environment_report
+simple_evaluate: Callable[..., Any] = lm_eval.evaluator.simple_evaluate

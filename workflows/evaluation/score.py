@@ -1,0 +1,228 @@
+"""Scoring a loaded model: tasks through lm-eval, text files by perplexity; frames and numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from lm_eval.tasks import TaskManager
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from methods.core.ledger import Rates, Tally
+from workflows.evaluation.harness import KINDS, CountingLM, simple_evaluate
+from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, own_task_names
+
+SEEDS = {
+    "random_seed": 0,
+    "numpy_random_seed": 1234,
+    "torch_random_seed": 1234,
+    "fewshot_random_seed": 1234,
+}
+
+
+@dataclass
+class Scored:
+    """Scores of one model.
+
+    Args:
+        scores: One mapping per task and metric.
+        items: One line per task, item, metric: what paired statistics need.
+        tallies: Counted tokens per kind, pooled over tasks.
+    """
+
+    scores: list[dict[str, Any]] = field(default_factory=list)
+    items: list[pd.DataFrame] = field(default_factory=list)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+
+
+def score(lm: CountingLM, entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> Scored:
+    """Score every entry, one lm-eval call per task.
+
+    One call per task keeps routing statistics apart and lets each task have its own number of
+    demonstrations and its own template.
+
+    Raises:
+        ValueError: A metric is not among the task's, or a task has no items.
+    """
+    folders = [OWN_TASKS, *task_folders]
+    own = own_task_names(folders)
+    stock = any(e.task not in own and not e.is_perplexity for e in entries)
+    manager = TaskManager(include_path=[str(f) for f in folders], include_defaults=stock)
+    result = Scored(tallies={kind: Tally(lm.ledger) for kind in KINDS})
+    for entry in tqdm(entries, desc="tasks"):
+        lm.reset()
+        if entry.is_perplexity:
+            scores, items = perplexity(lm, entry)
+        else:
+            scores, items = run_task(lm, entry, manager)
+        result.scores += [s | {"rates": rates_by_kind(lm.tallies)} for s in scores]
+        result.items.append(items)
+        for kind in KINDS:
+            result.tallies[kind].merge(lm.tallies[kind])
+    return result
+
+
+def run_task(
+    lm: CountingLM, entry: TaskEntry, manager: TaskManager
+) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+    """One lm-eval task: its metrics and one line per item and metric."""
+    output = simple_evaluate(
+        model=lm,
+        tasks=[entry.lm_eval_spec],
+        task_manager=manager,
+        limit=entry.limit,
+        apply_chat_template=entry.chat_template,
+        bootstrap_iters=0,
+        log_samples=True,
+        confirm_run_unsafe_code=False,
+        **SEEDS,
+    )
+    samples = output["samples"][entry.task]
+    values = output["results"][entry.task]
+    better = output["higher_is_better"][entry.task]
+    version = output["versions"][entry.task]
+    shots = output["n-shot"][entry.task]
+    metrics = [key for key in values if "," in key and "_stderr," not in key]
+    headline = entry.metric or metrics[0].split(",")[0]
+    if headline not in {key.split(",")[0] for key in metrics}:
+        names = ", ".join(sorted({key.split(",")[0] for key in metrics}))
+        raise ValueError(f"task '{entry.task}' has no metric '{headline}' (it has: {names})")
+    frames, scores = [], []
+    primary = next(key for key in metrics if key.split(",")[0] == headline)
+    for key in metrics:
+        metric, chosen = key.split(",", 1)
+        frame = _items(entry.task, samples, metric, chosen)
+        frames.append(frame)
+        scores.append(
+            {
+                "task": entry.task,
+                "metric": metric,
+                "filter": chosen,
+                "primary": key == primary,
+                "higher_is_better": bool(better.get(metric, True)),
+                "value": float(values[key]),
+                **_spread(frame["value"]),
+                "shots": int(shots),
+                "split": entry.split,
+                "chat_template": entry.chat_template,
+                "version": version,
+                "prompt_hash": _digest(frame["prompt_hash"]),
+            }
+        )
+    return scores, pd.concat(frames, ignore_index=True)
+
+
+def _items(task: str, samples: list[dict[str, Any]], metric: str, chosen: str) -> pd.DataFrame:
+    """One line per item of one metric and filter."""
+    rows = [
+        {
+            "task": task,
+            "metric": metric,
+            "filter": chosen,
+            "item": int(sample["doc_id"]),
+            "value": float(sample[metric]),
+            "doc_hash": sample["doc_hash"],
+            "prompt_hash": sample["prompt_hash"],
+        }
+        for sample in samples
+        if sample["filter"] == chosen and metric in sample
+    ]
+    return pd.DataFrame(rows).sort_values("item", ignore_index=True)
+
+
+def _spread(values: pd.Series[float]) -> dict[str, Any]:
+    """Items n, successes k where items are right or wrong, and the standard error of the mean."""
+    n = len(values)
+    binary = bool(values.isin([0.0, 1.0]).all())
+    error = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None
+    return {"n": n, "k": int(values.sum()) if binary else None, "stderr": error}
+
+
+def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+    """Perplexity per token of a text file, in windows that do not overlap.
+
+    The text is tokenised once and cut into windows of the context length; each window's first
+    token is given, every other is predicted. exp of the mean negative log-likelihood.
+
+    Raises:
+        ValueError: The text is shorter than two tokens.
+    """
+    text = Path(str(entry.file)).read_text(encoding="utf-8")
+    ids = torch.tensor(lm.tok_encode(text))
+    windows = [w for w in ids.split(lm.max_length) if len(w) > 1][: entry.limit]
+    if not windows:
+        raise ValueError(f"text file {entry.file} holds fewer than two tokens")
+    lines = []
+    for number, window in enumerate(tqdm(windows, desc=entry.task, leave=False)):
+        lm.log.passes.clear()
+        with torch.no_grad():
+            logits = lm.model(window[None].to(lm.device)).logits[0, :-1].float()
+        loss = cross_entropy(logits, window[1:].to(lm.device), reduction="sum").item()
+        executed = lm.log.passes[-1]
+        lm.tallies["prompt"].add(None if executed is None else executed[0], len(window))
+        lines.append(
+            {
+                "task": entry.task,
+                "metric": "perplexity",
+                "filter": "none",
+                "item": number,
+                "value": loss / (len(window) - 1),
+                "doc_hash": hashlib.sha256(window.numpy().tobytes()).hexdigest(),
+                "tokens": len(window) - 1,
+            }
+        )
+    frame = pd.DataFrame(lines)
+    frame["prompt_hash"] = frame["doc_hash"]
+    tokens = int(frame["tokens"].sum())
+    mean = float((frame["value"] * frame["tokens"]).sum() / tokens)
+    described = {
+        "task": entry.task,
+        "metric": "perplexity",
+        "filter": "none",
+        "primary": True,
+        "higher_is_better": False,
+        "value": math.exp(mean),
+        "n": tokens,
+        "k": None,
+        "stderr": None,
+        "shots": 0,
+        "split": "text",
+        "chat_template": False,
+        "version": 1,
+        "prompt_hash": _digest(frame["prompt_hash"]),
+    }
+    return [described], frame.drop(columns="tokens")
+
+
+def pool(tallies: dict[str, Tally]) -> Tally:
+    """All counted tokens of a run in one tally."""
+    pooled = Tally(next(iter(tallies.values())).ledger)
+    for tally in tallies.values():
+        pooled.merge(tally)
+    return pooled
+
+
+def rates_by_kind(tallies: dict[str, Tally]) -> dict[str, Any]:
+    """Skip rates as JSON: over all counted tokens, and per kind of token."""
+    kinds = {kind: _rates(tally.rates()) for kind, tally in tallies.items() if tally.tokens}
+    return {"all": _rates(pool(tallies).rates()), **kinds}
+
+
+def _rates(rates: Rates) -> dict[str, Any]:
+    return {
+        "tokens": rates.tokens,
+        "skip": rates.skip,
+        "skip_net": rates.skip_net,
+        "skip_std": rates.skip_std,
+    }
+
+
+def _digest(hashes: pd.Series[str]) -> str:
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]

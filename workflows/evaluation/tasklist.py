@@ -1,0 +1,144 @@
+"""What to score: entries of a suite or of the command line, checked before any model is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+OWN_TASKS = Path(__file__).resolve().parent / "tasks"
+KEYS = ("task", "metric", "num_fewshot", "limit", "chat_template", "split", "config", "file")
+PERPLEXITY = "perplexity"
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """One thing to score.
+
+    Args:
+        task: Name of an lm-eval task, or ``perplexity`` or ``perplexity:NAME``.
+        metric: The headline metric; None: the first of the task's own list.
+        num_fewshot: Demonstrations; None: the task's own number.
+        limit: First items only; None: all.
+        chat_template: Whether prompts go through the tokenizer's chat template.
+        split: ``"test"`` scores the split the task scores, ``"validation"`` its validation split.
+        config: Keys of the lm-eval task to replace, such as its ``dataset_path``.
+        file: Text file of a perplexity entry.
+    """
+
+    task: str
+    metric: str | None = None
+    num_fewshot: int | None = None
+    limit: int | None = None
+    chat_template: bool = False
+    split: str = "test"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    file: str | None = None
+
+    @property
+    def is_perplexity(self) -> bool:
+        """Whether this is a text file to predict instead of a task."""
+        return self.task.split(":")[0] == PERPLEXITY
+
+    @property
+    def lm_eval_spec(self) -> dict[str, Any]:
+        """The entry for lm-eval: a group of one task, the form in which overrides are merged."""
+        spec: dict[str, Any] = {"task": self.task, **self.config}
+        if self.num_fewshot is not None:
+            spec["num_fewshot"] = self.num_fewshot
+        if self.split == "validation":
+            spec["test_split"] = None
+        return {"group": f"entry_{self.task}", "task": [spec]}
+
+
+def parse_tasks(text: str) -> list[TaskEntry]:
+    """Entries from ``a,b``, from ``perplexity:FILE`` or from a JSON list.
+
+    Raises:
+        ValueError: Not JSON, or an entry is malformed.
+    """
+    if not text.lstrip().startswith("["):
+        return [_from_word(word.strip()) for word in text.split(",") if word.strip()]
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--tasks is not valid JSON: {error}") from error
+    return read_entries(raw)
+
+
+def read_entries(raw: Sequence[Any]) -> list[TaskEntry]:
+    """Entries from a suite's list of names and mappings.
+
+    Raises:
+        ValueError: An entry has an unknown key or no task, or two entries share a name.
+    """
+    entries = []
+    for item in raw:
+        given = {"task": item} if isinstance(item, str) else dict(item)
+        unknown = sorted(set(given) - set(KEYS))
+        if unknown or "task" not in given:
+            raise ValueError(f"task entry {item!r}: keys are {', '.join(KEYS)}; task is required")
+        entry = TaskEntry(**given)
+        if entry.is_perplexity and not entry.file:
+            raise ValueError(f"task entry {item!r}: a perplexity needs a text file")
+        if entry.split not in ("test", "validation"):
+            raise ValueError(f"task entry {item!r}: split is test or validation")
+        entries.append(entry)
+    names = [entry.task for entry in entries]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"task '{name}' is listed twice; perplexities are told apart by :NAME")
+    return entries
+
+
+def _from_word(word: str) -> TaskEntry:
+    if word.startswith(f"{PERPLEXITY}:"):
+        file = word.split(":", 1)[1]
+        return TaskEntry(f"{PERPLEXITY}:{Path(file).stem}", file=file)
+    return TaskEntry(word)
+
+
+def own_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
+    """Names of the tasks defined in YAML files below the folders."""
+    names: set[str] = set()
+    for folder in folders:
+        for file in folder.rglob("*.yaml"):
+            names |= set(re.findall(r"^task:\s*(\S+)\s*$", file.read_text("utf-8"), re.M))
+    return names
+
+
+def stock_task_names(wanted: Sequence[str]) -> set[str]:
+    """Those of ``wanted`` that a YAML file of the installed lm-eval defines; parses nothing."""
+    spec = find_spec("lm_eval")
+    if spec is None or spec.origin is None or not wanted:
+        return set()
+    pattern = re.compile(rf"^task:\s*({'|'.join(map(re.escape, wanted))})\s*$".encode(), re.M)
+    names: set[str] = set()
+    for file in (Path(spec.origin).parent / "tasks").rglob("*.yaml"):
+        names |= {match.decode() for match in pattern.findall(file.read_bytes())}
+        if len(names) == len(set(wanted)):
+            break
+    return names
+
+
+def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TASKS,)) -> None:
+    """Refuse names that neither this suite nor lm-eval knows, and text files that do not exist.
+
+    Raises:
+        ValueError: The first unknown name, with the suite's own names.
+    """
+    for entry in entries:
+        if entry.is_perplexity and not Path(str(entry.file)).is_file():
+            raise ValueError(f"text file {entry.file} of task '{entry.task}' does not exist")
+    own = own_task_names(folders)
+    others = [e.task for e in entries if e.task not in own and not e.is_perplexity]
+    unknown = sorted(set(others) - stock_task_names(others))
+    if unknown:
+        raise ValueError(
+            f"unknown task '{unknown[0]}' (tasks here: {', '.join(sorted(own))}; "
+            "any task of lm-eval and perplexity:FILE are allowed too)"
+        )

@@ -1,0 +1,39 @@
+"""Paths and inputs that several rules share; the logic lives in workflows/jobs.py."""
+
+RUN = "results/{suite}/{backbone}/{row}/{budget}/{seed}"
+LOG = "results/{suite}/logs/{backbone}/{row}/{budget}/{seed}"
+CHECKED = f"results/{SUITE.name}/suite.json"
+MODEL = directory(f"{RUN}/model")
+RESOURCES = SUITE.config["resources"]
+
+
+def job(wildcards):
+    return SUITE.find(
+        wildcards.backbone, wildcards.row, wildcards.budget, wildcards.seed
+    )
+
+
+def watched(paths):
+    return paths if SUITE.config["watch_code"] else [ancient(path) for path in paths]
+
+
+def compress_code(wildcards):
+    return watched(job(wildcards).code())
+
+
+def backbone_folder(wildcards):
+    return SUITE.backbone_folder(wildcards.backbone)
+
+
+def backbone_config(wildcards):
+    return f"{backbone_folder(wildcards)}/config.json"
+
+
+def data_files(wildcards):
+    return SUITE.data_files(job(wildcards).method)
+
+
+def data_arguments(wildcards):
+    names = {"training": "train"}
+    files = data_files(wildcards)
+    return " ".join(f"--{names.get(part, part)} {file}" for part, file in files.items())

@@ -1,0 +1,30 @@
+"""One fit: a row on a backbone at a budget under a seed."""
+
+
+rule compress:
+    input:
+        checked=ancient(CHECKED),
+        code=compress_code,
+        backbone=backbone_config,
+        data=lambda wildcards: list(data_files(wildcards).values()),
+    output:
+        MODEL if SUITE.config["keep_models"] else temp(MODEL),
+    log:
+        f"{LOG}/compress.log",
+    benchmark:
+        f"{LOG}/compress.tsv"
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        mem_mb=RESOURCES["mem_mb"],
+        runtime=RESOURCES["runtime"],
+        gpu=RESOURCES["gpu"],
+    params:
+        run=lambda wildcards: SUITE.compress_arguments(job(wildcards)),
+        backbone=backbone_folder,
+        data=data_arguments,
+        workdir=f"{RUN}/checkpoints",
+    shell:
+        "python -m workflows.steps.compress {params.run} --backbone {params.backbone:q} {params.data}"
+        " --workdir {params.workdir} --threads {threads} --out {output} > {log} 2>&1"

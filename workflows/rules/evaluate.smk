@@ -1,0 +1,27 @@
+"""One record: a fitted model under the harness."""
+
+
+rule evaluate:
+    input:
+        model=f"{RUN}/model",
+        code=watched(SUITE.evaluation_code()),
+        texts=SUITE.text_files(),
+    output:
+        f"{RUN}/record.json",
+    log:
+        f"{LOG}/evaluate.log",
+    benchmark:
+        f"{LOG}/evaluate.tsv"
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        mem_mb=RESOURCES["mem_mb"],
+        runtime=RESOURCES["runtime"],
+        gpu=RESOURCES["gpu"],
+    params:
+        run=lambda wildcards: SUITE.evaluate_arguments(job(wildcards)),
+        tasks=SUITE.tasks_json,
+    shell:
+        "python -m workflows.steps.evaluate --model {input.model} --tasks {params.tasks:q} {params.run}"
+        " --threads {threads} --out {output} > {log} 2>&1"

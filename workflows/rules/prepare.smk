@@ -1,0 +1,72 @@
+"""What comes before the runs: the check of the suite, data, backbones. Only these may download."""
+
+
+rule check:
+    input:
+        lambda wildcards: [
+            f"{SUITE.backbone_folder(name)}/config.json"
+            for name in SUITE.config["backbones"]
+        ],
+    output:
+        CHECKED,
+    log:
+        f"results/{SUITE.name}/logs/check.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        config=SUITE.as_json,
+    shell:
+        "python -m workflows.steps.check --config {params.config:q} --out {output} > {log} 2>&1"
+
+
+rule data:
+    input:
+        ancient(CHECKED),
+    output:
+        "results/{suite}/data/{part}.jsonl",
+    log:
+        "results/{suite}/logs/data/{part}.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=4000,
+        runtime=120,
+    params:
+        source=lambda wildcards: SUITE.data_source(wildcards.part),
+    shell:
+        "python -m workflows.steps.data --part {wildcards.part} --source {params.source:q}"
+        " --out {output} > {log} 2>&1"
+
+
+rule fetch_backbone:
+    output:
+        directory("results/backbones/{name}"),
+    log:
+        "results/logs/fetch_backbone/{name}.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=4000,
+        runtime=240,
+    params:
+        source=lambda wildcards: SUITE.hub_source(wildcards.name),
+    shell:
+        "python -m workflows.steps.fetch --source {params.source:q} --out {output} > {log} 2>&1"
+
+
+rule rebuild_demo_backbone:
+    output:
+        directory("results/rebuilt/demo_backbone"),
+    log:
+        "results/rebuilt/demo_backbone.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        mem_mb=4000,
+        runtime=300,
+    shell:
+        "python -m workflows.steps.train_backbone --threads {threads} --out {output} > {log} 2>&1"

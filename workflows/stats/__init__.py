@@ -1,0 +1,1 @@
+"""Statistics on arrays and frames: no torch, no files."""

@@ -1,0 +1,58 @@
+"""Check what a suite promises before anything costly: params of every row, backbones, tokenizers.
+
+Writes the complete config as results/{suite}/suite.json, which the report reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from methods import load_method
+from methods.core.backbone import check_weights, read_config, read_tokenizer
+from methods.core.checkpoint import write_json
+from workflows.jobs import Suite, read_suite
+from workflows.steps.common import json_argument, run, whole_file
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--config", required=True, metavar="JSON", help="the suite's config")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Check and write."""
+    args = arguments()
+    suite = read_suite(json_argument(args.config, "--config"))
+    check_rows(suite)
+    for name in suite.config["backbones"]:
+        folder = Path(suite.backbone_folder(name))
+        config = read_config(folder)
+        check_weights(folder, config)
+        if read_tokenizer(folder, config) is None:
+            raise ValueError(f"backbone '{name}' in {folder} has no tokenizer; tasks are text")
+    with whole_file(args.out) as file:
+        write_json(file, dict(suite.config))
+    print(f"suite {suite.name}: {len(suite.jobs)} runs")
+
+
+def check_rows(suite: Suite) -> None:
+    """Build every row's params once.
+
+    Raises:
+        ValueError: A name or a value does not fit; the message names the row.
+    """
+    for job in {job.row: job for job in suite.jobs}.values():
+        try:
+            load_method(job.method.name, job.params)
+        except ValueError as error:
+            raise ValueError(f"suite config, '{job.row}': {error}") from error
+
+
+if __name__ == "__main__":
+    run(main)

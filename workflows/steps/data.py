@@ -1,0 +1,87 @@
+"""Prepare one part of a suite's data as JSON Lines, one document per row.
+
+Sources: `demo` (the procedural world), a local .jsonl or .txt file (documents parted by blank
+lines), or `hub:owner/name[/config]`, the only one that touches the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from methods.core.data import read_rows
+from methods.core.seeds import seed_for
+from workflows.steps.common import json_argument, run, whole_file
+
+DEMO_SPLITS = {"training": "train", "validation": "validation", "calibration": "train"}
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--part", required=True, choices=sorted(DEMO_SPLITS))
+    parser.add_argument("--source", required=True, metavar="JSON", help="as under data: in a suite")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Read the source, write the rows."""
+    args = arguments()
+    spec = json_argument(args.source, "--source")
+    documents = islice(read_source(spec, args.part), spec.get("rows"))
+    count = 0
+    with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
+        for document in documents:
+            stream.write(json.dumps(document, ensure_ascii=False) + "\n")
+            count += 1
+        if not count:
+            raise ValueError(f"data source {spec['source']} holds no document")
+    print(f"{args.out}: {count} documents")
+
+
+def read_source(spec: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
+    """The documents of a source, in the form that methods/core/data.py reads.
+
+    Raises:
+        ValueError: The source cannot be read.
+    """
+    source = str(spec["source"])
+    if source == "demo":
+        from workflows.demo.corpus import documents
+
+        # Calibration draws from the training split under a seed of its own.
+        yield from documents(DEMO_SPLITS[part], seed_for(spec["seed"], part))
+    elif source.startswith("hub:"):
+        yield from read_hub(spec)
+    elif Path(source).suffix == ".txt":
+        text = Path(source).read_text(encoding="utf-8")
+        yield from ({"text": block.strip()} for block in text.split("\n\n") if block.strip())
+    else:
+        yield from (row for row, _ in read_rows(Path(source)))
+
+
+def read_hub(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of a hub data set, shuffled under the source's seed."""
+    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "0"
+    from datasets import load_dataset
+
+    owner, name, *config = spec["source"].removeprefix("hub:").split("/")
+    table = load_dataset(f"{owner}/{name}", *config, split=spec["split"])
+    order = list(range(len(table)))
+    random.Random(seed_for(spec["seed"], "hub order")).shuffle(order)
+    column = spec.get("column", "text")
+    for index in order:
+        yield {column if column == "messages" else "text": table[index][column]}
+
+
+if __name__ == "__main__":
+    run(main)

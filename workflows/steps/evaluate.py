@@ -1,0 +1,124 @@
+"""Score one model: `python -m workflows.steps.evaluate --model DIR --tasks a,b --out FILE.json`.
+
+DIR is a folder of the compress step or any plain Hugging Face causal LM. The record (FILE.json)
+says everything about the run; beside it, FILE.items.parquet holds one line per item.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from methods.core.checkpoint import write_json
+from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.score import pool, rates_by_kind, score
+from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, parse_tasks
+from workflows.steps.common import (
+    add_machine_arguments,
+    peak_memory_mb,
+    provenance,
+    run,
+    set_up_torch,
+    whole_file,
+)
+from workflows.steps.devices import claim_device
+from workflows.steps.records import check_record, describe_model, load_any, new_record
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--backbone", type=Path, metavar="DIR", help="where the backbone is now")
+    parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
+    parser.add_argument("--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks")
+    parser.add_argument("--limit", type=int, help="first N items of each task")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--max-length", type=int, help="context window; default: the config's")
+    parser.add_argument("--suite", default="", help="label in the record")
+    parser.add_argument("--backbone-name", default="", help="label in the record")
+    parser.add_argument("--row", help="label in the record; default: the model's own")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    add_machine_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Check the arguments, score, write the record last."""
+    args = arguments()
+    entries = parse_tasks(args.tasks)
+    if not entries:
+        raise ValueError("--tasks names no task")
+    for name in ("limit", "batch_size", "max_length"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}, must be at least 1")
+    if args.task_dir is not None and not args.task_dir.is_dir():
+        raise ValueError(f"--task-dir {args.task_dir} is no folder")
+    folders = [] if args.task_dir is None else [args.task_dir]
+    check_names(entries, [OWN_TASKS, *folders])
+    set_up_torch(args.threads)
+    with claim_device(args.device) as device:
+        record, items = evaluate(args, entries, folders, device)
+    check_record(record)
+    if items is not None:
+        with whole_file(args.out.with_suffix(".items.parquet")) as file:
+            items.to_parquet(file, index=False)
+    with whole_file(args.out) as file:
+        write_json(file, record)
+    print(f"wrote {args.out}")
+
+
+def evaluate(
+    args: argparse.Namespace, entries: list[TaskEntry], folders: list[Path], device: str
+) -> tuple[dict[str, Any], pd.DataFrame | None]:
+    """The record, and the frame of items (None where the row is not applicable)."""
+    start = time.perf_counter()
+    described = describe_model(args.model)
+    labels = {"suite": args.suite, "backbone_name": args.backbone_name, "row": args.row}
+    if described.get("not_applicable"):
+        return new_record("not applicable", described, labels) | provenance(), None
+    model, tokenizer, ledger, method = load_any(args.model, args.backbone, device)
+    if tokenizer is None:
+        raise ValueError(f"{args.model} has no tokenizer, so its text tasks cannot be scored")
+    if args.limit is not None:
+        entries = [dataclasses.replace(entry, limit=args.limit) for entry in entries]
+    lm = CountingLM(model, tokenizer, ledger, args.batch_size, args.max_length)
+    scored = score(lm, entries, folders)
+    pooled = pool(scored.tallies).rates()
+    units = [
+        {"layer": u.layer, "kind": u.kind, "parameters": u.parameters, "executed": share}
+        for u, share in zip(ledger.units, pooled.executed, strict=True)
+    ]
+    measured = {
+        "scores": scored.scores,
+        "rates": rates_by_kind(scored.tallies),
+        "skip_authors": pooled.skip if method is None else method.authors_skip(pooled),
+        "units": units,
+        "layers": {
+            "kept": ledger.layers,
+            "dense": ledger.dense_layers,
+            "removed": described.get("structure", {}).get("removed_layers", []),
+        },
+        "evaluation": {
+            "batch_size": args.batch_size,
+            "max_length": lm.max_length,
+            "device": device,
+            "threads": args.threads,
+            "seconds": round(time.perf_counter() - start, 2),
+            "peak_memory_mb": peak_memory_mb(),
+        },
+    }
+    items = pd.concat(scored.items, ignore_index=True)
+    return new_record("ok", described, labels) | measured | provenance(), items
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,155 @@
+"""The figures of a report: drawn from the frames of workflows/stats/tables.py alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from workflows.stats.tables import short_name
+
+KIND_STYLE = {
+    "reference": ("#333333", "s", "reference"),
+    "static": ("#c1651a", "o", "static: fixed before use"),
+    "dynamic": ("#1f6fb2", "^", "dynamic: decided per token"),
+}
+# No dates and no random ids in the files: the same records give the same bytes.
+plt.rcParams.update(
+    {
+        "svg.hashsalt": "skipbench",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "figure.dpi": 150,
+        "savefig.bbox": "tight",
+    }
+)
+
+
+def draw_all(retain: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
+    """Write every figure as PNG and SVG into ``folder``."""
+    figures: dict[str, Callable[[], Figure]] = {
+        "retain_over_skip": lambda: retain_over_skip(retain),
+        "scores_per_task": lambda: scores_per_task(retain),
+        "executed_per_layer": lambda: executed_per_layer(layers),
+    }
+    for name, draw in figures.items():
+        figure = draw()
+        figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        plt.close(figure)
+
+
+def retain_over_skip(frame: pd.DataFrame) -> Figure:
+    """Retain with its interval against the realised skip, one point per line of the table."""
+    shown = frame[frame["retain"].notna()]
+    backbones = list(dict.fromkeys(shown["backbone"]))
+    figure, axes = plt.subplots(
+        1, len(backbones), figsize=(6.4 * len(backbones), 4.0), squeeze=False, sharey=True
+    )
+    for axis, backbone in zip(axes[0], backbones, strict=True):
+        part = shown[shown["backbone"] == backbone]
+        for _, line in part.iterrows():
+            color, marker, _ = KIND_STYLE[line["kind"]]
+            spread = [
+                [line["retain"] - line["retain_low"]],
+                [line["retain_high"] - line["retain"]],
+            ]
+            axis.errorbar(
+                line["skip"], line["retain"], yerr=np.clip(spread, 0, None), fmt=marker,
+                color=color, capsize=2, markersize=5, linewidth=1,
+            )  # fmt: skip
+        _label_points(axis, part)
+        axis.axhline(100, color="#999999", linewidth=0.8, linestyle=":")
+        axis.set_xlabel("parameters skipped per token, realised (%)")
+        axis.set_title(backbone if len(backbones) > 1 else "", fontsize=9)
+    axes[0][0].set_ylabel("Retain (%), with 95 % interval")
+    present = [kind for kind in KIND_STYLE if kind in set(shown["kind"])]
+    handles = [
+        Line2D([], [], color=KIND_STYLE[k][0], marker=KIND_STYLE[k][1], linestyle="")
+        for k in present
+    ]
+    figure.legend(
+        handles, [KIND_STYLE[k][2] for k in present], loc="lower center", ncols=len(present),
+        frameon=False, bbox_to_anchor=(0.5, -0.1),
+    )  # fmt: skip
+    return figure
+
+
+def _label_points(axis: Axes, part: pd.DataFrame) -> None:
+    """Names beside the points, pushed apart vertically where they would overlap."""
+    low, high = part["retain_low"].min(), part["retain_high"].max()
+    step = max(high - low, 1.0) * 0.055
+    taken: list[tuple[float, float]] = []
+    for _, line in part.sort_values("retain", ascending=False).iterrows():
+        height = line["retain"]
+        while any(abs(line["skip"] - x) < 9 and abs(height - y) < step for x, y in taken):
+            height -= step / 4
+        taken.append((line["skip"], height))
+        axis.annotate(
+            line["title"], (line["skip"], height), xytext=(7, 0), textcoords="offset points",
+            va="center", fontsize=7.5,
+        )  # fmt: skip
+    axis.margins(x=0.25)
+
+
+def scores_per_task(frame: pd.DataFrame) -> Figure:
+    """Scores in percent, rows against tasks; the shade is the score over the dense score."""
+    shown = frame[frame["retain"].notna()].reset_index(drop=True)
+    tasks = [name for name in shown.columns if ":" in name and "perplexity" not in name]
+    values = shown[tasks].to_numpy(dtype=float)
+    best = np.nanmax(values, axis=0, keepdims=True)
+    figure, axis = plt.subplots(figsize=(1.6 + 0.85 * len(tasks), 1.2 + 0.32 * len(shown)))
+    axis.imshow(
+        values / np.where(best > 0, best, 1), cmap="Blues", vmin=0, vmax=1.35, aspect="auto"
+    )
+    for (y, x), value in np.ndenumerate(values):
+        text = "–" if np.isnan(value) else f"{value:.1f}"
+        axis.text(x, y, text, ha="center", va="center", fontsize=8)
+    several = shown["backbone"].nunique() > 1
+    names = [_line_name(line, several) for _, line in shown.iterrows()]
+    axis.set_yticks(range(len(shown)), names)
+    labels = [short_name(task).rsplit(" ", 1) for task in tasks]
+    axis.set_xticks(range(len(tasks)), ["\n".join(label) for label in labels], fontsize=8)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    axis.xaxis.tick_top()
+    axis.set_xlabel("score (%); shade: relative to the best row of the column", fontsize=8)
+    return figure
+
+
+def _line_name(line: pd.Series[Any], several: bool) -> str:
+    target = "" if pd.isna(line["target"]) else f", {line['target']:g} %"
+    return (f"{line['backbone']}: " if several else "") + f"{line['title']}{target}"
+
+
+def executed_per_layer(layers: pd.DataFrame) -> Figure:
+    """Share of tokens that ran each layer (its routed part), rows against layers."""
+    values = layers.to_numpy(dtype=float)
+    figure, axis = plt.subplots(
+        figsize=(2.2 + 0.36 * values.shape[1], 1.0 + 0.32 * values.shape[0])
+    )
+    image = axis.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for (y, x), value in np.ndenumerate(values):
+        if values.shape[1] <= 16 and 0 < value < 1:
+            color = "white" if value > 0.6 else "black"
+            axis.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize=7, color=color)
+    axis.set_yticks(range(len(layers)), list(layers.index))
+    step = 1 if values.shape[1] <= 16 else 4
+    axis.set_xticks(range(0, values.shape[1], step))
+    axis.set_xlabel("layer (0-based)")
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=axis, pad=0.02)
+    bar.set_label("share of tokens that run it", fontsize=8)
+    return figure
