@@ -177,7 +177,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     """
     complete = with_defaults(config)
     rows = discover()
-    table = _table(complete, rows)
+    table = _table(complete, rows, root)
     entries = read_entries(complete["tasks"])
     folder = complete.get("task_folder")
     if folder is not None and not (root / folder).is_dir():
@@ -240,14 +240,15 @@ def _check_budget(key: str, budget: float | None) -> None:
 
 
 def _table(
-    config: Mapping[str, Any], rows: Mapping[str, Row]
+    config: Mapping[str, Any], rows: Mapping[str, Row], root: Path
 ) -> dict[str, tuple[Row, dict[str, Any], list[float | None]]]:
     """Name -> (method, params over the row's own, budgets) of every line of the suite's table."""
     names = list(rows) if config["rows"] == "all" else config["rows"]
+    base = _base_params(config, rows, root)
     table: dict[str, tuple[Row, dict[str, Any], list[float | None]]] = {}
     for name in names:
         row = _find(rows, name, "rows")
-        table[name] = (row, {}, list(config["budgets"]) if row.budgeted else [None])
+        table[name] = (row, base[name], list(config["budgets"]) if row.budgeted else [None])
     for name, spec in config["derive"].items():
         row = _find(rows, spec["from"], f"derive.{name}.from")
         if name in rows:
@@ -255,8 +256,30 @@ def _table(
         budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
         for budget in budgets:
             _check_budget(f"derive.{name}.budgets", budget)
-        table[name] = (row, spec["params"], list(budgets))
+        table[name] = (row, {**base[row.name], **spec["params"]}, list(budgets))
     return table
+
+
+def _base_params(
+    config: Mapping[str, Any], rows: Mapping[str, Row], root: Path
+) -> dict[str, dict[str, Any]]:
+    """Row -> params a suite gives it: shared training params, then tuned ones, then its own."""
+    tuned: Mapping[str, Any] = {}
+    if "tuned" in config:
+        file = root / config["tuned"]
+        if not file.is_file():
+            raise ValueError(f"suite config, tuned: file {config['tuned']} does not exist")
+        tuned = yaml.safe_load(file.read_text(encoding="utf-8"))["params"]
+    for name in config["params"]:
+        _find(rows, name, "params")
+    return {
+        name: {
+            **(config["training"] if row.trained else {}),
+            **tuned.get(name, {}),
+            **config["params"].get(name, {}),
+        }
+        for name, row in rows.items()
+    }
 
 
 def _find(rows: Mapping[str, Row], name: str, key: str) -> Row:

@@ -95,28 +95,47 @@ class Data:
             return read_ids(path, self.vocab_size)
         if path.suffix != ".jsonl":
             raise ValueError(f"{purpose} file {path} must end in .jsonl or .npy")
-        documents = [self._encode(row, where) for row, where in read_rows(path)]
+        documents = self._encode(list(read_rows(path)))
         if not documents:
             raise ValueError(f"{purpose} file {path} holds no document")
         return documents
 
-    def _encode(self, row: Any, where: str) -> Document:
+    def _encode(self, rows: Sequence[tuple[Any, str]]) -> list[Document]:
+        """Rows of a file, each with its place, as token ids; a document ends with EOS."""
+        parts = [self._parts(row, where) for row, where in rows]
+        prompts = self._ids([prompt for prompt, _ in parts if prompt])
+        texts = self._ids([f"{prompt} {answer}" if prompt else answer for prompt, answer in parts])
+        leads = iter([len(ids) for ids in prompts])
+        documents = []
+        eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
+        for (prompt, _), ids in zip(parts, texts, strict=True):
+            closed = ids if eos is None or ids[-1:] == [eos] else [*ids, eos]
+            lead = next(leads) if prompt else 0
+            documents.append(Document(closed[: self.max_length], min(lead, self.max_length)))
+        return documents
+
+    def _parts(self, row: Any, where: str) -> tuple[str, str]:
+        """Prompt (may be empty) and answer of a row."""
         if self.tokenizer is None:
             raise ValueError(f"{where}: the backbone has no tokenizer, give ids (.npy) instead")
-        if not isinstance(row, dict) or not {"text", "completion", "messages"} & set(row):
-            raise ValueError(f"{where}: expected an object with text, completion or messages")
-        if "messages" in row:
-            ids = list(self.tokenizer.apply_chat_template(row["messages"], return_dict=False))
-            return Document(ids[: self.max_length], 0)
-        prompt = str(row.get("prompt", "")) if "completion" in row else ""
-        answer = str(row["completion"] if "completion" in row else row["text"])
-        text = f"{prompt} {answer}" if prompt else answer
-        ids = list(self.tokenizer(text)["input_ids"])
-        eos = self.tokenizer.eos_token_id
-        if eos is not None and ids[-1:] != [eos]:
-            ids.append(eos)
-        lead = len(self.tokenizer(prompt)["input_ids"]) if prompt else 0
-        return Document(ids[: self.max_length], min(lead, self.max_length))
+        if isinstance(row, dict):
+            if "messages" in row:
+                return "", str(self.tokenizer.apply_chat_template(row["messages"], tokenize=False))
+            if "completion" in row:
+                return str(row.get("prompt", "")), str(row["completion"])
+            if "text" in row:
+                return "", str(row["text"])
+        raise ValueError(f"{where}: expected an object with text, completion or messages")
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        assert self.tokenizer is not None or not texts
+        if not texts or self.tokenizer is None:
+            return []
+        bos = self.tokenizer.bos_token
+        # A chat template writes its own BOS, which must not be doubled.
+        own = bool(bos) and texts[0].startswith(str(bos))
+        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=not own)["input_ids"]
+        return encoded
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:

@@ -13,12 +13,13 @@ complete cache and cached decoding equals the full forward; those projections co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -141,6 +142,8 @@ class RoutedDecoder(nn.Module):
         self.norm: nn.Module = dense.norm  # type: ignore[assignment]
         self.rotary_emb: nn.Module = dense.rotary_emb  # type: ignore[assignment]
         self.router = router
+        # Recompute layers in the backward pass; set by the trainer.
+        self.checkpointing = False
         self._routed = {unit.layer: (index, unit) for index, unit in enumerate(router.units)}
         if len(self._routed) != len(router.units):
             raise ValueError("a layer carries more than one routed unit")
@@ -192,11 +195,11 @@ class RoutedDecoder(nn.Module):
         for number, layer in enumerate(self.layers):
             arguments = {"attention_mask": masks[number], **shared}
             if number not in self._routed:
-                hidden = layer(hidden, **arguments)
+                hidden = self._run(layer, hidden, **arguments)
                 continue
             forced = None if gates is None else gates[:, self._routed[number][0]]
-            hidden, decision, state = self._routed_layer(
-                number, hidden, state, at, forced, arguments
+            hidden, decision, state = self._run(
+                self._routed_layer, number, hidden, state, at, forced, arguments
             )
             decisions.append(decision)
         soft = [d.soft for d in decisions if d.soft is not None]
@@ -206,6 +209,12 @@ class RoutedDecoder(nn.Module):
             executed=torch.stack([d.execute for d in decisions], dim=1),
             soft=torch.stack(soft, dim=1) if soft else None,
         )
+
+    def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a layer, under activation checkpointing if that is on and gradients flow."""
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(function, *args, use_reentrant=False, **kwargs)
+        return function(*args, **kwargs)
 
     def _routed_layer(
         self,

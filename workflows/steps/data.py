@@ -19,7 +19,7 @@ from methods.core.data import read_rows
 from methods.core.seeds import seed_for
 from workflows.steps.common import json_argument, run, whole_file
 
-DEMO_SPLITS = {"training": "train", "validation": "validation", "calibration": "train"}
+PARTS = ("calibration", "training", "validation")
 
 
 def arguments() -> argparse.Namespace:
@@ -27,7 +27,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--part", required=True, choices=sorted(DEMO_SPLITS))
+    parser.add_argument("--part", required=True, choices=PARTS)
     parser.add_argument("--source", required=True, metavar="JSON", help="as under data: in a suite")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl")
     return parser.parse_args()
@@ -56,10 +56,7 @@ def read_source(spec: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
     """
     source = str(spec["source"])
     if source == "demo":
-        from workflows.demo.corpus import documents
-
-        # Calibration draws from the training split under a seed of its own.
-        yield from documents(DEMO_SPLITS[part], seed_for(spec["seed"], part))
+        yield from read_demo(part, spec["seed"])
     elif source.startswith("hub:"):
         yield from read_hub(spec)
     elif Path(source).suffix == ".txt":
@@ -67,6 +64,23 @@ def read_source(spec: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
         yield from ({"text": block.strip()} for block in text.split("\n\n") if block.strip())
     else:
         yield from (row for row, _ in read_rows(Path(source)))
+
+
+def read_demo(part: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Documents of the demo world; each part has a stream of its own.
+
+    Validation is the validation split of the scored tasks, prompt and right answer, the tasks in
+    turn: rates calibrated there are rates of the kind of token that is scored.
+    """
+    from workflows.demo.corpus import documents, items
+    from workflows.demo.tasks import TASKS
+
+    if part != "validation":
+        yield from documents("train", seed_for(seed, part))
+        return
+    for examples in zip(*(items(task, "validation") for task in TASKS), strict=True):
+        for example in examples:
+            yield {"prompt": example["prompt"], "completion": example["answer"]}
 
 
 def read_hub(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:

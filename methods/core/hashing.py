@@ -1,0 +1,41 @@
+"""Random numbers that depend on nothing but their arguments: the same in every batch and cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def uniform_hash(seed: int, lane: int, positions: Tensor, ids: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1) that depend on nothing but their arguments.
+
+    Args:
+        seed: Of the run.
+        lane: Which independent draw of a token; a layer number.
+        positions: (B, T) int64.
+        ids: Token ids (B, T) int64.
+
+    Returns:
+        (B, T) float64; chained rounds of the splitmix64 finaliser, 53 bits kept.
+    """
+    mixed = torch.full_like(ids, seed)
+    for part in (torch.full_like(ids, lane), positions, ids):
+        mixed = _splitmix(mixed ^ _splitmix(part))
+    return _shift(mixed, 11).to(torch.float64) * 2.0**-53
+
+
+def _splitmix(x: Tensor) -> Tensor:
+    """The splitmix64 finaliser on int64, whose products wrap as unsigned ones do."""
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,51 @@
+"""Low-rank adapters on the backbone's projections, through peft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import PreTrainedModel
+
+from methods.core.seeds import seed_for
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+FFN = ("gate_proj", "up_proj", "down_proj")
+
+
+def add_lora(
+    model: PreTrainedModel,
+    projections: Sequence[str],
+    layers: Sequence[int],
+    rank: int,
+    alpha: int,
+    seed: int,
+) -> PreTrainedModel:
+    """Add (alpha / rank) B A x to the named projections W x, in place; W stays frozen.
+
+    A (rank, in) starts Kaiming-uniform, B (out, rank) as zero, so that the model starts as it was.
+
+    Args:
+        model: Causal LM.
+        projections: Names such as ``q_proj``.
+        layers: 0-based layers that get adapters.
+        rank: Of A and B.
+        alpha: Scale; ``alpha = rank`` scales by one.
+        seed: Of the initial values.
+
+    Raises:
+        ValueError: ``rank`` is below 1.
+    """
+    if rank < 1:
+        raise ValueError(f"param 'rank' is {rank}, must be at least 1")
+    config = LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=list(projections),
+        layers_to_transform=list(layers), lora_dropout=0.0,
+    )  # fmt: skip
+    model.requires_grad_(False)
+    # peft draws from the global generator: it is put back afterwards.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(seed, "lora"))
+        inject_adapter_in_model(config, model)
+    return model

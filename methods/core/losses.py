@@ -1,0 +1,39 @@
+"""The language-model loss of training, without ever holding all logits at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 2048
+
+
+def lm_loss_sum(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of next-token cross-entropies.
+
+    Logits are made for ``CHUNK`` positions at a time and made again in the backward pass: 2,048
+    positions of a 128,256-word vocabulary are 1 GB in float32, a whole batch would be ten.
+
+    Args:
+        hidden: States (N, D) of the positions that predict.
+        head: Maps (n, D) to logits (n, V).
+        targets: Next tokens (N,).
+        weights: Weight (N,) of each prediction, float32.
+
+    Returns:
+        Scalar, float32.
+    """
+    if len(hidden) <= CHUNK:
+        return _chunk(hidden, head, targets, weights)
+    total = hidden.new_zeros((), dtype=torch.float32)
+    pieces = zip(hidden.split(CHUNK), targets.split(CHUNK), weights.split(CHUNK), strict=True)
+    for part, words, weight in pieces:
+        total = total + checkpoint(_chunk, part, head, words, weight, use_reentrant=False)
+    return total
+
+
+def _chunk(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:
+    losses = cross_entropy(head(hidden).float(), targets, reduction="none")
+    return (losses * weights).sum()

@@ -1,0 +1,97 @@
+"""From documents to the batches of training: which documents, in which order, on which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from methods.core.data import Document
+from methods.core.seeds import generator
+
+
+class Rows(NamedTuple):
+    """Documents laid out for one forward pass, each (B, T).
+
+    ``ids`` int64; ``positions`` int64, restarting at 0 with every document, which is how the
+    attention mask tells packed documents apart; ``counted`` bool, True where a position predicts a
+    token of its own document; ``weights`` float32, the loss weight of that prediction.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    counted: Tensor
+    weights: Tensor
+
+    def to(self, device: torch.device) -> Rows:
+        """The same rows on a device."""
+        return Rows(*(part.to(device, non_blocking=True) for part in self))
+
+
+def plan(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:
+    """Endless batches of document numbers: every epoch a fresh order, no document twice in one.
+
+    Args:
+        lengths: Tokens per document.
+        batch_tokens: A batch ends before it would hold more tokens than this.
+        seed: Of the order.
+    """
+    epoch, batch, filled = 0, list[int](), 0
+    while True:
+        rng = generator(seed, f"order of epoch {epoch}")
+        for number in torch.randperm(len(lengths), generator=rng).tolist():
+            if batch and filled + lengths[number] > batch_tokens:
+                yield batch
+                batch, filled = [], 0
+            batch.append(number)
+            filled += lengths[number]
+        epoch += 1
+
+
+def lay_out(documents: Sequence[Document], length: int, prompt_weight: float) -> Rows:
+    """Pack documents into rows, first fit in the given order.
+
+    Args:
+        documents: At least one.
+        length: Row length T; a longer document makes its rows longer. 0: one document per row.
+        prompt_weight: Loss weight of predictions inside a prompt; the others weigh 1.
+    """
+    rows: list[list[Document]] = []
+    room: list[int] = []
+    width = max(length, *(len(document.ids) for document in documents))
+    for document in documents:
+        need = len(document.ids)
+        fitting = (n for n, free in enumerate(room) if free >= need) if length else iter(())
+        place = next(fitting, None)
+        if place is None:
+            rows.append([])
+            room.append(width)
+            place = len(rows) - 1
+        rows[place].append(document)
+        room[place] -= need
+    made = [_row(row, width, prompt_weight) for row in rows]
+    used = width - min(room)
+    return Rows(*(torch.stack(parts)[:, :used] for parts in zip(*made, strict=True)))
+
+
+def _row(documents: Sequence[Document], width: int, prompt_weight: float) -> Rows:
+    ids, positions = list[int](), list[int]()
+    counted, weights = list[bool](), list[float]()
+    for document in documents:
+        count = len(document.ids)
+        ids += document.ids
+        positions += range(count)
+        counted += [True] * (count - 1) + [False]
+        # Position t predicts token t + 1: inside the prompt while t + 1 is.
+        inside = max(0, min(document.prompt, count) - 1)
+        weights += [prompt_weight] * inside + [1.0] * (count - 1 - inside) + [0.0]
+    pads = width - len(ids)
+    # Pads restart at 0 as one more document: no real token sees them, and none counts.
+    return Rows(
+        torch.tensor(ids + [0] * pads),
+        torch.tensor(positions + list(range(pads))),
+        torch.tensor(counted + [False] * pads),
+        torch.tensor(weights + [0.0] * pads),
+    )

@@ -1,0 +1,63 @@
+"""Snapshots of a training run: parameters, optimizer, log; safetensors and JSON, one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+NAME = "snapshot.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def write_snapshot(
+    folder: Path,
+    trained: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+) -> None:
+    """Replace the snapshot in ``folder``; an interrupted write leaves the old one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"parameter/{n}": p.detach().cpu().contiguous() for n, p in trained.items()}
+    for name, parameter in trained.items():
+        for moment in MOMENTS:
+            tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment].cpu().contiguous()
+    temporary = folder / f".{NAME}.part"
+    save_file(tensors, temporary, metadata={"state": json.dumps(state)})
+    temporary.replace(folder / NAME)
+
+
+def read_snapshot(
+    folder: Path, trained: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict[str, Any] | None:
+    """Fill parameters and optimizer from the snapshot in ``folder``; None if there is none.
+
+    Raises:
+        ValueError: The snapshot is damaged or belongs to another model.
+    """
+    file = folder / NAME
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            names = set(tensors.keys())
+            wanted = {f"parameter/{name}" for name in trained}
+            if {name for name in names if name.startswith("parameter/")} != wanted:
+                raise ValueError(f"{file} belongs to another model; remove it to start anew")
+            for name, parameter in trained.items():
+                with torch.no_grad():
+                    parameter.copy_(tensors.get_tensor(f"parameter/{name}"))
+                optimizer.state[parameter] = {
+                    moment: tensors.get_tensor(f"{moment}/{name}").to(parameter.device)
+                    for moment in MOMENTS
+                }
+            state: dict[str, Any] = json.loads(tensors.metadata()["state"])
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged; remove it to start anew ({error})") from error
+    return state

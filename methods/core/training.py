@@ -1,0 +1,293 @@
+"""One training loop under every trained row.
+
+The model's trainable parameters are those that ask for a gradient. Loss per update:
+
+    sum(weight * cross-entropy) / sum(weight)  +  alpha * sum(penalty) / counted positions
+
+with both denominators taken over the whole update, whatever it is split into: micro-batches,
+processes, packed or padded rows give the same gradient. ``alpha`` is fixed (the paper) or steered
+so that the share of parameters skipped meets the budget (``methods/core/steering.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from methods.core.backbone import decoder
+from methods.core.data import Document
+from methods.core.losses import lm_loss_sum
+from methods.core.packing import Rows, lay_out, plan
+from methods.core.routed import Context, RoutedDecoder, RoutedOutput
+from methods.core.seeds import generator
+from methods.core.snapshots import read_snapshot, write_snapshot
+from methods.core.steering import Steering
+
+# sum over counted positions, from soft gates (B, U, T), decisions (B, U, T), counted (B, T)
+Penalty = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class TrainingParams:
+    """Hyper-parameters that every trained row shares; defaults are HeRo's on Llama-3.1-8B.
+
+    Args:
+        updates: Optimizer steps. 7,339 = one epoch of Tulu-3 at 128 examples.
+        batch_tokens: Tokens per update, all processes together. 128 examples of about 650.
+        learning_rate: Peak, reached after the warm-up.
+        schedule: What follows the warm-up.
+        warmup: Share of the updates.
+        weight_decay: On matrices; vectors and scalars never decay.
+        clip: Largest gradient norm.
+        row_length: Tokens per packed row; 0: one document per row.
+        micro_batches: Forward passes per update and process.
+        prompt_weight: Loss weight of prompt tokens, relative to answers.
+        checkpointing: Recompute layers in the backward pass.
+        snapshot_every: Updates between snapshots.
+    """
+
+    updates: int = 7339
+    batch_tokens: int = 83_200
+    learning_rate: float = 1e-4
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: float = 0.03
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    row_length: int = 2048
+    micro_batches: int = 1
+    prompt_weight: float = 1.0
+    checkpointing: bool = False
+    snapshot_every: int = 500
+
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            ValueError: A value is out of its range.
+        """
+        for name in ("updates", "batch_tokens", "micro_batches", "snapshot_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 1")
+        for name in ("learning_rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be positive")
+        for name in ("warmup", "prompt_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be from 0 to 1")
+
+
+@dataclass
+class Trainer:
+    """Trains a causal LM in place.
+
+    Args:
+        model: Its trainable parameters ask for a gradient.
+        params: Hyper-parameters.
+        documents: Training documents.
+        seed: Of data order and noise.
+        workdir: Snapshots and the log; a run found there is continued, bit for bit.
+        penalty: Sum over counted positions of what routing adds to the loss; None: nothing.
+        steering: Gives the penalty's weight.
+    """
+
+    model: nn.Module
+    params: TrainingParams
+    documents: Sequence[Document]
+    seed: int
+    workdir: Path
+    penalty: Penalty | None = None
+    steering: Steering | None = None
+
+    def __post_init__(self) -> None:
+        self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        if not self.trained:
+            raise ValueError("nothing to train: no parameter asks for a gradient")
+        self._set_checkpointing()
+        matrices = [p for p in self.trained.values() if p.dim() > 1]
+        others = [p for p in self.trained.values() if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self.params.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=self.params.learning_rate, fused=True
+        )
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self.log: list[dict[str, float]] = []
+
+    def _set_checkpointing(self) -> None:
+        if isinstance(self.model.model, RoutedDecoder):
+            self.model.model.checkpointing = self.params.checkpointing
+        elif self.params.checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+
+    def run(self) -> list[dict[str, float]]:
+        """Train to the last update; returns the log, one entry per update.
+
+        Raises:
+            ValueError: The loss is not finite; the last good snapshot stays in ``workdir``.
+        """
+        done = self._resume()
+        self.model.train()
+        lengths = [len(document.ids) for document in self.documents]
+        batches = islice(plan(lengths, self.params.batch_tokens, self.seed), done, None)
+        bar = tqdm(
+            total=self.params.updates, initial=done, desc="training", disable=self.rank > 0,
+            mininterval=2, file=sys.stderr,
+        )  # fmt: skip
+        for update in range(done, self.params.updates):
+            entry = self._update(update, [self.documents[n] for n in next(batches)])
+            self.log.append(entry)
+            if not math.isfinite(entry["loss"]):
+                raise ValueError(
+                    f"the loss of update {update} is {entry['loss']}; "
+                    f"a lower learning_rate than {self.params.learning_rate} may help"
+                )
+            bar.set_postfix(loss=f"{entry['loss']:.3f}", skip=f"{entry['skip']:.3f}", refresh=False)
+            bar.update()
+            last = update + 1 == self.params.updates
+            if self.rank == 0 and ((update + 1) % self.params.snapshot_every == 0 or last):
+                self._snapshot(update + 1)
+        bar.close()
+        self.model.eval()
+        return self.log
+
+    def _update(self, update: int, documents: Sequence[Document]) -> dict[str, float]:
+        """One optimizer step on one batch; this process takes every world-th document."""
+        device = next(iter(self.trained.values())).device
+        mine = documents[self.rank :: self.world]
+        parts = [mine[n :: self.params.micro_batches] for n in range(self.params.micro_batches)]
+        micro = [
+            lay_out(part, self.params.row_length, self.params.prompt_weight).to(device)
+            for part in parts
+            if part
+        ]
+        totals = torch.zeros(2, dtype=torch.float64, device=device)
+        for rows in micro:
+            totals += torch.stack([rows.weights.sum(), rows.counted.sum()]).double()
+        self._sum(totals)
+        alpha = 0.0 if self.steering is None else self.steering.alpha
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self.optimizer.zero_grad(set_to_none=True)
+        progress = update / self.params.updates
+        for number, rows in enumerate(micro):
+            noise = generator(self.seed, f"noise {update}/{self.rank}/{number}")
+            sums += self._forward_backward(rows, totals, alpha, Context(progress, noise))
+        self._share_gradients()
+        self._sum(sums)
+        norm = nn.utils.clip_grad_norm_(self.trained.values(), self.params.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(update)
+        if bool(torch.isfinite(norm)):
+            self.optimizer.step()
+        loss, penalty, skipped, executed = (float(value) for value in sums)
+        entry = {
+            "update": update,
+            "loss": loss if bool(torch.isfinite(norm)) else math.nan,
+            "penalty": penalty,
+            "skip": skipped,
+            "alpha": alpha,
+            "executed": executed,
+            "norm": float(norm),
+        }
+        if self.steering is not None:
+            self.steering.observe(skipped, progress)
+        return entry
+
+    def _forward_backward(
+        self, rows: Rows, totals: Tensor, alpha: float, context: Context
+    ) -> Tensor:
+        """Accumulate gradients of one micro-batch; returns its parts of the logged sums."""
+        routed = self.penalty is not None
+        extra = {"context": context} if routed else {}
+        device = rows.ids.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            output = decoder(self.model)(
+                input_ids=rows.ids, position_ids=rows.positions, use_cache=False, **extra
+            )
+            # The last position of the tensor predicts nothing: counted is False there.
+            predicting = rows.counted.flatten().nonzero().squeeze(1)
+            hidden = output.last_hidden_state.flatten(0, 1)[predicting]
+            targets = rows.ids.flatten()[predicting + 1]
+            head = self.model.lm_head
+            assert isinstance(head, nn.Module)
+            loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
+        loss = loss / totals[0].float()
+        logged = [loss.detach().double(), *[torch.zeros_like(totals[0])] * 3]
+        if self.penalty is not None:
+            assert isinstance(output, RoutedOutput)
+            assert output.executed is not None
+            assert output.soft is not None
+            penalty = self.penalty(output.soft, output.executed, rows.counted) / totals[1].float()
+            loss = loss + alpha * penalty
+            bypassed = (~output.executed & rows.counted[:, None]).sum(dim=(0, 2)).double()
+            assert self.steering is not None
+            skipped = bypassed @ self.steering.sizes.to(bypassed.device) / totals[1]
+            logged[1:3] = [penalty.detach().double(), skipped]
+            logged[3] = (output.executed & rows.counted[:, None]).sum().double() / totals[1]
+        loss.backward()
+        return torch.stack(logged)
+
+    def _rate(self, update: int) -> float:
+        """Learning rate of an update: linear warm-up, then the schedule down to 0."""
+        params = self.params
+        warm = max(1, round(params.warmup * params.updates))
+        if update < warm:
+            return params.learning_rate * (update + 1) / warm
+        share = (update - warm) / max(1, params.updates - warm)
+        factor = {"cosine": 0.5 * (1 + math.cos(math.pi * share)), "linear": 1 - share}
+        return params.learning_rate * factor.get(params.schedule, 1.0)
+
+    def _sum(self, values: Tensor) -> None:
+        if self.world > 1:
+            dist.all_reduce(values)
+
+    def _share_gradients(self) -> None:
+        """Sum gradients over processes; a parameter no token reached counts as zero."""
+        for parameter in self.trained.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if self.world > 1:
+            gradients = [p.grad for p in self.trained.values() if p.grad is not None]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            for gradient, part in zip(
+                gradients, flat.split([g.numel() for g in gradients]), strict=True
+            ):
+                gradient.copy_(part.view_as(gradient))
+
+    def _snapshot(self, done: int) -> None:
+        state = {"log": self.log, "done": done}
+        if self.steering is not None:
+            state["steering"] = self.steering.state()
+        write_snapshot(self.workdir, self.trained, self.optimizer, state)
+        with (self.workdir / "training.jsonl").open("w", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(entry) + "\n" for entry in self.log)
+
+    def _resume(self) -> int:
+        """Continue a run found in ``workdir``; returns the number of finished updates."""
+        state: dict[str, Any] | None = read_snapshot(self.workdir, self.trained, self.optimizer)
+        if state is None:
+            return 0
+        self.log = state["log"]
+        if self.steering is not None:
+            self.steering.restore(state["steering"])
+        return int(state["done"])
+
+
+def thinned(log: list[dict[str, float]], keep: int = 200) -> list[dict[str, float]]:
+    """At most about ``keep`` entries of a training log, the last one among them."""
+    step = max(1, len(log) // keep)
+    return [*log[:-1:step], *log[-1:]]

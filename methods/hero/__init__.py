@@ -1,0 +1,178 @@
+"""HeRo: history-aware routing of feed-forward networks on a frozen backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone
+from methods.core.budget import candidate_layers
+from methods.core.calibration import calibrate_threshold
+from methods.core.data import Data
+from methods.core.routed import Router, ffn_units, route
+from methods.core.seeds import generator
+from methods.core.steering import Steering, unit_shares
+from methods.core.training import Trainer, TrainingParams, thinned
+from methods.hero.controls import RandomBypass, StaticGates
+from methods.hero.router import HeroRouter, Sizes
+
+
+class Hero(Method):
+    """A router with a memory over depth lets each token replace late FFNs by small adapters.
+
+    Router and adapters are trained, the backbone stays frozen; training and inference use the same
+    hard threshold and run one branch per token. Attention is dense, so the cache is complete.
+
+    Formula: u = LN(hbar); execute where g >= 0.5:
+        h = hbar + g FFN(u)  where executed,  h = hbar + (1 - g) W2 SiLU(W1 u)  where bypassed
+        loss = LM + alpha * mean over predicting positions of (sum over routed blocks of g)^2
+    The gate is described in ``methods/hero/router.py``. The comparison has no gradient; the factors
+    g and 1 - g carry it.
+
+    Args of ``Params`` (besides those of ``TrainingParams``):
+        candidates: ``"auto"``: the latter half of the layers up to 30 %, the last three quarters
+            up to 45 %, else all; or 0-based layers.
+        variant: ``"full"``, an ablation of the paper (``"no-history"``, ``"no-memread"``,
+            ``"no-aux"``, ``"no-position"``), or a control: ``"same-size"`` (history replaced by a
+            second local head of as many parameters), ``"static"`` (one learned gate per block),
+            ``"random"`` (bypass drawn from a hash of the token at the budget's rate).
+        adapter_width: Bottleneck; None: the paper's 896, in proportion below D = 4096.
+        head_width: Of both heads and W_hd; None: the paper's 256, D / 16 below, at least 32.
+        memory_width: M, of keys, queries and values.
+        memory_form: ``"list"`` or ``"recurrent"``: the same numbers.
+        alpha: Weight of the penalty, the paper's 1e-3; None: steered to the budget.
+        initial_bias: Of the gate's logit.
+        bypass_rates: For ``"random"``: rate of each routed block; None: equal ones.
+    Source: the HeRo paper (equations of its method section; no code is released). Choices where the
+        paper is silent: ``Differs``.
+    Differs from upstream: with a budget, alpha is steered in training and the threshold calibrated
+        on the validation split, where the paper tries alphas; initial gates 0.88, because gates of
+        0.5 run every FFN at half strength; no weight decay on vectors and scalars.
+    """
+
+    title = "HeRo"
+    source = "HeRo: history-aware routing"
+    kind = "dynamic"
+    trained = True
+    stochastic = True
+    budgeted = True
+    causal = True
+
+    @dataclass(frozen=True)
+    class Params(TrainingParams):
+        """See the class."""
+
+        candidates: Literal["auto"] | list[int] = "auto"
+        variant: Literal[
+            "full", "no-history", "no-memread", "no-aux", "no-position", "same-size",
+            "static", "random",
+        ] = "full"  # fmt: skip
+        adapter_width: int | None = None
+        head_width: int | None = None
+        memory_width: int = 64
+        memory_form: Literal["list", "recurrent"] = "list"
+        alpha: float | None = None
+        initial_bias: float = 2.0
+        bypass_rates: list[float] | None = None
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """The candidates may be too small for the budget, or nothing may say how much to skip."""
+        if request.budget is None:
+            return (
+                None if self.params.alpha is not None else "neither a budget nor 'alpha' is given"
+            )
+        ceiling = float(self._shares(backbone, self._layers(backbone, request.budget)).sum())
+        if ceiling < request.budget:
+            return f"its candidates hold {ceiling:.1%} of the parameters, less than the budget"
+        return None
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Train router and adapters, then calibrate the threshold."""
+        layers = self._layers(backbone, request.budget)
+        shares = self._shares(backbone, layers)
+        structure: dict[str, Any] = {"layers": layers, "seed": request.seed, "threshold": 0.5}
+        if self.params.variant == "random":
+            structure["rates"] = self._rates(request.budget, shares)
+        model = self.build(backbone, structure)
+        alpha = self.params.alpha
+        steering = Steering(
+            shares, request.budget if alpha is None else None, 0.0 if alpha is None else alpha
+        )
+        trainer = Trainer(
+            model, self.params, data.training(), request.seed, request.workdir, penalty, steering
+        )
+        decisions: dict[str, Any] = {"training": thinned(trainer.run())}
+        router = model.model.router  # type: ignore[union-attr]
+        if alpha is None and isinstance(router, HeroRouter) and request.budget is not None:
+            found = calibrate_threshold(model, router, data.validation(), shares, request.budget)
+            structure["threshold"] = router.threshold
+            decisions["calibration"] = found
+        return Fitted(model, structure, decisions)
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The frozen backbone with router and adapters, which alone ask for gradients."""
+        model = backbone.model.requires_grad_(False)
+        with torch.device(model.device):
+            router = self._router(backbone, structure)
+        return route(model, router.requires_grad_(True))
+
+    def _router(self, backbone: Backbone, structure: Mapping[str, Any]) -> Router:
+        width, params = int(backbone.config.hidden_size), self.params
+        units = ffn_units(backbone.model, structure["layers"])
+        meta = backbone.model.device.type == "meta"
+        rng = None if meta else generator(structure["seed"], "initial values")
+        sizes = Sizes(
+            hidden=width,
+            head=params.head_width or min(256, max(32, width // 16)),
+            memory=params.memory_width,
+            adapter=params.adapter_width or min(896, round(width * 896 / 4096)),
+        )
+        if params.variant == "static":
+            return StaticGates(units, sizes, params.initial_bias, rng)
+        if params.variant == "random":
+            return RandomBypass(units, sizes, structure["rates"], structure["seed"], rng)
+        router = HeroRouter(
+            units, sizes, float(backbone.config.rms_norm_eps), params.variant,
+            params.memory_form == "recurrent", params.initial_bias, rng,
+        )  # fmt: skip
+        router.threshold = float(structure["threshold"])
+        return router
+
+    def _layers(self, backbone: Backbone, budget: float | None) -> list[int]:
+        count = backbone.layer_count
+        if self.params.candidates == "auto":
+            return candidate_layers(count, 0.25 if budget is None else budget)
+        layers = sorted(set(self.params.candidates))
+        if not layers or layers[0] < 0 or layers[-1] >= count:
+            raise ValueError(f"param 'candidates' is {layers}, layers go from 0 to {count - 1}")
+        return layers
+
+    def _shares(self, backbone: Backbone, layers: list[int]) -> Tensor:
+        units = ffn_units(backbone.model, layers)
+        return unit_shares([unit.parameters for unit in units], backbone.parameters)
+
+    def _rates(self, budget: float | None, shares: Tensor) -> list[float]:
+        rates = self.params.bypass_rates
+        if rates is None:
+            if budget is None:
+                raise ValueError("variant 'random' needs a budget or param 'bypass_rates'")
+            return [budget / float(shares.sum())] * len(shares)
+        if len(rates) != len(shares) or not all(0 <= rate <= 1 for rate in rates):
+            raise ValueError(f"param 'bypass_rates' must hold {len(shares)} rates from 0 to 1")
+        return list(rates)
+
+
+def penalty(soft: Tensor, executed: Tensor, counted: Tensor) -> Tensor:
+    """Sum over counted positions of (sum over routed blocks of the soft gate)^2.
+
+    Args:
+        soft: Gates (B, R, T) in (0, 1).
+        executed: Decisions (B, R, T); they do not enter.
+        counted: Positions that predict a token (B, T).
+    """
+    return (soft.float().sum(dim=1).pow(2) * counted).sum()

@@ -1,0 +1,32 @@
+"""The bottleneck adapter that runs where a token bypasses a feed-forward network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+
+class Adapter(nn.Module):
+    """W2 SiLU(W1 u), without biases.
+
+    W1 (width, D) starts as Kaiming, W2 (D, width) as zero: a bypass starts as plain removal of the
+    FFN and adds no noise to the residual stream.
+
+    Args:
+        hidden_size: D.
+        width: Of the bottleneck; 896 at D = 4096 in the paper.
+        generator: Of the initial values.
+    """
+
+    def __init__(self, hidden_size: int, width: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.down = nn.Linear(hidden_size, width, bias=False)
+        self.up = nn.Linear(width, hidden_size, bias=False)
+        if not self.down.weight.is_meta:
+            nn.init.kaiming_uniform_(self.down.weight, a=5**0.5, generator=generator)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Normed states (n, D) to updates (n, D)."""
+        return self.up(silu(self.down(rows)))

@@ -1,0 +1,263 @@
+"""HeRo's router: a gate per token and routed block from a path vector, a memory and the state.
+
+Symbols as in the paper: block j = 1..R, hbar_j the residual stream behind the attention of block j.
+The router computes in float32 throughout and decides before any cast; 16-bit gates flip decisions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from methods.core.routed import Context, Decision, Router, Tokens, Unit
+from methods.hero.branch import Adapter
+from methods.hero.memory import EPS, ListMemory, Memory, RecurrentMemory
+
+TEMPERATURE = 0.9
+PATH, PATH_HIDDEN, PATH_OUT, HIDDEN_OUT = 6, 64, 16, 48
+STATE = HIDDEN_OUT + PATH_OUT
+
+Variant = Literal["full", "no-history", "no-memread", "no-aux", "no-position", "same-size"]
+
+
+class Sizes(NamedTuple):
+    """Widths of a router: ``hidden`` D, ``head`` of both heads and W_hd, ``memory`` M."""
+
+    hidden: int
+    head: int
+    memory: int
+    adapter: int
+
+
+class PathState(NamedTuple):
+    """What a token carries from block to block in one forward pass.
+
+    ``last`` and ``step`` are hbar_{j-1} and delta_{j-1} (B, T, D), None where there is none yet;
+    ``p`` and ``m`` (B, T) are the recorded score and its running product.
+    """
+
+    last: Tensor | None
+    step: Tensor | None
+    p: Tensor
+    m: Tensor
+    memory: Memory
+
+
+class Trace(NamedTuple):
+    """Every intermediate of one gate, for tests: context (B, T, M), the rest (B, T)."""
+
+    gate: Tensor
+    history_logit: Tensor
+    local_logit: Tensor
+    p: Tensor
+    m: Tensor
+    novelty: Tensor
+    context: Tensor
+    path: Tensor
+
+
+class HeroRouter(Router):
+    """Gate g_j = sigmoid(a_j + b_j): a from history, b from the state alone; execute at g >= 0.5.
+
+    Formula (per token; x_j the path vector, c_j the memory's answer to W_q s_j):
+        x_j = [j/R, (R-j)/R, ||delta_j||, cos(delta_j, delta_{j-1}), p_{j-1}, m_{j-1}]
+        s_j = [W_hu SiLU(W_hd RMSNorm(hbar_j)) ; MLP_path(x_j)]
+        nu_j = 1 - cos(W_n s_j, W_c c_j) for j > 1, else 0
+        a_j = MLP_hist([s_j ; c_j ; nu_j]),  b_j = MLP_local(hbar_j)
+        p_j = sigmoid(a_j / 0.9),  m_j = m_{j-1} p_j
+    Recorded are p and its product, never g or the decision: later blocks see the decision through
+    delta alone.
+
+    Args:
+        units: R feed-forward networks.
+        sizes: Widths.
+        eps: Of the RMSNorm; the backbone's.
+        variant: ``"full"`` or an ablation: ``"no-history"`` keeps the local head alone,
+            ``"no-memread"`` sets c and nu to zero, ``"no-aux"`` the path MLP's output,
+            ``"no-position"`` the first four path features; ``"same-size"`` replaces the history
+            by a second local head of as many parameters.
+        recurrent: Memory in its recurrent form.
+        initial_bias: Of the local head, so that every gate starts at sigmoid(2) = 0.88.
+        generator: Of the initial values; None leaves torch's default.
+    """
+
+    def __init__(
+        self,
+        units: list[Unit],
+        sizes: Sizes,
+        eps: float,
+        variant: Variant,
+        recurrent: bool,
+        initial_bias: float,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__()
+        self.units, self.sizes, self.eps, self.variant = units, sizes, eps, variant
+        self.recurrent = recurrent
+        width, head, memory = sizes.hidden, sizes.head, sizes.memory
+        self.local_head = _mlp(width, head, 1)
+        if variant not in ("no-history", "same-size"):
+            self.norm_weight = nn.Parameter(torch.ones(width))
+            self.hidden_down = nn.Linear(width, head, bias=False)
+            self.hidden_up = nn.Linear(head, HIDDEN_OUT, bias=False)
+            self.path_mlp = _mlp(PATH, PATH_HIDDEN, PATH_OUT)
+            self.query = nn.Linear(STATE, memory, bias=False)
+            self.key = nn.Linear(STATE, memory, bias=False)
+            self.value = nn.Linear(STATE, memory, bias=False)
+            self.novelty_state = nn.Linear(STATE, STATE, bias=False)
+            self.novelty_context = nn.Linear(memory, STATE, bias=False)
+            self.history_head = _mlp(STATE + memory + 1, head, 1)
+            self.eta = nn.Parameter(torch.full((len(units),), math.log(0.98 / 0.02)))
+        elif variant == "same-size":
+            twin = _history_parameters(sizes, len(units)) - 1
+            self.second_head = _mlp(width, max(1, round(twin / (width + 2))), 1)
+        self._initialise(initial_bias, generator)
+        self.adapters = nn.ModuleList(Adapter(width, sizes.adapter, generator) for _ in units)
+        self.threshold = 0.5
+
+    def _initialise(self, bias: float, generator: torch.Generator | None) -> None:
+        """Default linear init; last layers of the heads small, the local bias positive."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and not module.weight.is_meta:
+                nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=generator)
+                if module.bias is not None:
+                    bound = module.in_features**-0.5
+                    nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        for name in ("local_head", "second_head", "history_head"):
+            last = getattr(self, name, [None] * 3)[2]
+            if isinstance(last, nn.Linear) and not last.weight.is_meta:
+                nn.init.normal_(last.weight, std=0.01, generator=generator)
+                nn.init.constant_(last.bias, bias if name == "local_head" else 0.0)
+        if hasattr(self, "path_mlp"):
+            # dist grows with sqrt(D); its column starts as if it were a root mean square.
+            with torch.no_grad():
+                _named(self.path_mlp, "path")["path_W1"][:, 2] /= math.sqrt(self.sizes.hidden)
+
+    def start(self, tokens: Tokens, hidden: Tensor) -> PathState:
+        """p_0 = m_0 = 1, empty memory."""
+        ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
+        memory = RecurrentMemory() if self.recurrent else ListMemory()
+        return PathState(None, None, ones, ones, memory)
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, PathState]:
+        """Decide block j = index + 1 from hbar (B, T, D)."""
+        assert post_attention is not None
+        trace, after = self.step(index, post_attention, state)
+        execute = trace.gate >= self.threshold
+        return Decision(
+            execute, torch.where(execute, trace.gate, 1 - trace.gate), trace.gate
+        ), after
+
+    def otherwise(self, index: int) -> Adapter:
+        """The adapter of block ``index``."""
+        adapter = self.adapters[index]
+        assert isinstance(adapter, Adapter)
+        return adapter
+
+    def step(self, index: int, hbar: Tensor, state: PathState) -> tuple[Trace, PathState]:
+        """One gate with every intermediate, in float32; the state for the next block."""
+        with torch.autocast(hbar.device.type, enabled=False):
+            hbar = hbar.float()
+            local = self.local_head(hbar).squeeze(-1)
+            if self.variant in ("no-history", "same-size"):
+                zero = torch.zeros_like(local)
+                extra = zero if self.variant == "no-history" else self.second_head(hbar).squeeze(-1)
+                gate = torch.sigmoid(local + extra)
+                return Trace(gate, extra, local, zero, zero, zero, zero, zero), state
+            return self._history_step(index, hbar, local, state)
+
+    def _history_step(
+        self, index: int, hbar: Tensor, local: Tensor, state: PathState
+    ) -> tuple[Trace, PathState]:
+        path, delta = self._path(index, hbar, state)
+        normed = hbar * torch.rsqrt(hbar.pow(2).mean(-1, keepdim=True) + self.eps)
+        z_hidden = self.hidden_up(silu(self.hidden_down(normed * self.norm_weight)))
+        z_path = self.path_mlp(path)
+        if self.variant == "no-aux":
+            z_path = torch.zeros_like(z_path)
+        s = torch.cat([z_hidden, z_path], dim=-1)
+        context = state.memory.read(self.query(s))
+        if self.variant == "no-memread":
+            context = torch.zeros_like(context)
+        novelty = torch.zeros_like(local)
+        if index > 0 and self.variant != "no-memread":
+            novelty = 1 - _cosine(self.novelty_state(s), self.novelty_context(context))
+        a = self.history_head(torch.cat([s, context, novelty[..., None]], dim=-1)).squeeze(-1)
+        p = torch.sigmoid(a / TEMPERATURE)
+        m = state.m * p
+        memory = state.memory.write(self.key(s), self.value(s), torch.sigmoid(self.eta[index]))
+        trace = Trace(torch.sigmoid(a + local), a, local, p, m, novelty, context, path)
+        return trace, PathState(hbar, delta, p, m, memory)
+
+    def _path(self, index: int, hbar: Tensor, state: PathState) -> tuple[Tensor, Tensor | None]:
+        """The path vector x_j (B, T, 6) and delta_j (None at the first block)."""
+        total, zero = len(self.units), torch.zeros_like(state.p)
+        delta = None if state.last is None else hbar - state.last
+        distance = zero if delta is None else delta.norm(dim=-1)
+        bend = zero if delta is None or state.step is None else _cosine(delta, state.step)
+        position = torch.full_like(zero, (index + 1) / total)
+        features = [position, 1 - position, distance, bend]
+        if index + 1 == total:
+            features[1] = zero
+        if self.variant == "no-position":
+            features = [zero] * 4
+        return torch.stack([*features, state.p, state.m], dim=-1), delta
+
+    def formula_parameters(self) -> dict[str, Tensor]:
+        """Parameters under the names of the formulas: weights are (out, in)."""
+        return {
+            "rms_w": self.norm_weight,
+            "W_hd": self.hidden_down.weight,
+            "W_hu": self.hidden_up.weight,
+            **_named(self.path_mlp, "path"),
+            "W_q": self.query.weight,
+            "W_k": self.key.weight,
+            "W_v": self.value.weight,
+            "W_n": self.novelty_state.weight,
+            "W_c": self.novelty_context.weight,
+            **_named(self.history_head, "hist"),
+            **_named(self.local_head, "local"),
+            "eta": self.eta,
+        }
+
+
+def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, outputs))
+
+
+def _named(mlp: nn.Sequential, prefix: str) -> dict[str, Tensor]:
+    first, last = mlp[0], mlp[2]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    return {
+        f"{prefix}_W1": first.weight,
+        f"{prefix}_b1": first.bias,
+        f"{prefix}_W2": last.weight,
+        f"{prefix}_b2": last.bias,
+    }
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine over the last dimension, eps in the denominator."""
+    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1) + EPS)
+
+
+def _history_parameters(sizes: Sizes, routed: int) -> int:
+    """Parameters of everything that the history adds to the local head."""
+    width, head, memory = sizes.hidden, sizes.head, sizes.memory
+    encoder = width + width * head + head * HIDDEN_OUT
+    path = PATH * PATH_HIDDEN + PATH_HIDDEN + PATH_HIDDEN * PATH_OUT + PATH_OUT
+    reading = 3 * STATE * memory + STATE * STATE + STATE * memory
+    history = (STATE + memory + 1) * head + head + head + 1
+    return encoder + path + reading + history + routed
