@@ -47,5 +47,7 @@ def add_lora(
     # peft draws from the global generator: it is put back afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "lora"))
-        inject_adapter_in_model(config, model)
+        # On the meta device adapters stay there too: no memory, no draws.
+        empty = model.device.type == "meta"
+        inject_adapter_in_model(config, model, low_cpu_mem_usage=empty)
     return model

@@ -216,6 +216,11 @@ class HeroRouter(Router):
 
     def formula_parameters(self) -> dict[str, Tensor]:
         """Parameters under the names of the formulas: weights are (out, in)."""
+        local = _named(self.local_head, "local")
+        if self.variant == "no-history":
+            return local
+        if self.variant == "same-size":
+            return local | _named(self.second_head, "second")
         return {
             "rms_w": self.norm_weight,
             "W_hd": self.hidden_down.weight,
@@ -227,7 +232,7 @@ class HeroRouter(Router):
             "W_n": self.novelty_state.weight,
             "W_c": self.novelty_context.weight,
             **_named(self.history_head, "hist"),
-            **_named(self.local_head, "local"),
+            **local,
             "eta": self.eta,
         }
 

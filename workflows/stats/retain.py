@@ -84,10 +84,9 @@ def retain_interval(
         if stacked.shape[1] != len(base):
             raise ValueError(f"task '{task}': {stacked.shape[1]} items, the reference {len(base)}")
         weights = rng.multinomial(len(base), np.full(len(base), 1 / len(base)), size=resamples)
-        below = weights @ base
-        # A resample in which the reference solves nothing has no ratio; it is drawn as its mean.
-        below = np.where(below > 0, below, base.sum())
-        ratios += stacked @ weights.T / below
+        # Where the reference solves nothing there is no ratio; the whole sample stands in.
+        weights[weights @ base == 0] = 1
+        ratios += stacked @ weights.T / (weights @ base)
     ratios /= len(tasks)
     drawn = rng.integers(len(runs), size=(resamples, len(runs)))
     means = ratios[drawn, np.arange(resamples)[:, None]].mean(axis=1)

@@ -238,11 +238,13 @@ def score_frame(records: Sequence[Record]) -> pd.DataFrame:
 def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
     """Share of tokens that ran each dense layer's routed unit: rows x layers, first seeds only.
 
-    A layer that was removed ran for no token, a layer that is not routed for every one.
+    A layer that was removed ran for no token, a layer that is not routed for every one; layers
+    that a shallower backbone lacks are NaN.
     """
     lines: dict[str, list[float]] = {}
+    several = len({record["backbone"]["name"] for record in records}) > 1
     for record in records:
-        label = record["title"]
+        label = f"{record['backbone']['name']}: " * several + record["title"]
         if record["budget"] is not None:
             label = f"{label}, {100 * record['budget']:g} %"
         if record["status"] != "ok" or label in lines:

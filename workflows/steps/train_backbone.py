@@ -24,7 +24,9 @@ from workflows.demo.tokenizer import build_tokenizer
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train the demo backbone.")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write; must not exist")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="directory to write; must not exist"
+    )
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--tokens", type=int, default=Recipe.tokens, help="training tokens")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; part of the result")

@@ -1,0 +1,90 @@
+"""What physics allows: the time of a routed model over the dense one, if work alone cost time.
+
+Prefill and training are bound by multiplications, decoding of few sequences by the bytes of the
+weights that must be read. A measured ratio below its bound is a measurement error; the distance to
+it is what the implementation leaves lying.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder, in parameters unless stated.
+
+    Args:
+        width: D.
+        layers: L.
+        attention: Projections of one layer.
+        ffn: One feed-forward network.
+        head: The output matrix.
+        key_value: Width of keys and values of one layer together, in numbers per token.
+        routed: R, layers whose FFN is routed; the last ones.
+        adapter: What runs instead of one FFN.
+        router: Matrices of the router that run per routed layer.
+    """
+
+    width: int
+    layers: int
+    attention: int
+    ffn: int
+    head: int
+    key_value: int
+    routed: int = 0
+    adapter: int = 0
+    router: int = 0
+
+    def matrices(self, bypass: float) -> float:
+        """Parameters of the layers that multiply one token's state, mean over tokens."""
+        routed = (1 - bypass) * self.ffn + bypass * self.adapter + self.router
+        kept = self.layers - self.routed
+        return self.layers * self.attention + kept * self.ffn + self.routed * routed
+
+
+def prefill_flops(shape: Shape, sequences: int, length: int, bypass: float) -> float:
+    """Operations of a prompt pass with logits of the last token only."""
+    tokens = sequences * length
+    scores = 2 * shape.width * length * tokens * shape.layers
+    return 2 * tokens * shape.matrices(bypass) + scores + 2 * sequences * shape.head
+
+
+def decode_bytes(
+    shape: Shape, sequences: int, context: int, bypass: float, number_bytes: int
+) -> float:
+    """Bytes read for one new token in each of ``sequences`` sequences.
+
+    A matrix is read when one sequence needs it: independent tokens leave an FFN alone with
+    probability bypass^sequences.
+    """
+    needs_ffn, needs_adapter = 1 - bypass**sequences, 1 - (1 - bypass) ** sequences
+    routed = needs_ffn * shape.ffn + needs_adapter * shape.adapter + shape.router
+    kept = shape.layers - shape.routed
+    weights = shape.layers * shape.attention + kept * shape.ffn + shape.routed * routed + shape.head
+    return number_bytes * (weights + sequences * context * shape.key_value * shape.layers)
+
+
+def training_flops(
+    shape: Shape, length: int, bypass: float, lora: int = 0, checkpointing: bool = False
+) -> float:
+    """Operations per token of one training step on a frozen backbone.
+
+    Args:
+        shape: With routed layers: gradients flow down to the first of them. Without: to the first
+            layer, for LoRA on every linear layer.
+        length: Tokens per sequence.
+        bypass: Mean bypass rate.
+        lora: Trained LoRA parameters, each used forward, backward and for its own gradient.
+        checkpointing: Whether layers with gradients run forward twice.
+    """
+    upper = shape.routed or shape.layers
+    share = upper / shape.layers
+    scores = 2 * shape.width * length * shape.layers
+    routed = (1 - bypass) * shape.ffn + bypass * shape.adapter + shape.router
+    top = upper * shape.attention + (shape.routed * routed or upper * shape.ffn)
+    added = shape.routed * (bypass * shape.adapter + shape.router)
+    forward = 2 * (shape.matrices(bypass) + shape.head) + scores
+    backward = 2 * (top + added + shape.head) + 2 * share * scores
+    again = (2 * top + share * scores) if checkpointing else 0.0
+    return forward + backward + again + 6 * lora

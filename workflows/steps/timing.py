@@ -1,0 +1,76 @@
+"""Timing two or more things against each other: in turn, after a warm-up, raw values kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], Any]], rounds: int, warmup: int, device: str
+) -> dict[str, list[float]]:
+    """Run A B A B ... and time each call, so that drift of the machine meets all alike.
+
+    Args:
+        functions: Name -> what to time.
+        rounds: Counted calls of each.
+        warmup: Calls of each that are not counted.
+        device: Calls on a GPU are timed by CUDA events.
+
+    Returns:
+        Name -> seconds of each counted call.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(warmup + rounds):
+        for name, function in functions.items():
+            taken = _on_gpu(function) if device.startswith("cuda") else _on_cpu(function)
+            if turn >= warmup:
+                seconds[name].append(taken)
+    return seconds
+
+
+def _on_cpu(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _on_gpu(function: Callable[[], Any]) -> float:
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    function()
+    after.record()
+    torch.cuda.synchronize()
+    return before.elapsed_time(after) / 1000
+
+
+def compared(seconds: list[float], dense: list[float], bound: float) -> dict[str, Any]:
+    """A measurement over dense: median of paired ratios with a 95 % interval, beside its bound.
+
+    Args:
+        seconds: Of the variant, call by call.
+        dense: Of the dense model, same length, interleaved with them.
+        bound: Smallest ratio that the work allows.
+
+    Returns:
+        Ratio, interval, bound, the realised share of the possible saving (None where the bound
+        allows none) and the raw seconds.
+    """
+    ratios = np.array(seconds) / np.array(dense)
+    draws = np.random.default_rng(0).integers(len(ratios), size=(2000, len(ratios)))
+    low, high = np.quantile(np.median(ratios[draws], axis=1), [0.025, 0.975])
+    ratio = float(np.median(ratios))
+    possible = 1 - bound
+    return {
+        "over_dense": ratio,
+        "interval": [float(low), float(high)],
+        "bound": bound,
+        "realised_share": (1 - ratio) / possible if possible > 0.005 else None,
+        "seconds": {q: float(np.quantile(seconds, q / 100)) for q in (10, 50, 90)},
+        "dense_seconds": {q: float(np.quantile(dense, q / 100)) for q in (10, 50, 90)},
+        "raw": [round(value, 7) for value in seconds],
+    }
