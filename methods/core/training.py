@@ -38,6 +38,10 @@ from methods.core.steering import Steering
 Penalty = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+class DivergedError(ValueError):
+    """Training ended because its loss was not finite."""
+
+
 @dataclass(frozen=True)
 class TrainingParams:
     """Hyper-parameters that every trained row shares; defaults are HeRo's on Llama-3.1-8B.
@@ -137,7 +141,7 @@ class Trainer:
         """Train to the last update; returns the log, one entry per update.
 
         Raises:
-            ValueError: The loss is not finite; the last good snapshot stays in ``workdir``.
+            DivergedError: The loss is not finite; the last good snapshot stays in ``workdir``.
         """
         done = self._resume()
         self.model.train()
@@ -151,7 +155,7 @@ class Trainer:
             entry = self._update(update, [self.documents[n] for n in next(batches)])
             self.log.append(entry)
             if not math.isfinite(entry["loss"]):
-                raise ValueError(
+                raise DivergedError(
                     f"the loss of update {update} is {entry['loss']}; "
                     f"a lower learning_rate than {self.params.learning_rate} may help"
                 )
@@ -291,3 +295,31 @@ def thinned(log: list[dict[str, float]], keep: int = 200) -> list[dict[str, floa
     """At most about ``keep`` entries of a training log, the last one among them."""
     step = max(1, len(log) // keep)
     return [*log[:-1:step], *log[-1:]]
+
+
+@torch.no_grad()
+def validation_loss(
+    model: nn.Module, documents: Sequence[Document], prompt_weight: float, batch_size: int = 32
+) -> float:
+    """Mean weighted next-token loss over documents, as in training, without penalty.
+
+    Args:
+        model: Causal LM in eval mode.
+        documents: Validation documents.
+        prompt_weight: Loss weight of prompt tokens.
+        batch_size: Documents per forward pass.
+    """
+    device = next(model.parameters()).device
+    head = model.lm_head
+    assert isinstance(head, nn.Module)
+    loss, weight = 0.0, 0.0
+    for start in range(0, len(documents), batch_size):
+        rows = lay_out(documents[start : start + batch_size], 0, prompt_weight).to(device)
+        states = decoder(model)(
+            input_ids=rows.ids, position_ids=rows.positions, use_cache=False
+        ).last_hidden_state
+        at = rows.counted.flatten().nonzero().squeeze(1)
+        targets, weights = rows.ids.flatten()[at + 1], rows.weights.flatten()[at]
+        loss += float(lm_loss_sum(states.flatten(0, 1)[at], head, targets, weights))
+        weight += float(weights.sum())
+    return loss / weight

@@ -1,0 +1,112 @@
+r"""Choose the learning rate of every trained row of a suite: same grid, updates and data for all.
+
+Each row is fitted once per rate at the suite's first budget; the rate with the lowest loss on the
+validation split wins. Scored items are never touched. The outcome is a small YAML file, committed,
+which the suite reads under `tuned:`; tries are kept in --workdir, so an interrupted call continues.
+
+    python -m workflows.steps.tune --suite workflows/suites/demo.yaml \
+        --data results/demo/data --out workflows/suites/demo_tuned.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from methods import load_method
+from methods.base import Request
+from methods.core.backbone import load_backbone
+from methods.core.checkpoint import write_json
+from methods.core.data import Data
+from methods.core.training import DivergedError, validation_loss
+from workflows.jobs import Job, Suite, read_suite
+from workflows.steps.common import run, set_up_torch, whole_file
+
+GRID = (1e-3, 3e-3, 1e-2)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--suite", required=True, type=Path, metavar="FILE.yaml")
+    parser.add_argument("--rows", help="a,b; default: every trained row of the suite")
+    parser.add_argument("--grid", default=",".join(map(str, GRID)), help="learning rates")
+    parser.add_argument("--updates", type=int, help="per try; default: the suite's")
+    parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="prepared data")
+    parser.add_argument("--workdir", type=Path, default=Path("results/tune"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.yaml")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Try every rate, write the best ones."""
+    args = arguments()
+    config = yaml.safe_load(args.suite.read_text(encoding="utf-8"))
+    # What was tuned before must not steer what is tuned now.
+    suite = read_suite({key: value for key, value in config.items() if key != "tuned"})
+    set_up_torch(args.threads)
+    rates = [float(word) for word in args.grid.split(",")]
+    first = {j.row: j for j in reversed(suite.jobs) if j.method.trained and not _derived(j, suite)}
+    chosen = args.rows.split(",") if args.rows else sorted(first)
+    tries = {row: [try_rate(suite, first[row], rate, args) for rate in rates] for row in chosen}
+    best = {row: min(done, key=lambda one: one["loss"]) for row, done in tries.items()}
+    outcome = {
+        "params": {row: {"learning_rate": one["learning_rate"]} for row, one in best.items()},
+        "tries": tries,
+        "updates": args.updates or suite.config["training"].get("updates"),
+        "seed": suite.config["seeds"][0],
+    }
+    with whole_file(args.out) as file:
+        text = yaml.safe_dump(outcome, sort_keys=False)
+        file.write_text(f"# Written by workflows.steps.tune from {args.suite}.\n{text}", "utf-8")
+    print(f"wrote {args.out}")
+
+
+def _derived(job: Job, suite: Suite) -> bool:
+    return job.row in suite.config["derive"]
+
+
+def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> dict[str, Any]:
+    """Fit one row at one rate; a finished try is read back."""
+    params = {**job.params, "learning_rate": rate}
+    if args.updates is not None:
+        params["updates"] = args.updates
+    folder = args.workdir / suite.name / job.row / f"{rate:g}"
+    done = folder / "try.json"
+    if done.is_file():
+        kept: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+        return kept
+    backbone = load_backbone(Path(suite.backbone_folder(job.backbone)))
+    data = Data(
+        tokenizer=backbone.tokenizer,
+        vocab_size=backbone.config.vocab_size,
+        max_length=suite.config["max_length"],
+        training_file=args.data / "training.jsonl",
+        validation_file=args.data / "validation.jsonl",
+    )
+    method = load_method(job.method.name, params)
+    try:
+        fitted = method.fit(backbone, data, Request(job.budget, job.seed, folder / "checkpoints"))
+        weight = method.params.prompt_weight
+        loss = validation_loss(fitted.model.eval(), data.validation(), weight)
+    except DivergedError as error:
+        print(f"{job.row} at {rate:g}: {error}")
+        loss = 1e9
+    outcome = {"learning_rate": rate, "loss": round(loss, 5)}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(done, outcome)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    print(f"{job.row} at {rate:g}: validation loss {loss:.4f}", flush=True)
+    return outcome
+
+
+if __name__ == "__main__":
+    run(main)
