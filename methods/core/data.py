@@ -4,7 +4,8 @@ A file is JSON Lines, one document per row, in one of three forms:
 
     {"text": "..."}                          loss on every token
     {"prompt": "...", "completion": "..."}   both parts count; where one ends is kept
-    {"messages": [{"role": ..., "content": ...}, ...]}   through the tokenizer's chat template
+    {"messages": [{"role": ..., "content": ...}, ...]}   through the tokenizer's chat template,
+                                             or in Tulu's plain form where it has none
 
 or, for calibration alone, a NumPy file of int64 ids (N, T), used as given.
 """
@@ -120,12 +121,19 @@ class Data:
             raise ValueError(f"{where}: the backbone has no tokenizer, give ids (.npy) instead")
         if isinstance(row, dict):
             if "messages" in row:
-                return "", str(self.tokenizer.apply_chat_template(row["messages"], tokenize=False))
+                return "", self._chat(row["messages"])
             if "completion" in row:
                 return str(row.get("prompt", "")), str(row["completion"])
             if "text" in row:
                 return "", str(row["text"])
         raise ValueError(f"{where}: expected an object with text, completion or messages")
+
+    def _chat(self, messages: list[dict[str, str]]) -> str:
+        """A conversation in the tokenizer's chat template; base models have none."""
+        assert self.tokenizer is not None
+        if self.tokenizer.chat_template:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+        return "".join(f"<|{turn['role']}|>\n{turn['content']}\n" for turn in messages)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         assert self.tokenizer is not None or not texts

@@ -136,6 +136,9 @@ class Trainer:
             self.model.model.checkpointing = self.params.checkpointing
         elif self.params.checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+            # transformers then asks for gradients of the embeddings, which would send the backward
+            # pass through every frozen layer below the first trained one.
+            self.model.disable_input_require_grads()  # type: ignore[operator]
 
     def run(self) -> list[dict[str, float]]:
         """Train to the last update; returns the log, one entry per update.

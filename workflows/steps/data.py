@@ -37,7 +37,9 @@ def main() -> None:
     """Read the source, write the rows."""
     args = arguments()
     spec = json_argument(args.source, "--source")
-    documents = islice(read_source(spec, args.part), spec.get("rows"))
+    first, rows = spec.get("skip", 0), spec.get("rows")
+    last = None if rows is None else first + rows
+    documents = islice(read_source(spec, args.part), first, last)
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
         for document in documents:
