@@ -206,12 +206,15 @@ def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a folder, single or sharded.
 
     Raises:
-        ValueError: There is none, or a shard is missing.
+        ValueError: There is none, the index cannot be read, or a shard is missing.
     """
     if (path / WEIGHTS).is_file():
         return [path / WEIGHTS]
     if (path / INDEX).is_file():
-        shards = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        try:
+            shards = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path / INDEX} is not a valid index of weights: {error}") from error
         files = [path / name for name in sorted(set(shards))]
         for file in files:
             if not file.is_file():

@@ -50,4 +50,8 @@ def add_lora(
         # On the meta device adapters stay there too: no memory, no draws.
         empty = model.device.type == "meta"
         inject_adapter_in_model(config, model, low_cpu_mem_usage=empty)
+    # A 16-bit backbone would give 16-bit adapters, in which small updates are lost.
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     return model

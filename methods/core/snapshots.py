@@ -34,22 +34,33 @@ def write_snapshot(
 
 
 def read_snapshot(
-    folder: Path, trained: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    folder: Path,
+    trained: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    identity: str,
 ) -> dict[str, Any] | None:
-    """Fill parameters and optimizer from the snapshot in ``folder``; None if there is none.
+    """Fill parameters and optimizer from the snapshot in ``folder``.
+
+    Args:
+        folder: Of the run.
+        trained: Parameters by name.
+        optimizer: Of these parameters.
+        identity: Of the run; a snapshot of another run (other params, data, model) is left alone.
+
+    Returns:
+        The state that was written, or None if there is no snapshot of this run.
 
     Raises:
-        ValueError: The snapshot is damaged or belongs to another model.
+        ValueError: The snapshot is damaged.
     """
     file = folder / NAME
     if not file.is_file():
         return None
     try:
         with safe_open(file, framework="pt") as tensors:
-            names = set(tensors.keys())
-            wanted = {f"parameter/{name}" for name in trained}
-            if {name for name in names if name.startswith("parameter/")} != wanted:
-                raise ValueError(f"{file} belongs to another model; remove it to start anew")
+            state: dict[str, Any] = json.loads(tensors.metadata()["state"])
+            if state["identity"] != identity:
+                return None
             for name, parameter in trained.items():
                 with torch.no_grad():
                     parameter.copy_(tensors.get_tensor(f"parameter/{name}"))
@@ -57,7 +68,6 @@ def read_snapshot(
                     moment: tensors.get_tensor(f"{moment}/{name}").to(parameter.device)
                     for moment in MOMENTS
                 }
-            state: dict[str, Any] = json.loads(tensors.metadata()["state"])
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged; remove it to start anew ({error})") from error
     return state

@@ -11,6 +11,7 @@ so that the share of parameters skipped meets the budget (``methods/core/steerin
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -276,16 +277,24 @@ class Trainer:
                 gradient.copy_(part.view_as(gradient))
 
     def _snapshot(self, done: int) -> None:
-        state = {"log": self.log, "done": done}
+        state = {"log": self.log, "done": done, "identity": self._identity()}
         if self.steering is not None:
             state["steering"] = self.steering.state()
         write_snapshot(self.workdir, self.trained, self.optimizer, state)
         with (self.workdir / "training.jsonl").open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(entry) + "\n" for entry in self.log)
 
+    def _identity(self) -> str:
+        """What a snapshot must share with this run: params, seed, data, trained shapes, budget."""
+        shapes = [(name, tuple(p.shape)) for name, p in self.trained.items()]
+        lengths = [len(document.ids) for document in self.documents]
+        budget = None if self.steering is None else self.steering.budget
+        parts = (self.params, self.seed, lengths, shapes, budget)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
     def _resume(self) -> int:
         """Continue a run found in ``workdir``; returns the number of finished updates."""
-        state: dict[str, Any] | None = read_snapshot(self.workdir, self.trained, self.optimizer)
+        state = read_snapshot(self.workdir, self.trained, self.optimizer, self._identity())
         if state is None:
             return 0
         self.log = state["log"]

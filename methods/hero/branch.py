@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
 
 class Adapter(nn.Module):
@@ -28,5 +28,7 @@ class Adapter(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Normed states (n, D) to updates (n, D)."""
-        return self.up(silu(self.down(rows)))
+        """Normed states (n, D) to updates (n, D), in the dtype of the states."""
+        # On a 16-bit backbone the weights stay float32, for the optimizer.
+        down, up = (part.weight.to(rows.dtype) for part in (self.down, self.up))
+        return linear(silu(linear(rows, down)), up)

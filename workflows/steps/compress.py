@@ -2,6 +2,7 @@
 
 Writes a folder that `methods.load_model` reads and that appears only when it is complete. A row
 that does not fit the backbone or the budget leaves a folder that says why, with exit status 0.
+Under torchrun the processes share each update of a trained row.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
 from methods import find_row, load_method
+from methods.base import Method, Request
+from methods.core.backbone import load_backbone
+from methods.core.budget import check_budget
+from methods.core.checkpoint import CARD, describe, save, write_json
+from methods.core.data import Data
+from methods.core.snapshots import NAME as SNAPSHOT
 from workflows.steps.common import (
     add_machine_arguments,
     json_argument,
@@ -19,9 +25,8 @@ from workflows.steps.common import (
     provenance,
     run,
     set_up_torch,
-    whole_folder,
 )
-from workflows.steps.devices import claim_device
+from workflows.steps.processes import process_group
 
 
 def arguments() -> argparse.Namespace:
@@ -56,26 +61,23 @@ def main() -> None:
             f"--params must be a JSON object, such as '{{\"layers\": 3}}': {args.params}"
         )
     method = load_method(args.method, params)
-    from methods.base import Request
-    from methods.core.budget import check_budget
-
     budget = None if args.budget is None else check_budget(args.budget)
     if not row.budgeted:
         budget = None
     set_up_torch(args.threads)
     workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
     request = Request(budget, args.seed, workdir)
-    with claim_device(args.device) as device, whole_folder(args.out) as folder:
+    with process_group(args.device, args.out) as (device, folder):
         fit(args, method, request, device, folder)
+    # The folder is complete: a snapshot could only be continued by mistake.
+    (workdir / SNAPSHOT).unlink(missing_ok=True)
     print(f"wrote {args.out}")
 
 
-def fit(args: argparse.Namespace, method: Any, request: Any, device: str, folder: Path) -> None:
+def fit(
+    args: argparse.Namespace, method: Method, request: Request, device: str, folder: Path
+) -> None:
     """Load the backbone, fit the method, write the folder."""
-    from methods.core.backbone import load_backbone
-    from methods.core.checkpoint import CARD, describe, save, write_json
-    from methods.core.data import Data
-
     backbone = load_backbone(args.backbone, args.dtype, device, args.revision)
     card = describe(args.method, method, backbone, request, args.out)
     reason = method.skip_reason(backbone, request)

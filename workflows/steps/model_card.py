@@ -1,0 +1,136 @@
+r"""Measure the demo backbone on the validation split and write its model card.
+
+Scores come from the harness; the controls say how far they fall without late FFNs: left out, and
+replaced for every token by trained adapters of HeRo's width. Test items are never touched.
+
+    python -m workflows.steps.model_card --model workflows/demo/backbone \
+        --data results/demo/data --out workflows/demo/backbone/README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+from transformers import PreTrainedModel
+
+from methods import load_method
+from methods.base import Request
+from methods.core.backbone import count, ffn, layers, load_backbone
+from methods.core.data import Data
+from methods.core.ledger import Ledger
+from methods.core.routed import ffn_units, route
+from methods.random_skip import RandomRouter
+from workflows.demo.tasks import TASKS
+from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.score import score
+from workflows.evaluation.tasklist import TaskEntry
+from workflows.steps.common import ROOT, json_argument, run, set_up_torch, whole_file
+
+TEMPLATE = ROOT / "workflows" / "demo"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="prepared data")
+    parser.add_argument("--params", default="{}", metavar="JSON", help="training of the adapters")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.md")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, then write the card."""
+    args = arguments()
+    set_up_torch(args.threads)
+    training = json.loads((args.model / "training.json").read_text(encoding="utf-8"))
+    backbone = load_backbone(args.model)
+    dense, total = scores(backbone.model, args.model), backbone.layer_count
+    controls = {}
+    for first in (total // 2, total // 4):
+        closed = list(range(first, total))
+        controls[len(closed)] = {
+            "share": ffn_share(args.model, closed),
+            "left_out": scores(left_out(args.model, closed), args.model),
+            "adapters": scores(with_adapters(args, closed), args.model),
+        }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATE), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    text = environment.get_template("model_card.md.jinja").render(
+        training=training,
+        dense=dense,
+        controls=controls,
+        mean_ratio=mean_ratio,
+        backbone=backbone,
+        config=backbone.config,
+    )
+    with whole_file(args.out) as file:
+        file.write_text(text, encoding="utf-8")
+    print(f"wrote {args.out}")
+
+
+def scores(model: PreTrainedModel, folder: Path) -> dict[str, float]:
+    """Task -> score in percent on the validation split of the demo tasks."""
+    backbone = load_backbone(folder)
+    assert backbone.tokenizer is not None
+    ledger = Ledger.of(model, backbone.parameters, backbone.layer_count)
+    lm = CountingLM(model.eval(), backbone.tokenizer, ledger, batch_size=32, max_length=None)
+    entries = [TaskEntry(task, split="validation") for task in TASKS]
+    found = score(lm, entries, [])
+    return {s["task"]: 100 * s["value"] for s in found.scores if s["primary"]}
+
+
+def ffn_share(folder: Path, closed: list[int]) -> float:
+    """Share of all parameters in the FFNs of some layers."""
+    backbone = load_backbone(folder)
+    stack = layers(backbone.model)
+    return sum(count(ffn(stack[n])) for n in closed) / backbone.parameters
+
+
+def left_out(folder: Path, closed: list[int]) -> PreTrainedModel:
+    """The backbone without the FFNs of some layers."""
+    model = load_backbone(folder).model
+    return route(model, RandomRouter(ffn_units(model, closed), seed=0, skipped=len(closed)))
+
+
+def with_adapters(args: argparse.Namespace, closed: list[int]) -> PreTrainedModel:
+    """The backbone whose FFNs of some layers are replaced by trained adapters for every token."""
+    backbone = load_backbone(args.model)
+    params = {
+        **json_argument(args.params, "--params"),
+        "variant": "random",
+        "candidates": closed,
+        "bypass_rates": [1.0] * len(closed),
+        "alpha": 0.0,
+    }
+    data = Data(
+        tokenizer=backbone.tokenizer,
+        vocab_size=backbone.config.vocab_size,
+        max_length=256,
+        training_file=args.data / "training.jsonl",
+        validation_file=args.data / "validation.jsonl",
+    )
+    with tempfile.TemporaryDirectory() as workdir:
+        request = Request(budget=None, seed=0, workdir=Path(workdir))
+        fitted = load_method("hero", params).fit(backbone, data, request)
+    assert isinstance(fitted.model, PreTrainedModel)
+    return fitted.model
+
+
+def mean_ratio(found: Mapping[str, float], dense: Mapping[str, float]) -> float:
+    """Mean over tasks of score over dense score, in percent."""
+    return 100 * sum(found[task] / dense[task] for task in dense) / len(dense)
+
+
+if __name__ == "__main__":
+    run(main)
