@@ -1,147 +1,23 @@
-"""The methods under comparison: one file (or folder) per paper, found by reading, not by importing.
+"""The methods under comparison: one file (or folder) per paper.
 
-``discover()`` reads the literals of each method class from its syntax tree, so listing the rows
-costs milliseconds and imports neither torch nor the methods. ``load_method(row)`` imports the one
-file a row needs; ``load_model(folder)`` gives back what a ``compress`` step wrote.
+``discover()`` reads the literals of each method class from its syntax tree and imports neither
+torch nor the methods. ``load_method(row)`` imports the one file a row needs; ``load_model(folder)``
+gives back what a ``compress`` step wrote.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from methods.discovery import LITERALS, ORDER, ROOT, Row, discover, find_row, load_method
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from methods.base import Method
-
-ROOT = Path(__file__).resolve().parent
-NOT_METHODS = {"__init__", "base", "core"}
-LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "causal")
-# The table's order; rows of files that are not named here follow in alphabetical order.
-ORDER = (
-    "dense lora random-skip random-skip-layers shortgpt shortened-ppl shortened-taylor slicegpt "
-    "laco llm-pruner mod-d d-llm skipgpt-joint skipgpt-rt hero"
-).split()
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: its method's literals and the params that make it.
-
-    ``module`` is the import path of the method's file, ``path`` the file or folder itself.
-    """
-
-    name: str
-    module: str
-    path: Path
-    title: str
-    source: str
-    kind: str
-    trained: bool
-    stochastic: bool
-    budgeted: bool
-    causal: bool
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-
-def discover(root: Path = ROOT) -> dict[str, Row]:
-    """Every row of every method file below ``root``, in the table's order.
-
-    Raises:
-        ValueError: A method file lacks a literal, cannot be parsed, or repeats a row's name.
-    """
-    rows: dict[str, Row] = {}
-    for path in sorted(root.iterdir()):
-        source = path / "__init__.py" if path.is_dir() else path
-        name = path.stem
-        if name in NOT_METHODS or name.startswith((".", "__")):
-            continue
-        if source.suffix != ".py" or not source.is_file():
-            continue
-        for row in _read_rows(source, f"{root.name}.{name}", path):
-            if row.name in rows:
-                where = rows[row.name].path.name
-                raise ValueError(f"row '{row.name}' is defined in {where} and in {path.name}")
-            rows[row.name] = row
-    order = {name: position for position, name in enumerate(ORDER)}
-    return dict(sorted(rows.items(), key=lambda item: (order.get(item[0], len(ORDER)), item[0])))
-
-
-def _read_rows(source: Path, module: str, path: Path) -> list[Row]:
-    """The rows of one method file, read from its syntax tree."""
-    try:
-        tree = ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
-    except SyntaxError as error:
-        raise ValueError(f"method file {path.name} is not valid Python: {error}") from error
-    for node in tree.body:
-        bases = [ast.unparse(base) for base in getattr(node, "bases", [])]
-        if isinstance(node, ast.ClassDef) and any(b.split(".")[-1] == "Method" for b in bases):
-            break
-    else:
-        raise ValueError(f"method file {path.name} defines no class that derives from Method")
-    literals = {}
-    for statement in node.body:
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            target = (
-                statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
-            )
-            name = ast.unparse(target)
-            if name in (*LITERALS, "rows"):
-                literals[name] = _literal(statement.value, name, path)
-    missing = [name for name in LITERALS if name not in literals]
-    if missing:
-        raise ValueError(f"method file {path.name} lacks the literals: {', '.join(missing)}")
-    lines = literals.pop("rows", None) or {path.stem.replace("_", "-"): {}}
-    return [
-        Row(name=name, module=module, path=path, params=params, **literals)
-        for name, params in lines.items()
-    ]
-
-
-def _literal(value: ast.expr, name: str, path: Path) -> Any:
-    try:
-        return ast.literal_eval(value)
-    except ValueError as error:
-        raise ValueError(f"method file {path.name}: '{name}' is not a literal") from error
-
-
-def find_row(name: str) -> Row:
-    """The row called ``name``.
-
-    Raises:
-        ValueError: There is none; the message lists the rows.
-    """
-    rows = discover()
-    if name not in rows:
-        raise ValueError(f"unknown row '{name}' (rows: {', '.join(rows)})")
-    return rows[name]
-
-
-def load_method(name: str, params: Mapping[str, Any] | None = None) -> Method:
-    """The method behind row ``name``, with ``params`` over the row's own.
-
-    Raises:
-        ValueError: The row or a param is unknown, or a value does not fit.
-    """
-    from methods.base import Method
-
-    row = find_row(name)
-    module = importlib.import_module(row.module)
-    classes = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Method) and value is not Method
-    ]
-    own = [cls for cls in classes if cls.__module__.startswith(row.module)]
-    try:
-        return own[0]({**row.params, **(params or {})})
-    except ValueError as error:
-        raise ValueError(f"row '{name}': {error}") from error
+__all__ = [
+    "LITERALS", "ORDER", "ROOT", "Row", "discover", "find_row", "load_method", "load_model",
+]  # fmt: skip
 
 
 def load_model(folder: str | Path, backbone: str | Path | None = None) -> PreTrainedModel:

@@ -180,7 +180,8 @@ def check_weights(path: Path, config: PreTrainedConfig) -> None:
     Without this a missing tensor would be filled with random numbers and a run would go on.
 
     Raises:
-        ValueError: A file is missing or damaged, a tensor is missing or has another shape.
+        ValueError: A file is missing or damaged, a tensor is missing or has another shape, or the
+            config contradicts itself.
     """
     found: dict[str, list[int]] = {}
     for file in weight_files(path):
@@ -189,8 +190,11 @@ def check_weights(path: Path, config: PreTrainedConfig) -> None:
                 found |= {k: list(tensors.get_slice(k).get_shape()) for k in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} is damaged or incomplete: {_first_line(error)}") from error
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise ValueError(f"{path / 'config.json'} fits no model: {_first_line(error)}") from error
     for name, tensor in model.state_dict().items():
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if name not in found and not tied:

@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from methods import load_method
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import (
     Backbone,
@@ -31,6 +30,7 @@ from methods.core.backbone import (
     weight_files,
 )
 from methods.core.ledger import Ledger
+from methods.discovery import load_method
 
 CARD, DECISIONS, TRAINED = "skipbench.json", "decisions.json", "trained.safetensors"
 

@@ -150,15 +150,18 @@ def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
     """The rows of a JSON Lines file with their place, for messages.
 
     Raises:
-        ValueError: A line is not JSON.
+        ValueError: A line is not JSON in UTF-8.
     """
-    with path.open(encoding="utf-8") as stream:
+    with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
-            if line.strip():
-                try:
-                    yield json.loads(line), f"{path}, line {number}"
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{path}, line {number}: not valid JSON: {error}") from error
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line.decode("utf-8"))
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise ValueError(f"{where}: not valid JSON: {error}") from error
+            yield row, where
 
 
 def read_ids(path: Path, vocab_size: int) -> list[Document]:

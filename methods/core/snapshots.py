@@ -57,17 +57,17 @@ def read_snapshot(
     if not file.is_file():
         return None
     try:
-        with safe_open(file, framework="pt") as tensors:
-            state: dict[str, Any] = json.loads(tensors.metadata()["state"])
-            if state["identity"] != identity:
-                return None
-            for name, parameter in trained.items():
-                with torch.no_grad():
-                    parameter.copy_(tensors.get_tensor(f"parameter/{name}"))
-                optimizer.state[parameter] = {
-                    moment: tensors.get_tensor(f"{moment}/{name}").to(parameter.device)
-                    for moment in MOMENTS
-                }
+        with safe_open(file, framework="pt") as stored:
+            state: dict[str, Any] = json.loads(stored.metadata()["state"])
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged; remove it to start anew ({error})") from error
+    if state["identity"] != identity:
+        return None
+    for name, parameter in trained.items():
+        with torch.no_grad():
+            parameter.copy_(tensors[f"parameter/{name}"])
+        optimizer.state[parameter] = {
+            moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in MOMENTS
+        }
     return state

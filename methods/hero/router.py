@@ -208,8 +208,6 @@ class HeroRouter(Router):
         bend = zero if delta is None or state.step is None else _cosine(delta, state.step)
         position = torch.full_like(zero, (index + 1) / total)
         features = [position, 1 - position, distance, bend]
-        if index + 1 == total:
-            features[1] = zero
         if self.variant == "no-position":
             features = [zero] * 4
         return torch.stack([*features, state.p, state.m], dim=-1), delta

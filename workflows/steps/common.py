@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "numpy", "tokenizers")
 CODE_FOLDERS = ("methods", "workflows")
@@ -31,7 +33,8 @@ def run(main: Callable[[], None]) -> None:
     """
     try:
         main()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
+        # safetensors reports a full disk as an error of its own.
         if os.environ.get("SKIPBENCH_DEBUG"):
             traceback.print_exc()
         print(f"error: {sentence(error)}", file=sys.stderr)
@@ -74,8 +77,7 @@ def whole_file(file: Path) -> Iterator[Path]:
     Raises:
         ValueError: ``file`` is a folder, or its parent is a file.
     """
-    if file.is_dir():
-        raise ValueError(f"{file} is a folder, a file is to be written there")
+    check_place(file)
     temporary = _sibling(file)
     try:
         yield temporary
@@ -85,11 +87,26 @@ def whole_file(file: Path) -> Iterator[Path]:
         raise
 
 
-def _sibling(path: Path) -> Path:
-    """A fresh name beside ``path``, in the same file system; the parent is made."""
+def check_place(file: Path) -> None:
+    """Refuse a place where no file can be written, before long work begins.
+
+    Raises:
+        ValueError: ``file`` is a folder, or one of its parents is a file.
+    """
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder, a file is to be written there")
+    _check_parents(file)
+
+
+def _check_parents(path: Path) -> None:
     for parent in reversed(path.absolute().parents):
         if parent.exists() and not parent.is_dir():
             raise ValueError(f"{parent} is a file, a folder is needed there")
+
+
+def _sibling(path: Path) -> Path:
+    """A fresh name beside ``path``, in the same file system; the parent is made."""
+    _check_parents(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mktemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
 

@@ -20,6 +20,7 @@ from workflows.evaluation.score import pool, rates_by_kind, score
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, parse_tasks
 from workflows.steps.common import (
     add_machine_arguments,
+    check_place,
     peak_memory_mb,
     provenance,
     run,
@@ -53,6 +54,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Check the arguments, score, write the record last."""
     args = arguments()
+    check_place(args.out)
     entries = parse_tasks(args.tasks)
     if not entries:
         raise ValueError("--tasks names no task")
