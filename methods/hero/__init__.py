@@ -14,7 +14,7 @@ from methods.core.backbone import Backbone
 from methods.core.budget import candidate_layers
 from methods.core.calibration import calibrate_threshold
 from methods.core.data import Data
-from methods.core.routed import Router, ffn_units, route
+from methods.core.routed import Router, ffn_units, route, router_of
 from methods.core.seeds import generator
 from methods.core.steering import Steering, unit_shares
 from methods.core.training import Trainer, TrainingParams, thinned
@@ -100,18 +100,17 @@ class Hero(Method):
             structure["rates"] = self._rates(request.budget, shares)
         model = self.build(backbone, structure)
         alpha = self.params.alpha
-        steering = Steering(
-            shares, request.budget if alpha is None else None, 0.0 if alpha is None else alpha
-        )
+        budget = request.budget if alpha is None else None
+        steering = Steering(shares, budget, 0.0 if alpha is None else alpha)
         trainer = Trainer(
             model, self.params, data.training(), request.seed, request.workdir, penalty, steering
         )
         decisions: dict[str, Any] = {"training": thinned(trainer.run())}
-        router = model.model.router  # type: ignore[union-attr]
-        if alpha is None and isinstance(router, HeroRouter) and request.budget is not None:
-            found = calibrate_threshold(model, router, data.validation(), shares, request.budget)
+        router = router_of(model)
+        if budget is not None and isinstance(router, HeroRouter | StaticGates):
+            trace = calibrate_threshold(model, router, data.validation(), shares, budget)
+            decisions["calibration"] = trace
             structure["threshold"] = router.threshold
-            decisions["calibration"] = found
         return Fitted(model, structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
@@ -132,14 +131,16 @@ class Hero(Method):
             memory=params.memory_width,
             adapter=params.adapter_width or min(896, round(width * 896 / 4096)),
         )
-        if params.variant == "static":
-            return StaticGates(units, sizes, params.initial_bias, rng)
         if params.variant == "random":
             return RandomBypass(units, sizes, structure["rates"], structure["seed"], rng)
-        router = HeroRouter(
-            units, sizes, float(backbone.config.rms_norm_eps), params.variant,
-            params.memory_form == "recurrent", params.initial_bias, rng,
-        )  # fmt: skip
+        router: StaticGates | HeroRouter
+        if params.variant == "static":
+            router = StaticGates(units, sizes, params.initial_bias, rng)
+        else:
+            router = HeroRouter(
+                units, sizes, float(backbone.config.rms_norm_eps), params.variant,
+                params.memory_form == "recurrent", params.initial_bias, rng,
+            )  # fmt: skip
         router.threshold = float(structure["threshold"])
         return router
 

@@ -49,6 +49,7 @@ class StaticGates(_WithAdapters):
     ) -> None:
         super().__init__(units, sizes, generator)
         self.logits = nn.Parameter(torch.full((len(units),), initial_bias))
+        self.threshold = 0.5
 
     def start(self, tokens: Tokens, hidden: Tensor) -> None:
         """Nothing to carry."""
@@ -63,7 +64,7 @@ class StaticGates(_WithAdapters):
     ) -> tuple[Decision, Any]:
         """The block's gate, for every token."""
         gate = torch.sigmoid(self.logits[index].float()).expand(block_input.shape[:2])
-        execute = gate >= 0.5
+        execute = gate >= self.threshold
         return Decision(execute, torch.where(execute, gate, 1 - gate), gate), state
 
 
