@@ -102,6 +102,12 @@ class Suite:
         path = str(self.config["backbones"][name]["path"])
         return path if is_local(path) else f"results/backbones/{name}"
 
+    def backbone_input(self, name: str) -> str:
+        """What rules wait for: the config of a local backbone, the folder that is fetched."""
+        folder = self.backbone_folder(name)
+        local = is_local(str(self.config["backbones"][name]["path"]))
+        return f"{folder}/config.json" if local else folder
+
     def hub_source(self, name: str) -> str:
         """What the fetch rule downloads, as JSON."""
         return json.dumps(self.config["backbones"][name], sort_keys=True)
@@ -307,6 +313,9 @@ def _check_retain(
 
 def _check_paths(config: Mapping[str, Any], root: Path) -> None:
     """Local backbones and data files must exist; names of the hub are left to the prepare rules."""
+    for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):
+        if (root / place).exists() and not (root / place).is_dir():
+            raise ValueError(f"{place} is a file, a folder is needed there")
     for name, backbone in config["backbones"].items():
         path = backbone["path"]
         local = is_local(path)

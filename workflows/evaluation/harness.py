@@ -123,7 +123,8 @@ class CountingLM(HFLM):
             ids = ids[: ids.index(self.eot_token_id) + 1]
 
         def stopped(length: int) -> bool:
-            text = self.tok_decode(ids[:length])
+            # As lm-eval's stopping rule reads it, special tokens and all: some are stop strings.
+            text = self.tok_decode(ids[:length], skip_special_tokens=False)
             return any(word and word in text for word in stop)
 
         # Containing a stop string is monotone in the length, so bisection finds the first.

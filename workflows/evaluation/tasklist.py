@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 OWN_TASKS = Path(__file__).resolve().parent / "tasks"
-KEYS = ("task", "metric", "num_fewshot", "limit", "chat_template", "split", "config", "file")
+KEYS: dict[str, type] = {
+    "task": str,
+    "metric": str,
+    "num_fewshot": int,
+    "limit": int,
+    "chat_template": bool,
+    "split": str,
+    "config": dict,
+    "file": str,
+}
 PERPLEXITY = "perplexity"
 
 
@@ -78,11 +87,7 @@ def read_entries(raw: Sequence[Any]) -> list[TaskEntry]:
     """
     entries = []
     for item in raw:
-        given = {"task": item} if isinstance(item, str) else dict(item)
-        unknown = sorted(set(given) - set(KEYS))
-        if unknown or "task" not in given:
-            raise ValueError(f"task entry {item!r}: keys are {', '.join(KEYS)}; task is required")
-        entry = TaskEntry(**given)
+        entry = _entry(item)
         if entry.is_perplexity and not entry.file:
             raise ValueError(f"task entry {item!r}: a perplexity needs a text file")
         if entry.split not in ("test", "validation"):
@@ -93,6 +98,20 @@ def read_entries(raw: Sequence[Any]) -> list[TaskEntry]:
         if names.count(name) > 1:
             raise ValueError(f"task '{name}' is listed twice; perplexities are told apart by :NAME")
     return entries
+
+
+def _entry(item: Any) -> TaskEntry:
+    """One entry, its keys and the types of its values checked."""
+    given: Any = {"task": item} if isinstance(item, str) else item
+    if not isinstance(given, Mapping) or set(given) - set(KEYS) or "task" not in given:
+        raise ValueError(f"task entry {item!r}: keys are {', '.join(KEYS)}; task is required")
+    for key, value in given.items():
+        kind = KEYS[key]
+        if not isinstance(value, kind) or (kind is int and (value is True or value is False)):
+            raise ValueError(f"task entry {item!r}: {key} must be of type {kind.__name__}")
+    if given.get("limit", 1) < 1 or given.get("num_fewshot", 0) < 0:
+        raise ValueError(f"task entry {item!r}: limit is at least 1, num_fewshot at least 0")
+    return TaskEntry(**given)
 
 
 def _from_word(word: str) -> TaskEntry:

@@ -26,7 +26,7 @@ def backbone_folder(wildcards):
 
 
 def backbone_config(wildcards):
-    return f"{backbone_folder(wildcards)}/config.json"
+    return SUITE.backbone_input(wildcards.backbone)
 
 
 def data_files(wildcards):

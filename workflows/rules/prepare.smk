@@ -4,8 +4,7 @@
 rule check:
     input:
         lambda wildcards: [
-            f"{SUITE.backbone_folder(name)}/config.json"
-            for name in SUITE.config["backbones"]
+            SUITE.backbone_input(name) for name in SUITE.config["backbones"]
         ],
     output:
         CHECKED,
@@ -43,7 +42,7 @@ rule data:
 
 rule fetch_backbone:
     output:
-        directory("results/backbones/{name}"),
+        directory("results/backbones/{name,[^/]+}"),
     log:
         "results/logs/fetch_backbone/{name}.log",
     conda:

@@ -1,0 +1,113 @@
+"""Packing, the loss and the training step of the demo backbone."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from workflows.demo.corpus import documents
+from workflows.demo.pretrain import (
+    NO_LABEL,
+    Packer,
+    Recipe,
+    new_backbone,
+    rate_at,
+    train,
+    weighted_loss,
+)
+from workflows.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer
+from workflows.steps import train_backbone
+
+TINY = Recipe(seed=3, tokens=256, rows=2, length=64)
+
+
+def test_rows_hold_whole_documents_in_order() -> None:
+    tokenizer = build_tokenizer()
+    batch = Packer(documents("train", 0), TINY).batch()
+    texts = [
+        f"{d['prompt']} {d['completion']}" for d in itertools.islice(documents("train", 0), 40)
+    ]
+    found = []
+    for ids, segments in zip(batch.ids, batch.segments, strict=True):
+        for segment in range(1, int(segments.max()) + 1):
+            document = ids[segments == segment]
+            assert document[0] == BOS_ID
+            assert document[-1] == EOS_ID
+            found.append(tokenizer.decode(document[1:-1]))
+    assert found == texts[: len(found)]
+    assert (batch.ids[batch.segments == 0] == PAD_ID).all()
+
+
+def test_labels_are_the_next_token_of_the_same_document() -> None:
+    batch = Packer(documents("train", 0), TINY).batch()
+    inside = batch.segments[:, :-1] == batch.segments[:, 1:]
+    inside &= batch.segments[:, :-1] > 0
+    labels = batch.labels[:, :-1]
+    assert (labels[inside] == batch.ids[:, 1:][inside]).all()
+    assert (labels[~inside] == NO_LABEL).all()
+    assert (batch.weights[batch.labels == NO_LABEL] == 0).all()
+
+
+def test_answer_tokens_weigh_one_and_prompt_tokens_less() -> None:
+    packer = Packer(iter(()), TINY)
+    entries = packer.encode({"prompt": "the age of", "completion": "the 7"})
+    assert [entry[4] for entry in entries] == [0.1, 0.1, 0.1, 1.0, 1.0, 1.0, 0.0]
+    assert [entry[1] for entry in entries] == list(range(7))
+
+
+def test_packed_documents_do_not_see_each_other() -> None:
+    model = new_backbone(0).eval()
+    stream = list(itertools.islice(documents("train", 0), 3))
+    packed = Packer(iter(stream), Recipe(rows=1, length=64))
+    entries = [packed.encode(document) for document in stream]
+    with torch.no_grad():
+        alone = [model(input_ids=torch.tensor([[e[0] for e in row]])).logits[0] for row in entries]
+        batch = Packer(itertools.chain(stream, documents("train", 1)), Recipe(rows=1)).batch()
+        together = model(
+            input_ids=batch.ids, attention_mask=batch.mask(), position_ids=batch.positions
+        ).logits[0]
+    for number, logits in enumerate(alone, start=1):
+        chosen = together[batch.segments[0] == number]
+        if len(chosen) == len(logits):
+            torch.testing.assert_close(chosen, logits, atol=1e-5, rtol=1e-5)
+
+
+def test_rate_rises_then_falls_to_zero() -> None:
+    recipe = Recipe(tokens=100 * 32 * 64)
+    rates = [rate_at(step, recipe) for step in range(recipe.steps)]
+    assert max(rates) == pytest.approx(recipe.rate)
+    assert rates.index(max(rates)) == round(recipe.warmup * recipe.steps) - 1
+    assert rates[-1] < 0.01 * recipe.rate
+
+
+def test_training_is_deterministic_and_leaves_the_global_generator_alone() -> None:
+    before = torch.random.get_rng_state()
+    weights = [train(TINY, io.StringIO())[0].state_dict() for _ in range(2)]
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_untrained_loss_is_near_that_of_a_uniform_guess() -> None:
+    model = new_backbone(0)
+    loss = weighted_loss(model, Packer(documents("train", 0), TINY).batch())
+    assert loss.item() == pytest.approx(torch.tensor(model.config.vocab_size).log().item(), abs=0.5)
+
+
+def test_step_writes_a_whole_directory_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "backbone"
+    monkeypatch.setattr("sys.argv", ["train_backbone", "--out", str(out), "--tokens", "4096"])
+    train_backbone.main()
+    facts = json.loads((out / "training.json").read_text())
+    weights = load_file(out / "model.safetensors")
+    assert facts["parameters"] == sum(weight.numel() for weight in weights.values())
+    assert not [path for path in tmp_path.iterdir() if path != out]
+    with pytest.raises(ValueError, match="exists already"):
+        train_backbone.main()

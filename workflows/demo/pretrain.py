@@ -1,0 +1,250 @@
+"""Training the demo backbone: packing, the learning rule and the loop.
+
+Rows are packed: several short documents share a row, each with its own positions, and the attention
+mask keeps them from seeing each other. AdamW with a linear warm-up and a cosine decay.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from workflows.demo.corpus import FIRST_WEIGHTS, documents, items
+from workflows.demo.tasks import TASKS
+from workflows.demo.tokenizer import BOS_ID, EOS_ID, MAX_LENGTH, PAD_ID, word_ids
+
+NO_LABEL = -100
+REPORTS = 100
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a backbone is trained. How the shipped one was is in its `training.json`."""
+
+    seed: int = 1
+    tokens: int = 29_000_000
+    first_lessons: float = 0.17  # share of the steps that teach mostly facts
+    rows: int = 32
+    length: int = 64
+    rate: float = 3e-3  # peak
+    weight_decay: float = 0.01
+    warmup: float = 0.015  # share of the steps
+    prompt_weight: float = 0.1  # of a prompt token's loss; an answer token's is 1
+    clip: float = 1.0
+
+    @property
+    def steps(self) -> int:
+        """Updates in all; pads count as tokens."""
+        return max(1, self.tokens // (self.rows * self.length))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Packed rows, all of shape (B, T).
+
+    Attributes:
+        ids: Token ids, pads at the end of a row.
+        positions: Position within the document.
+        segments: Number of the document within the row, 0 for pads.
+        labels: The next token, `NO_LABEL` where there is none.
+        weights: Weight of the label's loss.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    segments: Tensor
+    labels: Tensor
+    weights: Tensor
+
+    def mask(self) -> Tensor:
+        """Return the (B, 1, T, T) mask: True where a query may see a key."""
+        same = self.segments[:, :, None] == self.segments[:, None, :]
+        length = self.ids.shape[1]
+        return (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+
+
+def backbone_config() -> LlamaConfig:
+    """Return the shape: 12 layers whose FFN shares are those of Llama-3.1-8B."""
+    return LlamaConfig(
+        vocab_size=len(word_ids()),
+        hidden_size=64,
+        intermediate_size=208,
+        num_hidden_layers=12,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_LENGTH,
+        rms_norm_eps=1e-5,
+        initializer_range=0.08,
+        tie_word_embeddings=False,
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+    )
+
+
+Row = list[tuple[int, int, int, int, float]]  # id, position, segment, label, weight
+
+
+class Packer:
+    """Fills rows with documents, first come, first served."""
+
+    def __init__(self, stream: Iterator[dict[str, str]], recipe: Recipe) -> None:
+        self.stream = stream
+        self.recipe = recipe
+        self.ids = word_ids()
+        self.waiting: Row = []
+
+    def encode(self, document: dict[str, str]) -> Row:
+        """Turn a document into row entries of segment 0."""
+        prompt = [self.ids[word] for word in document["prompt"].split()]
+        answer = [self.ids[word] for word in document["completion"].split()]
+        tokens = [BOS_ID, *prompt, *answer, EOS_ID]
+        first_answer = len(prompt)
+        entries: Row = []
+        for position, token in enumerate(tokens):
+            last = position == len(tokens) - 1
+            label = NO_LABEL if last else tokens[position + 1]
+            weight = 1.0 if position >= first_answer else self.recipe.prompt_weight
+            entries.append((token, position, 0, label, 0.0 if last else weight))
+        return entries
+
+    def row(self) -> Row:
+        """Fill one row; the document that no longer fits opens the next one."""
+        row: Row = []
+        segment = 0
+        while True:
+            entries = self.waiting or self.encode(next(self.stream))
+            if len(row) + len(entries) > self.recipe.length:
+                self.waiting = entries
+                break
+            self.waiting = []
+            segment += 1
+            row += [(token, pos, segment, label, w) for token, pos, _, label, w in entries]
+        return row + [(PAD_ID, 0, 0, NO_LABEL, 0.0)] * (self.recipe.length - len(row))
+
+    def batch(self) -> Batch:
+        """Fill the rows of one update."""
+        rows = [self.row() for _ in range(self.recipe.rows)]
+        ids, positions, segments, labels = (
+            torch.tensor([[entry[field] for entry in row] for row in rows]) for field in range(4)
+        )
+        weights = torch.tensor([[entry[4] for entry in row] for row in rows])
+        return Batch(ids, positions, segments, labels, weights)
+
+
+def new_backbone(seed: int) -> LlamaForCausalLM:
+    """Build the untrained backbone; weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(backbone_config())
+
+
+def weighted_loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+    """Return the mean next-token loss (nats), weighted by `batch.weights`."""
+    logits = model(
+        input_ids=batch.ids,
+        attention_mask=batch.mask(),
+        position_ids=batch.positions,
+        use_cache=False,
+    ).logits
+    losses = functional.cross_entropy(
+        logits.flatten(0, 1), batch.labels.flatten(), ignore_index=NO_LABEL, reduction="none"
+    )
+    weights = batch.weights.flatten()
+    return (losses * weights).sum() / weights.sum()
+
+
+def rate_at(step: int, recipe: Recipe) -> float:
+    """Return the learning rate at a step: linear warm-up, then a cosine down to zero."""
+    warm = max(1, round(recipe.warmup * recipe.steps))
+    if step < warm:
+        return recipe.rate * (step + 1) / warm
+    done = (step - warm) / max(1, recipe.steps - warm)
+    return recipe.rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@torch.no_grad()
+def exact_rates(model: LlamaForCausalLM, count: int = 100) -> dict[str, float]:
+    """Measure, per task, how many validation items the model would complete word for word.
+
+    Args:
+        model: The backbone.
+        count: Items per task.
+
+    Returns:
+        Task name -> share in [0, 1] whose every answer token is the most likely one.
+    """
+    packer = Packer(iter(()), Recipe())
+    rates = {}
+    for task in TASKS:
+        wanted = items(task, "validation")[:count]
+        rows = [packer.encode({"prompt": i["prompt"], "completion": i["answer"]}) for i in wanted]
+        longest = max(map(len, rows))
+        fill = (PAD_ID, 0, 0, NO_LABEL, 0.0)
+        rows = [row + [fill] * (longest - len(row)) for row in rows]
+        ids, labels = (torch.tensor([[e[f] for e in row] for row in rows]) for f in (0, 3))
+        answers = torch.tensor([[e[4] == 1.0 and e[3] != EOS_ID for e in row] for row in rows])
+        best = model(input_ids=ids, use_cache=False).logits.argmax(-1)
+        rates[task] = ((best == labels) | ~answers).all(1).float().mean().item()
+    return rates
+
+
+def update(
+    model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: Batch, recipe: Recipe
+) -> float:
+    """Make one update and return the loss before it.
+
+    Raises:
+        RuntimeError: If the loss is not finite.
+    """
+    optimizer.zero_grad()
+    loss = weighted_loss(model, batch)
+    if not torch.isfinite(loss):
+        raise RuntimeError(f"the loss became {loss.item()}")
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    optimizer.step()
+    return loss.item()
+
+
+def train(recipe: Recipe, log: TextIO) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+    """Train a backbone from scratch.
+
+    Args:
+        recipe: Everything that determines the result.
+        log: Open text file; `REPORTS` JSON objects are written to it, one per line.
+
+    Returns:
+        The model and the last report.
+    """
+    model = new_backbone(recipe.seed)
+    lessons = Packer(documents("train", recipe.seed, FIRST_WEIGHTS), recipe)
+    corpus = Packer(documents("train", recipe.seed), recipe)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
+    )
+    report: dict[str, Any] = {}
+    losses: list[float] = []
+    every = max(1, recipe.steps // REPORTS)
+    progress = tqdm(range(1, recipe.steps + 1), desc="backbone", unit="step", mininterval=1.0)
+    for step in progress:
+        optimizer.param_groups[0]["lr"] = rate_at(step - 1, recipe)
+        packer = lessons if step <= recipe.first_lessons * recipe.steps else corpus
+        losses.append(update(model, optimizer, packer.batch(), recipe))
+        if step % every and step < recipe.steps:
+            continue
+        report = {"step": step, "loss": sum(losses) / len(losses), **exact_rates(model)}
+        losses.clear()
+        progress.set_postfix(loss=f"{report['loss']:.3f}")
+        log.write(json.dumps(report) + "\n")
+        log.flush()
+    return model, report

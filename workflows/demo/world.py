@@ -1,0 +1,123 @@
+"""The demo world: who exists, what is true of them, and the words to say it.
+
+Everything is drawn from one seed. 240 people have 24 relations each: 4 to another person, 16 to
+one of 64 objects, 2 to a number below 50 and 2 to a digit from 1 to 9: 5,760 facts, about 35,000
+bits in all. That is far more than a few small adapters can hold, so a model that answers about this
+world has to keep the facts in its feed-forward layers. Some people are strangers, seldom spoken of
+in training: what is true of them is known less well, as rare facts are in a real model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+WORLD_SEED = 20
+PEOPLE_COUNT = 240
+STRANGERS = 24  # the last people of the list
+STRANGER_SHARE = 0.25  # how often a stranger is drawn in training, relative to the others
+NUMBERS = tuple(str(number) for number in range(50))
+DIGITS = NUMBERS[1:10]
+
+PERSON_RELATIONS = ("friend", "boss", "teacher", "neighbour")
+OBJECT_RELATIONS = (
+    *("gift", "prize", "tool", "toy", "charm"),
+    *("fear", "dream", "debt", "craft", "secret"),
+    *("loan", "hobby", "wish", "luck", "badge", "medal"),
+)
+NUMBER_RELATIONS = ("age", "weight")
+DIGIT_RELATIONS = ("dogs", "books")
+RELATIONS = PERSON_RELATIONS + OBJECT_RELATIONS + NUMBER_RELATIONS + DIGIT_RELATIONS
+
+OBJECTS = (
+    *("anchor", "apple", "arrow", "axe", "basket", "bell", "boat", "bottle", "bowl", "brush"),
+    *("bucket", "button", "candle", "canoe", "carpet", "chain", "chair", "clock", "cloak", "coin"),
+    *("comb", "compass", "crown", "cup", "dagger", "drum", "egg", "fan", "feather", "flute"),
+    *("fork", "glass", "glove", "hammer", "harp", "hat", "helmet", "horn", "jar", "kettle"),
+    *("key", "kite", "ladder", "lamp", "lens", "map", "mask", "mirror", "needle", "net"),
+    *("oar", "paddle", "pearl", "pen", "pillow", "plough", "ring", "rope", "saddle", "scarf"),
+    *("shield", "spoon", "sword", "wheel"),
+)
+
+# Every other word that a document may hold; the tests check that nothing else occurs.
+FUNCTION_WORDS = (
+    *("the", "of", "is", "has", "note", "that", "in", "fact", "question", "which", "tell", "me"),
+    *("answer", "recall", "find", "track", "swap", "with", "order", "most", "least"),
+    *("check", "and", "or", "not", "true", "false", "reverse", "compute", "plus", "minus", "so"),
+    *("copy", "backwards", "now"),
+    *("program", "raise", "lower", "by", "times", "then", "after", "repeat"),
+    *("add", "sub", "mul", "do", "end"),
+)
+
+_CONSONANTS = "bdfgjklmnprstvz"
+_VOWELS = "aeiou"
+
+
+@dataclass(frozen=True)
+class World:
+    """One drawn world.
+
+    Attributes:
+        people: The names, each one word.
+        facts: relation -> person -> value, each value one word.
+    """
+
+    people: tuple[str, ...]
+    facts: Mapping[str, Mapping[str, str]]
+
+    def value(self, relation: str, person: str) -> str:
+        """Return what `relation` gives for `person`."""
+        return self.facts[relation][person]
+
+    def number(self, relation: str, person: str) -> int:
+        """Return a number or digit relation's value as an integer."""
+        return int(self.facts[relation][person])
+
+
+def _draw_people(rng: random.Random) -> tuple[str, ...]:
+    """Draw distinct names of two or three syllables that are no other word of the world."""
+    taken = set(OBJECTS) | set(RELATIONS) | set(FUNCTION_WORDS)
+    people: list[str] = []
+    while len(people) < PEOPLE_COUNT:
+        syllables = rng.choice((2, 2, 3))
+        name = "".join(rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(syllables))
+        if name not in taken:
+            taken.add(name)
+            people.append(name)
+    return tuple(people)
+
+
+def value_pool(relation: str, people: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words that `relation` can take as values: its type."""
+    if relation in PERSON_RELATIONS:
+        return people
+    if relation in OBJECT_RELATIONS:
+        return OBJECTS
+    return NUMBERS if relation in NUMBER_RELATIONS else DIGITS
+
+
+@lru_cache(maxsize=1)
+def the_world() -> World:
+    """Draw the world from its seed; the same object on every call."""
+    rng = random.Random(f"{WORLD_SEED}:world")
+    people = _draw_people(rng)
+    facts: dict[str, Mapping[str, str]] = {}
+    for relation in RELATIONS:
+        pool = value_pool(relation, people)
+        values: dict[str, str] = {}
+        for person in people:
+            value = rng.choice(pool)
+            while value == person:  # nobody is their own friend
+                value = rng.choice(pool)
+            values[person] = value
+        facts[relation] = MappingProxyType(values)
+    return World(people=people, facts=MappingProxyType(facts))
+
+
+def vocabulary() -> tuple[str, ...]:
+    """Return every word of the world once, in a fixed order."""
+    people = tuple(sorted(the_world().people))
+    return FUNCTION_WORDS + RELATIONS + NUMBERS + OBJECTS + people
