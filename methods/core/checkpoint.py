@@ -201,7 +201,8 @@ def _assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Pa
 
 def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
-        return load_file(file)
+        # Tensors of a mapped file lie at odd offsets, which moves last bits of a product.
+        return {name: tensor.clone() for name, tensor in load_file(file).items()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged or incomplete: {error}") from error
 

@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -277,24 +278,29 @@ class Trainer:
                 gradient.copy_(part.view_as(gradient))
 
     def _snapshot(self, done: int) -> None:
-        state = {"log": self.log, "done": done, "identity": self._identity()}
+        state = {"log": self.log, "done": done, "identity": self._identity}
         if self.steering is not None:
             state["steering"] = self.steering.state()
         write_snapshot(self.workdir, self.trained, self.optimizer, state)
         with (self.workdir / "training.jsonl").open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(entry) + "\n" for entry in self.log)
 
+    @cached_property
     def _identity(self) -> str:
-        """What a snapshot must share with this run: params, seed, data, trained shapes, budget."""
+        """What a snapshot must share with this run: params, seed, data, backbone, budget."""
         shapes = [(name, tuple(p.shape)) for name, p in self.trained.items()]
-        lengths = [len(document.ids) for document in self.documents]
         budget = None if self.steering is None else self.steering.budget
-        parts = (self.params, self.seed, lengths, shapes, budget)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+        digest = hashlib.sha256(repr((self.params, self.seed, shapes, budget)).encode())
+        for document in self.documents:
+            digest.update(repr(tuple(document)).encode())
+        frozen = (p for p in self.model.parameters() if not p.requires_grad)
+        sums = [float(parameter.detach().double().sum()) for parameter in frozen]
+        digest.update(repr(sums).encode())
+        return digest.hexdigest()
 
     def _resume(self) -> int:
         """Continue a run found in ``workdir``; returns the number of finished updates."""
-        state = read_snapshot(self.workdir, self.trained, self.optimizer, self._identity())
+        state = read_snapshot(self.workdir, self.trained, self.optimizer, self._identity)
         if state is None:
             return 0
         self.log = state["log"]

@@ -1,0 +1,72 @@
+"""HeRo's memory over depth as a unit: keys, values and decays are given."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from methods.hero.memory import ListMemory, RecurrentMemory, phi
+
+FORMS = pytest.mark.parametrize("form", [ListMemory, RecurrentMemory])
+
+
+def written(form: type, values: Tensor, keys: Tensor, rho: Tensor) -> ListMemory | RecurrentMemory:
+    memory = form()
+    for key, value, decay in zip(keys, values, rho, strict=True):
+        memory = memory.write(key, value, decay)
+    return memory
+
+
+def entries(count: int, width: int = 8, seed: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """query (B, T, M), keys and values (n, B, T, M), rho (n,)."""
+    rng = torch.Generator().manual_seed(seed)
+    many = torch.randn(2 * count + 1, 2, 3, width, generator=rng, dtype=torch.float64)
+    rho = torch.rand(count, generator=rng, dtype=torch.float64)
+    return many[0], many[1 : count + 1], many[count + 1 :], rho
+
+
+def test_memory_forms_agree_as_units() -> None:
+    """Property 5, first part."""
+    query, keys, values, rho = entries(9)
+    pair = [written(form, values, keys, rho).read(query) for form in (ListMemory, RecurrentMemory)]
+    torch.testing.assert_close(*pair, rtol=0, atol=1e-12)
+    assert pair[0].abs().max() > 0.1
+
+
+@FORMS
+def test_reading_is_a_decayed_mean_by_hand(form: type) -> None:
+    # One feature; phi(0) = 1, phi(1) = 2, phi(-1) = 1/e. Weights of the entries, oldest first:
+    # 1 * 2 * 0.5 * 0.25, 1 * 1 * 0.25, 1 / e; the last rho is not yet used.
+    keys = torch.tensor([1.0, 0.0, -1.0]).view(3, 1, 1, 1).double()
+    values = torch.tensor([8.0, 4.0, -2.0]).view(3, 1, 1, 1).double()
+    rho = torch.tensor([0.9, 0.5, 0.25]).double()
+    query = torch.zeros(1, 1, 1).double()
+    weights = [2 * 0.5 * 0.25, 1 * 0.25, math.exp(-1)]
+    above = weights[0] * 8 + weights[1] * 4 - weights[2] * 2
+    found = float(written(form, values, keys, rho).read(query))
+    assert found == pytest.approx(above / (sum(weights) + 1e-6), rel=1e-12)
+
+
+@FORMS
+def test_memory_is_linear_and_keeps_to_the_range_of_its_values(form: type) -> None:
+    """Property 5, second part."""
+    query, keys, values, rho = entries(5)
+    once = written(form, values, keys, rho).read(query)
+    assert torch.equal(written(form, 2 * values, keys, rho).read(query), 2 * once)
+    shift = torch.linspace(-3, 3, 8, dtype=torch.float64)
+    shifted = written(form, values + shift, keys, rho).read(query)
+    torch.testing.assert_close(shifted, once + shift, rtol=0, atol=1e-5)
+    assert bool((once <= values.amax(0) + 1e-6).all())
+    assert bool((once >= values.amin(0) - 1e-6).all())
+
+
+@FORMS
+def test_full_decay_leaves_the_last_entry_alone(form: type) -> None:
+    """Property 6, first part."""
+    query, keys, values, _ = entries(4)
+    found = written(form, values, keys, torch.zeros(4, dtype=torch.float64)).read(query)
+    weight = (phi(query) * phi(keys[-1])).sum(-1, keepdim=True)
+    torch.testing.assert_close(found, values[-1] * weight / (weight + 1e-6), rtol=1e-12, atol=0)

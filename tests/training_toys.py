@@ -1,0 +1,113 @@
+"""Toy runs of the training loop, which several test files share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from methods import load_method
+from methods.core.backbone import Backbone, count
+from methods.core.data import Document
+from methods.core.routed import Context, Decision, Router, Tokens, ffn_units, router_of
+from methods.core.steering import Steering, unit_shares
+from methods.core.training import Trainer, TrainingParams
+from methods.hero import penalty
+from tests import toy
+
+SHORT = {"updates": 6, "batch_tokens": 60, "learning_rate": 3e-3, "row_length": 40, "clip": 1e9}
+
+
+def documents(number: int = 40, seed: int = 3, longest: int = 13) -> list[Document]:
+    rng = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(number):
+        length = int(torch.randint(4, longest, (), generator=rng))
+        ids = torch.randint(0, 60, (length,), generator=rng).tolist()
+        made.append(Document(ids, int(torch.randint(0, 4, (), generator=rng))))
+    return made
+
+
+def built(row: str, dtype: torch.dtype = torch.float32, **params: Any) -> nn.Module:
+    """A toy Llama under ``row``, its trained parameters moved away from their starts."""
+    model = toy.make_model().to(dtype)
+    backbone = Backbone(model, None, Path(), None, "", count(model))
+    structure = {"layers": [2, 3, 4, 5], "seed": 7, "threshold": 0.5, "rates": [0.5] * 4}
+    made = load_method(row, params).build(backbone, structure)
+    rng = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=rng)
+    return made
+
+
+def trainer_for(
+    row: str,
+    workdir: Path,
+    texts: Sequence[Document] | None = None,
+    model: nn.Module | None = None,
+    budget: float | None = 0.2,
+    **changes: Any,
+) -> Trainer:
+    params = TrainingParams(**(SHORT | changes))
+    if model is None:
+        model = built(row, **({"initial_bias": 0.0} if row == "hero" else {"rank": 4}))
+    texts = documents() if texts is None else texts
+    if row == "lora":
+        return Trainer(model, params, texts, 5, workdir)
+    sizes = [unit.parameters for unit in router_of(model).units]
+    steering = Steering(unit_shares(sizes, 40_000), budget, 0.02)
+    return Trainer(model, params, texts, 5, workdir, penalty, steering)
+
+
+def values(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.trained.items()}
+
+
+def one_update(trainer: Trainer) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """The log entry and the gradients of the first update."""
+    entry = trainer.run()[0]
+    return entry, {name: p.grad.clone() for name, p in trainer.trained.items()}
+
+
+def same_gradients(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+    assert any(bool((gradient != 0).any()) for gradient in one.values())
+    for name, gradient in one.items():
+        scale = max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(
+            other[name] / scale, gradient / scale, rtol=0, atol=tolerance,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )  # fmt: skip
+
+
+def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+class ByNumber(Router):
+    """Unit 0 executes even ids with gate id / 10, unit 1 ids from 4 with id / 5; times ``size``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.units = ffn_units(model, [3, 5])
+        self.size = nn.Parameter(torch.ones(()))
+
+    def start(self, tokens: Tokens, hidden: Tensor) -> Tensor:
+        return tokens.ids
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Tensor,
+        at: Context,
+    ) -> tuple[Decision, Tensor]:
+        execute = state >= 4 if index else state % 2 == 0
+        return Decision(execute, None, self.size * state / (5 if index else 10)), state

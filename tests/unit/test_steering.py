@@ -1,0 +1,122 @@
+"""Meeting a budget: the penalty's weight in training, the threshold behind it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from methods.core.backbone import count
+from methods.core.calibration import calibrate_threshold, validation_skip
+from methods.core.data import Document
+from methods.core.routed import Context, Decision, Router, Tokens, ffn_units, route
+from methods.core.steering import Steering, unit_shares
+from tests import toy
+from tests.training_toys import (
+    ByNumber,
+    documents,
+)
+
+
+def test_steering_moves_alpha_towards_the_target() -> None:
+    sizes = torch.ones(1, dtype=torch.float64)
+    for skip, sign in ((0.0, 1), (0.5, -1)):
+        steering = Steering(sizes, 0.25, 0.0, ramp=0.1)
+        for _ in range(60):
+            steering.observe(skip, 1.0)
+        assert steering.alpha * sign > 0
+        assert abs(steering.alpha) <= steering.limit
+
+
+def test_steering_by_hand() -> None:
+    steering = Steering(torch.ones(1), 0.2, 0.01, gain=0.001, ramp=0.5)
+    steering.observe(0.3, 0.25)
+    # Smoothed skip 0.03, target 0.1 half way up the ramp; the trend is the rise by 0.03.
+    assert steering.smoothed == pytest.approx(0.03)
+    assert steering.alpha == pytest.approx(0.01 + 0.001 * (0.1 - 0.03) - 20 * 0.001 * 0.03)
+
+
+def test_a_fixed_alpha_stays() -> None:
+    steering = Steering(torch.ones(1), None, 1e-3)
+    for step in range(9):
+        steering.observe(0.9, step / 9)
+    assert steering.alpha == 1e-3
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.25, 0.4])
+@pytest.mark.parametrize("speed", [1.0, 3.0])
+def test_steering_brings_a_slow_plant_to_its_target(budget: float, speed: float) -> None:
+    # Gates drift under the penalty and are pulled back by the language-model loss.
+    steering = Steering(torch.ones(1, dtype=torch.float64), budget, 0.0)
+    logit, skips = -2.0, list[float]()
+    for update in range(3000):
+        skip = 0.5 / (1 + math.exp(-logit))
+        skips.append(skip)
+        steering.observe(skip, update / 3000)
+        logit += speed * (0.5 * steering.alpha - 2e-3 * (logit + 2.0))
+    assert sum(skips[-200:]) / 200 == pytest.approx(budget, abs=0.01)
+    assert max(skips) < budget + 0.1
+
+
+class ByHash(Router):
+    """A gate per token and unit, uniform in (0, 1)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.units = ffn_units(model, [2, 3, 4, 5])
+        self.threshold = 0.5
+
+    def start(self, tokens: Tokens, hidden: Tensor) -> Tensor:
+        return tokens.ids * 97 + tokens.positions * 31
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Tensor,
+        at: Context,
+    ) -> tuple[Decision, Tensor]:
+        gate = ((state * 7919 + index * 104_729) % 9973) / 9973
+        return Decision(gate >= self.threshold, None, gate), state
+
+
+def test_validation_skip_counts_real_tokens() -> None:
+    model = toy.make_model()
+    router = ByNumber(model)
+    route(model, router)
+    texts = [Document([1, 2, 4, 4, 4], 0), Document([1], 0)]
+    shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    # 1 skips 0.3, 2 skips 0.2, 4 nothing; pads hold id 0, which would skip 0.2.
+    for batch_size in (1, 2):
+        found = validation_skip(model, texts, shares, batch_size)
+        assert found == pytest.approx((0.3 + 0.2 + 0.3) / 6)
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.13, 0.24])
+def test_calibration_meets_the_budget(budget: float) -> None:
+    model = toy.make_model()
+    router = ByHash(model)
+    route(model, router)
+    texts = documents(120, longest=30)
+    shares = unit_shares([unit.parameters for unit in router.units], count(toy.make_model()))
+    assert float(shares.sum()) > budget
+    trace = calibrate_threshold(model, router, texts, shares, budget)
+    realised = validation_skip(model, texts, shares)
+    assert realised == pytest.approx(budget, abs=2e-3)
+    assert trace[0]["threshold"] == 0.5
+    assert {"threshold": router.threshold, "skip": realised} in trace
+    assert len(trace) <= 12
+
+
+def test_calibration_leaves_a_threshold_that_fits() -> None:
+    model = toy.make_model()
+    router = ByHash(model)
+    route(model, router)
+    texts = documents(20)
+    shares = torch.full((4,), 0.1, dtype=torch.float64)
+    budget = validation_skip(model, texts, shares) + 5e-4
+    assert len(calibrate_threshold(model, router, texts, shares, budget)) == 1
+    assert router.threshold == 0.5

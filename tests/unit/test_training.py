@@ -1,0 +1,374 @@
+"""The training loop under every trained row: what may not change its numbers, and what must."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from methods.core import losses
+from methods.core.backbone import layers
+from methods.core.data import Document
+from methods.core.losses import lm_loss_sum
+from methods.core.packing import lay_out, plan
+from methods.core.routed import route
+from methods.core.snapshots import NAME
+from methods.core.steering import Steering
+from methods.core.training import DivergedError, Trainer, TrainingParams, thinned, validation_loss
+from methods.hero import penalty
+from tests import toy
+from tests.training_toys import (
+    SHORT,
+    ByNumber,
+    built,
+    documents,
+    one_update,
+    same_bits,
+    same_gradients,
+    trainer_for,
+    values,
+)
+
+ROWS = pytest.mark.parametrize("row", ["hero", "lora"])
+
+
+@ROWS
+def test_packed_equals_one_document_per_row(row: str, tmp_path: Path) -> None:
+    found = []
+    for length in (0, 25, 60):
+        trainer = trainer_for(row, tmp_path / str(length), updates=1, row_length=length)
+        found.append(one_update(trainer))
+    batch = next(plan([len(d.ids) for d in trainer.documents], 60, 5))
+    shapes = [
+        lay_out([trainer.documents[n] for n in batch], length, 1.0).ids.shape
+        for length in (0, 25, 60)
+    ]
+    assert len(shapes) == len({shape[0] for shape in shapes}) == 3, "packing had nothing to do"
+    for entry, gradients in found[1:]:
+        for key in ("loss", "penalty", "norm"):
+            assert entry[key] == pytest.approx(found[0][0][key], rel=1e-5)
+        assert entry["skip"] == found[0][0]["skip"]
+        same_gradients(found[0][1], gradients, 1e-5)
+
+
+@ROWS
+def test_accumulation_gives_the_same_update(row: str, tmp_path: Path) -> None:
+    found, after = [], []
+    for parts in (1, 2, 4):
+        trainer = trainer_for(row, tmp_path / str(parts), updates=1, micro_batches=parts)
+        found.append(one_update(trainer))
+        after.append(values(trainer))
+    for (entry, gradients), weights in zip(found[1:], after[1:], strict=True):
+        assert entry["loss"] == pytest.approx(found[0][0]["loss"], rel=1e-6)
+        assert entry["penalty"] == pytest.approx(found[0][0]["penalty"], rel=1e-6)
+        assert entry["skip"] == pytest.approx(found[0][0]["skip"], rel=1e-12)
+        same_gradients(found[0][1], gradients, 1e-6)
+        for name, weight in weights.items():
+            # Adam's first step has the size of the learning rate however small the gradient is, so
+            # that a gradient which is all rounding moves its weight anywhere.
+            real = found[0][1][name].abs() > 1e-5
+            torch.testing.assert_close(weight[real], after[0][name][real], rtol=0, atol=1e-6)
+
+
+@ROWS
+def test_checkpointing_changes_no_bit(row: str, tmp_path: Path) -> None:
+    plain, recomputed = (
+        trainer_for(row, tmp_path / str(on), updates=3, checkpointing=on) for on in (False, True)
+    )
+    calls: list[int] = []
+    layers(recomputed.model)[3].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    assert plain.run() == recomputed.run()
+    assert len(calls) == 6, "the layer ran once more in each of three backward passes"
+    same_bits(values(plain), values(recomputed))
+
+
+@ROWS
+def test_killed_and_resumed_equals_undisturbed(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer_for(row, tmp_path / "whole", snapshot_every=3)
+    start = values(whole)
+    whole.run()
+
+    killed = trainer_for(row, tmp_path / "parts", snapshot_every=3)
+    update = Trainer._update
+
+    def stopping(self: Trainer, number: int, texts: Sequence[Document]) -> dict[str, float]:
+        if number == 4:
+            raise KeyboardInterrupt
+        return update(self, number, texts)
+
+    monkeypatch.setattr(Trainer, "_update", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    resumed = trainer_for(row, tmp_path / "parts", snapshot_every=3)
+    updates: list[int] = []
+    monkeypatch.setattr(
+        Trainer, "_update", lambda self, n, texts: updates.append(n) or update(self, n, texts)
+    )
+    resumed.run()
+    assert updates == [3, 4, 5]
+    assert resumed.log == whole.log
+    same_bits(values(whole), values(resumed))
+    assert any(not torch.equal(start[name], value) for name, value in values(whole).items())
+    lines = (tmp_path / "parts/training.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == whole.log
+    if row == "hero":
+        assert resumed.steering.state() == whole.steering.state()
+        assert resumed.steering.alpha not in (0.02, whole.log[3]["alpha"])
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = trainer_for("hero", tmp_path)
+    log = list(first.run())
+    again = trainer_for("hero", tmp_path)
+    again._update = None
+    assert again.run() == log
+    same_bits(values(first), values(again))
+
+
+@pytest.mark.parametrize("other", ["row", "rate", "data", "budget"])
+def test_a_snapshot_of_another_run_is_left_alone(other: str, tmp_path: Path) -> None:
+    trainer_for("hero", tmp_path / "used", updates=2).run()
+    row = "lora" if other == "row" else "hero"
+    changes: dict[str, Any] = {"updates": 2}
+    changes |= {
+        "row": {},
+        "rate": {"learning_rate": 1e-3},
+        "data": {"texts": documents(41)},
+        "budget": {"budget": 0.3},
+    }[other]
+    again = trainer_for(row, tmp_path / "used", **changes)
+    anew = trainer_for(row, tmp_path / "new", **changes)
+    assert again.run() == anew.run()
+    same_bits(values(again), values(anew))
+
+
+def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
+    trainer_for("hero", tmp_path, updates=1).run()
+    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes()[:1000])
+    with pytest.raises(ValueError, match="is damaged"):
+        trainer_for("hero", tmp_path, updates=1).run()
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(tmp_path: Path) -> None:
+    trainer = trainer_for("hero", tmp_path, snapshot_every=2)
+    calls: list[int] = []
+
+    def breaking(soft: Tensor, executed: Tensor, counted: Tensor) -> Tensor:
+        calls.append(1)
+        return penalty(soft, executed, counted) * (math.inf if len(calls) > 3 else 1.0)
+
+    trainer.penalty = breaking
+    with pytest.raises(DivergedError, match="loss of update 3 is nan.*learning_rate"):
+        trainer.run()
+    assert all(bool(torch.isfinite(value).all()) for value in values(trainer).values())
+    good = trainer_for("hero", tmp_path / "good", updates=6)
+    good.params = TrainingParams(**SHORT)
+    reread = trainer_for("hero", tmp_path, snapshot_every=2)
+    assert reread._resume() == 2
+    good.documents = trainer.documents
+    lengths = [len(d.ids) for d in good.documents]
+    for number, batch in enumerate(islice(plan(lengths, 60, 5), 2)):
+        good._update(number, [good.documents[n] for n in batch])
+    same_bits(values(good), values(reread))
+
+
+def test_only_what_asks_for_a_gradient_changes(tmp_path: Path) -> None:
+    trainer = trainer_for("hero", tmp_path)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.run()
+    changed = {
+        name for name, value in trainer.model.state_dict().items() if not torch.equal(
+            value, before[name]
+        )
+    }  # fmt: skip
+    assert changed
+    assert all(name.startswith("model.router.") for name in changed)
+    frozen = set(before) - changed
+    # Of the router nothing stands still: eta holds one number per block, most of them move.
+    assert not any(name.startswith("model.router.") for name in frozen)
+    dense = toy.make_model().state_dict()
+    assert all(torch.equal(before[name], dense[name]) for name in dense)
+
+
+@ROWS
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_gradient_graph_below_the_first_trained_layer(
+    row: str, checkpointing: bool, tmp_path: Path
+) -> None:
+    trainer = trainer_for(row, tmp_path, updates=1, checkpointing=checkpointing)
+    first = 2 if row == "hero" else 3
+    asking: dict[int, bool] = {}
+    for number, layer in enumerate(layers(trainer.model)):
+        layer.input_layernorm.register_forward_pre_hook(
+            lambda _, args, number=number: asking.update({number: args[0].requires_grad})
+        )
+    trainer.run()
+    assert asking == {number: number > first for number in range(6)}
+
+
+@ROWS
+def test_a_16_bit_backbone_is_trained_through_32_bit_weights(row: str, tmp_path: Path) -> None:
+    model = built(row, torch.bfloat16)
+    trainer = trainer_for(row, tmp_path, model=model, learning_rate=1e-6, updates=2)
+    before = values(trainer)
+    assert {value.dtype for value in before.values()} == {torch.float32}
+    trainer.run()
+    # Steps of 1e-6 are below the grain of 16 bits.
+    moved = [
+        name for name, value in values(trainer).items() if not torch.equal(value, before[name])
+    ]
+    assert len(moved) == len(before)
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters() if not p.requires_grad)
+    with torch.no_grad():
+        assert model(torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("schedule", "later"),
+    [
+        ("cosine", {2: 1.0, 4: 0.5 + 0.5 * math.sqrt(0.5), 6: 0.5, 8: 0.5 - 0.5 * math.sqrt(0.5)}),
+        ("linear", {2: 1.0, 4: 0.75, 6: 0.5, 9: 0.125}),
+        ("constant", {2: 1.0, 4: 1.0, 9: 1.0}),
+    ],
+)
+def test_learning_rate_by_hand(schedule: str, later: dict[int, float], tmp_path: Path) -> None:
+    # Ten updates, two of them warm-up: a half and the whole rate, then eight steps down to 0.
+    trainer = trainer_for("hero", tmp_path, updates=10, warmup=0.2, schedule=schedule)
+    seen: list[set[float]] = []
+    trainer.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: seen.append({group["lr"] for group in optimizer.param_groups})
+    )
+    trainer.run()
+    rates = [rate.pop() / 3e-3 for rate in seen]
+    assert len(rates) == 10
+    assert rates[:2] == pytest.approx([0.5, 1.0])
+    assert {n: rates[n] for n in later} == pytest.approx(later)
+
+
+def test_weight_decay_takes_matrices_only(tmp_path: Path) -> None:
+    trainer = trainer_for("hero", tmp_path, updates=1, weight_decay=0.5, warmup=0.0)
+    for adapter in trainer.model.model.router.adapters:
+        nn.init.zeros_(adapter.up.weight)
+    before = values(trainer)
+    trainer.run()
+    name = "model.router.adapters.0.down.weight"
+    # Behind a zero matrix there is no gradient: decay alone, of lr * 0.5.
+    torch.testing.assert_close(trainer.trained[name], before[name] * (1 - 3e-3 * 0.5))
+    # eta_1 is never read and no matrix.
+    assert trainer.trained["model.router.eta"][0] == before["model.router.eta"][0]
+    assert bool(
+        (trainer.trained["model.router.eta"][1:-1] != before["model.router.eta"][1:-1]).any()
+    )
+
+
+def test_clipping_bounds_the_norm_and_the_log_keeps_the_raw_one(tmp_path: Path) -> None:
+    trainer = trainer_for("hero", tmp_path, updates=1, clip=0.01)
+    entry, gradients = one_update(trainer)
+    norm = math.sqrt(sum(float(g.double().pow(2).sum()) for g in gradients.values()))
+    assert norm == pytest.approx(0.01, rel=1e-3)
+    assert entry["norm"] > 0.1
+
+
+def test_loss_is_the_weighted_mean_over_predictions(tmp_path: Path) -> None:
+    texts = documents(3)
+    weighted = [document._replace(prompt=3) for document in texts]
+    dense = toy.make_model()
+    above = below = 0.0
+    for document in weighted:
+        logits = dense(torch.tensor([document.ids])).logits[0, :-1]
+        wrong = cross_entropy(logits, torch.tensor(document.ids[1:]), reduction="none").detach()
+        # Positions 0 and 1 predict the prompt's second and third token.
+        weights = torch.tensor([0.25] * 2 + [1.0] * (len(document.ids) - 3))
+        above, below = above + float(wrong @ weights), below + float(weights.sum())
+    for batch_size in (1, 2, 3):
+        assert validation_loss(dense, weighted, 0.25, batch_size) == pytest.approx(
+            above / below, rel=1e-5
+        )
+    model = built("lora", rank=4)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.zeros_(parameter)
+    tokens = sum(len(document.ids) for document in texts)
+    trainer = trainer_for(
+        "lora", tmp_path, weighted, model, updates=1, batch_tokens=tokens, prompt_weight=0.25
+    )  # fmt: skip
+    assert trainer.run()[0]["loss"] == pytest.approx(above / below, rel=1e-5)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("row_length", [0, 16])
+def test_penalty_and_rates_leave_out_pads_and_last_tokens(
+    parts: int, row_length: int, tmp_path: Path
+) -> None:
+    model = toy.make_model().requires_grad_(False)
+    router = ByNumber(model)
+    route(model, router)
+    texts = [Document([1, 2, 50], 0), Document([4, 51], 0)]
+    params = TrainingParams(
+        updates=1, batch_tokens=5, row_length=row_length, micro_batches=parts, clip=1e9
+    )
+    steering = Steering(torch.tensor([0.1, 0.2], dtype=torch.float64), None, 0.5)
+    trainer = Trainer(model, params, texts, 1, tmp_path, penalty, steering)
+    entry = trainer.run()[0]
+    # Predicting tokens are 1, 2 and 4; their gates sum to 0.3 times the id.
+    assert entry["penalty"] == pytest.approx((0.3**2 + 0.6**2 + 1.2**2) / 3, rel=1e-6)
+    # 1 skips both units, 2 the second, 4 none.
+    assert entry["skip"] == pytest.approx((0.3 + 0.2 + 0.0) / 3, rel=1e-6)
+    assert entry["executed"] == pytest.approx((0 + 1 + 2) / 3)
+    # The penalty grows with the square of the size; alpha is 0.5, the LM loss has no part in it.
+    assert float(router.size.grad) == pytest.approx(0.5 * 2 * entry["penalty"], rel=1e-6)
+
+
+def test_chunked_loss_equals_one_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "CHUNK", 7)
+    rng = torch.Generator().manual_seed(0)
+    hidden = torch.randn(23, 16, generator=rng, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 31, (23,), generator=rng)
+    weights = torch.rand(23, generator=rng)
+    head = nn.Linear(16, 31, bias=False).double()
+    longest: list[int] = []
+    head.register_forward_hook(lambda _, args, out: longest.append(len(out)))
+    found = lm_loss_sum(hidden, head, targets, weights)
+    gradients = torch.autograd.grad(found, [hidden, head.weight])
+    assert max(longest) == 7
+    logits = hidden @ head.weight.T
+    expected = (cross_entropy(logits, targets, reduction="none") * weights).sum()
+    whole = torch.autograd.grad(expected, [hidden, head.weight])
+    assert found.dtype == torch.float32
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    for one, other in zip(gradients, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_thinned_log_keeps_the_ends() -> None:
+    log = [{"update": n} for n in range(1000)]
+    short = thinned(log)
+    assert short[0] == log[0]
+    assert short[-1] == log[-1]
+    assert 150 < len(short) <= 210
+    assert thinned(log[:7]) == log[:7]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("updates", 0), ("micro_batches", 0), ("learning_rate", 0.0), ("warmup", 1.5), ("clip", -1.0)],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        TrainingParams(**{name: value})
+
+
+def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
+    model = toy.make_model().requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to train"):
+        Trainer(model, TrainingParams(), documents(), 1, tmp_path)
