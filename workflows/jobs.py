@@ -21,7 +21,7 @@ from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, rea
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
 CODE = {".py", ".yaml"}
-DATA_PARTS = ("training", "validation", "calibration")
+DATA_PARTS = ("training", "validation", "probe", "calibration")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Documents for calibration, training and validation, as token ids.
 
-A file is JSON Lines, one document per row, in one of three forms:
+A file is JSON Lines, one document per row, in one of four forms:
 
     {"text": "..."}                          loss on every token
     {"prompt": "...", "completion": "..."}   both parts count; where one ends is kept
     {"messages": [{"role": ..., "content": ...}, ...]}   through the tokenizer's chat template,
                                              or in Tulu's plain form where it has none
+    {"fed": "..."}                           exactly these tokens, no EOS: what a harness feeds
 
 or, for calibration alone, a NumPy file of int64 ids (N, T), used as given.
 """
@@ -50,6 +51,7 @@ class Data:
         calibration_file: .npy or .jsonl; None if the method needs none.
         training_file: .jsonl.
         validation_file: .jsonl.
+        probe_file: .jsonl; texts of the validation split as the harness feeds them.
     """
 
     tokenizer: PreTrainedTokenizerBase | None
@@ -58,6 +60,7 @@ class Data:
     calibration_file: Path | None = None
     training_file: Path | None = None
     validation_file: Path | None = None
+    probe_file: Path | None = None
 
     def calibration(self, batch_size: int = 16) -> Iterator[Batch]:
         """Batches of the calibration documents, in their order.
@@ -74,6 +77,17 @@ class Data:
     def validation(self) -> Sequence[Document]:
         """The validation documents, disjoint from training by the data's maker."""
         return self._validation
+
+    def probe(self) -> Sequence[Document]:
+        """Tokens of the kind that is scored, on which skip rates are calibrated.
+
+        Without a probe file these are the validation documents.
+        """
+        return self._validation if self.probe_file is None else self._probe
+
+    @cached_property
+    def _probe(self) -> Sequence[Document]:
+        return self._read(self.probe_file, "probe")
 
     @cached_property
     def _calibration(self) -> Sequence[Document]:
@@ -102,15 +116,16 @@ class Data:
         return documents
 
     def _encode(self, rows: Sequence[tuple[Any, str]]) -> list[Document]:
-        """Rows of a file, each with its place, as token ids; a document ends with EOS."""
+        """Rows of a file, each with its place, as token ids; EOS ends all but ``fed`` rows."""
         parts = [self._parts(row, where) for row, where in rows]
         prompts = self._ids([prompt for prompt, _ in parts if prompt])
         texts = self._ids([f"{prompt} {answer}" if prompt else answer for prompt, answer in parts])
         leads = iter([len(ids) for ids in prompts])
         documents = []
         eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
-        for (prompt, _), ids in zip(parts, texts, strict=True):
-            closed = ids if eos is None or ids[-1:] == [eos] else [*ids, eos]
+        for (row, _), (prompt, _), ids in zip(rows, parts, texts, strict=True):
+            open_end = eos is not None and ids[-1:] != [eos] and "fed" not in row
+            closed = [*ids, int(eos)] if open_end else ids
             lead = next(leads) if prompt else 0
             documents.append(Document(closed[: self.max_length], min(lead, self.max_length)))
         return documents
@@ -124,9 +139,10 @@ class Data:
                 return "", self._chat(row["messages"])
             if "completion" in row:
                 return str(row.get("prompt", "")), str(row["completion"])
-            if "text" in row:
-                return "", str(row["text"])
-        raise ValueError(f"{where}: expected an object with text, completion or messages")
+            for name in ("text", "fed"):
+                if name in row:
+                    return "", str(row[name])
+        raise ValueError(f"{where}: expected an object with text, completion, messages or fed")
 
     def _chat(self, messages: list[dict[str, str]]) -> str:
         """A conversation in the tokenizer's chat template; base models have none."""

@@ -108,7 +108,7 @@ class Hero(Method):
         decisions: dict[str, Any] = {"training": thinned(trainer.run())}
         router = router_of(model)
         if budget is not None and isinstance(router, HeroRouter | StaticGates):
-            trace = calibrate_threshold(model, router, data.validation(), shares, budget)
+            trace = calibrate_threshold(model, router, data.probe(), shares, budget)
             decisions["calibration"] = trace
             structure["threshold"] = router.threshold
         return Fitted(model, structure, decisions)

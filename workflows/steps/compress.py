@@ -44,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--calibration", type=Path, metavar="FILE", help=".jsonl, or .npy of ids")
     parser.add_argument("--train", type=Path, metavar="FILE", help=".jsonl")
     parser.add_argument("--validation", type=Path, metavar="FILE", help=".jsonl")
+    parser.add_argument("--probe", type=Path, metavar="FILE", help=".jsonl; default: --validation")
     parser.add_argument("--max-length", type=int, default=2048, help="tokens per document")
     parser.add_argument("--workdir", type=Path, help="checkpoints; default: beside --out")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
@@ -92,6 +93,7 @@ def fit(
         calibration_file=args.calibration,
         training_file=args.train,
         validation_file=args.validation,
+        probe_file=args.probe,
     )
     start = time.perf_counter()
     fitted = method.fit(backbone, data, request)

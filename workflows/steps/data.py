@@ -19,7 +19,7 @@ from methods.core.data import read_rows
 from methods.core.seeds import seed_for
 from workflows.steps.common import json_argument, run, whole_file
 
-PARTS = ("calibration", "training", "validation")
+PARTS = ("calibration", "probe", "training", "validation")
 
 
 def arguments() -> argparse.Namespace:
@@ -71,18 +71,34 @@ def read_source(spec: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
 def read_demo(part: str, seed: int) -> Iterator[dict[str, Any]]:
     """Documents of the demo world; each part has a stream of its own.
 
-    Validation is the validation split of the scored tasks, prompt and right answer, the tasks in
-    turn: rates calibrated there are rates of the kind of token that is scored.
+    Validation and probe come from the validation split of the scored tasks, the tasks in turn:
+    prompt with right answer for losses; for rates, each sequence that the harness feeds.
     """
     from workflows.demo.corpus import documents, items
     from workflows.demo.tasks import TASKS
 
-    if part != "validation":
+    if part in ("training", "calibration"):
         yield from documents("train", seed_for(seed, part))
         return
     for examples in zip(*(items(task, "validation") for task in TASKS), strict=True):
         for example in examples:
-            yield {"prompt": example["prompt"], "completion": example["answer"]}
+            if part == "validation":
+                yield {"prompt": example["prompt"], "completion": example["answer"]}
+            else:
+                yield from ({"fed": text} for text in fed_texts(example))
+
+
+def fed_texts(example: dict[str, Any]) -> list[str]:
+    """What a model reads to be scored on an item: the last word of a choice is never fed.
+
+    Choices of one word share one sequence, the bare prompt. A generated answer is fed whole, for
+    its end is one more token.
+    """
+    prompt = example["prompt"]
+    if "choices" not in example:
+        return [f"{prompt} {example['answer']}"]
+    fed = [" ".join([prompt, *choice.split()[:-1]]) for choice in example["choices"]]
+    return list(dict.fromkeys(fed))
 
 
 def read_hub(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -91,6 +91,7 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
         max_length=suite.config["max_length"],
         training_file=args.data / "training.jsonl",
         validation_file=args.data / "validation.jsonl",
+        probe_file=args.data / "probe.jsonl",
     )
     method = load_method(job.method.name, params)
     try:

@@ -1,0 +1,56 @@
+"""Fixtures that every test may use; libraries read these variables when they are imported."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+import tempfile
+from pathlib import Path
+
+# Caches of data sets stay out of the home folder and go when the run ends.
+_CACHE = tempfile.TemporaryDirectory(prefix="skipbench-cache-")
+os.environ["HF_DATASETS_CACHE"] = _CACHE.name
+
+import pytest
+import torch
+
+from tests import toy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what a whole test session shares."""
+    return tmp_path_factory.mktemp("toys")
+
+
+@pytest.fixture(scope="session")
+def backbones(home: Path) -> dict[str, Path]:
+    """Kind of toy backbone -> folder; tests copy what they change."""
+    return {kind: toy.make_backbone(home / kind, kind) for kind in toy.SHAPES}
+
+
+@pytest.fixture(scope="session")
+def llama(backbones: dict[str, Path]) -> Path:
+    return backbones["llama"]
+
+
+@pytest.fixture(scope="session")
+def data_files(home: Path) -> dict[str, Path]:
+    """``ids`` (.npy) and ``calibration``, ``training``, ``validation`` (.jsonl)."""
+    return toy.make_data(home / "data")
+
+
+@pytest.fixture(scope="session")
+def task_folder(home: Path) -> Path:
+    """lm-eval tasks ``toy_choice`` and ``toy_write``."""
+    return toy.make_tasks(home / "tasks")

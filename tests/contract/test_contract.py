@@ -1,0 +1,310 @@
+"""What every row promises, whatever its method: parametrised over the discovered rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from methods import discover, load_method, load_model
+from methods.core.backbone import (
+    count,
+    empty_backbone,
+    layers,
+    load_backbone,
+    read_config,
+)
+from methods.core.checkpoint import CARD, DECISIONS, TRAINED, load, read_card
+from methods.core.ledger import Tally
+from tests import steps, toy
+
+BUDGET, SEED = 0.25, 3
+ROWS = discover()
+# Params that keep a trained row's fit short on a toy; rows with other needs get their own line.
+SHORT = {"updates": 40, "batch_tokens": 256, "learning_rate": 3e-3, "row_length": 64}
+QUICK: dict[str, dict[str, Any]] = {row: SHORT for row in ROWS if ROWS[row].trained}
+# Every row on one family; those that cost nothing to fit on every family.
+CASES = [
+    (row, kind) for row in ROWS for kind in toy.SHAPES if kind == "llama" or not ROWS[row].trained
+]
+DYNAMIC = [row for row in ROWS if ROWS[row].kind == "dynamic"]
+CAUSAL = [case for case in CASES if ROWS[case[0]].causal]
+IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(1))
+
+FRESH = """
+import sys, torch
+from methods import load_model
+torch.set_num_threads(1)
+ids, *folders = sys.argv[1:]
+ids = torch.load(ids)
+with torch.no_grad():
+    torch.save([load_model(f)(ids).logits for f in folders], "logits.pt")
+"""
+
+
+class Runs:
+    """Fits each case once and keeps its folder."""
+
+    def __init__(self, home: Path, backbones: dict[str, Path], data: dict[str, Path]) -> None:
+        self.home, self.backbones, self.data = home, backbones, data
+
+    def fit(self, row: str, kind: str = "llama", name: str = "first", root: Path = Path()) -> Path:
+        """The folder of a fit; ``name`` tells repeated fits apart."""
+        out = (self.home / root) / kind / name / row
+        if not (out / CARD).is_file():
+            arguments = ["--budget", BUDGET, "--seed", SEED, "--max-length", 64]
+            arguments += ["--params", json.dumps(QUICK.get(row, {}))]
+            arguments += ["--calibration", self.data["calibration"]]
+            arguments += ["--train", self.data["training"]]
+            arguments += ["--validation", self.data["validation"]]
+            steps.compress(row, self.backbones[kind], out, *arguments)
+        return out
+
+
+@pytest.fixture(scope="module")
+def runs(
+    tmp_path_factory: pytest.TempPathFactory,
+    backbones: dict[str, Path],
+    data_files: dict[str, Path],
+) -> Runs:
+    return Runs(tmp_path_factory.mktemp("contract"), backbones, data_files)
+
+
+@pytest.fixture(scope="module")
+def fresh_logits(runs: Runs) -> dict[tuple[str, str], torch.Tensor]:
+    """Logits of every case, from one process that only loads."""
+    torch.save(IDS, runs.home / "ids.pt")
+    (runs.home / "fresh.py").write_text(FRESH)
+    folders = [runs.fit(row, kind) for row, kind in CASES]
+    code = f"import os; os.chdir({str(runs.home)!r}); exec(open('fresh.py').read())"
+    done = steps.python("-c", code, runs.home / "ids.pt", *folders)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(CASES, torch.load(runs.home / "logits.pt"), strict=True))
+
+
+@torch.no_grad()
+def logits(model: Any, ids: torch.Tensor = IDS, **kwargs: Any) -> torch.Tensor:
+    return model(ids, **kwargs).logits
+
+
+def decided(model: Any, ids: torch.Tensor) -> torch.Tensor | None:
+    with torch.no_grad():
+        return getattr(model.model(ids, use_cache=False), "executed", None)
+
+
+def digests(model: torch.nn.Module) -> set[str]:
+    return {hashlib.sha256(t.numpy().tobytes()).hexdigest() for t in model.state_dict().values()}
+
+
+@pytest.mark.parametrize(("row", "kind"), CASES)
+def test_the_result_is_a_causal_lm(row: str, kind: str, runs: Runs) -> None:
+    model = load_model(runs.fit(row, kind))
+    assert not model.training
+    assert logits(model).shape == (3, 14, toy.VOCABULARY)
+    written = model.generate(IDS, max_new_tokens=3, do_sample=False, eos_token_id=None)
+    assert written.shape == (3, 17)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_same_seed_decides_the_same(row: str, runs: Runs) -> None:
+    first, second = runs.fit(row), runs.fit(row, name="second")
+    for name in (DECISIONS, TRAINED, "model.safetensors"):
+        pair = [folder / name for folder in (first, second)]
+        assert pair[0].is_file() == pair[1].is_file()
+        if pair[0].is_file():
+            assert pair[0].read_bytes() == pair[1].read_bytes()
+    assert read_card(first)["structure"] == read_card(second)["structure"]
+    assert torch.equal(logits(load_model(first)), logits(load_model(second)))
+
+
+@pytest.mark.parametrize(("row", "kind"), CASES)
+def test_the_realised_skip_meets_the_budget(row: str, kind: str, runs: Runs) -> None:
+    loaded = load(runs.fit(row, kind))
+    tally = Tally(loaded.ledger)
+    for start in range(20):
+        ids = torch.randint(0, 60, (4, 32), generator=torch.Generator().manual_seed(start))
+        executed = decided(loaded.model, ids)
+        tally.add(None if executed is None else executed.transpose(0, 1).flatten(1), ids.numel())
+    rates = tally.rates()
+    dense = load_backbone(runs.backbones[kind])
+    if not ROWS[row].budgeted:
+        assert rates.skip == pytest.approx(0, abs=1e-9)
+        return
+    sizes = loaded.ledger.sizes.tolist() or [count(layers(dense.model)[0])]
+    assert abs(rates.skip - BUDGET) <= max(0.05, max(sizes) / dense.parameters)
+    assert rates.skip > 0
+    assert rates.skip_net <= rates.skip
+
+
+@pytest.mark.parametrize(("row", "kind"), CASES)
+def test_a_fresh_process_gives_equal_logits(
+    row: str, kind: str, runs: Runs, fresh_logits: dict[tuple[str, str], torch.Tensor]
+) -> None:
+    folder = runs.fit(row, kind)
+    backbone = load_backbone(runs.backbones[kind])
+    card = read_card(folder)
+    assert torch.equal(fresh_logits[row, kind], logits(load_model(folder)))
+    assert card["backbone"]["hash"] == backbone.hash
+    if ROWS[row].kind == "reference" and not ROWS[row].trained:
+        assert torch.equal(fresh_logits[row, kind], logits(backbone.model))
+    if ROWS[row].budgeted:
+        assert not torch.equal(fresh_logits[row, kind], logits(backbone.model))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_loaded_model_is_the_fitted_one(row: str, runs: Runs, tmp_path: Path) -> None:
+    """What is saved loses nothing: the model in memory and the one from disk agree."""
+    from methods.base import Request
+    from methods.core.data import Data
+
+    folder = runs.fit(row)
+    backbone = load_backbone(runs.backbones["llama"])
+    data = Data(
+        backbone.tokenizer,
+        toy.VOCABULARY,
+        64,
+        *(runs.data[part] for part in ("calibration", "training", "validation")),
+    )
+    method = load_method(row, QUICK.get(row, {}))
+    budget = BUDGET if ROWS[row].budgeted else None
+    fitted = method.fit(backbone, data, Request(budget, SEED, tmp_path))
+    assert torch.equal(logits(fitted.model.eval()), logits(load_model(folder)))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_moved_folder_loads(row: str, runs: Runs, tmp_path: Path) -> None:
+    expected = logits(load_model(runs.fit(row)))
+    alone = shutil.copytree(runs.fit(row), tmp_path / "alone")
+    assert torch.equal(logits(load_model(alone)), expected)
+
+    before, after = tmp_path / "before", tmp_path / "after"
+    backbone = shutil.copytree(runs.backbones["llama"], before / "backbone")
+    steps_of = Runs(before / "runs", {"llama": backbone}, runs.data)
+    folder = steps_of.fit(row).relative_to(before)
+    before.rename(after)
+    assert torch.equal(logits(load_model(after / folder)), expected)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind != "static"])
+def test_another_or_a_missing_backbone_is_refused(row: str, runs: Runs, tmp_path: Path) -> None:
+    folder = runs.fit(row)
+    other = toy.make_backbone(tmp_path / "other", seed=5)
+    with pytest.raises(ValueError, match="is another backbone"):
+        load_model(folder, other)
+    with pytest.raises(ValueError, match="say where it is"):
+        load_model(folder, tmp_path / "gone")
+    same = shutil.copytree(runs.backbones["llama"], tmp_path / "same")
+    assert torch.equal(logits(load_model(folder, same)), logits(load_model(folder)))
+
+
+@pytest.mark.parametrize(("row", "kind"), CASES)
+def test_build_works_without_numbers(row: str, kind: str, runs: Runs) -> None:
+    card = read_card(runs.fit(row, kind))
+    method = load_method(row, card["params"])
+    built = method.build(empty_backbone(read_config(runs.backbones[kind])), card["structure"])
+    assert all(parameter.is_meta for parameter in built.parameters())
+    loaded = load_model(runs.fit(row, kind))
+    shapes = {name: p.shape for name, p in built.named_parameters()}
+    assert shapes == {name: p.shape for name, p in loaded.named_parameters()}
+
+
+@pytest.mark.parametrize(("row", "kind"), CAUSAL)
+def test_cached_decoding_equals_the_full_forward(row: str, kind: str, runs: Runs) -> None:
+    model = load_model(runs.fit(row, kind))
+    with torch.no_grad():
+        step = model(IDS[:, :6], use_cache=True)
+        parts = [step.logits]
+        for t in range(6, IDS.shape[1]):
+            step = model(IDS[:, t : t + 1], past_key_values=step.past_key_values, use_cache=True)
+            parts.append(step.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("row", "kind"), CAUSAL)
+def test_padding_changes_nothing(row: str, kind: str, side: str, runs: Runs) -> None:
+    model = load_model(runs.fit(row, kind))
+    pads, ones = torch.zeros(3, 4, dtype=torch.int64), torch.ones_like(IDS)
+    pair = ([pads, IDS], [pads, ones]) if side == "left" else ([IDS, pads], [ones, pads])
+    ids, mask = (torch.cat(parts, dim=1) for parts in pair)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    padded = logits(model, ids, attention_mask=mask, position_ids=positions)[mask.bool()]
+    torch.testing.assert_close(padded, logits(model).flatten(0, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_batch_does_not_mix_its_rows(row: str, runs: Runs) -> None:
+    if not ROWS[row].causal:
+        pytest.skip("tokens of a batch compete by design")
+    model = load_model(runs.fit(row))
+    alone = torch.cat([logits(model, IDS[n : n + 1]) for n in range(3)])
+    torch.testing.assert_close(alone, logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_decisions_are_json_without_nan(row: str, runs: Runs) -> None:
+    text = (runs.fit(row) / DECISIONS).read_text(encoding="utf-8")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    decisions = json.loads(text, parse_constant=refuse)
+    assert isinstance(decisions, dict)
+    if ROWS[row].budgeted:
+        assert decisions
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_wrong_params_are_refused_by_name(row: str) -> None:
+    with pytest.raises(ValueError, match="unknown param 'nonsense'"):
+        load_method(row, {"nonsense": 1})
+    method = load_method(row)
+    for field in dataclasses.fields(method.params):
+        with pytest.raises(ValueError, match=f"param '{field.name}'"):
+            load_method(row, {field.name: {"not": ["a", "value"]}})
+
+
+@pytest.mark.parametrize("row", DYNAMIC)
+def test_dynamic_rows_leave_the_backbone_its_bits(row: str, runs: Runs) -> None:
+    dense = load_backbone(runs.backbones["llama"])
+    assert digests(dense.model) <= digests(load_model(runs.fit(row)))
+    assert not (runs.fit(row) / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].stochastic])
+def test_another_seed_decides_otherwise(row: str, runs: Runs, tmp_path: Path) -> None:
+    arguments = ["--budget", BUDGET, "--seed", SEED + 1, "--max-length", 64]
+    arguments += ["--params", json.dumps(QUICK.get(row, {}))]
+    arguments += ["--calibration", runs.data["calibration"], "--train", runs.data["training"]]
+    arguments += ["--validation", runs.data["validation"]]
+    other = steps.compress(row, runs.backbones["llama"], tmp_path / "other", *arguments)
+    assert not torch.equal(logits(load_model(other)), logits(load_model(runs.fit(row))))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind != "static"])
+def test_stored_weights_that_do_not_fit_are_refused(row: str, runs: Runs, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    folder = shutil.copytree(runs.fit(row), tmp_path / "copy")
+    save_file({"odd": torch.zeros(1)}, folder / TRAINED)
+    with pytest.raises(ValueError, match="does not fit the model"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind == "static"])
+def test_a_stored_model_missing_a_tensor_is_refused(row: str, runs: Runs, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(runs.fit(row), tmp_path / "copy")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="do not fit"):
+        load_model(folder)

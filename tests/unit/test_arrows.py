@@ -1,0 +1,99 @@
+"""Imports go one way: rules -> steps -> {methods, evaluation, stats}; methods -> methods.core."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from methods import discover
+from workflows.jobs import ROOT
+
+METHOD_MODULES = {row.module for row in discover().values()}
+
+
+def imports(file: Path, top_level: bool = False) -> set[str]:
+    """Full names of the modules (and of what is taken from them) that a file imports."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    package = file.relative_to(ROOT).with_suffix("").parts
+    names: set[str] = set()
+    for node in tree.body if top_level else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: -node.level]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def below(names: set[str], *packages: str) -> list[str]:
+    return sorted(n for n in names if any(n == p or n.startswith(f"{p}.") for p in packages))
+
+
+def files(folder: str) -> Iterator[Path]:
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found, folder
+    yield from found
+
+
+def name(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("file", files("methods"), ids=name)
+def test_methods_never_import_the_pipeline(file: Path) -> None:
+    assert below(imports(file), "workflows", "tests", "snakemake", "lm_eval") == []
+
+
+@pytest.mark.parametrize("file", files("methods/core"), ids=name)
+def test_the_core_imports_no_method(file: Path) -> None:
+    assert below(imports(file), *METHOD_MODULES) == []
+
+
+@pytest.mark.parametrize("file", sorted({row.path for row in discover().values()}), ids=name)
+def test_method_files_write_no_files_and_read_no_clock(file: Path) -> None:
+    for source in sorted(file.rglob("*.py")) if file.is_dir() else [file]:
+        assert below(imports(source), "json", "time", "datetime", "pickle") == []
+
+
+@pytest.mark.parametrize("file", files("workflows/stats"), ids=name)
+def test_statistics_know_no_torch_and_no_files(file: Path) -> None:
+    heavy = ("torch", "transformers", "lm_eval", "methods", "pathlib", "os", "json", "io", "shutil")
+    assert below(imports(file), *heavy) == []
+    assert below(imports(file), "workflows.steps", "workflows.evaluation", "workflows.jobs") == []
+    text = file.read_text(encoding="utf-8")
+    assert not re.search(r"\bopen\(|\.read_(csv|parquet|text|json)\(|\.to_(parquet|csv)\(", text)
+
+
+@pytest.mark.parametrize("file", files("workflows/evaluation"), ids=name)
+def test_evaluation_imports_no_step(file: Path) -> None:
+    assert below(imports(file), "workflows.steps", "workflows.jobs", *METHOD_MODULES) == []
+
+
+def test_the_job_list_imports_nothing_heavy() -> None:
+    heavy = ("torch", "transformers", "lm_eval", "pandas", "numpy", "workflows.steps")
+    chain = ["workflows/jobs.py", "workflows/evaluation/tasklist.py", "methods/__init__.py"]
+    for file in chain:
+        assert below(imports(ROOT / file, top_level=True), *heavy, "methods.core") == []
+
+
+def test_rules_call_steps_and_compute_nothing() -> None:
+    rules = sorted((ROOT / "workflows/rules").glob("*.smk"))
+    assert rules
+    for file in rules:
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"^\s+(run|script|notebook):", text, re.M)
+        for step in re.findall(r"python -m ([\w.]+)", text):
+            assert step.startswith("workflows.steps.")
+            assert (ROOT / (step.replace(".", "/") + ".py")).is_file()
+        assert not re.search(r"^\s*(import|from) ", text, re.M)
+
+
+def test_no_file_stores_pickles() -> None:
+    for file in [*files("methods"), *files("workflows")]:
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"torch\.(save|load)\(|allow_pickle=True|import pickle", text)

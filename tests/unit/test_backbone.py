@@ -1,0 +1,162 @@
+"""Reading a backbone: what is promised is checked before a model is made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from methods.core.backbone import (
+    SHAPES,
+    empty_backbone,
+    hash_folder,
+    load_backbone,
+    shape_config,
+)
+from tests import toy
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(llama, tmp_path / "copy")
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes), encoding="utf-8")
+
+
+def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file) | changes
+    save_file({k: v for k, v in tensors.items() if v is not None}, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+def test_every_family_loads_as_it_was_saved(kind: str, backbones: dict[str, Path]) -> None:
+    backbone = load_backbone(backbones[kind])
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        assert torch.equal(backbone.model(ids).logits, toy.make_model(kind)(ids).logits)
+    assert backbone.parameters == sum(p.numel() for p in backbone.model.parameters())
+    assert backbone.layer_count == toy.SHAPES[kind]["num_hidden_layers"]
+    assert not backbone.model.training
+    assert len(backbone.tokenizer) == 64
+
+
+def test_shards_are_read(llama: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert not (tmp_path / "model.safetensors").exists()
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        assert torch.equal(load_backbone(tmp_path).model(ids).logits, model(ids).logits)
+    next(tmp_path.glob("model-00002*")).unlink()
+    with pytest.raises(ValueError, match="names model-00002.* which is missing"):
+        load_backbone(tmp_path)
+
+
+def test_hash_follows_weights_and_config_alone(copy: Path) -> None:
+    before = hash_folder(copy)
+    (copy / "README.md").write_text("text")
+    assert hash_folder(copy) == before
+    edit_config(copy, rms_norm_eps=1e-4)
+    changed = hash_folder(copy)
+    assert changed != before
+    edit_weights(copy, **{"model.norm.weight": torch.zeros(32)})
+    assert hash_folder(copy) not in (before, changed)
+    assert len(changed) == 16
+
+
+def test_missing_folder_and_config_are_named(copy: Path) -> None:
+    with pytest.raises(ValueError, match="gone does not exist or is no folder"):
+        load_backbone(copy / "gone")
+    (copy / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"has no config.json"):
+        load_backbone(copy)
+
+
+def test_a_broken_config_is_named(copy: Path) -> None:
+    (copy / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is not valid JSON"):
+        load_backbone(copy)
+    (copy / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"model_type None is not supported"):
+        load_backbone(copy)
+
+
+def test_another_family_is_refused(copy: Path) -> None:
+    edit_config(copy, model_type="gpt2")
+    with pytest.raises(ValueError, match=r"'gpt2' is not supported \(allowed: llama, mistral"):
+        load_backbone(copy)
+
+
+def test_a_truncated_weight_file_is_named(copy: Path) -> None:
+    file = copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged or incomplete"):
+        load_backbone(copy)
+
+
+def test_a_folder_without_weights_is_named(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no model.safetensors"):
+        load_backbone(copy)
+
+
+def test_a_missing_tensor_is_not_filled_with_random_numbers(copy: Path) -> None:
+    edit_weights(copy, **{"model.layers.2.mlp.up_proj.weight": None})
+    with pytest.raises(ValueError, match=r"no tensor 'model.layers.2.mlp.up_proj.weight'"):
+        load_backbone(copy)
+
+
+def test_a_tensor_of_another_shape_is_named(copy: Path) -> None:
+    edit_config(copy, vocab_size=80)
+    with pytest.raises(ValueError, match=r"'model.embed_tokens.weight' has shape \[64, 32\]"):
+        load_backbone(copy)
+
+
+def test_a_tokenizer_larger_than_the_embeddings_is_refused(copy: Path) -> None:
+    toy.make_tokenizer(extra=3).save_pretrained(copy)
+    with pytest.raises(ValueError, match="has 67 tokens, the model only 64 embeddings"):
+        load_backbone(copy)
+
+
+def test_a_folder_without_tokenizer_loads(copy: Path) -> None:
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    assert load_backbone(copy).tokenizer is None
+
+
+def test_a_damaged_tokenizer_is_named(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="the tokenizer in .* cannot be read"):
+        load_backbone(copy)
+
+
+def test_dtypes(copy: Path) -> None:
+    assert load_backbone(copy, "bfloat16").model.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="dtype 'int8' is unknown"):
+        load_backbone(copy, "int8")
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [
+        ("llama31_8b", 8_030_261_248),
+        ("llama2_7b", 6_738_415_616),
+        ("llama2_13b", 13_015_864_320),
+    ],
+)
+def test_published_shapes_have_their_published_size(shape: str, parameters: int) -> None:
+    assert empty_backbone(shape_config(shape)).parameters == parameters
+
+
+def test_an_unknown_shape_is_named() -> None:
+    with pytest.raises(ValueError, match=f"unknown shape 'x' .*{next(iter(SHAPES))}"):
+        shape_config("x")

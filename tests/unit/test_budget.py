@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from methods.core.budget import candidate_layers, check_budget, nearest
+from workflows.stats.budget import flag
+
+
+@pytest.mark.parametrize("budget", [0.25, "0.25", 0.001, 0.999])
+def test_budgets_between_zero_and_one_pass(budget: object) -> None:
+    assert check_budget(budget) == float(budget)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 1.5, -0.1, "abc", "", None, True, "nan", "inf", [0.2]])
+def test_other_budgets_are_refused_by_name(budget: object) -> None:
+    with pytest.raises(ValueError, match="budget .* must be a number between 0 and 1"):
+        check_budget(budget)
+
+
+def test_nearest_setting_and_its_trace() -> None:
+    setting, trace = nearest(range(5), lambda n: n * 0.1, 0.26)
+    assert setting == 3
+    assert [row["setting"] for row in trace] == [0, 1, 2, 3, 4]
+    assert [round(row["skip"], 3) for row in trace] == [0, 0.1, 0.2, 0.3, 0.4]
+
+
+def test_of_two_settings_at_equal_distance_the_earlier_wins() -> None:
+    assert nearest([1, 2], lambda n: n * 0.25, 0.375)[0] == 1
+    assert nearest([2, 1], lambda n: n * 0.25, 0.375)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "total", "layer", "quarter", "forty"),
+    [
+        ("Llama-3.1-8B", 8_030_261_248, 218_112_000, 9, 15),
+        ("Llama-2-7B", 6_738_415_616, 202_383_360, 8, 13),
+        ("Llama-2-13B", 13_015_864_320, 317_204_480, 10, 16),
+    ],
+)
+def test_published_shapes_need_so_many_layers(
+    model: str, total: int, layer: int, quarter: int, forty: int
+) -> None:
+    count = [nearest(range(32), lambda n: n * layer / total, b)[0] for b in (0.25, 0.40)]
+    assert count == [quarter, forty]
+
+
+def test_candidates_are_the_latter_half_or_the_last_three_quarters() -> None:
+    assert candidate_layers(12, 0.25) == [6, 7, 8, 9, 10, 11]
+    assert candidate_layers(12, 0.30) == [6, 7, 8, 9, 10, 11]
+    assert candidate_layers(12, 0.40) == list(range(3, 12))
+    assert candidate_layers(12, 0.50) == list(range(12))
+
+
+def test_flag_says_which_way_a_budget_was_missed() -> None:
+    assert flag(None, 0.9) == ""
+    assert flag(0.25, 0.2401) == flag(0.25, 0.2599) == ""
+    assert flag(0.25, 0.2399) == "under"
+    assert flag(0.25, 0.2601) == "over"

@@ -1,0 +1,146 @@
+"""Documents in every form, and every way a file can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from methods.core.data import Data, Document, batches
+from tests import toy
+from tests.toy import EOS, UNK
+
+
+def read(file: Path, **changes: object) -> list[Document]:
+    given = {"tokenizer": toy.make_tokenizer(), "vocab_size": 64, "training_file": file}
+    return list(Data(**(given | changes)).training())
+
+
+def jsonl(folder: Path, *rows: object) -> Path:
+    return toy.write_jsonl(folder / "rows.jsonl", list(rows))
+
+
+def test_text_ends_with_eos(tmp_path: Path) -> None:
+    documents = read(jsonl(tmp_path, {"text": "w3 w1 nonsense"}, {"text": "w2"}))
+    assert documents == [Document([3, 1, UNK, EOS], 0), Document([2, EOS], 0)]
+
+
+def test_an_eos_in_the_text_is_not_doubled(tmp_path: Path) -> None:
+    assert read(jsonl(tmp_path, {"text": "w3 <eos>"})) == [Document([3, EOS], 0)]
+
+
+def test_prompt_and_completion_keep_their_border(tmp_path: Path) -> None:
+    row = {"prompt": "w1 w2 w3", "completion": "w4 w5"}
+    assert read(jsonl(tmp_path, row)) == [Document([1, 2, 3, 4, 5, EOS], 3)]
+
+
+def test_a_completion_without_prompt_is_all_answer(tmp_path: Path) -> None:
+    assert read(jsonl(tmp_path, {"completion": "w4"})) == [Document([4, EOS], 0)]
+
+
+def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
+    tokenizer = toy.make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ 'w50' if m.role == 'user' else 'w51' }} {{ m.content }} "
+        "{% endfor %}"
+    )
+    turns = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2 w3"}]
+    documents = read(jsonl(tmp_path, {"messages": turns}), tokenizer=tokenizer)
+    assert documents == [Document([50, 1, 51, 2, 3, EOS], 0)]
+
+
+def test_long_documents_are_cut(tmp_path: Path) -> None:
+    row = {"prompt": "w1 w2 w3", "completion": "w4 w5"}
+    assert read(jsonl(tmp_path, row), max_length=2) == [Document([1, 2], 2)]
+
+
+def test_blank_lines_are_no_documents(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('\n{"text": "w1"}\n\n', encoding="utf-8")
+    assert read(file) == [Document([1, EOS], 0)]
+
+
+def test_ids_are_used_as_given_and_need_no_tokenizer(tmp_path: Path) -> None:
+    ids = np.array([[5, 5, 0], [63, 1, 2]])
+    np.save(tmp_path / "ids.npy", ids)
+    data = Data(None, 64, max_length=2, calibration_file=tmp_path / "ids.npy")
+    (batch,) = data.calibration()
+    assert batch.ids.tolist() == ids.tolist()
+    assert batch.valid.all()
+
+
+def test_batches_are_right_padded_in_order() -> None:
+    documents = [Document([7], 0), Document([1, 2, 3], 0), Document([0, 0], 0)]
+    first, second = batches(documents, 2)
+    assert first.ids.tolist() == [[7, 0, 0], [1, 2, 3]]
+    assert first.valid.tolist() == [[True, False, False], [True, True, True]]
+    assert second.ids.tolist() == [[0, 0]]
+    assert second.valid.all()
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (np.array([[0.5, 1.0]]), "must be integers, not float64"),
+        (np.array([["a"]]), "must be integers"),
+        (np.array([1, 2, 3]), r"must have shape \(N, T\), not \(3,\)"),
+        (np.zeros((2, 2, 2), int), r"must have shape \(N, T\)"),
+        (np.zeros((0, 4), int), r"must have shape \(N, T\)"),
+        (np.array([[0, 64]]), "ids reach from 0 to 64, the vocabulary is 0 to 63"),
+        (np.array([[-1, 3]]), "ids reach from -1 to 3"),
+    ],
+)
+def test_wrong_ids_are_named(ids: np.ndarray, message: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", ids)
+    with pytest.raises(ValueError, match=message):
+        list(Data(None, 64, calibration_file=tmp_path / "ids.npy").calibration())
+
+
+@pytest.mark.parametrize("content", [b"", b"not an array", b"\x93NUMPY"])
+def test_a_file_that_is_no_array_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "ids.npy").write_bytes(content)
+    with pytest.raises(ValueError, match="is not a NumPy array file"):
+        list(Data(None, 64, calibration_file=tmp_path / "ids.npy").calibration())
+
+
+def test_pickled_arrays_are_not_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="is not a NumPy array file"):
+        list(Data(None, 64, calibration_file=tmp_path / "ids.npy").calibration())
+
+
+@pytest.mark.parametrize("row", [{"txt": "w1"}, ["w1"], "w1", 5, {"prompt": "w1"}])
+def test_a_row_of_another_form_is_named_by_its_line(row: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 2: expected an object with text"):
+        read(jsonl(tmp_path, {"text": "w1"}, row))
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "w1"}\n{"text": \n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 2: not valid JSON"):
+        read(file)
+
+
+def test_text_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        read(jsonl(tmp_path, {"text": "w1"}), tokenizer=None)
+
+
+def test_missing_empty_and_odd_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="training file .*gone.jsonl does not exist"):
+        read(tmp_path / "gone.jsonl")
+    with pytest.raises(ValueError, match="holds no document"):
+        read(jsonl(tmp_path))
+    (tmp_path / "rows.csv").write_text("w1")
+    with pytest.raises(ValueError, match="must end in .jsonl or .npy"):
+        read(tmp_path / "rows.csv")
+    with pytest.raises(ValueError, match="no validation file was given"):
+        Data(None, 64).validation()
+
+
+def test_files_are_read_only_when_asked_for(tmp_path: Path) -> None:
+    data = Data(None, 64, calibration_file=tmp_path / "gone.npy")
+    with pytest.raises(ValueError, match="no training file"):
+        data.training()

@@ -1,0 +1,218 @@
+"""From a suite to its jobs: what runs, under which path, and one sentence per mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from methods import discover
+from workflows.evaluation.tasklist import TaskEntry
+from workflows.jobs import ROOT, Suite, read_suite, with_defaults
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with one backbone and one text."""
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "config.json").write_text("{}")
+    (tmp_path / "text.txt").write_text("w1")
+    (tmp_path / "ids.npy").write_text("")
+    return tmp_path
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    base = {
+        "suite": "tiny",
+        "backbones": {"toy": {"path": "toy"}},
+        "rows": ["dense", "random-skip", "shortgpt"],
+        "budgets": [0.25, 0.4],
+        "seeds": [42, 43],
+        "tasks": ["piqa", "boolq"],
+    }
+    return {k: v for k, v in (base | changes).items() if v is not ...}
+
+
+def keys(suite: Suite) -> list[str]:
+    return ["/".join(job.key) for job in suite.jobs]
+
+
+def test_only_stochastic_rows_repeat_seeds_and_only_budgeted_rows_budgets(root: Path) -> None:
+    assert keys(read_suite(config(), root)) == [
+        "toy/dense/b0/s42",
+        "toy/random-skip/b25/s42",
+        "toy/random-skip/b25/s43",
+        "toy/random-skip/b40/s42",
+        "toy/random-skip/b40/s43",
+        "toy/shortgpt/b25/s42",
+        "toy/shortgpt/b40/s42",
+    ]
+
+
+def test_every_backbone_runs_every_row(root: Path) -> None:
+    two = {"toy": {"path": "toy"}, "far": {"path": "hub:owner/name"}}
+    suite = read_suite(config(backbones=two, rows=["dense"]), root)
+    assert keys(suite) == ["toy/dense/b0/s42", "far/dense/b0/s42"]
+    assert suite.backbone_folder("toy") == "toy"
+    assert suite.backbone_folder("far") == "results/backbones/far"
+    assert suite.backbone_input("toy") == "toy/config.json"
+    assert suite.backbone_input("far") == "results/backbones/far"
+
+
+def test_all_means_every_discovered_row(root: Path) -> None:
+    suite = read_suite(config(rows="all"), root)
+    assert list(dict.fromkeys(job.row for job in suite.jobs)) == list(discover())
+
+
+def test_folders_and_labels(root: Path) -> None:
+    derive = {"pinned": {"from": "shortgpt", "params": {"layers": 2}, "budgets": [None]}}
+    suite = read_suite(config(budgets=[0.125], derive=derive), root)
+    labels = {job.row: job.label for job in suite.jobs}
+    assert labels == {
+        "dense": "b0", "random-skip": "b12.5", "shortgpt": "b12.5", "pinned": "bfree",
+    }  # fmt: skip
+    assert suite.jobs[-1].folder == "results/tiny/toy/pinned/bfree/s42"
+    assert suite.find("toy", "pinned", "bfree", "s42") is suite.jobs[-1]
+
+
+def test_derived_rows_carry_params_and_budgets_of_their_own(root: Path) -> None:
+    derive = {"raw": {"from": "shortgpt", "params": {"last_layer": "raw"}, "budgets": [0.5]}}
+    job = read_suite(config(derive=derive), root).jobs[-1]
+    assert (job.row, job.method.name, dict(job.params), job.budget) == (
+        "raw", "shortgpt", {"last_layer": "raw"}, 0.5,
+    )  # fmt: skip
+
+
+def test_arguments_of_a_job_hold_what_changes_numbers(root: Path) -> None:
+    suite = read_suite(config(max_length=64, limit=7, batch_size=4, task_folder="toy"), root)
+    words = suite.compress_arguments(suite.jobs[1])
+    assert words == (
+        "--method random-skip --params '{}' --seed 42 --dtype float32 --max-length 64 --budget 0.25"
+    )
+    assert "--budget" not in suite.compress_arguments(suite.jobs[0])
+    assert suite.evaluate_arguments(suite.jobs[0]) == (
+        "--suite tiny --backbone-name toy --row dense --batch-size 4 --limit 7 --task-dir toy"
+    )
+
+
+def test_a_fit_watches_its_own_file_and_the_core(root: Path) -> None:
+    job = next(j for j in read_suite(config(), root).jobs if j.row == "shortgpt")
+    assert "methods/shortgpt.py" in job.code()
+    assert "methods/core/ledger.py" in job.code()
+    assert "methods/random_skip.py" not in job.code()
+    assert all((ROOT / name).is_file() for name in job.code())
+
+
+def test_untrained_rows_read_calibration_only(root: Path) -> None:
+    data = {"training": {"source": "text.txt"}, "calibration": {"source": "ids.npy"}}
+    suite = read_suite(config(data=data), root)
+    rows = discover()
+    assert suite.data_files(rows["dense"]) == {}
+    assert suite.data_files(rows["shortgpt"]) == {"calibration": "ids.npy"}
+    trained = dict(vars(rows["shortgpt"]), trained=True)
+    assert suite.data_files(type(rows["shortgpt"])(**trained)) == {
+        "training": "results/tiny/data/training.jsonl",
+        "calibration": "ids.npy",
+    }
+
+
+def test_defaults_are_filled_in_at_every_depth() -> None:
+    complete = with_defaults(config(data={"training": {"source": "demo"}}))
+    assert complete["backbones"]["toy"]["dtype"] == "float32"
+    assert complete["data"]["training"] == {"source": "demo", "split": "train", "seed": 0}
+    assert complete["resources"] == {"mem_mb": 3000, "runtime": 60, "gpu": 0}
+    assert (complete["batch_size"], complete["max_length"]) == (16, 2048)
+    assert (complete["keep_models"], complete["watch_code"]) == (True, True)
+    assert complete["reference_row"] == "dense"
+
+
+def test_the_given_config_is_left_alone() -> None:
+    given = config()
+    before = json.dumps(given)
+    with_defaults(given)
+    assert json.dumps(given) == before
+
+
+def test_retain_tasks_are_all_tasks_but_perplexity(root: Path) -> None:
+    text = {"task": "perplexity:text", "file": str(root / "text.txt")}
+    suite = read_suite(config(tasks=["piqa", text]), root)
+    assert suite.config["retain_tasks"] == ["piqa"]
+    assert suite.text_files() == [str(root / "text.txt")]
+    assert suite.entries[0] == TaskEntry("piqa")
+
+
+WRONG = [
+    ({"budgtes": [0.25]}, "top level: .*'budgtes' was unexpected.* (allowed: suite, backbones, "),
+    ({"suite": ...}, "top level: 'suite' is a required property"),
+    ({"suite": "a b"}, "suite: 'a b' does not match"),
+    ({"backbones": {}}, "backbones: "),
+    ({"backbones": {"toy": {}}}, "backbones.toy: 'path' is a required property"),
+    ({"backbones": {"toy": {"path": "toy", "dtpye": "x"}}}, "backbones.toy: .*'dtpye'"),
+    ({"backbones": {"toy": {"path": "toy", "dtype": "int8"}}}, "backbones.toy.dtype: 'int8'"),
+    ({"backbones": {"toy": {"path": "gone"}}}, "backbones.toy: folder gone does not exist"),
+    ({"backbones": {"toy": {"path": "."}}}, "backbones.toy: folder . has no config.json"),
+    ({"rows": ["dnese"]}, "rows: unknown row 'dnese' (rows: dense, "),
+    ({"rows": ["random-skip"]}, "reference_row: 'dense' is not among the rows"),
+    ({"rows": "some"}, "rows: "),
+    ({"rows": ["dense", "dense"]}, "rows: "),
+    ({"budgets": [0]}, "budgets: 0 must lie between 0 and 1"),
+    ({"budgets": [1]}, "budgets: 1 must lie between 0 and 1"),
+    ({"budgets": [1.5]}, "budgets: 1.5 must lie between 0 and 1"),
+    ({"budgets": ["abc"]}, "budgets.0: 'abc' is not of type 'number'"),
+    ({"budgets": []}, "budgets: "),
+    ({"seeds": [-1]}, "seeds.0: -1 is less than"),
+    ({"seeds": [1.5]}, "seeds.0: 1.5 is not of type 'integer'"),
+    ({"tasks": ["piqua"]}, "unknown task 'piqua' (tasks here: "),
+    ({"tasks": [{"task": "piqa", "shots": 5}]}, "task entry .*keys are task, metric"),
+    ({"tasks": ["piqa", "piqa"]}, "task 'piqa' is listed twice"),
+    ({"tasks": [{"task": "piqa", "split": "train"}]}, "split is test or validation"),
+    ({"tasks": ["perplexity"]}, "a perplexity needs a text file"),
+    ({"tasks": [{"task": "perplexity", "file": "gone.txt"}]}, "text file gone.txt of task"),
+    ({"retain_tasks": ["boolq", "arc_easy"]}, "retain_tasks: 'arc_easy' is not scored"),
+    ({"reference_row": "lora"}, "reference_row: 'lora' is not among the rows"),
+    ({"task_folder": "gone"}, "task_folder 'gone' is no folder"),
+    ({"derive": {"dense": {"from": "shortgpt"}}}, "derive.dense: a row has this name already"),
+    ({"derive": {"x": {"from": "y"}}}, "derive.x.from: unknown row 'y'"),
+    ({"derive": {"x": {"params": {}}}}, "derive.x: 'from' is a required property"),
+    ({"derive": {"x": {"from": "shortgpt", "budgets": [2]}}}, "derive.x.budgets: 2 must lie"),
+    ({"data": {"training": {"source": "gone.txt"}}}, "data.training: file gone.txt does not"),
+    ({"data": {"trainnig": {"source": "demo"}}}, "data: .*'trainnig'"),
+    ({"limit": 0}, "limit: 0 is less than"),
+    ({"batch_size": 0}, "batch_size: 0 is less than"),
+    ({"keep_models": "yes"}, "keep_models: 'yes' is not of type 'boolean'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[m[:40] for _, m in WRONG])
+def test_a_mistake_is_named(changes: dict[str, Any], message: str, root: Path) -> None:
+    parts = message.split(".*")
+    with pytest.raises(ValueError, match=".*".join(map(re.escape, parts))) as caught:
+        read_suite(config(**changes), root)
+    assert "\n" not in str(caught.value)
+
+
+def test_overlays_replace_lists_and_merge_mappings() -> None:
+    """What Snakemake does with two --configfile arguments, on a suite of this checkout."""
+    from snakemake.utils import update_config
+
+    suite = yaml.safe_load((ROOT / "workflows/suites/llama31_8b.yaml").read_text())
+    overlay = {"budgets": [0.3], "backbones": {"other": {"path": "hub:a/b"}}, "limit": 5}
+    update_config(suite, overlay)
+    result = read_suite(suite)
+    assert {job.budget for job in result.jobs if job.method.budgeted} == {0.3, None}
+    assert {job.backbone for job in result.jobs} == {"llama31_8b", "other"}
+    assert "--limit 5" in result.evaluate_arguments(result.jobs[0])
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "workflows/suites").glob("llama*.yaml")), ids=str)
+def test_paper_suites_are_valid_and_score_arc_on_test(file: Path) -> None:
+    suite = read_suite(yaml.safe_load(file.read_text()))
+    assert suite.name == file.stem
+    assert len(suite.config["retain_tasks"]) == 7
+    shots = {entry.task: entry.num_fewshot for entry in suite.entries}
+    assert (shots["arc_easy"], shots["arc_challenge"], shots["hellaswag"]) == (25, 25, 5)
+    assert all(entry.split == "test" for entry in suite.entries)

@@ -1,0 +1,107 @@
+"""The record schema, and reading records back."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workflows.steps.records import check_record, new_record, read_record
+
+RATES = {"all": {"tokens": 5, "skip": 0.25, "skip_net": 0.2, "skip_std": 0.0}}
+
+
+def record() -> dict[str, Any]:
+    score = {
+        "task": "a", "metric": "acc", "filter": "none", "primary": True, "higher_is_better": True,
+        "value": 0.5, "n": 2, "k": 1, "stderr": None, "shots": 0, "split": "test",
+        "chat_template": False, "version": 1.0, "prompt_hash": "x", "rates": deepcopy(RATES),
+    }  # fmt: skip
+    return {
+        "format": 1, "status": "ok", "reason": None, "suite": "", "row": "r", "method": "dense",
+        "title": "T", "kind": "reference", "stochastic": False, "params": {}, "budget": 0.25,
+        "seed": 42, "fit": None, "fit_code_hash": None, "scores": [score], "rates": deepcopy(RATES),
+        "skip_authors": 0.0, "units": [], "layers": {"kept": 1, "dense": 1, "removed": []},
+        "backbone": {
+            "name": "b", "path": "/p", "revision": None, "hash": "0123456789abcdef",
+            "parameters": 10, "layers": 1,
+        },
+        "evaluation": {
+            "batch_size": 1, "max_length": 8, "device": "cpu", "threads": 1, "seconds": 0.1,
+            "peak_memory_mb": 1.0,
+        },
+        "versions": {"torch": "2"}, "commit": None, "dirty": True, "code_hash": "x",
+        "hardware": {},
+    }  # fmt: skip
+
+
+def change(path: str, value: Any) -> dict[str, Any]:
+    made = record()
+    *parents, last = path.split("/")
+    inner: Any = made
+    for key in parents:
+        inner = inner[int(key) if isinstance(inner, list) else key]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return made
+
+
+def test_a_complete_record_passes_and_survives_the_disk(tmp_path: Path) -> None:
+    check_record(record())
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(record()), encoding="utf-8")
+    assert read_record(file) == record()
+
+
+@pytest.mark.parametrize("field", sorted(set(record()) - {"scores", "rates"}))
+def test_no_field_may_miss(field: str) -> None:
+    with pytest.raises(ValueError, match=f"breaks the record schema at top level: '{field}'"):
+        check_record(change(field, ...))
+
+
+@pytest.mark.parametrize("field", ["scores", "rates", "skip_authors", "evaluation"])
+def test_a_row_that_does_not_apply_has_no_scores_but_a_finished_one_must(field: str) -> None:
+    made = change(field, ...)
+    check_record(made | {"status": "not applicable", "reason": "because"})
+    with pytest.raises(ValueError, match=f"'{field}' is a required property"):
+        check_record(made)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("status", "failed"), ("budget", 0), ("budget", 1), ("budget", "0.25"), ("kind", "other"),
+        ("seed", 1.5), ("scores", []), ("scores/0/k", -1), ("scores/0/n", 0),
+        ("scores/0/value", "0.5"), ("scores/0/extra", 1), ("scores/0/rates", {}),
+        ("scores/0/split", "train"), ("rates/all/tokens", 0), ("rates/all/skip", 1.01),
+        ("rates/all/skip_std", -0.1), ("backbone/hash", "xyz"), ("layers/kept", 0), ("extra", 1),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_named_by_their_place(path: str, value: Any) -> None:
+    place = "/".join(path.split("/")[:-1]) or "top level"
+    with pytest.raises(ValueError, match="breaks the record schema") as caught:
+        check_record(change(path, value))
+    assert path in str(caught.value) or place in str(caught.value)
+
+
+def test_damaged_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text("{")
+    with pytest.raises(ValueError, match=r"record.json is not valid JSON"):
+        read_record(tmp_path / "record.json")
+
+
+def test_titles_name_the_params_of_a_row_and_derived_rows_their_own_name() -> None:
+    backbone = {k: v for k, v in record()["backbone"].items() if k != "name"}
+    described = {
+        "row": "random-skip", "params": {"unit": "ffn", "candidates": "auto"}, "budget": 0.25,
+        "seed": 1, "backbone": backbone,
+    }  # fmt: skip
+    labels = {"suite": "s", "backbone_name": "b", "row": None}
+    assert new_record("ok", described, labels)["title"] == "Random skip (ffn)"
+    derived = new_record("ok", described, labels | {"row": "mine"})
+    assert (derived["title"], derived["row"], derived["method"]) == ("mine", "mine", "random-skip")

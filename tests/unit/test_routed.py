@@ -1,0 +1,177 @@
+"""The routed decoder: forced gates, caches, padding, packing, gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
+from methods.core.routed import (
+    Context,
+    Decision,
+    Router,
+    Tokens,
+    Unit,
+    block_units,
+    ffn_units,
+    route,
+    router_of,
+)
+from tests import toy
+
+IDS = torch.arange(24).reshape(2, 12)
+MAKERS = {"ffn": ffn_units, "block": block_units}
+
+
+class EveryThird(Router):
+    """Executes where (id + unit) is no multiple of three; scales by a half of the unit's number."""
+
+    def __init__(self, units: list[Unit], scale: float | None = None) -> None:
+        super().__init__()
+        self.units, self.factor = units, scale
+        self.seen: list[Tokens] = []
+
+    def start(self, tokens: Tokens, hidden: Tensor) -> Tensor:
+        self.seen.append(tokens)
+        return tokens.ids
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, Any]:
+        execute = (state + index) % 3 != 0
+        scale = None if self.factor is None else torch.full(execute.shape, self.factor)
+        return Decision(execute, scale), state
+
+
+def routed(kind: str, unit: str, scale: float | None = None) -> tuple[Any, EveryThird]:
+    model = toy.make_model(kind)
+    router = EveryThird(MAKERS[unit](model, range(1, len(layers(model)))), scale)
+    return route(model, router), router
+
+
+@pytest.mark.parametrize("unit", ["ffn", "block"])
+@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+def test_forced_open_gates_give_the_dense_logits(kind: str, unit: str) -> None:
+    model, router = routed(kind, unit)
+    gates = torch.ones(2, len(router.units), 12, dtype=torch.bool)
+    with torch.no_grad():
+        dense = toy.make_model(kind)(IDS).logits
+        opened = model(IDS, gates=gates).logits
+        chosen = model(IDS).logits
+    torch.testing.assert_close(opened, dense, rtol=1e-5, atol=1e-5)
+    assert (chosen - dense).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("unit", ["ffn", "block"])
+def test_decisions_equal_a_loop_over_layers(unit: str) -> None:
+    model, router = routed("llama", unit, scale=0.5)
+    with torch.no_grad():
+        output = model.model(IDS)
+        inner = decoder(model)
+        hidden = inner.embed_tokens(IDS)
+        turn = inner.rotary_emb(hidden, position_ids=torch.arange(12)[None])
+        causal = torch.full((12, 12), -torch.inf).triu(1)[None, None]
+        for number, layer in enumerate(layers(model)):
+            mixed, _ = attention(layer)(
+                hidden_states=attention_norm(layer)(hidden),
+                position_embeddings=turn,
+                attention_mask=causal,
+            )
+            middle = hidden + mixed
+            update = ffn(layer)(ffn_norm(layer)(middle))
+            if number == 0:
+                hidden = middle + update
+                continue
+            open_ = ((IDS + number - 1) % 3 != 0)[..., None]
+            if unit == "ffn":
+                hidden = middle + torch.where(open_, 0.5 * update, 0)
+            else:
+                hidden = torch.where(open_, hidden + 0.5 * (mixed + update), hidden)
+        slow = inner.norm(hidden)
+    torch.testing.assert_close(output.last_hidden_state, slow, rtol=1e-5, atol=1e-5)
+    expected = torch.stack([(IDS + u) % 3 != 0 for u in range(len(router.units))], dim=1)
+    assert torch.equal(output.executed, expected)
+
+
+@pytest.mark.parametrize("unit", ["ffn", "block"])
+@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+def test_cached_steps_equal_the_full_forward(kind: str, unit: str) -> None:
+    model, _ = routed(kind, unit)
+    with torch.no_grad():
+        full = model(IDS).logits
+        step = model(IDS[:, :5], use_cache=True)
+        parts = [step.logits]
+        for t in range(5, 12):
+            step = model(IDS[:, t : t + 1], past_key_values=step.past_key_values, use_cache=True)
+            parts.append(step.logits)
+    torch.testing.assert_close(torch.cat(parts, dim=1), full, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("unit", ["ffn", "block"])
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_padding_changes_nothing(kind: str, unit: str, side: str) -> None:
+    model, router = routed(kind, unit)
+    pads, ones = torch.zeros(2, 5, dtype=torch.int64), torch.ones_like(IDS)
+    pair = ([pads, IDS], [pads, ones]) if side == "left" else ([IDS, pads], [ones, pads])
+    ids, mask = (torch.cat(parts, dim=1) for parts in pair)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        padded = model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
+        plain = model(IDS).logits.flatten(0, 1)
+    torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-5)
+    assert torch.equal(router.seen[0].valid, mask.bool())
+
+
+def test_packed_documents_do_not_see_each_other() -> None:
+    model, _ = routed("llama", "ffn")
+    packed = torch.cat([IDS[0, :7], IDS[1, :5]])[None]
+    positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
+    with torch.no_grad():
+        together = model(packed, position_ids=positions, use_cache=False).logits[0]
+        alone = [model(IDS[:1, :7]).logits[0], model(IDS[1:, :5]).logits[0]]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
+
+
+def test_forced_gates_replace_decision_and_scale() -> None:
+    model, router = routed("llama", "ffn", scale=0.1)
+    gates = torch.rand(2, len(router.units), 12, generator=torch.Generator().manual_seed(0)) < 0.5
+    plain, _ = routed("llama", "ffn")
+    with torch.no_grad():
+        forced = model.model(IDS, gates=gates)
+        assert torch.equal(forced.executed, gates)
+        same = plain.model(IDS, gates=gates).last_hidden_state
+    assert torch.equal(forced.last_hidden_state, same)
+
+
+def test_names_of_the_dense_weights_stay() -> None:
+    dense = set(toy.make_model().state_dict())
+    model, router = routed("llama", "ffn")
+    assert set(model.state_dict()) == dense
+    assert router_of(model) is router
+    assert router_of(toy.make_model()) is None
+
+
+def test_gradients_reach_what_ran_and_only_that() -> None:
+    model, router = routed("llama", "ffn")
+    gates = torch.zeros(2, len(router.units), 12, dtype=torch.bool)
+    gates[0, 2, 4] = True
+    model(IDS, gates=gates).logits.sum().backward()
+    grads = [ffn(layer).down_proj.weight.grad for layer in layers(model)]
+    moved = [g is not None and bool(g.abs().sum() > 0) for g in grads]
+    assert moved == [True, False, False, True, False, False]
+
+
+def test_one_layer_carries_one_unit() -> None:
+    model = toy.make_model()
+    units = [*ffn_units(model, [2]), *block_units(model, [2])]
+    with pytest.raises(ValueError, match="more than one routed unit"):
+        route(model, EveryThird(units))

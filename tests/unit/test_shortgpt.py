@@ -1,0 +1,198 @@
+"""Block Influence against loops over single tokens, and the choice it leads to."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from methods import load_method
+from methods.base import Request
+from methods.core.backbone import Backbone, count, decoder, layers, load_backbone
+from methods.core.data import Batch, Data, Document, batches
+from methods.shortgpt import block_influence
+from tests import toy
+
+
+class Documents:
+    """Calibration documents as they are, in batches of a chosen size."""
+
+    def __init__(self, documents: list[list[int]], batch_size: int = 4) -> None:
+        self.documents, self.batch_size = documents, batch_size
+
+    def calibration(self) -> list[Batch]:
+        return list(batches([Document(ids, 0) for ids in self.documents], self.batch_size))
+
+
+def documents(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 60, length).tolist() for length in lengths]
+
+
+def wrap(model: torch.nn.Module) -> Backbone:
+    return Backbone(model, None, Path(), None, "", count(model))
+
+
+def residual_streams(model: torch.nn.Module, ids: list[int], last: str) -> list[Tensor]:
+    """The states h_0 .. h_L of one document (T, D), layer by layer through hooks."""
+    states: list[Tensor] = []
+    stack = layers(model)
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0][0]))
+        for layer in stack
+    ]
+    hooks.append(stack[-1].register_forward_hook(lambda _, __, output: states.append(output[0])))
+    with torch.no_grad():
+        model(torch.tensor([ids]), use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        if last == "post_norm":
+            states[-1] = decoder(model).norm(states[-1])
+    return states
+
+
+def slow_influence(
+    model: torch.nn.Module, texts: list[list[int]], last: str, distance: str
+) -> list[float]:
+    per_layer: list[list[float]] = [[] for _ in layers(model)]
+    for ids in texts:
+        states = residual_streams(model, ids, last)
+        for layer, (before, after) in enumerate(itertools.pairwise(states)):
+            for a, b in zip(before.double(), after.double(), strict=True):
+                cosine = float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
+                value = 1 - cosine if distance == "cosine" else math.acos(cosine) / math.pi
+                per_layer[layer].append(value)
+    return [sum(values) / len(values) for values in per_layer]
+
+
+@pytest.mark.parametrize("distance", ["cosine", "angular"])
+@pytest.mark.parametrize("last", ["post_norm", "raw"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_scores_equal_the_loop_over_tokens(kind: str, last: str, distance: str) -> None:
+    model = toy.make_model(kind)
+    torch.nn.init.uniform_(decoder(model).norm.weight, 0.2, 2.0)
+    texts = documents([5, 9, 3, 12])
+    fast = block_influence(wrap(model), Documents(texts), last, distance)
+    assert fast == pytest.approx(slow_influence(model, texts, last, distance), abs=1e-5)
+
+
+def test_only_the_last_score_depends_on_the_final_norm() -> None:
+    model = toy.make_model()
+    torch.nn.init.uniform_(decoder(model).norm.weight, 0.2, 2.0)
+    texts = Documents(documents([8, 8]))
+    post, raw = (
+        block_influence(wrap(model), texts, last, "cosine") for last in ("post_norm", "raw")
+    )
+    assert post[:-1] == raw[:-1]
+    assert abs(post[-1] - raw[-1]) > 1e-3
+
+
+def test_scores_do_not_depend_on_the_batch_size() -> None:
+    model = toy.make_model()
+    texts = documents([2, 15, 7, 7, 1, 11])
+    scores = [
+        block_influence(wrap(model), Documents(texts, size), "post_norm", "cosine")
+        for size in (1, 2, 6)
+    ]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    assert scores[0] == pytest.approx(scores[2], abs=1e-6)
+
+
+def test_tokens_weigh_the_same_whatever_their_document() -> None:
+    backbone = wrap(toy.make_model())
+    short, long = documents([3, 12])
+
+    def score(*texts: list[int]) -> np.ndarray:
+        return np.array(block_influence(backbone, Documents(list(texts)), "post_norm", "cosine"))
+
+    both = (3 * score(short) + 12 * score(long)) / 15
+    assert score(short, long) == pytest.approx(both, abs=1e-6)
+    doubled = (6 * score(short) + 12 * score(long)) / 18
+    assert score(short, long, short) == pytest.approx(doubled, abs=1e-6)
+    assert abs(both - doubled).max() > 1e-5
+
+
+@pytest.mark.parametrize("layer", [0, 3, 5])
+def test_a_layer_that_adds_nothing_scores_zero_and_goes_first(layer: int) -> None:
+    model = toy.make_model()
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        torch.nn.init.zeros_(layers(model)[layer].get_submodule(name).weight)
+    method = load_method("shortgpt", {"layers": 2, "last_layer": "raw"})
+    fitted = method.fit(wrap(model), Documents(documents([9, 6])), Request(None, 0, Path()))
+    assert fitted.decisions["scores"][layer] == pytest.approx(0, abs=1e-6)
+    assert fitted.decisions["removed_layers"][0] == layer
+
+
+def test_a_zero_state_counts_as_half() -> None:
+    model = toy.make_model()
+    torch.nn.init.zeros_(model.get_input_embeddings().weight)
+    scores = block_influence(wrap(model), Documents(documents([4])), "raw", "cosine")
+    assert scores == [0.5] * 6
+
+
+def test_equal_scores_go_from_the_lower_layer() -> None:
+    model = toy.make_model()
+    torch.nn.init.zeros_(model.get_input_embeddings().weight)
+    method = load_method("shortgpt", {"layers": 3})
+    fitted = method.fit(wrap(model), Documents(documents([4])), Request(None, 0, Path()))
+    assert fitted.decisions["removed_layers"] == [0, 1, 2]
+
+
+def test_layers_are_scored_once_and_removed_from_the_lowest(llama: Path) -> None:
+    texts = Documents(documents([10, 10]))
+    backbone = load_backbone(llama)
+    scores = block_influence(backbone, texts, "post_norm", "cosine")
+    fitted = load_method("shortgpt", {"layers": 4}).fit(backbone, texts, Request(None, 0, Path()))
+    assert fitted.decisions["scores"] == scores
+    assert fitted.decisions["removed_layers"] == np.argsort(scores)[:4].tolist()
+    assert fitted.structure == {"removed_layers": fitted.decisions["removed_layers"]}
+    assert len(layers(fitted.model)) == fitted.model.config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(0.15, 1), (0.25, 2), (0.40, 3), (0.70, 5)])
+def test_a_budget_takes_the_nearest_number_of_layers(
+    budget: float, expected: int, llama: Path, data_files: dict[str, Path]
+) -> None:
+    # A layer holds 9,280 of 59,808 parameters: 15.5 %.
+    backbone = load_backbone(llama)
+    assert backbone.parameters == 6 * 9280 + 2 * 64 * 32 + 32
+    data = Data(None, 64, calibration_file=data_files["ids"])
+    fitted = load_method("shortgpt").fit(backbone, data, Request(budget, 0, Path()))
+    assert len(fitted.decisions["removed_layers"]) == expected
+    assert [row["setting"] for row in fitted.decisions["budget_search"]] == list(range(6))
+
+
+def test_pinned_layers_win_over_the_budget(llama: Path, data_files: dict[str, Path]) -> None:
+    data = Data(None, 64, calibration_file=data_files["ids"])
+    method = load_method("shortgpt", {"layers": 4})
+    fitted = method.fit(load_backbone(llama), data, Request(0.15, 0, Path()))
+    assert len(fitted.decisions["removed_layers"]) == 4
+
+
+def test_no_layer_pinned_is_the_identity(llama: Path, data_files: dict[str, Path]) -> None:
+    ids = torch.tensor(np.load(data_files["ids"]))
+    data = Data(None, 64, calibration_file=data_files["ids"])
+    method = load_method("shortgpt", {"layers": 0})
+    fitted = method.fit(load_backbone(llama), data, Request(None, 0, Path()))
+    with torch.no_grad():
+        assert torch.equal(fitted.model(ids).logits, load_backbone(llama).model(ids).logits)
+
+
+@pytest.mark.parametrize("number", [6, 7, -1])
+def test_an_impossible_number_of_layers_is_refused(
+    number: int, llama: Path, data_files: dict[str, Path]
+) -> None:
+    data = Data(None, 64, calibration_file=data_files["ids"])
+    method = load_method("shortgpt", {"layers": number})
+    with pytest.raises(ValueError, match="param 'layers'"):
+        method.fit(load_backbone(llama), data, Request(None, 0, Path()))
+
+
+def test_neither_budget_nor_layers_is_not_applicable(llama: Path) -> None:
+    reason = load_method("shortgpt").skip_reason(load_backbone(llama), Request(None, 0, Path()))
+    assert "how many layers" in reason

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workflows.evaluation.tasklist import (
+    TaskEntry,
+    check_names,
+    own_task_names,
+    parse_tasks,
+    stock_task_names,
+)
+
+
+def test_words_parted_by_commas() -> None:
+    assert parse_tasks("piqa, boolq,") == [TaskEntry("piqa"), TaskEntry("boolq")]
+    assert parse_tasks("") == []
+
+
+def test_a_perplexity_is_named_after_its_file() -> None:
+    (entry,) = parse_tasks("perplexity:some/text.txt")
+    assert (entry.task, entry.file, entry.is_perplexity) == (
+        "perplexity:text", "some/text.txt", True,
+    )  # fmt: skip
+
+
+def test_json_entries_keep_every_key() -> None:
+    text = '["piqa", {"task": "boolq", "num_fewshot": 2, "limit": 3, "chat_template": true}]'
+    assert parse_tasks(text) == [
+        TaskEntry("piqa"),
+        TaskEntry("boolq", num_fewshot=2, limit=3, chat_template=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "--tasks is not valid JSON"),
+        ('[{"name": "piqa"}]', "task is required"),
+        ('[{"task": "piqa", "fewshot": 1}]', "keys are task, metric, num_fewshot"),
+        ('["piqa", "piqa"]', "'piqa' is listed twice"),
+        ('[{"task": "perplexity:a"}]', "needs a text file"),
+        ("[5]", "task entry 5"),
+        ('[{"task": 5}]', "task entry .*task must be of type str"),
+        ('[{"task": "piqa", "limit": true}]', "limit must be of type int"),
+        ('[{"task": "piqa", "limit": 0}]', "limit is at least 1"),
+        ('[{"task": "piqa", "num_fewshot": "5"}]', "num_fewshot must be of type int"),
+        ('[{"task": "piqa", "config": []}]', "config must be of type dict"),
+    ],
+)
+def test_malformed_entries_are_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_tasks(text)
+
+
+def test_lm_eval_gets_a_group_of_one_with_overrides() -> None:
+    entry = TaskEntry("piqa", num_fewshot=3, config={"dataset_path": "json"})
+    assert entry.lm_eval_spec == {
+        "group": "entry_piqa",
+        "task": [{"task": "piqa", "dataset_path": "json", "num_fewshot": 3}],
+    }
+    assert TaskEntry("piqa").lm_eval_spec["task"] == [{"task": "piqa"}]
+
+
+def test_the_validation_split_is_scored_where_asked() -> None:
+    (spec,) = TaskEntry("arc_easy", split="validation").lm_eval_spec["task"]
+    assert spec["test_split"] is None
+
+
+def test_names_come_from_the_yaml_files(task_folder: Path) -> None:
+    assert own_task_names([task_folder]) == {"toy_choice", "toy_write"}
+    assert stock_task_names(["piqa", "toy_choice", "nonsense"]) == {"piqa"}
+    assert stock_task_names([]) == set()
+
+
+def test_unknown_names_are_refused_with_the_known_ones(task_folder: Path) -> None:
+    check_names(parse_tasks("toy_choice,piqa"), [task_folder])
+    with pytest.raises(ValueError, match="unknown task 'toy_choise' .*toy_choice, toy_write"):
+        check_names(parse_tasks("toy_choise"), [task_folder])
+    with pytest.raises(ValueError, match=r"text file gone.txt of task 'perplexity:gone'"):
+        check_names(parse_tasks("perplexity:gone.txt"), [task_folder])

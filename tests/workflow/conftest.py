@@ -1,0 +1,104 @@
+"""Copies of the checkout, so that no test touches the developer's results."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from methods import discover
+from tests import toy
+from workflows.steps.common import ROOT
+
+# Copies for whole runs keep these methods only: cheap rows, with and without a budget.
+KEPT = {"dense.py", "random_skip.py"}
+
+
+def checkout_files() -> list[str]:
+    """Tracked and new files of this checkout, ignored ones left out."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listed.returncode == 0:
+        return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    skipped = (".venv", ".snakemake", "results", "reports", ".git")
+    files = (f.relative_to(ROOT) for f in ROOT.rglob("*") if f.is_file())
+    return [str(f) for f in files if not str(f).startswith(skipped)]
+
+
+def copy_checkout(folder: Path) -> Path:
+    """The checkout without its results; a toy stands in for a shipped backbone that is missing."""
+    for name in checkout_files():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+    if not (folder / "workflows/demo/backbone/config.json").is_file():
+        toy.make_backbone(folder / "workflows/demo/backbone")
+    return folder
+
+
+def toy_checkout(folder: Path) -> Path:
+    """A copy with the cheap rows, and ``toy.yaml``: a toy backbone, two tasks, one text."""
+    copy_checkout(folder)
+    for name in {row.path.name for row in discover().values()} - KEPT:
+        path = folder / "methods" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    toy.make_backbone(folder / "toy/backbone")
+    toy.make_data(folder / "toy/data")
+    toy.make_tasks(folder / "toy/tasks", items=8)
+    (folder / "toy/text.txt").write_text("w1 w2 w3 w4 w5 w6 w7 w8", encoding="utf-8")
+    suite = {
+        "suite": "toy",
+        "backbones": {"small": {"path": "toy/backbone"}},
+        "rows": "all",
+        "budgets": [0.25],
+        "seeds": [42],
+        "tasks": [
+            {"task": "toy_choice", "metric": "acc"},
+            {"task": "toy_write", "limit": 4},
+            {"task": "perplexity:text", "file": "toy/text.txt"},
+        ],
+        "retain_tasks": ["toy_choice"],
+        "task_folder": "toy/tasks",
+        "data": {"calibration": {"source": "toy/data/calibration.jsonl", "rows": 6}},
+    }
+    (folder / "toy.yaml").write_text(yaml.safe_dump(suite), encoding="utf-8")
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """No variable of a surrounding run: PATH finds the tools of this Python first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return os.environ | {"PATH": path, "COLUMNS": "200"}
+
+
+def snakemake(folder: Path, *arguments: str, timeout: float = 400) -> tuple[int, str]:
+    """Exit status and everything printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", *arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="session")
+def plain_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_checkout(tmp_path_factory.mktemp("plain") / "checkout")
+
+
+@pytest.fixture(scope="session")
+def run_snakemake() -> Callable[..., tuple[int, str]]:
+    return snakemake

@@ -1,0 +1,215 @@
+"""Whole runs in copies of the checkout: to the end, again, with a new method, after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+import yaml
+
+from tests.workflow.conftest import environment, toy_checkout
+from workflows.jobs import with_defaults
+
+Snakemake = Callable[..., tuple[int, str]]
+SUITE = ("--configfile", "toy.yaml", "--cores", "2")
+ROWS = ["dense", "random-skip", "random-skip-layers"]
+
+DUMMY = '''
+"""Keeps the first layers."""
+
+from methods.base import Fitted, Method
+from methods.core.surgery import remove_layers
+
+
+class Dummy(Method):
+    """Removes the last two layers."""
+
+    title = "Dummy cut"
+    source = "a test"
+    kind = "static"
+    trained = False
+    stochastic = False
+    budgeted = True
+    causal = True
+
+    def fit(self, backbone, data, request):
+        structure = {"removed_layers": [4, 5]}
+        return Fitted(self.build(backbone, structure), structure, {"removed": 2})
+
+    def build(self, backbone, structure):
+        return remove_layers(backbone.model, structure["removed_layers"])
+'''
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, run_snakemake: Snakemake) -> Path:
+    """A copy in which the toy suite ran to its end."""
+    copy = toy_checkout(tmp_path_factory.mktemp("finished") / "checkout")
+    status, said = run_snakemake(copy, *SUITE)
+    assert status == 0, said
+    return copy
+
+
+def records(copy: Path) -> dict[str, Any]:
+    """Path -> record without what may differ: times, memory, where the backbone lies."""
+    found = {}
+    for file in sorted((copy / "results/toy").rglob("record.json")):
+        record = json.loads(file.read_text())
+        for part in ("fit", "evaluation"):
+            for volatile in ("seconds", "peak_memory_mb"):
+                record[part].pop(volatile, None)
+        record["backbone"].pop("path")
+        found[str(file.relative_to(copy))] = record
+    return found
+
+
+def table(copy: Path) -> pd.DataFrame:
+    return pd.read_csv(copy / "reports/toy/tables/retain.csv")
+
+
+def test_every_row_has_a_record_and_a_line(finished: Path) -> None:
+    labels = {"dense": "b0"}
+    expected = [f"results/toy/small/{r}/{labels.get(r, 'b25')}/s42/record.json" for r in ROWS]
+    assert sorted(records(finished)) == sorted(expected)
+    assert table(finished)["row"].tolist() == ROWS
+    assert table(finished).loc[0, ["skip", "retain"]].tolist() == [0, 100]
+    page = (finished / "reports/toy/index.html").read_text()
+    assert all(title in page for title in table(finished)["title"])
+    for name in ("retain.md", "retain.tex", "scores.csv"):
+        assert (finished / "reports/toy/tables" / name).stat().st_size > 0
+    for name in ("retain_over_skip", "scores_per_task", "executed_per_layer"):
+        for kind in ("png", "svg"):
+            assert (finished / f"reports/toy/figures/{name}.{kind}").stat().st_size > 1000
+
+
+def test_numbers_of_the_table_stand_in_the_records(finished: Path) -> None:
+    runs = {record["row"]: record for record in records(finished).values()}
+    for line in table(finished).to_dict("records"):
+        record = runs[line["row"]]
+        assert line["skip"] == pytest.approx(100 * record["rates"]["all"]["skip"], abs=1e-4)
+        for score in record["scores"]:
+            if score["primary"] and score["higher_is_better"]:
+                shown = line[f"{score['task']}:{score['metric']}"]
+                assert shown == pytest.approx(100 * score["value"], abs=1e-4)
+
+
+def test_no_key_of_the_default_suite_reaches_another(finished: Path) -> None:
+    ran = json.loads((finished / "results/toy/suite.json").read_text())
+    assert ran == with_defaults(yaml.safe_load((finished / "toy.yaml").read_text()))
+    assert not (finished / "results/demo").exists()
+
+
+def test_nothing_half_written_is_left(finished: Path) -> None:
+    assert not list(finished.rglob("*.part"))
+
+
+def test_a_second_run_does_nothing(finished: Path, run_snakemake: Snakemake) -> None:
+    status, said = run_snakemake(finished, *SUITE)
+    assert status == 0, said
+    assert "Nothing to be done" in said
+
+
+def test_the_report_step_needs_records_alone(finished: Path, tmp_path: Path) -> None:
+    results = shutil.copytree(
+        finished / "results/toy", tmp_path / "toy", ignore=shutil.ignore_patterns("model", "logs")
+    )
+    command = [sys.executable, "-m", "workflows.steps.report"]
+    done = subprocess.run(
+        [*command, "--results", str(results), "--out", str(tmp_path / "page")],
+        cwd=finished,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("tables/retain.csv", "tables/retain.tex", "index.html"):
+        again = (tmp_path / "page" / name).read_bytes()
+        assert again == (finished / "reports/toy" / name).read_bytes()
+
+
+def test_a_run_killed_in_the_middle_ends_with_the_same_records(
+    finished: Path, tmp_path: Path, run_snakemake: Snakemake
+) -> None:
+    copy = toy_checkout(tmp_path / "checkout")
+    command = [sys.executable, "-m", "snakemake", *SUITE]
+    with (tmp_path / "log").open("w") as log:
+        running = subprocess.Popen(
+            command, cwd=copy, env=environment(), stdout=log, stderr=log, start_new_session=True
+        )
+    deadline = time.monotonic() + 200
+    while not list((copy / "results").rglob("record.json")):
+        assert running.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for process in [*psutil.Process(running.pid).children(recursive=True), running]:
+        os.kill(process.pid, signal.SIGKILL)
+    running.wait()
+    assert len(records(copy)) < len(ROWS)
+    run_snakemake(copy, "--unlock", "--configfile", "toy.yaml")
+    status, said = run_snakemake(copy, *SUITE)
+    assert status == 0, said
+    assert records(copy) == records(finished)
+    for name in ("retain.csv", "scores.csv"):
+        first = (finished / "reports/toy/tables" / name).read_bytes()
+        assert (copy / "reports/toy/tables" / name).read_bytes() == first
+    for file in (finished / "results/toy").rglob("record.items.parquet"):
+        other = copy / file.relative_to(finished)
+        assert pd.read_parquet(other).equals(pd.read_parquet(file))
+
+
+def test_a_wrong_param_ends_in_the_check(finished: Path, run_snakemake: Snakemake) -> None:
+    suite = yaml.safe_load((finished / "toy.yaml").read_text())
+    wrong = suite | {"suite": "wrong", "derive": {"x": {"from": "random-skip"}}}
+    wrong["derive"]["x"]["params"] = {"unit": "fnn"}
+    (finished / "wrong.yaml").write_text(yaml.safe_dump(wrong))
+    status, said = run_snakemake(finished, "--configfile", "wrong.yaml", "--cores", "1")
+    assert status != 0
+    assert "error: suite config, 'x': row 'random-skip': param 'unit' is 'fnn'" in said
+    assert "Traceback" not in said
+    left = {f.name for f in (finished / "results/wrong").rglob("*") if f.is_file()}
+    assert left <= {"check.log"}
+
+
+def test_a_file_in_place_of_the_results(tmp_path: Path, run_snakemake: Snakemake) -> None:
+    copy = toy_checkout(tmp_path / "checkout")
+    shutil.rmtree(copy / "results")
+    (copy / "results").write_text("mine")
+    status, said = run_snakemake(copy, *SUITE)
+    assert status != 0
+    assert "Traceback" not in said
+    assert "results is a file, a folder is needed there" in said
+    assert (copy / "results").read_text() == "mine"
+
+
+def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakemake) -> None:
+    """Runs last: it adds a row to the finished copy."""
+    before = records(finished)
+    (finished / "methods/dummy.py").write_text(DUMMY.lstrip(), encoding="utf-8")
+    status, said = run_snakemake(finished, "-n", *SUITE)
+    assert status == 0, said
+    assert "results/toy/small/dummy/b25/s42/record.json" in said
+    assert "random-skip/b25/s42/model" not in said
+    code = "from methods import discover; print(*discover())"
+    listed = subprocess.run(
+        [sys.executable, "-c", code], cwd=finished, capture_output=True, text=True
+    )
+    assert listed.stdout.split() == [*ROWS, "dummy"]
+    status, said = run_snakemake(finished, *SUITE)
+    assert status == 0, said
+    assert table(finished)["row"].tolist() == [*ROWS, "dummy"]
+    line = table(finished).set_index("row").loc["dummy"]
+    assert line["title"] == "Dummy cut"
+    assert line["skip"] == pytest.approx(100 * 2 * 9280 / 59808, abs=1e-3)
+    after = records(finished)
+    assert {name: after[name] for name in before} == before

@@ -1,0 +1,318 @@
+"""Wrong inputs on the real command lines: one sentence, a failing status, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import steps, toy
+
+
+class Refuse:
+    """Runs a step that must refuse; returns its sentence."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str], folder: Path) -> None:
+        self.capfd, self.folder = capfd, folder
+
+    def __call__(self, step: str, *arguments: Any) -> str:
+        before = sorted(self.folder.rglob("*"))
+        self.capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            steps.call(step, *arguments)
+        assert ended.value.code == 2
+        assert sorted(self.folder.rglob("*")) == before
+        return sentence(self.capfd.readouterr().err)
+
+
+def sentence(stderr: str) -> str:
+    """The one sentence of a refusal, which ends what was printed."""
+    assert "Traceback" not in stderr
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    assert [line.startswith("error: ") for line in lines].count(True) == 1
+    assert lines[-1].startswith("error: ")
+    return lines[-1].removeprefix("error: ")
+
+
+@pytest.fixture
+def refuse(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refuse:
+    return Refuse(capfd, tmp_path)
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(llama, tmp_path / "backbone")
+
+
+@pytest.fixture
+def ids(data_files: dict[str, Path]) -> Path:
+    return data_files["ids"]
+
+
+def fit(backbone: Path, out: Path, row: str = "shortgpt", budget: str = "0.25") -> list[Any]:
+    return ["--method", row, "--backbone", backbone, "--budget", budget, "--out", out]
+
+
+def test_an_unknown_row_is_named_with_the_rows(refuse: Refuse, copy: Path, tmp_path: Path) -> None:
+    said = refuse("compress", *fit(copy, tmp_path / "out", "shortgtp"))
+    assert said.startswith("unknown row 'shortgtp' (rows: dense, ")
+
+
+@pytest.mark.parametrize("budget", ["0", "1", "1.5", "abc", "-0.2", "nan", ""])
+def test_a_wrong_budget(budget: str, refuse: Refuse, copy: Path, tmp_path: Path) -> None:
+    command = ["--method", "shortgpt", "--backbone", copy, "--out", tmp_path / "out"]
+    said = refuse("compress", *command, f"--budget={budget}")
+    assert said == f"budget '{budget}' must be a number between 0 and 1, such as 0.25"
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ("{layers: 3}", "--params is not valid JSON"),
+        ("[3]", "--params must be a JSON object"),
+        ('{"layer": 3}', "row 'shortgpt': unknown param 'layer' (allowed: layers, last_layer, "),
+        ('{"layers": "3"}', "row 'shortgpt': param 'layers' is '3', expected int or null"),
+        ('{"layers": 6}', "param 'layers' is 6, must be from 0 to 5"),
+        ('{"last_layer": "x"}', "param 'last_layer' is 'x', expected one of 'post_norm', 'raw'"),
+    ],
+)
+def test_wrong_params(
+    params: str, said: str, refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+) -> None:
+    command = [*fit(copy, tmp_path / "out"), "--params", params, "--calibration", ids]
+    assert said in refuse("compress", *command)
+
+
+def test_missing_backbone_and_missing_config(
+    refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    said = refuse("compress", *fit(gone, tmp_path / "out"), "--calibration", ids)
+    assert said == f"backbone folder {gone} does not exist or is no folder"
+    (copy / "config.json").unlink()
+    said = refuse("compress", *fit(copy, tmp_path / "out"), "--calibration", ids)
+    assert said == f"backbone folder {copy} has no config.json"
+
+
+def damage_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+def damage_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+def set_vocabulary(folder: Path, size: int) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": size}))
+
+
+def raise_vocabulary(folder: Path) -> None:
+    set_vocabulary(folder, 80)
+
+
+def lower_vocabulary(folder: Path) -> None:
+    set_vocabulary(folder, 50)
+
+
+def enlarge_tokenizer(folder: Path) -> None:
+    toy.make_tokenizer(extra=6).save_pretrained(folder)
+
+
+def damage_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("{")
+
+
+DAMAGED = [
+    (damage_weights, "model.safetensors is damaged or incomplete"),
+    (damage_config, "config.json is not valid JSON"),
+    (raise_vocabulary, "has shape [64, 32], but config.json asks for [80, 32]"),
+    # The pad token's id, 63, lies outside.
+    (lower_vocabulary, "config.json fits no model: "),
+    (enlarge_tokenizer, "has 70 tokens, the model only 64 embeddings"),
+    (damage_index, "model.safetensors.index.json is not a valid index of weights"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGED)
+def test_a_damaged_backbone(
+    damage: Any, said: str, refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+) -> None:
+    damage(copy)
+    assert said in refuse("compress", *fit(copy, tmp_path / "out"), "--calibration", ids)
+    scoring = ["--model", copy, "--tasks", "piqa", "--out", tmp_path / "record.json"]
+    assert said in refuse("evaluate", *scoring)
+    config = {
+        "suite": "tiny", "backbones": {"toy": {"path": str(copy)}}, "rows": ["dense"],
+        "budgets": [0.25], "seeds": [1], "tasks": ["piqa"],
+    }  # fmt: skip
+    checking = ["--config", json.dumps(config), "--out", tmp_path / "suite.json"]
+    assert said in refuse("check", *checking)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.array([[0, 64]]), "ids reach from 0 to 64, the vocabulary is 0 to 63"),
+        (np.array([[-1, 4]]), "ids reach from -1 to 4"),
+        (np.array([[0.0, 1.0]]), "calibration ids must be integers, not float64"),
+        (np.array([0, 1]), "calibration ids must have shape (N, T), not (2,)"),
+    ],
+)
+def test_wrong_calibration_ids(
+    values: np.ndarray, said: str, refuse: Refuse, copy: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "ids.npy", values)
+    command = [*fit(copy, tmp_path / "out"), "--calibration", tmp_path / "ids.npy"]
+    assert said in refuse("compress", *command)
+
+
+def test_wrong_calibration_files(refuse: Refuse, copy: Path, tmp_path: Path) -> None:
+    base = fit(copy, tmp_path / "out")
+    assert refuse("compress", *base) == "no calibration file was given, and this row needs one"
+    gone = refuse("compress", *base, "--calibration", tmp_path / "gone.npy")
+    assert gone == f"calibration file {tmp_path}/gone.npy does not exist"
+    (tmp_path / "rows.jsonl").write_text('{"text": "w1"}\n{"text": w2}\n')
+    said = refuse("compress", *base, "--calibration", tmp_path / "rows.jsonl")
+    assert f"{tmp_path}/rows.jsonl, line 2: not valid JSON" in said
+    (tmp_path / "rows.jsonl").write_bytes(b'{"text": "\xff\xfe"}\n')
+    said = refuse("compress", *base, "--calibration", tmp_path / "rows.jsonl")
+    assert f"{tmp_path}/rows.jsonl, line 1: not valid JSON" in said
+
+
+def test_text_without_a_tokenizer(
+    refuse: Refuse, copy: Path, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    command = [*fit(copy, tmp_path / "out"), "--calibration", data_files["calibration"]]
+    assert "the backbone has no tokenizer, give ids (.npy) instead" in refuse("compress", *command)
+    scoring = ["--model", copy, "--tasks", "piqa", "--out", tmp_path / "record.json"]
+    assert "has no tokenizer" in refuse("evaluate", *scoring)
+
+
+def test_an_existing_result_is_not_overwritten(
+    refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("keep")
+    command = [*fit(copy, tmp_path / "out"), "--calibration", ids]
+    assert "exists already" in refuse("compress", *command)
+    assert (tmp_path / "out" / "mine.txt").read_text() == "keep"
+
+
+def test_a_file_where_a_folder_should_be(
+    refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "results").write_text("")
+    said = f"{tmp_path}/results is a file, a folder is needed there"
+    inside = tmp_path / "results" / "deep" / "out"
+    assert refuse("compress", *fit(copy, inside), "--calibration", ids) == said
+    scoring = ["--model", copy, "--tasks", f"perplexity:{tmp_path}/results"]
+    assert refuse("evaluate", *scoring, "--out", inside / "record.json") == said
+    assert "holds no record.json" in refuse("report", "--results", inside, "--out", inside)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--tasks", "toy_choise"], "unknown task 'toy_choise' (tasks here: "),
+        (["--tasks", ","], "--tasks names no task"),
+        (["--tasks", "[1"], "--tasks is not valid JSON"),
+        (["--tasks", '[{"task": "piqa", "shots": 1}]'], "keys are task, metric"),
+        (["--tasks", "perplexity:gone.txt"], "text file gone.txt of task"),
+        (["--tasks", "piqa", "--limit", "0"], "--limit is 0, must be at least 1"),
+        (["--tasks", "piqa", "--batch-size", "0"], "--batch-size is 0, must be at least 1"),
+        (["--tasks", "piqa", "--task-dir", "gone"], "--task-dir gone is no folder"),
+        (["--tasks", "piqa", "--threads", "0"], "--threads is 0, must be at least 1"),
+        (["--tasks", "piqa", "--device", "tpu"], "device 'tpu' is unknown"),
+    ],
+)
+def test_wrong_scoring_arguments(
+    more: list[str], said: str, refuse: Refuse, copy: Path, tmp_path: Path
+) -> None:
+    assert said in refuse("evaluate", "--model", copy, *more, "--out", tmp_path / "record.json")
+
+
+def test_an_unknown_metric(refuse: Refuse, copy: Path, task_folder: Path, tmp_path: Path) -> None:
+    tasks = '[{"task": "toy_choice", "metric": "f1", "limit": 2}]'
+    command = ["--model", copy, "--tasks", tasks, "--task-dir", task_folder]
+    said = refuse("evaluate", *command, "--out", tmp_path / "record.json")
+    assert said == "task 'toy_choice' has no metric 'f1' (it has: acc, acc_norm)"
+
+
+def test_wrong_models(refuse: Refuse, copy: Path, tmp_path: Path) -> None:
+    scoring = ["--tasks", "piqa", "--out", tmp_path / "record.json"]
+    assert "gone does not exist" in refuse("evaluate", "--model", tmp_path / "gone", *scoring)
+    (copy / "skipbench.json").write_text("{")
+    assert "skipbench.json is not valid JSON" in refuse("evaluate", "--model", copy, *scoring)
+    (copy / "skipbench.json").write_text('{"format": 9}')
+    assert "has format 9" in refuse("evaluate", "--model", copy, *scoring)
+
+
+def test_wrong_records(refuse: Refuse, tmp_path: Path) -> None:
+    command = ["--results", tmp_path / "results", "--out", tmp_path / "page"]
+    assert "holds no record.json" in refuse("report", *command)
+    folder = tmp_path / "results" / "a"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text("{")
+    assert "record.json is not valid JSON" in refuse("report", *command)
+    (folder / "record.json").write_text("{}")
+    assert "breaks the record schema at top level" in refuse("report", *command)
+
+
+def test_wrong_data_sources(refuse: Refuse, tmp_path: Path) -> None:
+    def prepare(source: str) -> str:
+        out = tmp_path / "rows.jsonl"
+        return refuse("data", "--part", "training", "--source", source, "--out", out)
+
+    (tmp_path / "text.txt").write_text("\n\n")
+    (tmp_path / "bad.jsonl").write_text("{\n")
+    assert "holds no document" in prepare(json.dumps({"source": str(tmp_path / "text.txt")}))
+    assert "--source is not valid JSON" in prepare("{")
+    assert "1: not valid JSON" in prepare(json.dumps({"source": str(tmp_path / "bad.jsonl")}))
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk(
+    tiny_disk: Path, refuse: Refuse, copy: Path, ids: Path, task_folder: Path, tmp_path: Path
+) -> None:
+    command = [*fit(copy, tiny_disk / "out"), "--calibration", ids]
+    assert "No space left on device" in refuse("compress", *command)
+    with (tiny_disk / "filler").open("wb", buffering=0) as stream:
+        stream.write(bytes(60_000))
+    tasks = ["--tasks", "toy_choice", "--task-dir", task_folder, "--limit", "2"]
+    command = ["--model", copy, *tasks, "--out", tiny_disk / "record.json"]
+    assert "No space left on device" in refuse("evaluate", *command)
+    rows = json.dumps({"source": str(tmp_path / "text.txt")})
+    (tmp_path / "text.txt").write_text("w1 w2\n\n" * 2000)
+    command = ["--part", "training", "--source", rows, "--out", tiny_disk / "rows.jsonl"]
+    assert "No space left on device" in refuse("data", *command)
+
+
+def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:
+    command = fit(copy, tmp_path / "out", budget="1.5")
+    done = steps.python("-m", "workflows.steps.compress", *command)
+    assert done.returncode == 2
+    assert sentence(done.stderr).startswith("budget '1.5' must be a number")
+    assert not (tmp_path / "out").exists()
