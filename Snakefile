@@ -3,7 +3,6 @@
 import os
 import sys
 
-from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
 min_version("9.0")
@@ -28,7 +27,7 @@ if not config:
 try:
     SUITE = read_suite(config)
 except ValueError as error:
-    raise WorkflowError(str(error))
+    sys.exit(f"error: {error}")
 
 
 report: "workflows/report/workflow.rst"

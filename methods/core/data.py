@@ -124,8 +124,9 @@ class Data:
         documents = []
         eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
         for (row, _), (prompt, _), ids in zip(rows, parts, texts, strict=True):
-            open_end = eos is not None and ids[-1:] != [eos] and "fed" not in row
-            closed = [*ids, int(eos)] if open_end else ids
+            closed = ids
+            if eos is not None and ids[-1:] != [eos] and "fed" not in row:
+                closed = [*ids, eos]
             lead = next(leads) if prompt else 0
             documents.append(Document(closed[: self.max_length], min(lead, self.max_length)))
         return documents

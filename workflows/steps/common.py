@@ -11,7 +11,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,10 +104,17 @@ def _check_parents(path: Path) -> None:
 
 
 def _sibling(path: Path) -> Path:
-    """A fresh name beside ``path``, in the same file system; the parent is made."""
+    """A hidden name beside ``path``, in the same file system; the parent is made.
+
+    The name is fixed: what a killed run left there is cleared by the next one.
+    """
     _check_parents(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mktemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    sibling = path.parent / f".{path.name}.part"
+    if sibling.is_dir():
+        shutil.rmtree(sibling)
+    sibling.unlink(missing_ok=True)
+    return sibling
 
 
 def json_argument(text: str, name: str) -> Any:
@@ -144,7 +150,8 @@ def provenance() -> dict[str, Any]:
     return {
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
         "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", *CODE_FOLDERS)),
+        # Outside git nothing says which code ran, so it counts as not committed.
+        "dirty": _git("status", "--porcelain", "--untracked-files=no", *CODE_FOLDERS) != "",
         "code_hash": code_hash(),
         "hardware": {
             "machine": platform.machine(),
