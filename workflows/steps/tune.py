@@ -5,7 +5,7 @@ validation split wins. Scored items are never touched. The outcome is a small YA
 which the suite reads under `tuned:`; tries are kept in --workdir, so an interrupted call continues.
 
     python -m workflows.steps.tune --suite workflows/suites/demo.yaml \
-        --data results/demo/data --out workflows/suites/demo_tuned.yaml
+        --data results/demo/data --out workflows/suites/tuned/demo.yaml
 """
 
 from __future__ import annotations
