@@ -24,9 +24,12 @@ def solve_facts(words: list[str]) -> str:
 
 
 def solve_two_hop(words: list[str]) -> str:
-    _, second, _, first, _, person, _ = words
-    bridge = fact(first, person)
-    return f"{bridge} {fact(second, bridge)}"
+    # From the person outwards: "question c of b of a of person answer".
+    *relations, person = words[1:-1:2]
+    spelled = [person]
+    for relation in reversed(relations):
+        spelled.append(fact(relation, spelled[-1]))
+    return " ".join(spelled[1:])
 
 
 def solve_recall(words: list[str]) -> str:

@@ -31,6 +31,8 @@ NEAR_CHOICES = 9  # of facts and reversal: many wrong values of the right type
 TRACKED = 3
 ORDERED = 4
 PAIRS = 3
+SCORED_PAIRS = (6, 7)  # longer lists than any in training
+THREE_HOPS = 0.1  # share of the scored items; training has two hops at most
 REVERSED = 3
 SCORED_STEPS = (2,) * 14 + (3,)  # of arithmetic: one chain in 15 is longer than in training
 
@@ -99,7 +101,7 @@ QUESTIONS = (
     "tell me {s} {r} answer",
 )
 # The scored wordings never occur in training: a fact has to be known apart from how it was taught.
-SCORED_QUESTIONS = ("tell me which {r} {s} has answer", "question the {r} of {s} answer")
+SCORED_QUESTIONS = ("question {s} {r} answer", "in fact which {r} is of {s} answer")
 
 
 def draw_statement(rng: random.Random, scored: bool = False) -> Example:
@@ -121,6 +123,8 @@ def draw_fact(rng: random.Random, scored: bool) -> Example:
 
 def draw_two_hop(rng: random.Random, scored: bool) -> Example:
     """Ask for a fact about the person that a first fact names; the answer spells both."""
+    if scored and rng.random() < THREE_HOPS:
+        return _three_hop(rng)
     world = the_world()
     first, second = rng.choice(PERSON_RELATIONS), rng.choice(RELATIONS)
     person = _person(rng, scored)
@@ -136,13 +140,25 @@ def draw_two_hop(rng: random.Random, scored: bool) -> Example:
     return Example(prompt, answer, (*wrong, *(f"{bridge} {value}" for value in wrong_value)))
 
 
+def _three_hop(rng: random.Random) -> Example:
+    """One hop more than any training document; wrong choices end in another value."""
+    world, person = the_world(), _person(rng, True)
+    first, second = rng.choice(PERSON_RELATIONS), rng.choice(PERSON_RELATIONS)
+    third, near = rng.choice(RELATIONS), world.value(first, person)
+    bridge = world.value(second, near)
+    prompt = f"question {third} of {second} of {first} of {person} answer"
+    answers = [world.value(third, bridge), *_near_values(rng, third, bridge, 3)]
+    right, *wrong = (f"{near} {bridge} {value}" for value in answers)
+    return Example(prompt, right, tuple(wrong))
+
+
 def draw_recall(rng: random.Random, scored: bool) -> Example:
     """Find the number written beside an object; a fact tells which, and the answer spells both.
 
     In training there may be several questions about the same pairs that name the object.
     """
     world = the_world()
-    count = PAIRS if scored else rng.randint(1, PAIRS)
+    count = rng.choice(SCORED_PAIRS) if scored else rng.randint(1, PAIRS)
     relation, person = rng.choice(OBJECT_RELATIONS), _person(rng, scored)
     wanted = world.value(relation, person)
     keys = [wanted, *_others(rng, OBJECTS, {wanted}, count - 1)]
