@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import candidate_layers
+from methods.core.budget import candidate_layers, named_layers
 from methods.core.data import Data
 from methods.core.hashing import uniform_hash
 from methods.core.routed import (
@@ -98,10 +98,7 @@ class RandomSkip(Method):
             if self.params.unit == "block":
                 return list(range(1, count - 1)) if count > 2 else list(range(count))
             return candidate_layers(count, budget)
-        layers = sorted(set(self.params.candidates))
-        if not layers or layers[0] < 0 or layers[-1] >= count:
-            raise ValueError(f"param 'candidates' is {layers}, layers go from 0 to {count - 1}")
-        return layers
+        return named_layers(self.params.candidates, count)
 
     def _units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
         make = ffn_units if self.params.unit == "ffn" else block_units

@@ -52,3 +52,15 @@ def candidate_layers(layer_count: int, budget: float) -> list[int]:
     else:
         first = layer_count // 4 if budget <= 0.45 else 0
     return list(range(first, layer_count))
+
+
+def named_layers(given: Sequence[int], layer_count: int) -> list[int]:
+    """Candidate layers named by param ``candidates``: distinct, ascending.
+
+    Raises:
+        ValueError: None is named, or one does not exist.
+    """
+    layers = sorted(set(given))
+    if not layers or layers[0] < 0 or layers[-1] >= layer_count:
+        raise ValueError(f"param 'candidates' is {layers}, layers go from 0 to {layer_count - 1}")
+    return layers

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import candidate_layers
+from methods.core.budget import candidate_layers, named_layers
 from methods.core.calibration import calibrate_threshold
 from methods.core.data import Data
 from methods.core.routed import Router, ffn_units, route, router_of
@@ -148,10 +148,7 @@ class Hero(Method):
         count = backbone.layer_count
         if self.params.candidates == "auto":
             return candidate_layers(count, 0.25 if budget is None else budget)
-        layers = sorted(set(self.params.candidates))
-        if not layers or layers[0] < 0 or layers[-1] >= count:
-            raise ValueError(f"param 'candidates' is {layers}, layers go from 0 to {count - 1}")
-        return layers
+        return named_layers(self.params.candidates, count)
 
     def _shares(self, backbone: Backbone, layers: list[int]) -> Tensor:
         units = ffn_units(backbone.model, layers)
