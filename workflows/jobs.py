@@ -8,18 +8,23 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 
 from methods import Row, discover
+from workflows.config import (
+    ROOT,
+    check_budget,
+    check_paths,
+    check_retain,
+    is_local,
+    with_defaults,
+)
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, read_entries
 
-ROOT = Path(__file__).resolve().parents[1]
-SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
 CODE = {".py", ".yaml"}
 DATA_PARTS = ("training", "validation", "probe", "calibration")
 
@@ -29,7 +34,9 @@ class Job:
     """One run: a row on a backbone at a budget under a seed.
 
     ``row`` is the name in the table, ``method`` the discovered row behind it; ``params`` stand
-    over that row's own. ``budget`` is None where none applies or params are pinned.
+    over that row's own. ``budget`` is None where none applies or params are pinned. ``start`` is
+    the job whose model this one starts from in place of the backbone; ``lenders`` are jobs whose
+    decisions hold the value of a param.
     """
 
     suite: str
@@ -39,11 +46,13 @@ class Job:
     params: Mapping[str, Any]
     budget: float | None
     seed: int
+    start: Job | None = None
+    lenders: Mapping[str, Job] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """The folder of the budget: b25, b12.5, b0 without a budget, bfree with pinned params."""
-        if not self.method.budgeted:
+        if not self.method.budgeted and self.start is None:
             return "b0"
         return "bfree" if self.budget is None else f"b{self.budget * 100:g}"
 
@@ -56,6 +65,15 @@ class Job:
     def folder(self) -> str:
         """Where the run lives, relative to the checkout."""
         return "/".join(("results", self.suite, *self.key))
+
+    @property
+    def model(self) -> str:
+        """The folder of the fitted model, relative to the checkout."""
+        return f"{self.folder}/model"
+
+    def waits_for(self) -> list[str]:
+        """Models of other jobs that the fit reads."""
+        return [job.model for job in [self.start, *self.lenders.values()] if job is not None]
 
     def code(self) -> list[str]:
         """The files whose change makes the fit run again: the method's and the core."""
@@ -102,6 +120,10 @@ class Suite:
         path = str(self.config["backbones"][name]["path"])
         return path if is_local(path) else f"results/backbones/{name}"
 
+    def start_folder(self, job: Job) -> str:
+        """What the fit of a job starts from: another job's model, or the backbone."""
+        return self.backbone_folder(job.backbone) if job.start is None else job.start.model
+
     def backbone_input(self, name: str) -> str:
         """What rules wait for: the config of a local backbone, the folder that is fetched."""
         folder = self.backbone_folder(name)
@@ -136,8 +158,11 @@ class Suite:
         words = ["--method", job.method.name, "--params", json.dumps(job.params, sort_keys=True)]
         words += ["--seed", str(job.seed), "--dtype", backbone["dtype"]]
         words += ["--max-length", str(self.config["max_length"])]
-        if job.budget is not None:
+        if job.budget is not None and job.start is None:
             words += ["--budget", str(job.budget)]
+        if job.lenders:
+            lent = {name: f"{lender.model}/decisions.json" for name, lender in job.lenders.items()}
+            words += ["--params-from", json.dumps(lent, sort_keys=True)]
         if "revision" in backbone:
             words += ["--revision", backbone["revision"]]
         return shlex.join(words)
@@ -189,81 +214,92 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     if folder is not None and not (root / folder).is_dir():
         raise ValueError(f"task_folder '{folder}' is no folder")
     check_names(entries, [OWN_TASKS, *([root / folder] if folder else [])])
-    _check_retain(complete, entries, table)
-    _check_paths(complete, root)
+    check_retain(complete, entries, table)
+    check_paths(complete, root)
     jobs = [
-        Job(complete["suite"], backbone, name, row, params, budget, seed)
+        job
         for backbone in complete["backbones"]
-        for name, (row, params, budgets) in table.items()
-        for budget in budgets
-        for seed in (complete["seeds"] if row.stochastic else complete["seeds"][:1])
+        for line in table.values()
+        for job in _jobs(complete, backbone, line, table)
     ]
     return Suite(complete, entries, jobs)
 
 
-def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the schema's defaults filled in.
+@dataclass(frozen=True)
+class _Line:
+    """A line of the suite's table; ``start`` and ``lenders`` name other lines."""
 
-    Raises:
-        ValueError: The config breaks the schema; the message names the key and what is allowed.
-    """
-    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    complete = json.loads(json.dumps(config))
-    _fill(complete, schema, schema)
-    errors = jsonschema.Draft202012Validator(schema).iter_errors(complete)
-    error = next(iter(sorted(errors, key=lambda e: list(map(str, e.absolute_path)))), None)
-    if error is not None:
-        key = ".".join(map(str, error.absolute_path)) or "top level"
-        allowed = ""
-        if error.validator == "additionalProperties":
-            allowed = f" (allowed: {', '.join(error.schema['properties'])})"
-        raise ValueError(f"suite config, {key}: {error.message}{allowed}")
-    for budget in complete["budgets"]:
-        _check_budget("budgets", budget)
-    return complete
+    name: str
+    method: Row
+    params: Mapping[str, Any]
+    budgets: Sequence[float | None]
+    start: str | None = None
+    lenders: Mapping[str, str] = field(default_factory=dict)
 
 
-def _fill(value: Any, schema: Mapping[str, Any], top: Mapping[str, Any]) -> None:
-    """Insert defaults, in place, wherever the schema states one."""
-    if "$ref" in schema:
-        schema = top["$defs"][schema["$ref"].rsplit("/", 1)[1]]
-    if not isinstance(value, dict):
-        return
-    properties = schema.get("properties", {})
-    for key, sub in properties.items():
-        if "default" in sub:
-            value.setdefault(key, json.loads(json.dumps(sub["default"])))
-    other = schema.get("additionalProperties")
-    for key, item in value.items():
-        sub = properties.get(key, other if isinstance(other, dict) else None)
-        if sub is not None:
-            _fill(item, sub, top)
-
-
-def _check_budget(key: str, budget: float | None) -> None:
-    if budget is not None and not 0 < budget < 1:
-        raise ValueError(f"suite config, {key}: {budget} must lie between 0 and 1, such as 0.25")
-
-
-def _table(
-    config: Mapping[str, Any], rows: Mapping[str, Row], root: Path
-) -> dict[str, tuple[Row, dict[str, Any], list[float | None]]]:
-    """Name -> (method, params over the row's own, budgets) of every line of the suite's table."""
+def _table(config: Mapping[str, Any], rows: Mapping[str, Row], root: Path) -> dict[str, _Line]:
+    """Name -> line of the suite's table."""
     names = list(rows) if config["rows"] == "all" else config["rows"]
     base = _base_params(config, rows, root)
-    table: dict[str, tuple[Row, dict[str, Any], list[float | None]]] = {}
+    table: dict[str, _Line] = {}
     for name in names:
         row = _find(rows, name, "rows")
-        table[name] = (row, base[name], list(config["budgets"]) if row.budgeted else [None])
+        budgets = list(config["budgets"]) if row.budgeted else [None]
+        table[name] = _Line(name, row, base[name], budgets)
     for name, spec in config["derive"].items():
-        row = _find(rows, spec["from"], f"derive.{name}.from")
         if name in rows:
             raise ValueError(f"suite config, derive.{name}: a row has this name already")
-        budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
-        for budget in budgets:
-            _check_budget(f"derive.{name}.budgets", budget)
-        table[name] = (row, {**base[row.name], **spec["params"]}, list(budgets))
+        table[name] = _derived(name, spec, config, rows, base)
+    for line in table.values():
+        for other in [line.start, *line.lenders.values()]:
+            if other is not None and other not in table:
+                raise ValueError(
+                    f"suite config, derive.{line.name}: '{other}' is not among the suite's rows"
+                )
     return table
+
+
+def _derived(
+    name: str,
+    spec: Mapping[str, Any],
+    config: Mapping[str, Any],
+    rows: Mapping[str, Row],
+    base: Mapping[str, Mapping[str, Any]],
+) -> _Line:
+    """A line that the suite derives from a row, or from one row and then another."""
+    where = f"derive.{name}"
+    row = _find(rows, spec["from"], f"{where}.from")
+    budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
+    for budget in budgets:
+        check_budget(f"{where}.budgets", budget)
+    first = None
+    if "then" in spec:
+        first, row = row.name, _find(rows, spec["then"], f"{where}.then")
+        if rows[first].kind != "static" or not row.trained or row.budgeted:
+            raise ValueError(
+                f"suite config, {where}: 'from' must be a static row and 'then' a trained row "
+                f"without a budget, not '{first}' and '{row.name}'"
+            )
+    params = {**base[row.name], **spec["params"]}
+    return _Line(name, row, params, budgets, first, spec["params_from"])
+
+
+def _jobs(
+    config: Mapping[str, Any], backbone: str, line: _Line, table: Mapping[str, _Line]
+) -> list[Job]:
+    """The jobs of a line on a backbone, with those they start from or borrow from."""
+
+    def make(line: _Line, budget: float | None, seed: int) -> Job:
+        seed = seed if line.method.stochastic else config["seeds"][0]
+        start = None if line.start is None else make(table[line.start], budget, seed)
+        lenders = {param: make(table[other], budget, seed) for param, other in line.lenders.items()}
+        return Job(
+            config["suite"], backbone, line.name, line.method, line.params, budget, seed,
+            start, lenders,
+        )  # fmt: skip
+
+    seeds = config["seeds"] if line.method.stochastic else config["seeds"][:1]
+    return [make(line, budget, seed) for budget in line.budgets for seed in seeds]
 
 
 def _base_params(
@@ -292,45 +328,6 @@ def _find(rows: Mapping[str, Row], name: str, key: str) -> Row:
     if name not in rows:
         raise ValueError(f"suite config, {key}: unknown row '{name}' (rows: {', '.join(rows)})")
     return rows[name]
-
-
-def _check_retain(
-    config: dict[str, Any], entries: Sequence[TaskEntry], table: Mapping[str, Any]
-) -> None:
-    """Tasks of the Retain and the row it refers to must be in the suite; perplexity never is."""
-    scored = [entry.task for entry in entries if not entry.is_perplexity]
-    config.setdefault("retain_tasks", scored)
-    for task in config["retain_tasks"]:
-        if task not in scored:
-            raise ValueError(
-                f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(scored)})"
-            )
-    if config["reference_row"] not in table:
-        raise ValueError(
-            f"suite config, reference_row: '{config['reference_row']}' is not among the rows"
-        )
-
-
-def _check_paths(config: Mapping[str, Any], root: Path) -> None:
-    """Local backbones and data files must exist; names of the hub are left to the prepare rules."""
-    for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):
-        if (root / place).exists() and not (root / place).is_dir():
-            raise ValueError(f"{place} is a file, a folder is needed there")
-    for name, backbone in config["backbones"].items():
-        path = backbone["path"]
-        local = is_local(path)
-        if local and not (root / path / "config.json").is_file():
-            missing = "does not exist" if not (root / path).is_dir() else "has no config.json"
-            raise ValueError(f"suite config, backbones.{name}: folder {path} {missing}")
-    for part, spec in config["data"].items():
-        source = spec["source"]
-        if source != "demo" and not source.startswith("hub:") and not (root / source).is_file():
-            raise ValueError(f"suite config, data.{part}: file {source} does not exist")
-
-
-def is_local(path: str) -> bool:
-    """Whether a backbone's path is a folder rather than a name on the hub (``hub:owner/name``)."""
-    return not path.startswith("hub:")
 
 
 def _relative(paths: Sequence[Path]) -> list[str]:

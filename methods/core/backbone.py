@@ -67,6 +67,7 @@ class Backbone:
         revision: Version label given by the user or the hub, if any.
         hash: sha256 over config and weight files, shortened to 16 digits.
         parameters: Parameters of the dense model; a tied matrix counts once.
+        start: Card of the compressed model that takes the dense one's place, None if none does.
     """
 
     model: PreTrainedModel
@@ -75,6 +76,7 @@ class Backbone:
     revision: str | None
     hash: str
     parameters: int
+    start: dict[str, Any] | None = None
 
     @property
     def config(self) -> PreTrainedConfig:

@@ -20,26 +20,29 @@ class HasThreshold(Protocol):
 
 
 @torch.no_grad()
-def validation_skip(
-    model: nn.Module, documents: Sequence[Document], shares: Tensor, batch_size: int = 32
-) -> float:
-    """Skip rate over all tokens of the documents.
+def bypass_rates(model: nn.Module, documents: Sequence[Document], batch_size: int = 32) -> Tensor:
+    """Share of the documents' tokens that skip each unit, (U,) float64.
 
     Args:
         model: Routed causal LM.
         documents: Validation documents.
-        shares: Share of the dense parameters per unit (U,).
         batch_size: Documents per forward pass.
     """
-    skipped, tokens = 0.0, 0
+    skipped, tokens = torch.zeros(()), 0
     device = next(model.parameters()).device
     for batch in batches(documents, batch_size):
         valid = batch.valid.to(device)
         output = decoder(model)(input_ids=batch.ids.to(device), use_cache=False)
-        bypassed = (~output.executed & valid[:, None]).sum(dim=(0, 2)).double().cpu()
-        skipped += float(bypassed @ shares)
+        skipped = skipped + (~output.executed & valid[:, None]).sum(dim=(0, 2)).double().cpu()
         tokens += int(valid.sum())
     return skipped / tokens
+
+
+def validation_skip(
+    model: nn.Module, documents: Sequence[Document], shares: Tensor, batch_size: int = 32
+) -> float:
+    """Skip rate over all tokens of the documents; ``shares`` (U,) of the dense parameters."""
+    return float(bypass_rates(model, documents, batch_size) @ shares)
 
 
 def calibrate_threshold(

@@ -32,6 +32,8 @@ from methods.core.backbone import (
 from methods.core.ledger import Ledger
 from methods.discovery import load_method
 
+# What a card keeps of the run it started from.
+START = ("row", "params", "seed", "backbone")
 CARD, DECISIONS, TRAINED = "skipbench.json", "decisions.json", "trained.safetensors"
 
 
@@ -88,20 +90,21 @@ def describe(
     row: str, method: Method, backbone: Backbone, request: Request, folder: Path
 ) -> dict[str, Any]:
     """The card of a run: what was asked, of which backbone; ``folder`` is its final place."""
-    path = backbone.path.resolve()
+    path, start = backbone.path.resolve(), backbone.start
     return {
         "format": 1,
         "row": row,
         "params": vars(method.params),
-        "budget": request.budget,
+        "budget": request.budget if start is None else start["budget"],
         "seed": request.seed,
+        "start": None if start is None else {k: start[k] for k in START},
         "backbone": {
             "path": str(path),
             "relative_path": os.path.relpath(path, folder.resolve()),
             "revision": backbone.revision,
             "hash": backbone.hash,
             "parameters": backbone.parameters,
-            "layers": backbone.layer_count,
+            "layers": backbone.layer_count if start is None else start["backbone"]["layers"],
             "dtype": str(backbone.model.dtype).removeprefix("torch."),
             "config": backbone.config.to_diff_dict(),
         },
@@ -117,10 +120,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     file = folder / CARD
     if not file.is_file():
         raise ValueError(f"{folder} is no compressed model: it has no {CARD}")
-    try:
-        card: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    card: dict[str, Any] = read_json(file)
     if card.get("format") != 1:
         raise ValueError(f"{file} has format {card.get('format')!r}, this version reads format 1")
     return card
@@ -146,7 +146,7 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
     if method.kind == "static":
         model, tokenizer = _load_whole(folder, method, card)
     else:
-        found = load_backbone(_locate(folder, dense, backbone), dense["dtype"])
+        found = open_backbone(_locate(folder, card, backbone), dense["dtype"])
         built = method.build(found, card["structure"])
         assert isinstance(built, PreTrainedModel)
         model, tokenizer = built, found.tokenizer
@@ -154,6 +154,27 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
     ledger = Ledger.of(model, dense["parameters"], dense["layers"])
     torch.nn.Module.to(model, device).eval()
     return Loaded(model, tokenizer, card, method, ledger)
+
+
+def open_backbone(
+    path: Path, dtype: str = "float32", device: str = "cpu", revision: str | None = None
+) -> Backbone:
+    """What a fit starts from: a dense backbone, or the model that a static row made of one.
+
+    Raises:
+        ValueError: The folder is neither, or damaged.
+    """
+    if not (path / CARD).is_file():
+        return load_backbone(path, dtype, device, revision)
+    loaded = load(path, device=device)
+    if loaded.method.kind != "static":
+        raise ValueError(
+            f"{path} holds row '{loaded.card['row']}'; only a static row can be built on"
+        )
+    total = loaded.card["backbone"]["parameters"]
+    return Backbone(
+        loaded.model, loaded.tokenizer, path, None, hash_folder(path), total, loaded.card
+    )
 
 
 def _load_whole(
@@ -207,12 +228,14 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
         raise ValueError(f"{file} is damaged or incomplete: {error}") from error
 
 
-def _locate(folder: Path, dense: dict[str, Any], given: Path | None) -> Path:
-    """The folder of the dense backbone, verified by its hash."""
+def _locate(folder: Path, card: dict[str, Any], given: Path | None) -> Path:
+    """The folder that the fit started from, verified by its hash."""
+    dense = card["backbone"]
     written = Path(dense["path"])
     relative = folder / dense["relative_path"]
     for path in [given] if given is not None else [relative, written]:
-        if (path / "config.json").is_file() and not (path / CARD).is_file():
+        compressed = (path / CARD).is_file()
+        if (path / "config.json").is_file() and compressed == (card["start"] is not None):
             found = hash_folder(path)
             if found != dense["hash"]:
                 raise ValueError(
@@ -222,6 +245,20 @@ def _locate(folder: Path, dense: dict[str, Any], given: Path | None) -> Path:
             return path
     where = given if given is not None else written
     raise ValueError(f"the backbone of {folder} is not at {where}; say where it is")
+
+
+def read_json(file: Path) -> Any:
+    """A JSON file.
+
+    Raises:
+        ValueError: It does not exist, or is not JSON.
+    """
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist")
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
 
 
 def write_json(file: Path, value: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
 from methods.core.budget import candidate_layers, named_layers
-from methods.core.calibration import calibrate_threshold
+from methods.core.calibration import bypass_rates, calibrate_threshold
 from methods.core.data import Data
 from methods.core.routed import Router, ffn_units, route, router_of
 from methods.core.seeds import generator
@@ -47,7 +47,8 @@ class Hero(Method):
         memory_form: ``"list"`` or ``"recurrent"``: the same numbers.
         alpha: Weight of the penalty, the paper's 1e-3; None: steered to the budget.
         initial_bias: Of the gate's logit.
-        bypass_rates: For ``"random"``: rate of each routed block; None: equal ones.
+        bypass_rates: For ``"random"``: rate of each routed block, such as the ones that HeRo
+            writes into its decisions; None: equal ones.
     Source: the HeRo paper (equations of its method section; no code is released). Choices where the
         paper is silent: ``Differs``.
     Differs from upstream: with a budget, alpha is steered in training and the threshold calibrated
@@ -111,6 +112,7 @@ class Hero(Method):
             trace = calibrate_threshold(model, router, data.probe(), shares, budget)
             decisions["calibration"] = trace
             structure["threshold"] = router.threshold
+            decisions["bypass_rates"] = bypass_rates(model, data.probe()).tolist()
         return Fitted(model, structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:

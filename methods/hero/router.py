@@ -77,9 +77,9 @@ class HeroRouter(Router):
         sizes: Widths.
         eps: Of the RMSNorm; the backbone's.
         variant: ``"full"`` or an ablation: ``"no-history"`` keeps the local head alone,
-            ``"no-memread"`` sets c and nu to zero, ``"no-aux"`` the path MLP's output,
-            ``"no-position"`` the first four path features; ``"same-size"`` replaces the history
-            by a second local head of as many parameters.
+            ``"no-memread"`` sets c and nu to zero, ``"no-aux"`` has zeros in place of the
+            path MLP's output, ``"no-position"`` of the first four path features;
+            ``"same-size"`` replaces the history by a second local head of as many parameters.
         recurrent: Memory in its recurrent form.
         initial_bias: Of the local head, so that every gate starts at sigmoid(2) = 0.88.
         generator: Of the initial values; None leaves torch's default.
@@ -104,7 +104,8 @@ class HeroRouter(Router):
             self.norm_weight = nn.Parameter(torch.ones(width))
             self.hidden_down = nn.Linear(width, head, bias=False)
             self.hidden_up = nn.Linear(head, HIDDEN_OUT, bias=False)
-            self.path_mlp = _mlp(PATH, PATH_HIDDEN, PATH_OUT)
+            if variant != "no-aux":
+                self.path_mlp = _mlp(PATH, PATH_HIDDEN, PATH_OUT)
             self.query = nn.Linear(STATE, memory, bias=False)
             self.key = nn.Linear(STATE, memory, bias=False)
             self.value = nn.Linear(STATE, memory, bias=False)
@@ -183,9 +184,10 @@ class HeroRouter(Router):
         path, delta = self._path(index, hbar, state)
         normed = hbar * torch.rsqrt(hbar.pow(2).mean(-1, keepdim=True) + self.eps)
         z_hidden = self.hidden_up(silu(self.hidden_down(normed * self.norm_weight)))
-        z_path = self.path_mlp(path)
         if self.variant == "no-aux":
-            z_path = torch.zeros_like(z_path)
+            z_path = path.new_zeros(*path.shape[:-1], PATH_OUT)
+        else:
+            z_path = self.path_mlp(path)
         s = torch.cat([z_hidden, z_path], dim=-1)
         context = state.memory.read(self.query(s))
         if self.variant == "no-memread":
@@ -223,7 +225,7 @@ class HeroRouter(Router):
             "rms_w": self.norm_weight,
             "W_hd": self.hidden_down.weight,
             "W_hu": self.hidden_up.weight,
-            **_named(self.path_mlp, "path"),
+            **({} if self.variant == "no-aux" else _named(self.path_mlp, "path")),
             "W_q": self.query.weight,
             "W_k": self.key.weight,
             "W_v": self.value.weight,

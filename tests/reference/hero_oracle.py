@@ -91,9 +91,10 @@ def one_gate(
     x = torch.tensor(path, dtype=torch.float64)
     normed = weights["rms_w"] * hbar / math.sqrt(float(hbar @ hbar) / len(hbar) + norm_eps)
     z_hidden = weights["W_hu"] @ silu(weights["W_hd"] @ normed)
-    z_path = mlp(weights, "path", x)
     if variant == "no-aux":
-        z_path = 0 * z_path
+        z_path = torch.zeros(16, dtype=torch.float64)
+    else:
+        z_path = mlp(weights, "path", x)
     s = torch.cat([z_hidden, z_path])
 
     read = phi(weights["W_q"] @ s)

@@ -367,6 +367,11 @@ def test_fit_meets_the_budget_on_validation(
     if variant == "random":
         return
     assert decisions["calibration"][0]["threshold"] == 0.5
+    rates = torch.tensor(decisions["bypass_rates"], dtype=torch.float64)
+    units = router_of(result.model).units
+    total = load_backbone(llama).parameters
+    shares = unit_shares([unit.parameters for unit in units], total)
+    assert float(rates @ shares) == pytest.approx(skip)
     assert result.structure["threshold"] == router_of(result.model).threshold != 0.5
 
 

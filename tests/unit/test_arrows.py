@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from methods import discover
-from workflows.jobs import ROOT
+from workflows.config import ROOT
 
 METHOD_MODULES = {row.module for row in discover().values()}
 

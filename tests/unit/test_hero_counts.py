@@ -111,7 +111,7 @@ def test_the_same_size_control_trains_as_much(shape: str, width: int) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "beyond_adapters"),
-    [("no-history", 1_049_089), ("static", 16), ("random", 0)],
+    [("no-history", 1_049_089), ("no-aux", 2_169_570 - 1_488), ("static", 16), ("random", 0)],
 )
 def test_what_the_smaller_routers_train(variant: str, beyond_adapters: int) -> None:
     model = hero("llama31_8b", 0.25, variant=variant)

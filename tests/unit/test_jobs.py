@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from methods import discover
+from workflows.config import ROOT, with_defaults
 from workflows.evaluation.tasklist import TaskEntry
-from workflows.jobs import ROOT, Suite, read_suite, with_defaults
+from workflows.jobs import Suite, read_suite
 
 
 @pytest.fixture
@@ -66,6 +67,29 @@ def test_every_backbone_runs_every_row(root: Path) -> None:
 def test_all_means_every_discovered_row(root: Path) -> None:
     suite = read_suite(config(rows="all"), root)
     assert list(dict.fromkeys(job.row for job in suite.jobs)) == list(discover())
+
+
+def test_a_line_may_start_from_another_row_or_borrow_a_param(root: Path) -> None:
+    derive = {
+        "shortgpt+lora": {"from": "shortgpt", "then": "lora", "params": {"rank": 3}},
+        "hero-random": {"from": "hero", "params_from": {"bypass_rates": "hero"}},
+    }
+    suite = read_suite(config(rows=["shortgpt", "hero"], reference_row="hero", derive=derive), root)
+    healed = suite.find("toy", "shortgpt+lora", "b40", "s43")
+    assert healed.method.name == "lora"
+    assert healed.params["rank"] == 3
+    first = "results/tiny/toy/shortgpt/b40/s42/model"
+    assert suite.start_folder(healed) == first
+    assert healed.waits_for() == [first]
+    # The budget belongs to the row it starts from.
+    assert "--budget" not in suite.compress_arguments(healed)
+    assert suite.data_files(healed.method) == {}
+    lent = suite.find("toy", "hero-random", "b25", "s43")
+    assert suite.start_folder(lent) == "toy"
+    assert lent.waits_for() == ["results/tiny/toy/hero/b25/s43/model"]
+    words = suite.compress_arguments(lent)
+    assert "hero/b25/s43/model/decisions.json" in words
+    assert "--budget 0.25" in words
 
 
 def test_folders_and_labels(root: Path) -> None:
@@ -177,6 +201,12 @@ WRONG = [
     ({"task_folder": "gone"}, "task_folder 'gone' is no folder"),
     ({"derive": {"dense": {"from": "shortgpt"}}}, "derive.dense: a row has this name already"),
     ({"derive": {"x": {"from": "y"}}}, "derive.x.from: unknown row 'y'"),
+    ({"derive": {"x": {"from": "hero", "then": "lora"}}}, "derive.x: 'from' must be a static row"),
+    ({"derive": {"x": {"from": "shortgpt", "then": "hero"}}}, "and 'then' a trained row without"),
+    (
+        {"derive": {"x": {"from": "hero", "params_from": {"alpha": "hero"}}}},
+        "derive.x: 'hero' is not among the suite's rows",
+    ),
     ({"derive": {"x": {"params": {}}}}, "derive.x: 'from' is a required property"),
     ({"derive": {"x": {"from": "shortgpt", "budgets": [2]}}}, "derive.x.budgets: 2 must lie"),
     ({"data": {"training": {"source": "gone.txt"}}}, "data.training: file gone.txt does not"),

@@ -22,9 +22,10 @@ def record() -> dict[str, Any]:
     }  # fmt: skip
     return {
         "format": 1, "status": "ok", "reason": None, "suite": "", "row": "r", "method": "dense",
-        "title": "T", "kind": "reference", "stochastic": False, "params": {}, "budget": 0.25,
-        "seed": 42, "fit": None, "fit_code_hash": None, "scores": [score], "rates": deepcopy(RATES),
-        "skip_authors": 0.0, "units": [], "layers": {"kept": 1, "dense": 1, "removed": []},
+        "title": "T", "kind": "reference", "stochastic": False, "params": {}, "start": None,
+        "budget": 0.25, "seed": 42, "fit": None, "fit_code_hash": None, "scores": [score],
+        "rates": deepcopy(RATES), "skip_authors": 0.0, "units": [],
+        "layers": {"kept": 1, "dense": 1, "removed": []},
         "backbone": {
             "name": "b", "path": "/p", "revision": None, "hash": "0123456789abcdef",
             "parameters": 10, "layers": 1,
@@ -99,9 +100,23 @@ def test_titles_name_the_params_of_a_row_and_derived_rows_their_own_name() -> No
     backbone = {k: v for k, v in record()["backbone"].items() if k != "name"}
     described = {
         "row": "random-skip", "params": {"unit": "ffn", "candidates": "auto"}, "budget": 0.25,
-        "seed": 1, "backbone": backbone,
+        "seed": 1, "start": None, "backbone": backbone,
     }  # fmt: skip
     labels = {"suite": "s", "backbone_name": "b", "row": None}
     assert new_record("ok", described, labels)["title"] == "Random skip (ffn)"
     derived = new_record("ok", described, labels | {"row": "mine"})
     assert (derived["title"], derived["row"], derived["method"]) == ("mine", "mine", "random-skip")
+
+
+def test_a_run_that_started_from_another_model_names_it_and_the_dense_backbone() -> None:
+    dense = {k: v for k, v in record()["backbone"].items() if k != "name"}
+    start = {"row": "shortgpt", "params": {"layers": 3}, "seed": 42, "backbone": dense}
+    described = {
+        "row": "lora", "params": {}, "budget": 0.25, "seed": 1, "start": start,
+        "backbone": dense | {"path": "/shortgpt", "parameters": 7, "layers": 9},
+    }  # fmt: skip
+    labels = {"suite": "s", "backbone_name": "b", "row": "shortgpt+lora"}
+    made = new_record("ok", described, labels)
+    assert made["kind"] == "static"
+    assert made["start"] == {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}
+    assert made["backbone"] == record()["backbone"]

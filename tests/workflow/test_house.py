@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from methods import discover
-from workflows.jobs import ROOT, read_suite
+from workflows.config import ROOT
+from workflows.jobs import read_suite
 
 Snakemake = Callable[..., tuple[int, str]]
 SUITES = sorted(path.stem for path in (ROOT / "workflows/suites").glob("*.yaml"))

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tests.workflow.conftest import environment, toy_checkout
-from workflows.jobs import with_defaults
+from workflows.config import with_defaults
 
 Snakemake = Callable[..., tuple[int, str]]
 SUITE = ("--configfile", "toy.yaml", "--cores", "2")

@@ -21,8 +21,12 @@ def compress_code(wildcards):
     return watched(job(wildcards).code())
 
 
-def backbone_folder(wildcards):
-    return SUITE.backbone_folder(wildcards.backbone)
+def start_folder(wildcards):
+    return SUITE.start_folder(job(wildcards))
+
+
+def other_models(wildcards):
+    return job(wildcards).waits_for()
 
 
 def backbone_config(wildcards):

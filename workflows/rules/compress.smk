@@ -6,6 +6,7 @@ rule compress:
         checked=ancient(CHECKED),
         code=compress_code,
         backbone=backbone_config,
+        models=other_models,
         data=lambda wildcards: list(data_files(wildcards).values()),
     output:
         MODEL if SUITE.config["keep_models"] else temp(MODEL),
@@ -22,9 +23,9 @@ rule compress:
         gpu=RESOURCES["gpu"],
     params:
         run=lambda wildcards: SUITE.compress_arguments(job(wildcards)),
-        backbone=backbone_folder,
+        start=start_folder,
         data=data_arguments,
         workdir=f"{RUN}/checkpoints",
     shell:
-        "python -m workflows.steps.compress {params.run} --backbone {params.backbone:q} {params.data}"
+        "python -m workflows.steps.compress {params.run} --backbone {params.start:q} {params.data}"
         " --workdir {params.workdir} --threads {threads} --out {output} > {log} 2>&1"

@@ -10,12 +10,21 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 from methods import find_row, load_method
 from methods.base import Method, Request
-from methods.core.backbone import load_backbone
 from methods.core.budget import check_budget
-from methods.core.checkpoint import CARD, describe, save, write_json
+from methods.core.checkpoint import (
+    CARD,
+    START,
+    describe,
+    open_backbone,
+    read_card,
+    read_json,
+    save,
+    write_json,
+)
 from methods.core.data import Data
 from methods.core.snapshots import NAME as SNAPSHOT
 from workflows.steps.common import (
@@ -41,6 +50,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", help="fraction of the dense parameters to skip, in (0, 1)")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--params", default="{}", metavar="JSON", help="over the row's defaults")
+    parser.add_argument(
+        "--params-from", default="{}", metavar="JSON", help="param -> decisions.json that holds it"
+    )
     parser.add_argument("--calibration", type=Path, metavar="FILE", help=".jsonl, or .npy of ids")
     parser.add_argument("--train", type=Path, metavar="FILE", help=".jsonl")
     parser.add_argument("--validation", type=Path, metavar="FILE", help=".jsonl")
@@ -56,11 +68,9 @@ def main() -> None:
     """Check the arguments, fit, write."""
     args = arguments()
     row = find_row(args.method)
-    params = json_argument(args.params, "--params")
-    if not isinstance(params, dict):
-        raise ValueError(
-            f"--params must be a JSON object, such as '{{\"layers\": 3}}': {args.params}"
-        )
+    params = json_object(args.params, "--params", '{"layers": 3}')
+    lent = json_object(args.params_from, "--params-from", '{"bypass_rates": "DIR/decisions.json"}')
+    params |= {name: lent_param(name, Path(str(file))) for name, file in lent.items()}
     method = load_method(args.method, params)
     budget = None if args.budget is None else check_budget(args.budget)
     if not row.budgeted:
@@ -75,11 +85,37 @@ def main() -> None:
     print(f"wrote {args.out}")
 
 
+def json_object(text: str, name: str, example: str) -> dict[str, Any]:
+    """A JSON object from the command line."""
+    value = json_argument(text, name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be a JSON object, such as '{example}': {text}")
+    return value
+
+
+def lent_param(name: str, decisions: Path) -> Any:
+    """The value of a param that another run decided.
+
+    Raises:
+        ValueError: The file is missing, or does not hold it.
+    """
+    held = read_json(decisions)
+    if name not in held:
+        raise ValueError(f"{decisions} holds no '{name}'")
+    return held[name]
+
+
 def fit(
     args: argparse.Namespace, method: Method, request: Request, device: str, folder: Path
 ) -> None:
-    """Load the backbone, fit the method, write the folder."""
-    backbone = load_backbone(args.backbone, args.dtype, device, args.revision)
+    """Load what the fit starts from, fit the method, write the folder."""
+    start = read_card(args.backbone) if (args.backbone / CARD).is_file() else {}
+    if "not_applicable" in start:
+        # What a row that does not apply would have started is not applicable for the same reason.
+        own = {"row": args.method, "params": vars(method.params), "seed": request.seed}
+        write_json(folder / CARD, start | own | {"start": {k: start[k] for k in START}})
+        return
+    backbone = open_backbone(args.backbone, args.dtype, device, args.revision)
     card = describe(args.method, method, backbone, request, args.out)
     reason = method.skip_reason(backbone, request)
     if reason is not None:
@@ -95,10 +131,10 @@ def fit(
         validation_file=args.validation,
         probe_file=args.probe,
     )
-    start = time.perf_counter()
+    began = time.perf_counter()
     fitted = method.fit(backbone, data, request)
     measured = {
-        "seconds": round(time.perf_counter() - start, 2),
+        "seconds": round(time.perf_counter() - began, 2),
         "peak_memory_mb": peak_memory_mb(),
         "device": device,
         "threads": args.threads,

@@ -119,8 +119,8 @@ def measure_model(args: argparse.Namespace, bench: Bench) -> list[Line]:
     """A compressed model with its own gates, over its backbone."""
     card = read_card(args.model)
     routed = load(args.model, device=bench.device).model
-    source = Path(card["backbone"]["path"])
-    dense = load_backbone(source, card["backbone"]["dtype"], bench.device).model
+    backbone = (card["start"] or card)["backbone"]
+    dense = load_backbone(Path(backbone["path"]), backbone["dtype"], bench.device).model
     return inference(dense, routed, None, args, bench)
 
 

@@ -54,6 +54,8 @@ def new_record(
     name = labels["row"] or described["row"]
     row = find_row(described["row"])
     title = row.title.format(**described["params"]) if name == row.name else name
+    start = described["start"]
+    backbone = described["backbone"] if start is None else start["backbone"]
     return {
         "format": 1,
         "status": status,
@@ -62,16 +64,15 @@ def new_record(
         "row": name,
         "method": described["row"],
         "title": title,
-        "kind": row.kind,
+        "kind": row.kind if start is None else find_row(start["row"]).kind,
         "stochastic": row.stochastic,
         "params": described["params"],
+        "start": start and {k: start[k] for k in ("row", "params", "seed")},
         "budget": described["budget"],
         "seed": described["seed"],
         "backbone": {
             "name": labels["backbone_name"],
-            **{k: described["backbone"][k] for k in ("path", "revision", "hash")},
-            "parameters": described["backbone"]["parameters"],
-            "layers": described["backbone"]["layers"],
+            **{k: backbone[k] for k in ("path", "revision", "hash", "parameters", "layers")},
         },
         "fit": described.get("fit"),
         "fit_code_hash": described.get("code_hash"),

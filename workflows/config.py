@@ -1,0 +1,104 @@
+"""A suite's config: defaults, and what can be checked before any job is listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from workflows.evaluation.tasklist import TaskEntry
+
+ROOT = Path(__file__).resolve().parents[1]
+SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the schema's defaults filled in.
+
+    Raises:
+        ValueError: The config breaks the schema; the message names the key and what is allowed.
+    """
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    complete = json.loads(json.dumps(config))
+    _fill(complete, schema, schema)
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(complete)
+    error = next(iter(sorted(errors, key=lambda e: list(map(str, e.absolute_path)))), None)
+    if error is not None:
+        key = ".".join(map(str, error.absolute_path)) or "top level"
+        allowed = ""
+        if error.validator == "additionalProperties":
+            allowed = f" (allowed: {', '.join(error.schema['properties'])})"
+        raise ValueError(f"suite config, {key}: {error.message}{allowed}")
+    for budget in complete["budgets"]:
+        check_budget("budgets", budget)
+    return complete
+
+
+def _fill(value: Any, schema: Mapping[str, Any], top: Mapping[str, Any]) -> None:
+    """Insert defaults, in place, wherever the schema states one."""
+    if "$ref" in schema:
+        schema = top["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+    if not isinstance(value, dict):
+        return
+    properties = schema.get("properties", {})
+    for key, sub in properties.items():
+        if "default" in sub:
+            value.setdefault(key, json.loads(json.dumps(sub["default"])))
+    other = schema.get("additionalProperties")
+    for key, item in value.items():
+        sub = properties.get(key, other if isinstance(other, dict) else None)
+        if sub is not None:
+            _fill(item, sub, top)
+
+
+def check_budget(key: str, budget: float | None) -> None:
+    """A budget of a suite is a fraction, or None.
+
+    Raises:
+        ValueError: It is outside (0, 1).
+    """
+    if budget is not None and not 0 < budget < 1:
+        raise ValueError(f"suite config, {key}: {budget} must lie between 0 and 1, such as 0.25")
+
+
+def check_retain(
+    config: dict[str, Any], entries: Sequence[TaskEntry], table: Mapping[str, Any]
+) -> None:
+    """Tasks of the Retain and the row it refers to must be in the suite; perplexity never is."""
+    scored = [entry.task for entry in entries if not entry.is_perplexity]
+    config.setdefault("retain_tasks", scored)
+    for task in config["retain_tasks"]:
+        if task not in scored:
+            raise ValueError(
+                f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(scored)})"
+            )
+    if config["reference_row"] not in table:
+        raise ValueError(
+            f"suite config, reference_row: '{config['reference_row']}' is not among the rows"
+        )
+
+
+def check_paths(config: Mapping[str, Any], root: Path) -> None:
+    """Local backbones and data files must exist; names of the hub are left to the prepare rules."""
+    for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):
+        if (root / place).exists() and not (root / place).is_dir():
+            raise ValueError(f"{place} is a file, a folder is needed there")
+    for name, backbone in config["backbones"].items():
+        path = backbone["path"]
+        local = is_local(path)
+        if local and not (root / path / "config.json").is_file():
+            missing = "does not exist" if not (root / path).is_dir() else "has no config.json"
+            raise ValueError(f"suite config, backbones.{name}: folder {path} {missing}")
+    for part, spec in config["data"].items():
+        source = spec["source"]
+        if source != "demo" and not source.startswith("hub:") and not (root / source).is_file():
+            raise ValueError(f"suite config, data.{part}: file {source} does not exist")
+
+
+def is_local(path: str) -> bool:
+    """Whether a backbone's path is a folder rather than a name on the hub (``hub:owner/name``)."""
+    return not path.startswith("hub:")
