@@ -14,16 +14,8 @@ from methods.core.backbone import Backbone
 from methods.core.budget import candidate_layers, named_layers
 from methods.core.data import Data
 from methods.core.hashing import uniform_hash
-from methods.core.routed import (
-    Context,
-    Decision,
-    Router,
-    Tokens,
-    Unit,
-    block_units,
-    ffn_units,
-    route,
-)
+from methods.core.routed import route
+from methods.core.router import Context, Decision, Router, Tokens, Unit, block_units, ffn_units
 from methods.core.seeds import seed_for
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -118,15 +110,15 @@ class RandomRouter(Router):
         super().__init__()
         self.units, self.seed, self.skipped = units, seed, skipped
 
-    def start(self, tokens: Tokens, hidden: Tensor) -> Tensor:
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
         """Draw all decisions of the pass: executed units (B, U, T), bool."""
         if tokens.ids is None:
             raise ValueError("random skipping hashes token ids, so it needs input_ids")
-        at, ids = tokens.positions, tokens.ids
-        draws = [uniform_hash(self.seed, unit.layer, at, ids) for unit in self.units]
+        places, ids = tokens.positions, tokens.ids
+        draws = [uniform_hash(self.seed, unit.layer, places, ids) for unit in self.units]
         rank = torch.stack(draws, dim=1).argsort(dim=1, stable=True).argsort(dim=1, stable=True)
         start = seed_for(self.seed, "random skip") * 2.0**-63
-        number = torch.floor(self.skipped + torch.frac(at.double() * GOLDEN + start))
+        number = torch.floor(self.skipped + torch.frac(places.double() * GOLDEN + start))
         return rank >= number[:, None]
 
     def gate(

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from methods import load_method
 from methods.core.backbone import Backbone, count
 from methods.core.data import Document
-from methods.core.routed import Context, Decision, Router, Tokens, ffn_units, router_of
+from methods.core.routed import router_of
+from methods.core.router import Context, Decision, Router, Tokens, ffn_units
 from methods.core.steering import Steering, unit_shares
 from methods.core.training import Trainer, TrainingParams
 from methods.hero import penalty
@@ -61,7 +62,7 @@ def trainer_for(
         return Trainer(model, params, texts, 5, workdir)
     sizes = [unit.parameters for unit in router_of(model).units]
     steering = Steering(unit_shares(sizes, 40_000), budget, 0.02)
-    return Trainer(model, params, texts, 5, workdir, penalty, steering)
+    return Trainer(model, params, texts, 5, workdir, steering, penalty)
 
 
 def values(trainer: Trainer) -> dict[str, Tensor]:
@@ -98,7 +99,7 @@ class ByNumber(Router):
         self.units = ffn_units(model, [3, 5])
         self.size = nn.Parameter(torch.ones(()))
 
-    def start(self, tokens: Tokens, hidden: Tensor) -> Tensor:
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
         return tokens.ids
 
     def gate(

@@ -5,17 +5,16 @@ Face's. It walks over the layers, asks the router at every routed unit which tok
 and threads the router's state through as tensors in and tensors out. Nothing is parked on modules,
 so checkpointing, DDP and compilation see a pure function.
 
-Units: ``"ffn"`` routes the feed-forward network of a layer; ``"block"`` routes the whole layer. A
-token that skips a block still leaves its keys and values there, so that later tokens read a
-complete cache and cached decoding equals the full forward; those projections count as used.
+A token that skips an attention or a block still leaves its keys and values there, so that later
+tokens read a complete cache and cached decoding equals the full forward; those projections count
+as used. Evicting blocks (``methods/core/eviction.py``) leave nothing.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,100 +23,17 @@ from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from methods.core.backbone import attention, attention_norm, count, decoder, ffn, ffn_norm, layers
+from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm
 from methods.core.dispatch import Branch, dispatch
-
-Kind = Literal["ffn", "block"]
-
-
-class Unit(NamedTuple):
-    """A part of the backbone that a token may skip.
-
-    ``layer`` is 0-based; ``parameters`` counts the dense parameters that do not run when skipped.
-    """
-
-    layer: int
-    kind: Kind
-    parameters: int
-
-
-class Decision(NamedTuple):
-    """What a router says about one unit, each (B, T).
-
-    ``execute`` is bool. ``scale`` multiplies the branch that runs (None: 1). ``soft`` is the gate
-    before the threshold, in [0, 1], for penalties (None where nothing is trained).
-    """
-
-    execute: Tensor
-    scale: Tensor | None = None
-    soft: Tensor | None = None
-
-
-class Tokens(NamedTuple):
-    """What is known of the tokens of one forward pass, each (B, T).
-
-    ``ids`` are token ids (None when embeddings were given), ``positions`` count from 0 within a
-    sequence whatever the padding, ``valid`` is False on pads.
-    """
-
-    ids: Tensor | None
-    positions: Tensor
-    valid: Tensor
-
-
-@dataclass(frozen=True)
-class Context:
-    """Where training stands: ``progress`` in [0, 1] and the generator of the step's noise.
-
-    Outside training progress is 1 and the generator None.
-    """
-
-    progress: float = 1.0
-    generator: torch.Generator | None = None
-
-
-class Router(nn.Module, ABC):
-    """Decides per token which units run. Holds every parameter that routing adds."""
-
-    units: Sequence[Unit]
-
-    @abstractmethod
-    def start(self, tokens: Tokens, hidden: Tensor) -> Any:
-        """The routing state before the first unit; ``hidden`` (B, T, D) are the embeddings.
-
-        The state is a tensor, None, or a tuple of such: one forward pass owns it.
-        """
-
-    @abstractmethod
-    def gate(
-        self,
-        index: int,
-        block_input: Tensor,
-        post_attention: Tensor | None,
-        state: Any,
-        at: Context,
-    ) -> tuple[Decision, Any]:
-        """Decide unit ``index``.
-
-        Args:
-            index: Position in ``units``.
-            block_input: Residual stream at the layer's input (B, T, D).
-            post_attention: Residual stream behind attention (B, T, D); None for a block unit,
-                which is decided before its attention runs.
-            state: What ``start`` or the previous call returned.
-            at: Training progress and noise.
-        """
-
-    def otherwise(self, index: int) -> Branch | None:
-        """What runs instead of the FFN unit ``index``, (n, D) to (n, D); None means nothing."""
-        return None
+from methods.core.eviction import IMPLEMENTATION, EvictingCache, evicting_block
+from methods.core.router import Context, Decision, Kind, Router, Tokens, Unit
 
 
 @dataclass
 class RoutedOutput(BaseModelOutputWithPast):
     """The decoder's output with the decisions behind it.
 
-    ``executed`` (B, U, T) bool; ``soft`` (B, U, T), the gates before the threshold, or None.
+    ``executed`` (B, U, T) bool; ``soft`` (B, U, T), the gates that penalties see, or None.
     """
 
     executed: Tensor | None = None
@@ -144,9 +60,8 @@ class RoutedDecoder(nn.Module):
         self.router = router
         # Recompute layers in the backward pass; set by the trainer.
         self.checkpointing = False
-        self._routed = {unit.layer: (index, unit) for index, unit in enumerate(router.units)}
-        if len(self._routed) != len(router.units):
-            raise ValueError("a layer carries more than one routed unit")
+        self._units = _by_layer(router.units)
+        self._evicts = any(unit.kind == "evicting" for unit in router.units)
 
     def forward(
         self,
@@ -177,38 +92,50 @@ class RoutedDecoder(nn.Module):
             Hidden states (B, T, D) and the decisions (B, U, T).
         """
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        cache = self._cache(past_key_values) if use_cache or past_key_values is not None else None
         if position_ids is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
-        masks = _attention_masks(self.config, hidden, attention_mask, past_key_values, position_ids)
+        masks = _attention_masks(self.config, hidden, attention_mask, cache, position_ids)
         shared = kwargs | {
             "position_embeddings": self.rotary_emb(hidden, position_ids=position_ids),
             "position_ids": position_ids,
-            "past_key_values": past_key_values,
+            "past_key_values": cache,
             "use_cache": use_cache,
         }
-        state = self.router.start(_tokens(input_ids, attention_mask, position_ids, hidden), hidden)
-        decisions: list[Decision] = []
+        tokens = _tokens(input_ids, attention_mask, position_ids, hidden)
         at = context or Context()
+        state = self.router.start(tokens, hidden, at)
+        decisions: dict[int, Decision] = {}
         for number, layer in enumerate(self.layers):
             arguments = {"attention_mask": masks[number], **shared}
-            if number not in self._routed:
+            if number not in self._units:
                 hidden = self._run(layer, hidden, **arguments)
                 continue
-            forced = None if gates is None else gates[:, self._routed[number][0]]
-            hidden, decision, state = self._run(
-                self._routed_layer, number, hidden, state, at, forced, arguments
+            hidden, decided, state = self._run(
+                self._routed_layer, number, hidden, state, at, gates, tokens.valid, arguments
             )
-            decisions.append(decision)
-        soft = [d.soft for d in decisions if d.soft is not None]
+            decisions |= decided
+        ordered = [decisions[index] for index in range(len(decisions))]
+        soft = [d.soft for d in ordered if d.soft is not None]
         return RoutedOutput(
             last_hidden_state=self.norm(hidden),
-            past_key_values=past_key_values,
-            executed=torch.stack([d.execute for d in decisions], dim=1),
+            past_key_values=cache,
+            executed=torch.stack([d.execute for d in ordered], dim=1),
             soft=torch.stack(soft, dim=1) if soft else None,
         )
+
+    def _cache(self, given: Cache | None) -> Cache:
+        """The cache of this call; evicting layers need one that keeps columns."""
+        if not self._evicts:
+            return DynamicCache(config=self.config) if given is None else given
+        if isinstance(given, EvictingCache):
+            return given
+        if given is not None and given.get_seq_length():
+            raise ValueError(
+                f"evicting layers continue an EvictingCache, not {type(given).__name__}"
+            )
+        return EvictingCache(self.config)
 
     def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a layer, under activation checkpointing if that is on and gradients flow."""
@@ -222,36 +149,93 @@ class RoutedDecoder(nn.Module):
         hidden: Tensor,
         state: Any,
         at: Context,
-        forced: Tensor | None,
+        gates: Tensor | None,
+        valid: Tensor,
         arguments: dict[str, Any],
-    ) -> tuple[Tensor, Decision, Any]:
-        """One layer with a routed unit; returns the residual stream, the decision, the state."""
-        index, unit = self._routed[number]
-        layer = self.layers[number]
-        # Attention runs for every token, also where its block is skipped: it leaves the keys and
-        # values that later tokens read.
+    ) -> tuple[Tensor, dict[int, Decision], Any]:
+        """One layer with routed units; the residual stream, decisions by unit, the state."""
+        layer, units = self.layers[number], self._units[number]
+        decided: dict[int, Decision] = {}
+
+        def decide(kind: Kind, post_attention: Tensor | None) -> Decision:
+            nonlocal state
+            index = units[kind]
+            decision, state = self.router.gate(index, hidden, post_attention, state, at)
+            if gates is not None:
+                decision = Decision(gates[:, index], None, decision.soft)
+            decided[index] = decision
+            return decision
+
+        if "evicting" in units:
+            decision = decide("evicting", None)
+            after = evicting_block(layer, number, hidden, valid, decision, arguments)
+            return after, decided, state
+        whole = decide("block", None) if "block" in units else None
+        reading = decide("attention", None) if "attention" in units else None
+        # Attention runs for every token, also where it is skipped: it leaves the keys and values
+        # that later tokens read.
         mixed, _ = attention(layer)(hidden_states=attention_norm(layer)(hidden), **arguments)
+        if reading is not None:
+            mixed = _gated(mixed, reading)
         middle = hidden + mixed
-        seen = middle if unit.kind == "ffn" else None
-        decision, state = self.router.gate(index, hidden, seen, state, at)
-        if forced is not None:
-            decision = Decision(forced, None, decision.soft)
-        execute = decision.execute.reshape(-1)
+        rows = ffn_norm(layer)(middle)
+        if whole is not None:
+            update = _gated(rows, Decision(whole.execute, dense=whole.dense), ffn(layer))
+            return hidden + _gated(mixed + update, whole), decided, state
+        if "ffn" not in units:
+            return middle + ffn(layer)(rows), decided, state
+        decision = decide("ffn", middle)
+        otherwise = self.router.otherwise(units["ffn"])
+        return middle + _gated(rows, decision, ffn(layer), otherwise), decided, state
+
+
+def _by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
+    """Layer -> kind -> place in ``units``.
+
+    Raises:
+        ValueError: A layer carries units that overlap, or the first layer evicts.
+    """
+    table: dict[int, dict[Kind, int]] = {}
+    for index, unit in enumerate(units):
+        others = table.setdefault(unit.layer, {})
+        if unit.kind in others or (others and {unit.kind, *others} != {"attention", "ffn"}):
+            raise ValueError(f"layer {unit.layer} carries more than one routed unit")
+        if unit.kind == "evicting" and unit.layer == 0:
+            raise ValueError("the first layer cannot evict: its cache counts the tokens")
+        others[unit.kind] = index
+    return table
+
+
+def _gated(
+    values: Tensor,
+    decision: Decision,
+    branch: Branch | None = None,
+    otherwise: Branch | None = None,
+) -> Tensor:
+    """The update of a unit: ``branch`` of the values (None: the values) where it executes.
+
+    Args:
+        values: Inputs of the branch (B, T, D).
+        decision: Execute, scale (B, T).
+        branch: Maps (n, D) to (n, D).
+        otherwise: What runs where the unit is skipped; None: the update is zero there.
+    """
+    if branch is not None and not decision.dense:
         scale = None if decision.scale is None else decision.scale.reshape(-1)
-        rows = ffn_norm(layer)(middle).reshape(-1, hidden.shape[-1])
-        if unit.kind == "ffn":
-            update = dispatch(rows, execute, ffn(layer), self.router.otherwise(index), scale)
-            return middle + update.reshape(hidden.shape), decision, state
-        update = dispatch(rows, execute, ffn(layer)).reshape(hidden.shape)
-        change = torch.where(decision.execute[..., None], mixed + update, 0)
-        if decision.scale is not None:
-            change = change * decision.scale[..., None].to(change.dtype)
-        return hidden + change, decision, state
+        rows, execute = values.reshape(-1, values.shape[-1]), decision.execute.reshape(-1)
+        return dispatch(rows, execute, branch, otherwise, scale).reshape(values.shape)
+    if branch is not None:
+        values = branch(values)
+    if not decision.dense:
+        values = torch.where(decision.execute[..., None], values, 0)
+    return values if decision.scale is None else values * decision.scale[..., None].to(values.dtype)
 
 
 def route(model: PreTrainedModel, router: Router) -> PreTrainedModel:
     """Put a routed decoder into a causal LM, in place."""
     model.model = RoutedDecoder(decoder(model), router)
+    if any(unit.kind == "evicting" for unit in router.units):
+        model.config._attn_implementation = IMPLEMENTATION
     return model
 
 
@@ -261,31 +245,14 @@ def router_of(model: nn.Module) -> Router | None:
     return inner.router if isinstance(inner, RoutedDecoder) else None
 
 
-def ffn_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
-    """The feed-forward networks of the layers ``which``."""
-    return [Unit(n, "ffn", count(ffn(layers(model)[n]))) for n in which]
-
-
-def block_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
-    """The layers ``which`` as a whole: all but the input norm, keys and values can be skipped."""
-    units = []
-    for number in which:
-        layer = layers(model)[number]
-        heads = attention(layer)
-        kept = count(attention_norm(layer), heads.k_proj, heads.v_proj)  # type: ignore[arg-type]
-        # Qwen3 norms its keys; the key norm runs with them.
-        kept += count(heads.k_norm) if hasattr(heads, "k_norm") else 0  # type: ignore[arg-type]
-        units.append(Unit(number, "block", count(layer) - kept))
-    return units
-
-
 def _tokens(ids: Tensor | None, mask: Tensor | None, positions: Tensor, hidden: Tensor) -> Tokens:
     batch, length = hidden.shape[:2]
     if mask is None or mask.dim() != 2:
         valid = torch.ones(batch, length, dtype=torch.bool, device=hidden.device)
-    else:
-        valid = mask[:, -length:].bool()
-    return Tokens(ids, positions.expand(batch, length), valid)
+        return Tokens(ids, positions.expand(batch, length), valid)
+    # Counted from the first real token, whatever the side of the padding.
+    places = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    return Tokens(ids, places[:, -length:], mask[:, -length:].bool())
 
 
 def _attention_masks(

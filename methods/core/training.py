@@ -31,13 +31,15 @@ from methods.core.backbone import decoder
 from methods.core.data import Document
 from methods.core.losses import lm_loss_sum
 from methods.core.packing import Rows, lay_out, plan
-from methods.core.routed import Context, RoutedDecoder, RoutedOutput
+from methods.core.routed import RoutedDecoder
+from methods.core.router import Context
 from methods.core.seeds import generator
 from methods.core.snapshots import read_snapshot, write_snapshot
 from methods.core.steering import Steering
 
-# sum over counted positions, from soft gates (B, U, T), decisions (B, U, T), counted (B, T)
-Penalty = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Sum over counted positions, from soft gates (B, U, T), decisions (B, U, T), counted (B, T) and the
+# progress of training in [0, 1].
+Penalty = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 class DivergedError(ValueError):
@@ -103,8 +105,8 @@ class Trainer:
         documents: Training documents.
         seed: Of data order and noise.
         workdir: Snapshots and the log; a run found there is continued, bit for bit.
+        steering: Of a routed model: gives the penalty's weight and the sizes of its units.
         penalty: Sum over counted positions of what routing adds to the loss; None: nothing.
-        steering: Gives the penalty's weight.
     """
 
     model: nn.Module
@@ -112,8 +114,8 @@ class Trainer:
     documents: Sequence[Document]
     seed: int
     workdir: Path
-    penalty: Penalty | None = None
     steering: Steering | None = None
+    penalty: Penalty | None = None
 
     def __post_init__(self) -> None:
         self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -219,8 +221,7 @@ class Trainer:
         self, rows: Rows, totals: Tensor, alpha: float, context: Context
     ) -> Tensor:
         """Accumulate gradients of one micro-batch; returns its parts of the logged sums."""
-        routed = self.penalty is not None
-        extra = {"context": context} if routed else {}
+        extra = {} if self.steering is None else {"context": context}
         device = rows.ids.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             output = decoder(self.model)(
@@ -235,17 +236,16 @@ class Trainer:
             loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
         loss = loss / totals[0].float()
         logged = [loss.detach().double(), *[torch.zeros_like(totals[0])] * 3]
-        if self.penalty is not None:
-            assert isinstance(output, RoutedOutput)
-            assert output.executed is not None
-            assert output.soft is not None
-            penalty = self.penalty(output.soft, output.executed, rows.counted) / totals[1].float()
-            loss = loss + alpha * penalty
+        if self.steering is not None:
+            ran = output.executed & rows.counted[:, None]
             bypassed = (~output.executed & rows.counted[:, None]).sum(dim=(0, 2)).double()
-            assert self.steering is not None
-            skipped = bypassed @ self.steering.sizes.to(bypassed.device) / totals[1]
-            logged[1:3] = [penalty.detach().double(), skipped]
-            logged[3] = (output.executed & rows.counted[:, None]).sum().double() / totals[1]
+            logged[2] = bypassed @ self.steering.sizes.to(bypassed.device) / totals[1]
+            logged[3] = ran.sum().double() / totals[1]
+        if self.penalty is not None:
+            penalty = self.penalty(output.soft, output.executed, rows.counted, context.progress)
+            penalty = penalty / totals[1].float()
+            loss = loss + alpha * penalty
+            logged[1] = penalty.detach().double()
         loss.backward()
         return torch.stack(logged)
 

@@ -14,7 +14,8 @@ from methods.core.backbone import Backbone
 from methods.core.budget import candidate_layers, named_layers
 from methods.core.calibration import bypass_rates, calibrate_threshold
 from methods.core.data import Data
-from methods.core.routed import Router, ffn_units, route, router_of
+from methods.core.routed import route, router_of
+from methods.core.router import Router, ffn_units
 from methods.core.seeds import generator
 from methods.core.steering import Steering, unit_shares
 from methods.core.training import Trainer, TrainingParams, thinned
@@ -104,7 +105,7 @@ class Hero(Method):
         budget = request.budget if alpha is None else None
         steering = Steering(shares, budget, 0.0 if alpha is None else alpha)
         trainer = Trainer(
-            model, self.params, data.training(), request.seed, request.workdir, penalty, steering
+            model, self.params, data.training(), request.seed, request.workdir, steering, penalty
         )
         decisions: dict[str, Any] = {"training": thinned(trainer.run())}
         router = router_of(model)
@@ -167,12 +168,13 @@ class Hero(Method):
         return list(rates)
 
 
-def penalty(soft: Tensor, executed: Tensor, counted: Tensor) -> Tensor:
+def penalty(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
     """Sum over counted positions of (sum over routed blocks of the soft gate)^2.
 
     Args:
         soft: Gates (B, R, T) in (0, 1).
         executed: Decisions (B, R, T); they do not enter.
         counted: Positions that predict a token (B, T).
+        progress: Of training; it does not enter.
     """
     return (soft.float().sum(dim=1).pow(2) * counted).sum()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.core.hashing import uniform_hash
-from methods.core.routed import Context, Decision, Router, Tokens, Unit
+from methods.core.router import Context, Decision, Router, Tokens, Unit
 from methods.hero.branch import Adapter
 from methods.hero.router import Sizes
 
@@ -51,7 +51,7 @@ class StaticGates(_WithAdapters):
         self.logits = nn.Parameter(torch.full((len(units),), initial_bias))
         self.threshold = 0.5
 
-    def start(self, tokens: Tokens, hidden: Tensor) -> None:
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
         """Nothing to carry."""
 
     def gate(
@@ -92,7 +92,7 @@ class RandomBypass(_WithAdapters):
         super().__init__(units, sizes, generator)
         self.rates, self.seed = rates, seed
 
-    def start(self, tokens: Tokens, hidden: Tensor) -> Tokens:
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tokens:
         """Positions and ids, for the hash."""
         if tokens.ids is None:
             raise ValueError("random bypassing hashes token ids, so it needs input_ids")

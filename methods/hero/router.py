@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from methods.core.routed import Context, Decision, Router, Tokens, Unit
+from methods.core.router import Context, Decision, Router, Tokens, Unit
 from methods.hero.branch import Adapter
 from methods.hero.memory import EPS, ListMemory, Memory, RecurrentMemory
 
@@ -138,7 +138,7 @@ class HeroRouter(Router):
             with torch.no_grad():
                 _named(self.path_mlp, "path")["path_W1"][:, 2] /= math.sqrt(self.sizes.hidden)
 
-    def start(self, tokens: Tokens, hidden: Tensor) -> PathState:
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> PathState:
         """p_0 = m_0 = 1, empty memory."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
         memory = RecurrentMemory() if self.recurrent else ListMemory()

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from methods.core.backbone import decoder, ffn, layers
 from methods.core.hashing import uniform_hash
 from methods.core.ledger import Ledger, Tally
-from methods.core.routed import Context, Tokens, Unit, ffn_units, route
+from methods.core.routed import route
+from methods.core.router import Context, Tokens, Unit, ffn_units
 from methods.hero.controls import RandomBypass, StaticGates
 from methods.hero.memory import ListMemory
 from methods.hero.router import HeroRouter, PathState, Sizes, Trace
@@ -56,7 +57,7 @@ def streams(blocks: int, batch: int = 2, length: int = 3, seed: int = 1) -> Tens
 def run(router: HeroRouter, hbar: Tensor) -> list[Trace]:
     shape = hbar.shape[1:3]
     tokens = Tokens(None, torch.zeros(shape, dtype=torch.int64), torch.ones(shape) > 0)
-    state = router.start(tokens, hbar[0])
+    state = router.start(tokens, hbar[0], Context())
     if hbar.dtype == torch.float64:
         state = state._replace(p=state.p.double(), m=state.m.double())
     traces = []
@@ -357,14 +358,14 @@ def test_random_bypass_follows_the_hash_of_layer_position_and_token() -> None:
     ids = torch.arange(4000).reshape(2, 2000) % 61
     positions = torch.arange(2000).expand(2, -1)
     hidden = torch.zeros(2, 2000, 1)
-    state = router.start(Tokens(ids, positions, ids >= 0), hidden)
+    state = router.start(Tokens(ids, positions, ids >= 0), hidden, Context())
     for index, (layer, rate) in enumerate(((4, 0.2), (7, 0.7))):
         decision, _ = router.gate(index, hidden, hidden, state, Context())
         assert torch.equal(decision.execute, uniform_hash(9, layer, positions, ids) >= rate)
         assert float((~decision.execute).double().mean()) == pytest.approx(rate, abs=0.03)
         assert decision.scale is None
     with pytest.raises(ValueError, match="input_ids"):
-        router.start(Tokens(None, positions, ids >= 0), hidden)
+        router.start(Tokens(None, positions, ids >= 0), hidden, Context())
 
 
 def routed() -> tuple[nn.Module, HeroRouter]:

@@ -13,7 +13,8 @@ import torch
 
 from methods.core.backbone import count, layers
 from methods.core.ledger import Ledger
-from methods.core.routed import ffn_units, route
+from methods.core.routed import route
+from methods.core.router import ffn_units
 from methods.random_skip import RandomRouter
 from tests import toy
 from workflows.evaluation.harness import KINDS, CountingLM

@@ -8,7 +8,8 @@ from torch import nn
 
 from methods.core.backbone import count, decoder, ffn, layers
 from methods.core.ledger import Ledger, Tally
-from methods.core.routed import Unit, block_units, ffn_units, route
+from methods.core.routed import route
+from methods.core.router import Unit, block_units, ffn_units
 from methods.core.surgery import remove_layers
 from methods.random_skip import RandomRouter
 from tests import toy

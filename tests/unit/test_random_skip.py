@@ -13,7 +13,8 @@ from methods import load_method
 from methods.base import Request
 from methods.core.backbone import load_backbone
 from methods.core.data import Data
-from methods.core.routed import Tokens, Unit, router_of
+from methods.core.routed import router_of
+from methods.core.router import Context, Tokens, Unit
 from methods.random_skip import RandomRouter, uniform_hash
 
 UNITS = [Unit(n, "ffn", 100) for n in range(6)]
@@ -36,7 +37,7 @@ def slow_hash(seed: int, lane: int, position: int, token: int) -> float:
 
 def draw(router: RandomRouter, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     tokens = Tokens(ids, positions.expand_as(ids), torch.ones_like(ids, dtype=torch.bool))
-    return router.start(tokens, torch.empty(0))
+    return router.start(tokens, torch.empty(0), Context())
 
 
 def test_splitmix_gives_the_published_numbers() -> None:
@@ -117,7 +118,7 @@ def test_seeds_draw_differently() -> None:
 def test_embeddings_alone_cannot_be_hashed() -> None:
     tokens = Tokens(None, torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
     with pytest.raises(ValueError, match="input_ids"):
-        RandomRouter(UNITS, 0, 1.0).start(tokens, torch.empty(0))
+        RandomRouter(UNITS, 0, 1.0).start(tokens, torch.empty(0), Context())
 
 
 @pytest.mark.parametrize("row", ["random-skip", "random-skip-layers"])

@@ -9,17 +9,8 @@ import torch
 from torch import Tensor
 
 from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
-from methods.core.routed import (
-    Context,
-    Decision,
-    Router,
-    Tokens,
-    Unit,
-    block_units,
-    ffn_units,
-    route,
-    router_of,
-)
+from methods.core.routed import route, router_of
+from methods.core.router import Context, Decision, Router, Tokens, Unit, block_units, ffn_units
 from tests import toy
 
 IDS = torch.arange(24).reshape(2, 12)
@@ -34,7 +25,7 @@ class EveryThird(Router):
         self.units, self.factor = units, scale
         self.seen: list[Tokens] = []
 
-    def start(self, tokens: Tokens, hidden: Tensor) -> Tensor:
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
         self.seen.append(tokens)
         return tokens.ids
 

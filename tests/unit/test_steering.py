@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from methods.core.backbone import count
 from methods.core.calibration import calibrate_threshold, validation_skip
 from methods.core.data import Document
-from methods.core.routed import Context, Decision, Router, Tokens, ffn_units, route
+from methods.core.routed import route
+from methods.core.router import Context, Decision, Router, Tokens, ffn_units
 from methods.core.steering import Steering, unit_shares
 from tests import toy
 from tests.training_toys import (
@@ -68,7 +69,7 @@ class ByHash(Router):
         self.units = ffn_units(model, [2, 3, 4, 5])
         self.threshold = 0.5
 
-    def start(self, tokens: Tokens, hidden: Tensor) -> Tensor:
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
         return tokens.ids * 97 + tokens.positions * 31
 
     def gate(

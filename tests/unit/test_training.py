@@ -163,9 +163,10 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(tmp_pa
     trainer = trainer_for("hero", tmp_path, snapshot_every=2)
     calls: list[int] = []
 
-    def breaking(soft: Tensor, executed: Tensor, counted: Tensor) -> Tensor:
+    def breaking(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
         calls.append(1)
-        return penalty(soft, executed, counted) * (math.inf if len(calls) > 3 else 1.0)
+        factor = math.inf if len(calls) > 3 else 1.0
+        return penalty(soft, executed, counted, progress) * factor
 
     trainer.penalty = breaking
     with pytest.raises(DivergedError, match="loss of update 3 is nan.*learning_rate"):
@@ -318,7 +319,7 @@ def test_penalty_and_rates_leave_out_pads_and_last_tokens(
         updates=1, batch_tokens=5, row_length=row_length, micro_batches=parts, clip=1e9
     )
     steering = Steering(torch.tensor([0.1, 0.2], dtype=torch.float64), None, 0.5)
-    trainer = Trainer(model, params, texts, 1, tmp_path, penalty, steering)
+    trainer = Trainer(model, params, texts, 1, tmp_path, steering, penalty)
     entry = trainer.run()[0]
     # Predicting tokens are 1, 2 and 4; their gates sum to 0.3 times the id.
     assert entry["penalty"] == pytest.approx((0.3**2 + 0.6**2 + 1.2**2) / 3, rel=1e-6)

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from methods.core.backbone import attention, count, decoder, ffn, layers
 from methods.core.dispatch import dispatch
 from methods.core.lora import ATTENTION, FFN, add_lora
-from methods.core.routed import Router, router_of
+from methods.core.routed import router_of
+from methods.core.router import Router
 from methods.core.seeds import generator
 from workflows.stats.bounds import Shape, decode_bytes, prefill_flops, training_flops
 from workflows.steps.timing import compared, interleaved

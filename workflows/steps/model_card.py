@@ -23,7 +23,8 @@ from methods.base import Request
 from methods.core.backbone import count, ffn, layers, load_backbone
 from methods.core.data import Data
 from methods.core.ledger import Ledger
-from methods.core.routed import ffn_units, route
+from methods.core.routed import route
+from methods.core.router import ffn_units
 from methods.random_skip import RandomRouter
 from workflows.demo.tasks import TASKS
 from workflows.evaluation.harness import CountingLM
