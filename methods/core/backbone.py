@@ -123,6 +123,15 @@ def ffn_norm(layer: nn.Module) -> nn.Module:
     return layer.post_attention_layernorm  # type: ignore[return-value]
 
 
+def attention_kinds(config: PreTrainedConfig) -> list[str]:
+    """What each layer attends to: ``"full_attention"`` or ``"sliding_attention"``."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return list(kinds)
+    sliding = getattr(config, "sliding_window", None) is not None
+    return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+
+
 def count(*modules: nn.Module) -> int:
     """Parameters of the modules together; a shared tensor counts once."""
     distinct = {id(p): p.numel() for module in modules for p in module.parameters()}

@@ -74,7 +74,8 @@ def attend_with_key_weights(
     scores = (query @ key.transpose(2, 3)).float() * (scaling or query.shape[-1] ** -0.5)
     if attention_mask is None:
         attention_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
-    weights = scores.masked_fill(~attention_mask, float("-inf")).softmax(dim=-1)
+    # The lowest number instead of -inf: a pad that may read nothing gets numbers, not NaN.
+    weights = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
     weights = weights * key_weights.float()[:, None, None, :]
     weights = weights / (weights.sum(dim=-1, keepdim=True) + EPS)
     return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None

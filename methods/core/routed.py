@@ -23,7 +23,7 @@ from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm
+from methods.core.backbone import attention, attention_kinds, attention_norm, decoder, ffn, ffn_norm
 from methods.core.dispatch import Branch, dispatch
 from methods.core.eviction import IMPLEMENTATION, EvictingCache, evicting_block
 from methods.core.router import Context, Decision, Kind, Router, Tokens, Unit
@@ -263,10 +263,7 @@ def _attention_masks(
     positions: Tensor,
 ) -> list[Any]:
     """One attention mask per layer, full or sliding as the config says."""
-    kinds = getattr(config, "layer_types", None)
-    if not kinds:
-        sliding = getattr(config, "sliding_window", None) is not None
-        kinds = ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+    kinds = attention_kinds(config)
     makers = {
         "full_attention": create_causal_mask,
         "sliding_attention": create_sliding_window_causal_mask,

@@ -10,11 +10,28 @@ from torch import Tensor
 
 from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.routed import route, router_of
-from methods.core.router import Context, Decision, Router, Tokens, Unit, block_units, ffn_units
+from methods.core.router import (
+    Context,
+    Decision,
+    Router,
+    Tokens,
+    Unit,
+    attention_units,
+    block_units,
+    evicting_units,
+    ffn_units,
+)
 from tests import toy
 
 IDS = torch.arange(24).reshape(2, 12)
-MAKERS = {"ffn": ffn_units, "block": block_units}
+
+
+def both(model: Any, which: Any) -> list[Unit]:
+    pairs = zip(attention_units(model, which), ffn_units(model, which), strict=True)
+    return [unit for pair in pairs for unit in pair]
+
+
+MAKERS = {"ffn": ffn_units, "block": block_units, "attention": attention_units, "both": both}
 
 
 class EveryThird(Router):
@@ -48,7 +65,7 @@ def routed(kind: str, unit: str, scale: float | None = None) -> tuple[Any, Every
     return route(model, router), router
 
 
-@pytest.mark.parametrize("unit", ["ffn", "block"])
+@pytest.mark.parametrize("unit", sorted(MAKERS))
 @pytest.mark.parametrize("kind", sorted(toy.SHAPES))
 def test_forced_open_gates_give_the_dense_logits(kind: str, unit: str) -> None:
     model, router = routed(kind, unit)
@@ -61,7 +78,7 @@ def test_forced_open_gates_give_the_dense_logits(kind: str, unit: str) -> None:
     assert (chosen - dense).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("unit", ["ffn", "block"])
+@pytest.mark.parametrize("unit", sorted(MAKERS))
 def test_decisions_equal_a_loop_over_layers(unit: str) -> None:
     model, router = routed("llama", unit, scale=0.5)
     with torch.no_grad():
@@ -76,23 +93,23 @@ def test_decisions_equal_a_loop_over_layers(unit: str) -> None:
                 position_embeddings=turn,
                 attention_mask=causal,
             )
+            first = 2 * (number - 1) if unit == "both" else number - 1
+            gates = [0.5 * ((IDS + first + n) % 3 != 0)[..., None] for n in range(2)]
+            if number and unit in ("attention", "both"):
+                mixed = gates.pop(0) * mixed
             middle = hidden + mixed
             update = ffn(layer)(ffn_norm(layer)(middle))
-            if number == 0:
-                hidden = middle + update
-                continue
-            open_ = ((IDS + number - 1) % 3 != 0)[..., None]
-            if unit == "ffn":
-                hidden = middle + torch.where(open_, 0.5 * update, 0)
-            else:
-                hidden = torch.where(open_, hidden + 0.5 * (mixed + update), hidden)
+            if number and unit in ("ffn", "both"):
+                update = gates.pop(0) * update
+            change = mixed + update
+            hidden = hidden + (gates[0] * change if number and unit == "block" else change)
         slow = inner.norm(hidden)
     torch.testing.assert_close(output.last_hidden_state, slow, rtol=1e-5, atol=1e-5)
     expected = torch.stack([(IDS + u) % 3 != 0 for u in range(len(router.units))], dim=1)
     assert torch.equal(output.executed, expected)
 
 
-@pytest.mark.parametrize("unit", ["ffn", "block"])
+@pytest.mark.parametrize("unit", sorted(MAKERS))
 @pytest.mark.parametrize("kind", sorted(toy.SHAPES))
 def test_cached_steps_equal_the_full_forward(kind: str, unit: str) -> None:
     model, _ = routed(kind, unit)
@@ -107,7 +124,7 @@ def test_cached_steps_equal_the_full_forward(kind: str, unit: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("unit", ["ffn", "block"])
+@pytest.mark.parametrize("unit", sorted(MAKERS))
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_padding_changes_nothing(kind: str, unit: str, side: str) -> None:
     model, router = routed(kind, unit)
@@ -166,3 +183,35 @@ def test_one_layer_carries_one_unit() -> None:
     units = [*ffn_units(model, [2]), *block_units(model, [2])]
     with pytest.raises(ValueError, match="more than one routed unit"):
         route(model, EveryThird(units))
+    with pytest.raises(ValueError, match="first layer cannot evict"):
+        route(model, EveryThird(evicting_units(model, [0])))
+
+
+def test_what_units_weigh() -> None:
+    model = toy.make_model()
+    width, inner = 32, 64
+    attention_size, ffn_size = 2 * width * width, 3 * width * inner
+    # Queries and output; keys and values (two of four heads) always run.
+    assert attention_units(model, [1])[0].parameters == attention_size
+    assert ffn_units(model, [1])[0].parameters == ffn_size
+    assert block_units(model, [1])[0].parameters == attention_size + ffn_size + width
+    whole = attention_size + ffn_size + 2 * width + 2 * width * 16
+    assert evicting_units(model, [1])[0].parameters == whole
+
+
+@pytest.mark.parametrize("unit", ["both", "block"])
+def test_a_dense_decision_runs_everything_and_passes_gradients_to_skipped_tokens(unit: str) -> None:
+    model, router = routed("llama", unit)
+    with torch.no_grad():
+        expected = model.model(IDS)
+    gates = expected.executed.float().requires_grad_()
+
+    def gate(index: int, *rest: Any) -> tuple[Decision, Any]:
+        scale = gates[:, index]
+        return Decision(scale > 0.5, scale, scale, dense=True), None
+
+    router.gate = gate
+    output = model.model(IDS)
+    torch.testing.assert_close(output.last_hidden_state, expected.last_hidden_state)
+    output.last_hidden_state.square().mean().backward()
+    assert bool((gates.grad[~expected.executed] != 0).all())
