@@ -13,45 +13,65 @@ from torch import Tensor
 class Steering:
     """The penalty's weight alpha, fixed or steered.
 
-    Steered: alpha_{n+1} = alpha_n + gain * (target_n - skip_n) * scale, a discrete integral
-    controller. The target rises linearly from 0 to the budget over the first ``ramp`` of training,
-    so that adapters learn while few tokens need them; alpha may turn negative, which reopens gates.
+    Steered: a discrete proportional-integral controller in its velocity form,
+
+        alpha_{n+1} = alpha_n + integral * e_n + proportional * (e_n - e_{n-1})
+        e_n = target_n - y_n
+
+    y is the smoothed mean of two skip rates, that of the decisions and that of the gates before
+    the threshold: decisions alone stay silent until gates cross the threshold, by when they may
+    have saturated where no gradient reaches them. The target rises linearly from the first y to
+    the budget over the first ``ramp`` of training, so that adapters learn while few tokens need
+    them; alpha may turn negative, which reopens gates.
 
     Args:
         sizes: Share of the dense parameters in each unit (U,), float64.
         budget: Fraction to skip; None: alpha stays.
         alpha: Its first value.
-        gain: Change of alpha per update and unit of error.
+        integral: Change of alpha per update and unit of error.
+        proportional: Change of alpha per unit of change of the error.
         ramp: Share of training until the target is the budget.
-        limit: Largest absolute alpha.
+        limits: Lowest and highest alpha; a strongly negative one would saturate gates.
     """
 
     sizes: Tensor
     budget: float | None
     alpha: float
-    gain: float = 2e-3
+    integral: float = 2e-3
+    proportional: float = 4e-2
     ramp: float = 0.5
-    limit: float = 0.1
-    smoothed: float = field(default=0.0)
+    limits: tuple[float, float] = (-0.01, 0.1)
+    memory: dict[str, float] = field(default_factory=dict)
 
-    def observe(self, skip: float, progress: float) -> None:
-        """Move alpha after an update that skipped ``skip`` of the parameters."""
+    def observe(self, skip: float, soft_skip: float, progress: float) -> None:
+        """Move alpha after an update.
+
+        Args:
+            skip: Share of the parameters that its decisions skipped.
+            soft_skip: The same of its gates before the threshold.
+            progress: Of training, in [0, 1].
+        """
         if self.budget is None:
             return
-        before = self.smoothed
-        self.smoothed += 0.1 * (skip - self.smoothed)
-        target = self.budget * min(1.0, progress / self.ramp)
-        # The proportional term answers the trend, so that the integral does not overshoot.
-        change = self.gain * (target - self.smoothed) - 20 * self.gain * (self.smoothed - before)
-        self.alpha = min(self.limit, max(-self.limit, self.alpha + change))
+        seen = (skip + soft_skip) / 2
+        first = self.memory.setdefault("first", seen)
+        smoothed = self.memory.get("smoothed", seen)
+        smoothed += 0.1 * (seen - smoothed)
+        target = first + (self.budget - first) * min(1.0, progress / self.ramp)
+        error = target - smoothed
+        change = self.integral * error + self.proportional * (
+            error - self.memory.get("error", error)
+        )
+        self.memory |= {"smoothed": smoothed, "error": error}
+        self.alpha = min(self.limits[1], max(self.limits[0], self.alpha + change))
 
     def state(self) -> dict[str, Any]:
         """What a snapshot keeps."""
-        return {"alpha": self.alpha, "smoothed": self.smoothed}
+        return {"alpha": self.alpha, "memory": self.memory}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a snapshot."""
-        self.alpha, self.smoothed = state["alpha"], state["smoothed"]
+        self.alpha, self.memory = state["alpha"], dict(state["memory"])
 
 
 def unit_shares(parameters: list[int], total: int) -> Tensor:

@@ -190,7 +190,7 @@ class Trainer:
             totals += torch.stack([rows.weights.sum(), rows.counted.sum()]).double()
         self._sum(totals)
         alpha = 0.0 if self.steering is None else self.steering.alpha
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        sums = torch.zeros(5, dtype=torch.float64, device=device)
         self.optimizer.zero_grad(set_to_none=True)
         progress = update / self.params.updates
         for number, rows in enumerate(micro):
@@ -203,7 +203,7 @@ class Trainer:
             group["lr"] = self._rate(update)
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
-        loss, penalty, skipped, executed = (float(value) for value in sums)
+        loss, penalty, skipped, soft_skipped, executed = (float(value) for value in sums)
         entry = {
             "update": update,
             "loss": loss if bool(torch.isfinite(norm)) else math.nan,
@@ -214,7 +214,7 @@ class Trainer:
             "norm": float(norm),
         }
         if self.steering is not None:
-            self.steering.observe(skipped, progress)
+            self.steering.observe(skipped, soft_skipped, progress)
         return entry
 
     def _forward_backward(
@@ -235,12 +235,14 @@ class Trainer:
             assert isinstance(head, nn.Module)
             loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
         loss = loss / totals[0].float()
-        logged = [loss.detach().double(), *[torch.zeros_like(totals[0])] * 3]
+        logged = [loss.detach().double(), *[torch.zeros_like(totals[0])] * 4]
         if self.steering is not None:
-            ran = output.executed & rows.counted[:, None]
-            bypassed = (~output.executed & rows.counted[:, None]).sum(dim=(0, 2)).double()
-            logged[2] = bypassed @ self.steering.sizes.to(bypassed.device) / totals[1]
-            logged[3] = ran.sum().double() / totals[1]
+            ran = output.executed.double()
+            soft = ran if output.soft is None else output.soft.detach().double()
+            sizes, each = self.steering.sizes.to(device), rows.counted[:, None]
+            for place, gates in ((2, ran), (3, soft)):
+                logged[place] = ((1 - gates) * each).sum(dim=(0, 2)) @ sizes / totals[1]
+            logged[4] = (ran * each).sum() / totals[1]
         if self.penalty is not None:
             penalty = self.penalty(output.soft, output.executed, rows.counted, context.progress)
             penalty = penalty / totals[1].float()
