@@ -44,6 +44,10 @@ class Request:
     seed: int
     workdir: Path
 
+    def pinned(self) -> Request:
+        """The same request without a budget: a pinned param decides how much is skipped."""
+        return dataclasses.replace(self, budget=None)
+
 
 @dataclass
 class Fitted:

@@ -1,22 +1,69 @@
-"""The last step towards a budget: move a router's threshold until validation tokens meet it."""
+"""Fitting a routed model: training, then a threshold at which validation tokens meet the budget."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from methods.base import Request
 from methods.core.backbone import decoder
-from methods.core.data import Document, batches
+from methods.core.data import Data, Document, batches
+from methods.core.routed import router_of
+from methods.core.steering import Steering
+from methods.core.training import Penalty, Trainer, TrainingParams, thinned
 
 
+@runtime_checkable
 class HasThreshold(Protocol):
     """A router that executes where its gate is at least ``threshold``."""
 
     threshold: float
+
+
+def fit_routed(
+    model: nn.Module,
+    params: TrainingParams,
+    data: Data,
+    request: Request,
+    steering: Steering,
+    penalty: Penalty | None,
+) -> dict[str, Any]:
+    """Train a routed model in place and, under a budget, calibrate its router's threshold.
+
+    Args:
+        model: Routed causal LM; what trains asks for a gradient.
+        params: Of the training.
+        data: Training documents, and probe documents for the calibration.
+        request: Budget, seed, folder of snapshots.
+        steering: Weight of the penalty; its budget is None where the penalty itself aims at one.
+        penalty: What routing adds to the loss.
+
+    Returns:
+        Decisions: training log, trace of the calibration, share of tokens that skip each unit.
+    """
+    trainer = Trainer(
+        model, params, data.training(), request.seed, request.workdir, steering, penalty
+    )
+    decisions: dict[str, Any] = {"training": thinned(trainer.run())}
+    if request.budget is not None and isinstance(router_of(model), HasThreshold):
+        decisions |= calibrated(model, data, steering.sizes, request.budget)
+    return decisions
+
+
+def calibrated(model: nn.Module, data: Data, shares: Tensor, budget: float) -> dict[str, Any]:
+    """Calibrate the threshold of a routed model on the probe documents.
+
+    Returns:
+        Decisions: the trace of the calibration, and the share of tokens that skip each unit.
+    """
+    router = router_of(model)
+    assert isinstance(router, HasThreshold)
+    trace = calibrate_threshold(model, router, data.probe(), shares, budget)
+    return {"calibration": trace, "bypass_rates": bypass_rates(model, data.probe()).tolist()}
 
 
 @torch.no_grad()

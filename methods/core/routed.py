@@ -232,11 +232,19 @@ def _gated(
 
 
 def route(model: PreTrainedModel, router: Router) -> PreTrainedModel:
-    """Put a routed decoder into a causal LM, in place."""
+    """Put a routed decoder into a causal LM, in place; the router moves to the model's device."""
+    if not any(parameter.is_meta for parameter in router.parameters()):
+        nn.Module.to(router, model.device)
     model.model = RoutedDecoder(decoder(model), router)
     if any(unit.kind == "evicting" for unit in router.units):
         model.config._attn_implementation = IMPLEMENTATION
     return model
+
+
+def birthplace(model: nn.Module) -> torch.device:
+    """Where a router is made: on the CPU, whose generators a GPU lacks, or nowhere (meta)."""
+    meta = any(parameter.is_meta for parameter in model.parameters())
+    return torch.device("meta" if meta else "cpu")
 
 
 def router_of(model: nn.Module) -> Router | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -77,3 +78,28 @@ class Steering:
 def unit_shares(parameters: list[int], total: int) -> Tensor:
     """Share of the dense parameters in each unit, (U,) float64."""
     return torch.tensor(parameters, dtype=torch.float64) / total
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A penalty with a target of its own: |mean over counted tokens of the skipped share - target|.
+
+    The mean is taken over all processes before the absolute value; micro-batches count one by one,
+    weighted by their tokens. Times a fixed weight it needs no steering.
+
+    Args:
+        weights: What skipping each unit counts (U,).
+        target: Fraction to skip, in the measure of the weights.
+    """
+
+    weights: Tensor
+    target: float
+
+    def __call__(self, soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
+        """Sum over counted positions (B, T); gates (B, U, T), 0 or 1 with a soft gradient."""
+        weights = self.weights.to(soft)[:, None]
+        excess = (((1 - soft) * weights).sum(dim=1) - self.target) * counted
+        total = excess.detach().sum()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        return excess.sum() * torch.sign(total)

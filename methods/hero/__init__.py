@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
 from methods.core.budget import candidate_layers, named_layers
-from methods.core.calibration import bypass_rates, calibrate_threshold
+from methods.core.calibration import fit_routed
 from methods.core.data import Data
-from methods.core.routed import route, router_of
+from methods.core.routed import birthplace, route, router_of
 from methods.core.router import Router, ffn_units
 from methods.core.seeds import generator
 from methods.core.steering import Steering, unit_shares
-from methods.core.training import Trainer, TrainingParams, thinned
+from methods.core.training import TrainingParams
 from methods.hero.controls import RandomBypass, StaticGates
 from methods.hero.router import HeroRouter, Sizes
 
@@ -102,24 +101,17 @@ class Hero(Method):
             structure["rates"] = self._rates(request.budget, shares)
         model = self.build(backbone, structure)
         alpha = self.params.alpha
-        budget = request.budget if alpha is None else None
-        steering = Steering(shares, budget, 0.0 if alpha is None else alpha)
-        trainer = Trainer(
-            model, self.params, data.training(), request.seed, request.workdir, steering, penalty
-        )
-        decisions: dict[str, Any] = {"training": thinned(trainer.run())}
-        router = router_of(model)
-        if budget is not None and isinstance(router, HeroRouter | StaticGates):
-            trace = calibrate_threshold(model, router, data.probe(), shares, budget)
-            decisions["calibration"] = trace
-            structure["threshold"] = router.threshold
-            decisions["bypass_rates"] = bypass_rates(model, data.probe()).tolist()
+        if alpha is not None:
+            request = request.pinned()
+        steering = Steering(shares, request.budget, alpha or 0.0)
+        decisions = fit_routed(model, self.params, data, request, steering, penalty)
+        structure["threshold"] = getattr(router_of(model), "threshold", 0.5)
         return Fitted(model, structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with router and adapters, which alone ask for gradients."""
         model = backbone.model.requires_grad_(False)
-        with torch.device(model.device):
+        with birthplace(model):
             router = self._router(backbone, structure)
         return route(model, router.requires_grad_(True))
 

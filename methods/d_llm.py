@@ -1,0 +1,268 @@
+"""D-LLM: each token skips whole layers and leaves no key and value in those it skips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone, attention_kinds
+from methods.core.calibration import fit_routed
+from methods.core.data import Data
+from methods.core.gates import hashed_noise, logistic_noise, sampled, straight_through, thresholded
+from methods.core.ledger import Rates
+from methods.core.lora import add_lora
+from methods.core.routed import birthplace, route, router_of
+from methods.core.router import Context, Decision, Router, Tokens, Unit, block_units, evicting_units
+from methods.core.seeds import generator
+from methods.core.steering import Aim, Steering, unit_shares
+from methods.core.training import Penalty, TrainingParams
+
+MODULES = {"qkv": ("q_proj", "k_proj", "v_proj"), "qv": ("q_proj", "v_proj")}
+
+
+class DLLM(Method):
+    """A router per layer lets each token skip the layer; what it skips, later tokens cannot read.
+
+    Routers and LoRA on every layer are trained together; the backbone stays frozen.
+
+    Formula: z = W2 SiLU(RMSNorm(W1 h)), h (B, T, D) the raw input of the layer, component 1
+    executes; training samples w with Gumbel noise at T = 1 and a straight-through gradient:
+        out = w Block(h) + (1 - w) h, attention weights times w of the key, normalised again
+        loss = LM + lambda(e) mean over tokens of |mean over all layers of w - Omega|
+        lambda(e) = lambda_max sin(pi/2 e), e the progress of training
+    Inference: execute where softmax(z)_1 >= 1/2; the first tokens of a sequence always execute.
+
+    Args of ``Params`` (besides those of ``TrainingParams``):
+        omega: Share of layers that a token is to run, a fraction; None: from the budget. Pinned,
+            it is the authors' recipe and nothing is calibrated.
+        start_layer: First routed layer, 0-based, at least 1 with eviction; None: the authors' 2 of
+            32, in proportion to the depth.
+        reserved: Tokens at the start of a sequence that always execute.
+        evict: Whether skipped tokens leave no key and value. Without, the cache stays complete.
+        router: ``"mlp"``, or ``"linear"``: D to 2, as in the re-implementation of the SkipGPT
+            authors.
+        router_width: Of the hidden layer; None: the authors' 512 at D = 4096, D / 8 below, at
+            least 32.
+        penalty: ``"token"``: every token is pulled to Omega; ``"batch"``: their mean is.
+        penalty_weight: lambda_max.
+        ramp: ``"sine"``, or ``"constant"``: lambda_max throughout.
+        evaluation: ``"argmax"``, or ``"sample"``: noise in inference too, from a hash of the token.
+        modules: Projections with LoRA, in every layer: ``"qkv"`` or ``"qv"``.
+        rank: Of LoRA.
+        lora_alpha: Scale of LoRA; None: the rank, a scale of one.
+    Source: Wang et al., D-LLM: A Token Adaptive Computing Resource Allocation Strategy for Large
+        Language Models, NeurIPS 2024, and its code.
+    Differs from upstream: inference runs a skipped layer for nobody, in prefill as well, where the
+        authors mask; reserved tokens are counted from the first real token; no LoRA dropout; with a
+        budget, Omega follows from it and the threshold is calibrated on the validation split.
+    """
+
+    title = "D-LLM"
+    source = "NeurIPS 2024"
+    kind = "dynamic"
+    trained = True
+    stochastic = True
+    budgeted = True
+    causal = True
+
+    @dataclass(frozen=True)
+    class Params(TrainingParams):
+        """See the class."""
+
+        omega: float | None = None
+        start_layer: int | None = None
+        reserved: int = 2
+        evict: bool = True
+        router: Literal["mlp", "linear"] = "mlp"
+        router_width: int | None = None
+        penalty: Literal["token", "batch"] = "token"
+        penalty_weight: float = 5.0
+        ramp: Literal["sine", "constant"] = "sine"
+        evaluation: Literal["argmax", "sample"] = "argmax"
+        modules: Literal["qkv", "qv"] = "qkv"
+        rank: int = 8
+        lora_alpha: int | None = None
+
+        def __post_init__(self) -> None:
+            """Check ranges."""
+            super().__post_init__()
+            if self.omega is not None and not 0 < self.omega < 1:
+                raise ValueError(f"param 'omega' is {self.omega}, must be between 0 and 1")
+            if self.start_layer is not None and self.start_layer < int(self.evict):
+                raise ValueError(
+                    f"param 'start_layer' is {self.start_layer}, must be at least 1 with eviction, "
+                    "0 without"
+                )
+            if self.reserved < 0:
+                raise ValueError(f"param 'reserved' is {self.reserved}, must be at least 0")
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """Eviction needs full attention, and the routed layers must hold the budget."""
+        if self.params.evict and "sliding_attention" in attention_kinds(backbone.config):
+            return "it evicts keys and values, which a sliding window does not allow"
+        if self.params.omega is not None:
+            return None
+        if request.budget is None:
+            return "neither a budget nor 'omega' is given"
+        ceiling = float(self._shares(backbone).sum())
+        if ceiling < request.budget:
+            return f"its layers hold {ceiling:.1%} of the parameters, less than the budget"
+        return None
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Train routers and LoRA; under a budget calibrate the threshold."""
+        shares, total = self._shares(backbone), backbone.layer_count
+        structure: dict[str, Any] = {"seed": request.seed, "threshold": 0.5}
+        omega = self.params.omega
+        if omega is None:
+            assert request.budget is not None
+            omega = 1 - request.budget * len(shares) / (float(shares.sum()) * total)
+        else:
+            request = request.pinned()
+        model = self.build(backbone, structure)
+        base: Penalty
+        if self.params.penalty == "token":
+            base = partial(depth_penalty, omega=omega, layers=total)
+        else:
+            base = Aim(torch.full_like(shares, 1 / total), 1 - omega)
+        sine = self.params.ramp == "sine"
+        steering = Steering(shares, None, self.params.penalty_weight)
+        decisions = fit_routed(
+            model, self.params, data, request, steering, partial(ramped, base) if sine else base
+        )
+        structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
+        return Fitted(model, structure, {"omega": omega, **decisions})
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The frozen backbone with routers and LoRA, which alone ask for gradients."""
+        params, model, seed = self.params, backbone.model.requires_grad_(False), structure["seed"]
+        alpha = params.rank if params.lora_alpha is None else params.lora_alpha
+        units, every = self._units(backbone), range(backbone.layer_count)
+        model = add_lora(model, MODULES[params.modules], every, params.rank, alpha, seed)
+        width, eps = int(backbone.config.hidden_size), float(backbone.config.rms_norm_eps)
+        with birthplace(model):
+            router = LayerRouter(units, width, eps, params, seed)
+        router.threshold = float(structure["threshold"])
+        return route(model, router.requires_grad_(True))
+
+    def authors_skip(self, rates: Rates) -> float:
+        """The share of layers that a token skips, of all layers."""
+        return sum(1 - share for share in rates.executed) / rates.ledger.dense_layers
+
+    def _units(self, backbone: Backbone) -> list[Unit]:
+        total = backbone.layer_count
+        start = self.params.start_layer
+        if start is None:
+            start = max(1, round(2 * total / 32))
+        if start >= total:
+            raise ValueError(f"param 'start_layer' is {start}, the last layer is {total - 1}")
+        make = evicting_units if self.params.evict else block_units
+        return make(backbone.model, range(start, total))
+
+    def _shares(self, backbone: Backbone) -> Tensor:
+        sizes = [unit.parameters for unit in self._units(backbone)]
+        return unit_shares(sizes, backbone.parameters)
+
+
+def depth_penalty(
+    soft: Tensor, executed: Tensor, counted: Tensor, progress: float, omega: float, layers: int
+) -> Tensor:
+    """Sum over counted positions of |share of all layers that run - omega|.
+
+    Args:
+        soft: Gates (B, U, T) of the routed layers, 0 or 1 with a soft gradient; others always run.
+        executed: Decisions (B, U, T); they do not enter.
+        counted: Positions that predict a token (B, T).
+        progress: Of training; it does not enter.
+        omega: Share that a token is to run.
+        layers: Number of all layers.
+    """
+    ran = (soft.sum(dim=1) + layers - soft.shape[1]) / layers
+    return ((ran - omega).abs() * counted).sum()
+
+
+def ramped(
+    base: Penalty, soft: Tensor, executed: Tensor, counted: Tensor, progress: float
+) -> Tensor:
+    """``base`` times sin(pi/2 progress): 0 at the first update, 1 behind the last."""
+    return math.sin(math.pi / 2 * progress) * base(soft, executed, counted, progress)
+
+
+class LayerRouter(Router):
+    """A router of its own for every routed layer, on the raw input of the layer.
+
+    Args:
+        units: U units.
+        width: D.
+        eps: Of the RMSNorm; the backbone's.
+        params: Of the method.
+        seed: Of the initial values, and of the noise of sampled evaluation.
+    """
+
+    def __init__(
+        self, units: list[Unit], width: int, eps: float, params: DLLM.Params, seed: int
+    ) -> None:
+        super().__init__()
+        self.units, self.params, self.seed, self.threshold = units, params, seed, 0.5
+        hidden = params.router_width or min(512, max(32, width // 8))
+        if params.router == "linear":
+            made: list[nn.Module] = [nn.Linear(width, 2) for _ in units]
+        else:
+            made = [
+                nn.Sequential(
+                    nn.Linear(width, hidden), nn.RMSNorm(hidden, eps=eps), nn.SiLU(),
+                    nn.Linear(hidden, 2),
+                )
+                for _ in units
+            ]  # fmt: skip
+        self.routers = nn.ModuleList(made)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Default linear init; the output bias starts at (0.1, 2.0), an execution of 0.87."""
+        rng = generator(self.seed, "initial values")
+        for linear in (m for m in self.modules() if isinstance(m, nn.Linear)):
+            if linear.weight.is_meta:
+                continue
+            bound = linear.in_features**-0.5
+            nn.init.uniform_(linear.weight, -bound, bound, generator=rng)
+            nn.init.uniform_(linear.bias, -bound, bound, generator=rng)
+            if linear.out_features == 2:
+                linear.bias.data = torch.tensor([0.1, 2.0])
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tensor, Any]:
+        """Which tokens always execute (B, T), and the noise of all units (B, U, T) or None."""
+        always = tokens.valid & (tokens.positions < self.params.reserved)
+        if at.generator is None and self.params.evaluation == "sample":
+            every = range(len(self.units))
+            return always, torch.stack([hashed_noise(self.seed, n, tokens) for n in every], dim=1)
+        return always, logistic_noise(len(self.units), tokens, at)
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, Any]:
+        """Decide from the layer's input, in float32; reserved tokens execute without gradient."""
+        always, noise = state
+        with torch.autocast(block_input.device.type, enabled=False):
+            logits = self.routers[index](block_input.float())
+            difference = logits[..., 1] - logits[..., 0]
+            if at.generator is not None:
+                decision = sampled(difference, noise[:, index], 1.0)
+                assert decision.soft is not None
+                soft = torch.where(always, 1.0, decision.soft)
+                return straight_through(decision.execute | always, soft), state
+            added = 0.0 if noise is None else noise[:, index]
+            execute = thresholded(difference + added, self.threshold).execute
+            return Decision(execute | always), state

@@ -1,0 +1,305 @@
+"""MoD-D: Mixture of Depths on attention and feed-forward network apart, on a trained model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone, decoder
+from methods.core.calibration import calibrated, fit_routed
+from methods.core.data import Data, Document, batches
+from methods.core.ledger import Rates
+from methods.core.lora import add_lora
+from methods.core.routed import birthplace, route, router_of
+from methods.core.router import Context, Decision, Router, Tokens, Unit, attention_units, ffn_units
+from methods.core.seeds import generator
+from methods.core.steering import Steering, unit_shares
+from methods.core.training import TrainingParams
+
+
+class MoDD(Method):
+    """The tokens of a document compete: those with the largest router weights run the module.
+
+    One scalar router per attention and FFN of every layer but the first and the last, trained with
+    LoRA by the language-model loss alone; the capacity fixes the rate, so there is no penalty.
+
+    Formula: w = router(h), h (B, T, D) the raw input of the layer for both routers; among the n
+    tokens of a document, k = max(1, floor(C n)) and tau the k-th largest w. A token runs where
+    w > tau (w >= tau for k = 1):
+        h1 = h + w_attention Attention(LN1(h)),  h2 = h1 + w_ffn FFN(LN2(h1))
+    A skipped module adds nothing. The factor w is the only path of a gradient to the router.
+
+    Args of ``Params`` (besides those of ``TrainingParams``):
+        capacity: C; None: from the budget. Pinned, it is the authors' recipe.
+        compare: ``"strict"``, w > tau, runs k - 1 tokens; ``"inclusive"`` runs k.
+        inference: ``"topk"`` repeats the training rule: not causal, what follows a token decides
+            with it, and a cached step of one token runs everything. ``"threshold"`` is causal: a
+            token runs where w exceeds the mean tau of the router over validation documents.
+        initial: ``"default"``, torch's linear layer, under which w starts near 0 and modules are
+            almost switched off; ``"near_one"``, bias 1 and weights of deviation 1e-3.
+        protected_first, protected_last: Layers without routers at either end.
+        rank: Of LoRA on the query and value projections of every layer.
+        lora_alpha: Scale of LoRA; None: twice the rank, as 32 to 16 upstream.
+    Source: Raposo et al., Mixture-of-Depths, arXiv 2404.02258; per module as in the baseline of
+        SkipGPT, arXiv 2506.04179.
+    Differs from upstream: weights and comparison in float32; pads do not compete and packed
+        documents compete each on its own; causal inference is the default, its taus measured after
+        training instead of a running mean; with a budget, the capacity follows from the documents'
+        lengths and a common shift of the taus is calibrated on the validation split; no LoRA
+        dropout. Attention that is skipped still makes keys and values, which count as used.
+    """
+
+    title = "MoD-D"
+    source = "arXiv 2404.02258"
+    kind = "dynamic"
+    trained = True
+    stochastic = True
+    budgeted = True
+    causal = True
+    rows = {"mod-d": {}}
+
+    @dataclass(frozen=True)
+    class Params(TrainingParams):
+        """See the class."""
+
+        capacity: float | None = None
+        compare: Literal["strict", "inclusive"] = "strict"
+        inference: Literal["threshold", "topk"] = "threshold"
+        initial: Literal["default", "near_one"] = "default"
+        protected_first: int = 1
+        protected_last: int = 1
+        rank: int = 16
+        lora_alpha: int | None = None
+
+        def __post_init__(self) -> None:
+            """Check ranges."""
+            super().__post_init__()
+            if self.capacity is not None and not 0 < self.capacity <= 1:
+                raise ValueError(f"param 'capacity' is {self.capacity}, must be above 0, up to 1")
+            for name in ("protected_first", "protected_last"):
+                if getattr(self, name) < 0:
+                    raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 0")
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """Too few layers, units too small for the budget, or nothing says how much to skip."""
+        if not self._units(backbone):
+            return f"none of the {backbone.layer_count} layers is left between the protected ones"
+        if self.params.capacity is not None:
+            return None
+        if request.budget is None:
+            return "neither a budget nor 'capacity' is given"
+        ceiling = float(self._shares(backbone).sum())
+        if ceiling < request.budget:
+            return f"its modules hold {ceiling:.1%} of the parameters, less than the budget"
+        return None
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Train routers and LoRA, then measure the taus and calibrate them."""
+        params, shares = self.params, self._shares(backbone)
+        capacity = params.capacity
+        if capacity is None:
+            assert request.budget is not None
+            target = 1 - request.budget / float(shares.sum())
+            lengths = [len(document.ids) for document in data.training()]
+            capacity = capacity_for(target, lengths, params.compare)
+        else:
+            request = request.pinned()
+        structure: dict[str, Any] = {
+            "seed": request.seed, "capacity": capacity, "threshold": 0.5, "levels": None,
+        }  # fmt: skip
+        model = self.build(backbone, structure)
+        steering = Steering(shares, None, 0.0)
+        decisions = fit_routed(model, params, data, request.pinned(), steering, None)
+        router = router_of(model)
+        assert isinstance(router, CompetingRouter)
+        if params.inference == "threshold":
+            router.levels = structure["levels"] = measure_levels(model, router, data.probe())
+            if request.budget is not None:
+                decisions |= calibrated(model, data, shares, request.budget)
+            structure["threshold"] = router.threshold
+        return Fitted(model, structure, {"capacity": capacity, **decisions})
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The frozen backbone with routers and LoRA, which alone ask for gradients."""
+        params, model, seed = self.params, backbone.model.requires_grad_(False), structure["seed"]
+        alpha = 2 * params.rank if params.lora_alpha is None else params.lora_alpha
+        units, every = self._units(backbone), range(backbone.layer_count)
+        model = add_lora(model, ("q_proj", "v_proj"), every, params.rank, alpha, seed)
+        with birthplace(model):
+            router = CompetingRouter(
+                units, int(backbone.config.hidden_size), params, structure["capacity"], seed
+            )
+        router.threshold, router.levels = float(structure["threshold"]), structure["levels"]
+        return route(model, router.requires_grad_(True))
+
+    def authors_skip(self, rates: Rates) -> float:
+        """The share of routed modules skipped: 1 - C, but for the comparison."""
+        return 1.0 - sum(rates.executed) / len(rates.executed)
+
+    def _units(self, backbone: Backbone) -> list[Unit]:
+        """Attention and FFN of the layers that are not protected, in the order they run."""
+        last = backbone.layer_count - self.params.protected_last
+        which = range(self.params.protected_first, last)
+        pairs = zip(
+            attention_units(backbone.model, which), ffn_units(backbone.model, which), strict=True
+        )
+        return [unit for pair in pairs for unit in pair]
+
+    def _shares(self, backbone: Backbone) -> Tensor:
+        sizes = [unit.parameters for unit in self._units(backbone)]
+        return unit_shares(sizes, backbone.parameters)
+
+
+class Level(NamedTuple):
+    """Of one router on validation documents: mean tau, and the deviation of all weights."""
+
+    mean: float
+    deviation: float
+
+
+class CompetingRouter(Router):
+    """A scalar router for every unit, on the raw input of its layer.
+
+    Args:
+        units: U units.
+        width: D.
+        params: Of the method.
+        capacity: C.
+        seed: Of the initial values.
+    """
+
+    def __init__(
+        self, units: list[Unit], width: int, params: MoDD.Params, capacity: float, seed: int
+    ) -> None:
+        super().__init__()
+        self.units, self.params, self.capacity = units, params, capacity
+        self.threshold = 0.5
+        # Without levels, as in training, tokens compete.
+        self.levels: Sequence[Sequence[float]] | None = None
+        self.routers = nn.ModuleList(nn.Linear(width, 1) for _ in units)
+        rng = generator(seed, "initial values")
+        for linear in (m for m in self.routers if isinstance(m, nn.Linear)):
+            if linear.weight.is_meta:
+                continue
+            if params.initial == "near_one":
+                nn.init.normal_(linear.weight, std=1e-3, generator=rng)
+                nn.init.ones_(linear.bias)
+            else:
+                bound = width**-0.5
+                nn.init.uniform_(linear.weight, -bound, bound, generator=rng)
+                nn.init.uniform_(linear.bias, -bound, bound, generator=rng)
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tokens:
+        """What says which tokens compete with each other."""
+        return tokens
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, Any]:
+        """The weight scales the module and decides, in float32."""
+        with torch.autocast(block_input.device.type, enabled=False):
+            weights = self.routers[index](block_input.float()).squeeze(-1)
+        if self.levels is None or self.training:
+            taus = kth_largest(weights.detach(), state, self.capacity)
+            inclusive = self.params.compare == "inclusive"
+            execute = (weights >= taus.value) & state.valid
+            if not inclusive:
+                execute &= (weights > taus.value) | (taus.k == 1)
+            return Decision(execute, weights), state
+        mean, deviation = self.levels[index]
+        shift = deviation * math.log(self.threshold / (1 - self.threshold))
+        return Decision(weights > mean + shift, weights), state
+
+
+class Taus(NamedTuple):
+    """Per token, of its document: the k-th largest weight and k, each (B, T)."""
+
+    value: Tensor
+    k: Tensor
+
+
+def kth_largest(weights: Tensor, tokens: Tokens, capacity: float) -> Taus:
+    """Tau and k = max(1, floor(capacity * n)) of the document that each token belongs to.
+
+    Args:
+        weights: (B, T) float32.
+        tokens: Documents begin where positions are 0; pads belong to none.
+        capacity: C in (0, 1].
+    """
+    batch, length = weights.shape
+    starts = (tokens.positions == 0) & tokens.valid
+    # Pads form a last document of their own, behind all others.
+    document = torch.where(tokens.valid, starts.cumsum(dim=1), length + 1)
+    falling = weights.argsort(dim=1, descending=True, stable=True)
+    order = falling.gather(1, document.gather(1, falling).argsort(dim=1, stable=True))
+    sizes = torch.zeros(batch, length + 2, dtype=torch.int64, device=weights.device)
+    sizes.scatter_add_(1, document, torch.ones_like(document))
+    firsts = sizes.cumsum(dim=1) - sizes
+    # In double precision 0.7 * 10 would fall below 7.
+    k = (capacity * sizes.double() + 1e-9).floor().long().clamp(min=1)
+    place = (firsts + k - 1).clamp(max=length - 1)
+    values = weights.gather(1, order).gather(1, place)
+    return Taus(values.gather(1, document), k.gather(1, document))
+
+
+def capacity_for(share: float, lengths: Sequence[int], compare: str) -> float:
+    """The capacity at which documents of these lengths run ``share`` of their tokens, by bisection.
+
+    The comparison costs one token per document, which matters where documents are short.
+    """
+    sizes = torch.tensor(lengths, dtype=torch.float64)
+
+    def ran(capacity: float) -> float:
+        k = (capacity * sizes + 1e-9).floor().clamp(min=1)
+        if compare == "strict":
+            k = torch.where(k > 1, k - 1, k)
+        return float(k.sum() / sizes.sum())
+
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ran(middle) < share else (low, middle)
+    return high
+
+
+@torch.no_grad()
+def measure_levels(
+    model: nn.Module, router: CompetingRouter, documents: Sequence[Document]
+) -> list[Level]:
+    """Level of each router while tokens compete as in training, over all documents."""
+    device = next(model.parameters()).device
+    taus = [list[Tensor]() for _ in router.units]
+    seen = [list[Tensor]() for _ in router.units]
+    weights = dict[int, Tensor]()
+
+    def listen(number: int) -> Any:
+        return lambda module, inputs, output: weights.update({number: output.squeeze(-1)})
+
+    hooks = [r.register_forward_hook(listen(n)) for n, r in enumerate(router.routers)]
+    try:
+        for batch in batches(documents, 32):
+            ids, valid = batch.ids.to(device), batch.valid.to(device)
+            decoder(model)(input_ids=ids, attention_mask=valid.long(), use_cache=False)
+            positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
+            for number, found in weights.items():
+                tokens = Tokens(ids, positions, valid)
+                taus[number].append(kth_largest(found, tokens, router.capacity).value[:, 0])
+                seen[number].append(found[valid])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [
+        Level(float(torch.cat(t).double().mean()), float(torch.cat(s).double().std()))
+        for t, s in zip(taus, seen, strict=True)
+    ]

@@ -1,0 +1,209 @@
+"""SkipGPT: each token skips attention and feed-forward network of every layer on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone
+from methods.core.calibration import fit_routed
+from methods.core.data import Data
+from methods.core.gates import hashed_noise, logistic_noise, sampled, thresholded
+from methods.core.ledger import Rates
+from methods.core.lora import add_lora
+from methods.core.routed import birthplace, route, router_of
+from methods.core.router import (
+    Context,
+    Decision,
+    Router,
+    Tokens,
+    Unit,
+    attention_units,
+    ffn_units,
+)
+from methods.core.seeds import generator
+from methods.core.steering import Aim, Steering, unit_shares
+from methods.core.training import TrainingParams
+
+
+class SkipGPT(Method):
+    """Two routers per layer, one for attention and one for the FFN, let each token skip either.
+
+    RT ("router tuning") trains the routers on a frozen backbone; Joint trains LoRA beside them.
+
+    Formula: z = router(h), h (B, T, D) the raw input of the layer for both routers, component 0
+    executes. Training: y = softmax((z + Gumbel) / T), e = 1[y_0 >= 1/2] with the gradient of y_0;
+        h1 = h + e_attention Attention(LN1(h)),  h2 = h1 + e_ffn FFN(LN2(h1))
+        loss = LM + 20 |mean skipped share - target|
+    T falls linearly from 5 to 1 over the updates. Inference: execute where softmax(z)_0 >= 1/2.
+
+    Args of ``Params`` (besides those of ``TrainingParams``):
+        tuning: ``"router"`` (RT) or ``"joint"``.
+        router: ``"linear"``, D to 2, as in the paper and its checkpoint, or ``"mlp"``, D to D/4 to
+            2 with ReLU, as in the released training code.
+        measure: What the penalty counts: ``"params"``, the share of the dense parameters that does
+            not run, or ``"module"``, the share of skipped modules, as in the authors' code.
+        sparsity: Target of the penalty in its measure, a fraction; None: the budget. Pinned, it is
+            the authors' recipe and nothing is calibrated.
+        penalty_weight: Of the penalty.
+        first_temperature, last_temperature: T at the first and behind the last update.
+        evaluation: ``"argmax"``, or ``"sample"``: noise at T = 1 in inference too, as in the
+            released code, drawn from a hash of the token so that cached decoding meets it again.
+        rank: Of LoRA on the query and value projections of every layer (Joint).
+        lora_alpha: Scale of LoRA; None: twice the rank, as 32 to 16 in the paper.
+    Source: Zhao et al., SkipGPT: Each Token is One of a Kind, arXiv 2506.04179, and its code.
+    Differs from upstream: noise and softmax in float32; the temperature follows the optimizer's
+        step; pads enter neither penalty nor rates; with a budget, the penalty counts parameters and
+        the threshold is calibrated on the validation split; no LoRA dropout. Attention that is
+        skipped still makes keys and values, which count as used.
+    """
+
+    title = "SkipGPT-{tuning}"
+    source = "arXiv 2506.04179"
+    kind = "dynamic"
+    trained = True
+    stochastic = True
+    budgeted = True
+    causal = True
+    rows = {"skipgpt-joint": {"tuning": "joint"}, "skipgpt-rt": {"tuning": "router"}}
+
+    @dataclass(frozen=True)
+    class Params(TrainingParams):
+        """See the class."""
+
+        tuning: Literal["router", "joint"] = "router"
+        router: Literal["linear", "mlp"] = "linear"
+        measure: Literal["params", "module"] = "params"
+        sparsity: float | None = None
+        penalty_weight: float = 20.0
+        first_temperature: float = 5.0
+        last_temperature: float = 1.0
+        evaluation: Literal["argmax", "sample"] = "argmax"
+        rank: int = 16
+        lora_alpha: int | None = None
+
+        def __post_init__(self) -> None:
+            """Check ranges."""
+            super().__post_init__()
+            if self.sparsity is not None and not 0 < self.sparsity < 1:
+                raise ValueError(f"param 'sparsity' is {self.sparsity}, must be between 0 and 1")
+            for name in ("first_temperature", "last_temperature"):
+                if not getattr(self, name) > 0:
+                    raise ValueError(f"param '{name}' is {getattr(self, name)}, must be positive")
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """The units may be too small for the budget, or nothing may say how much to skip."""
+        if self.params.sparsity is not None:
+            return None
+        if request.budget is None:
+            return "neither a budget nor 'sparsity' is given"
+        ceiling = float(self._shares(backbone).sum())
+        if ceiling < request.budget:
+            return f"its modules hold {ceiling:.1%} of the parameters, less than the budget"
+        return None
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Train the routers, and LoRA beside them; under a budget calibrate the threshold."""
+        shares = self._shares(backbone)
+        structure: dict[str, Any] = {"seed": request.seed, "threshold": 0.5}
+        model = self.build(backbone, structure)
+        target = self.params.sparsity
+        if target is None:
+            target = request.budget
+        else:
+            request = request.pinned()
+        assert target is not None
+        by_module = torch.full_like(shares, 1 / len(shares))
+        aim = Aim(shares if self.params.measure == "params" else by_module, target)
+        steering = Steering(shares, None, self.params.penalty_weight)
+        decisions = fit_routed(model, self.params, data, request, steering, aim)
+        structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
+        return Fitted(model, structure, decisions)
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The frozen backbone with routers, and LoRA for Joint, which alone ask for gradients."""
+        params, model, seed = self.params, backbone.model.requires_grad_(False), structure["seed"]
+        if params.tuning == "joint":
+            alpha = 2 * params.rank if params.lora_alpha is None else params.lora_alpha
+            every = range(backbone.layer_count)
+            model = add_lora(model, ("q_proj", "v_proj"), every, params.rank, alpha, seed)
+        units = self._units(backbone)
+        with birthplace(model):
+            router = PairRouter(units, int(backbone.config.hidden_size), params, seed)
+        router.threshold = float(structure["threshold"])
+        return route(model, router.requires_grad_(True))
+
+    def authors_skip(self, rates: Rates) -> float:
+        """The share of modules skipped, attention and FFN alike."""
+        return 1.0 - sum(rates.executed) / len(rates.executed)
+
+    def _units(self, backbone: Backbone) -> list[Unit]:
+        """Attention and FFN of every layer, in the order in which they run."""
+        every = range(backbone.layer_count)
+        pairs = zip(
+            attention_units(backbone.model, every), ffn_units(backbone.model, every), strict=True
+        )
+        return [unit for pair in pairs for unit in pair]
+
+    def _shares(self, backbone: Backbone) -> Tensor:
+        sizes = [unit.parameters for unit in self._units(backbone)]
+        return unit_shares(sizes, backbone.parameters)
+
+
+class PairRouter(Router):
+    """A router of its own for every unit, on the raw input of its layer.
+
+    Args:
+        units: U units.
+        width: D.
+        params: Of the method.
+        seed: Of the initial values, and of the noise of sampled evaluation.
+    """
+
+    def __init__(self, units: list[Unit], width: int, params: SkipGPT.Params, seed: int) -> None:
+        super().__init__()
+        self.units, self.params, self.seed, self.threshold = units, params, seed, 0.5
+        self.routers = nn.ModuleList(self._router(width) for _ in units)
+        rng = generator(seed, "initial values")
+        for linear in (m for m in self.modules() if isinstance(m, nn.Linear)):
+            nn.init.zeros_(linear.bias)
+            if not linear.weight.is_meta:
+                # Bound sqrt(3 / inputs); the hidden layer's gain for ReLU is sqrt(2).
+                bound = (3 if linear.out_features == 2 else 6) ** 0.5 * linear.in_features**-0.5
+                nn.init.uniform_(linear.weight, -bound, bound, generator=rng)
+
+    def _router(self, width: int) -> nn.Module:
+        if self.params.router == "linear":
+            return nn.Linear(width, 2)
+        return nn.Sequential(nn.Linear(width, width // 4), nn.ReLU(), nn.Linear(width // 4, 2))
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
+        """The noise of all units (B, U, T), None without noise."""
+        if at.generator is None and self.params.evaluation == "sample":
+            every = range(len(self.units))
+            return torch.stack([hashed_noise(self.seed, n, tokens) for n in every], dim=1)
+        return logistic_noise(len(self.units), tokens, at)
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, Any]:
+        """Decide from the layer's input, in float32."""
+        with torch.autocast(block_input.device.type, enabled=False):
+            logits = self.routers[index](block_input.float())
+            difference = logits[..., 0] - logits[..., 1]
+            if state is not None and at.generator is not None:
+                first, last = self.params.first_temperature, self.params.last_temperature
+                temperature = first + (last - first) * at.progress
+                return sampled(difference, state[:, index], temperature), state
+            noise = 0.0 if state is None else state[:, index]
+            return thresholded(difference + noise, self.threshold), state
