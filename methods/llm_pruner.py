@@ -35,7 +35,7 @@ class LLMPruner(Method):
     s = w g, or s = w a w (second), or s = w g - w a w / 2 (mix). A row or column scores sum |s|
     (vectorize: |sum s|); a channel reduces over its coupled matrices; a head sums its channels.
     Of C channels, C - int(C (1 - ratio)) are to go: FFN channels one by one, attention in whole
-    heads, rounded down. So a ratio below one over the number of key/value heads removes no head.
+    heads, rounded down, so that a small ratio removes channels only.
 
     Args of ``Params``:
         ratio: Share of heads and channels to remove per layer, in [0, 1); None: the thousandth
@@ -189,9 +189,12 @@ class LLMPruner(Method):
 
 
 def taylor(kind: str, layer: nn.Module, gradients: LayerGradients) -> Saliences:
-    """What the loss owes to each weight: s (rows, columns) of each coupled matrix, by name."""
+    """What the loss owes to each weight: s (rows, columns) of each coupled matrix, by name.
+
+    The gradients are float32, and so is s whatever the weights are.
+    """
     for name, linear in projections(layer).items():
-        weight = linear.weight.detach().float()
+        weight = linear.weight.detach()
         first = weight * gradients.mean[name]
         if not gradients.squares:
             yield name, first

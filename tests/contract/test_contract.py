@@ -73,7 +73,7 @@ def runs(
     backbones: dict[str, Path],
     data_files: dict[str, Path],
 ) -> Runs:
-    # transformers reads every qwen2 tokenizer as byte-level, which leaves no word of the toy's text.
+    # transformers reads any qwen2 tokenizer as byte-level: no word of the toy text would be left.
     data = data_files | {"calibration": data_files["ids"]}
     return Runs(tmp_path_factory.mktemp("contract"), backbones, data)
 
