@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -130,6 +130,29 @@ def attention_kinds(config: PreTrainedConfig) -> list[str]:
         return list(kinds)
     sliding = getattr(config, "sliding_window", None) is not None
     return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+
+
+def projections(layer: nn.Module) -> dict[str, nn.Linear]:
+    """The seven linear maps of a layer by name: q, k, v, o of attention, gate, up, down."""
+    found = [(f"{name}_proj", attention(layer)) for name in "qkvo"]
+    found += [(f"{name}_proj", ffn(layer)) for name in ("gate", "up", "down")]
+    return {name: getattr(block, name) for name, block in found}
+
+
+class Widths(NamedTuple):
+    """Sizes of a layer; ``head`` is the number of channels per head."""
+
+    query_heads: int
+    key_value_heads: int
+    head: int
+    channels: int
+
+
+def widths(layer: nn.Module) -> Widths:
+    """The sizes a layer has now, which need not be those in the config."""
+    maps, head = projections(layer), int(attention(layer).head_dim)  # type: ignore[arg-type]
+    queries, keys = maps["q_proj"].out_features, maps["k_proj"].out_features
+    return Widths(queries // head, keys // head, head, maps["gate_proj"].out_features)
 
 
 def count(*modules: nn.Module) -> int:

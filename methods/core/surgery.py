@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from methods.core.backbone import attention, decoder, layers
+from methods.core.backbone import attention, decoder, layers, projections, widths
 
 
 def remove_layers(model: PreTrainedModel, removed: Iterable[int]) -> PreTrainedModel:
@@ -40,3 +41,96 @@ def remove_layers(model: PreTrainedModel, removed: Iterable[int]) -> PreTrainedM
     if getattr(config, "layer_types", None):
         config.layer_types = [t for i, t in enumerate(config.layer_types) if i not in gone]
     return model
+
+
+def narrow(
+    model: PreTrainedModel,
+    dropped_heads: Sequence[Collection[int]],
+    dropped_channels: Sequence[Collection[int]],
+) -> PreTrainedModel:
+    """Remove key/value heads with the query heads that read them, and FFN channels, in place.
+
+    A config has one width for all layers: it follows where they still share one, and keeps the
+    dense widths where they do not (then only :func:`methods.load_model` reads the saved folder).
+
+    Args:
+        model: Causal LM with L layers.
+        dropped_heads: L collections of 0-based key/value heads, in any order; empty for a layer
+            that stays whole.
+        dropped_channels: L collections of 0-based FFN channels.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: A head or channel does not exist, or a layer would keep none.
+    """
+    for layer, heads, channels in zip(layers(model), dropped_heads, dropped_channels, strict=True):
+        _narrow_layer(layer, heads, channels)
+    _update_widths(model)
+    return model
+
+
+def _narrow_layer(layer: nn.Module, heads: Collection[int], channels: Collection[int]) -> None:
+    size, maps = widths(layer), projections(layer)
+    group = size.query_heads // size.key_value_heads
+    kept = _survivors(size.key_value_heads, heads, "key/value heads")
+    # repeat_kv repeats each head in place: head j serves the query heads from j * group on.
+    queries = _spread(kept, group)
+    survivors = _survivors(size.channels, channels, "FFN channels")
+    outputs = {
+        "q_proj": _spread(queries, size.head),
+        "k_proj": _spread(kept, size.head),
+        "v_proj": _spread(kept, size.head),
+        "gate_proj": survivors,
+        "up_proj": survivors,
+    }
+    for name, rows in outputs.items():
+        _keep_outputs(maps[name], rows)
+    _keep_inputs(maps["o_proj"], _spread(queries, size.head))
+    _keep_inputs(maps["down_proj"], survivors)
+
+
+def _survivors(total: int, dropped: Collection[int], what: str) -> list[int]:
+    unknown = sorted(set(dropped) - set(range(total)))
+    if unknown:
+        raise ValueError(f"{what} {unknown} do not exist (the layer has {total})")
+    if len(set(dropped)) == total:
+        raise ValueError(f"removing all {total} {what} of a layer leaves it nothing to compute")
+    return sorted(set(range(total)) - set(dropped))
+
+
+def _spread(units: Iterable[int], size: int) -> list[int]:
+    """The members of units that hold ``size`` members each."""
+    return [unit * size + member for unit in units for member in range(size)]
+
+
+def _keep_outputs(linear: nn.Linear, kept: Sequence[int]) -> None:
+    _keep(linear, "weight", 0, kept)
+    if linear.bias is not None:
+        _keep(linear, "bias", 0, kept)
+    linear.out_features = len(kept)
+
+
+def _keep_inputs(linear: nn.Linear, kept: Sequence[int]) -> None:
+    _keep(linear, "weight", 1, kept)
+    linear.in_features = len(kept)
+
+
+def _keep(linear: nn.Linear, name: str, dimension: int, kept: Sequence[int]) -> None:
+    dense = linear.get_parameter(name)
+    if len(kept) < dense.shape[dimension]:
+        index = torch.tensor(kept, device=dense.device)
+        setattr(linear, name, nn.Parameter(dense.detach().index_select(dimension, index)))
+
+
+def _update_widths(model: PreTrainedModel) -> None:
+    """Let the config say the widths, where all layers share them and its class allows them."""
+    shared = {widths(layer) for layer in layers(model)}
+    size, config = min(shared), model.config
+    # Llama's config refuses a number of heads that does not divide the model width.
+    if len(shared) == 1 and config.hidden_size % size.query_heads == 0:
+        config.num_attention_heads = size.query_heads
+        config.num_key_value_heads = size.key_value_heads
+        config.head_dim = size.head
+        config.intermediate_size = size.channels
