@@ -182,7 +182,7 @@ class RoutedDecoder(nn.Module):
         if position_ids is None:
             past = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
-        masks = _attention_masks(self.config, hidden, attention_mask, past_key_values, position_ids)
+        masks = attention_masks(self.config, hidden, attention_mask, past_key_values, position_ids)
         shared = kwargs | {
             "position_embeddings": self.rotary_emb(hidden, position_ids=position_ids),
             "position_ids": position_ids,
@@ -288,7 +288,7 @@ def _tokens(ids: Tensor | None, mask: Tensor | None, positions: Tensor, hidden: 
     return Tokens(ids, positions.expand(batch, length), valid)
 
 
-def _attention_masks(
+def attention_masks(
     config: PreTrainedConfig,
     hidden: Tensor,
     mask: Tensor | None,
