@@ -127,6 +127,16 @@ def test_the_random_orientation_follows_the_seed() -> None:
     assert not torch.equal(embeddings(1), embeddings(2))
 
 
+def test_every_cut_draws_its_own_rotation() -> None:
+    """A layer that adds nothing leaves the stream, and so its PCA, alone: only the draw differs."""
+    model = dense(dtype=torch.float64)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        nn.init.zeros_(layers(model)[0].get_submodule(name).weight)
+    first = layers(fit(model, 0.25, orientation="random").model)[0]
+    for shortcut in (first.attention_shortcut.weight, first.ffn_shortcut.weight):
+        assert furthest(shortcut.abs(), torch.eye(24)) > 0.1
+
+
 def confined(kind: str) -> nn.Module:
     """A toy whose embedding, attention and FFN write to 20 directions only, drawn at random."""
     model = dense(kind, torch.float64)
@@ -235,6 +245,14 @@ def test_a_budget_takes_the_nearest_width(kind: str, budget: float, head: bool) 
     assert trace[32] < 0
 
 
+def test_biases_of_writing_matrices_are_counted() -> None:
+    model = dense(attention_bias=True, mlp_bias=True)
+    total = count(model)
+    fitted = fit(model, None, 0.25, do_slice_head=True)
+    trace = {row["setting"]: row["skip"] for row in fitted.decisions["budget_search"]}
+    assert trace[fitted.structure["width"]] == 1 - count(fitted.model) / total
+
+
 def test_widths_of_a_search_are_rounded() -> None:
     trace = fit(dense(), None, 0.25, round_to=5).decisions["budget_search"]
     assert [row["setting"] for row in trace] == [30, 25, 20, 15, 10, 5]
@@ -302,6 +320,11 @@ def test_a_tied_head_is_untied_and_paid_for() -> None:
     with torch.no_grad():
         rows -= rows.mean(dim=1, keepdim=True)
     assert furthest(logits(centred), logits(by_hand)) < 1e-4
+
+
+def test_weights_lie_as_a_file_gives_them_back() -> None:
+    # Another layout of the same numbers may move last bits of a product.
+    assert all(parameter.is_contiguous() for parameter in fit(dense()).model.parameters())
 
 
 def test_the_config_tells_stream_and_heads_apart() -> None:
