@@ -182,9 +182,10 @@ def _load_whole(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A static method's model: the shape from ``build``, every weight from the folder."""
     dense = card["backbone"]
-    config = AutoConfig.for_model(**dense["config"])
-    model = method.build(empty_backbone(config), card["structure"])
+    empty = empty_backbone(AutoConfig.for_model(**dense["config"]))
+    model = method.build(empty, card["structure"])
     assert isinstance(model, PreTrainedModel)
+    config = model.config
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
         tensors |= _read_tensors(file)

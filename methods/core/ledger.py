@@ -31,12 +31,15 @@ class Ledger:
 
     Args:
         total: Dense backbone.
-        resident: Parameters of the model that belong to the backbone or replace parts of it.
+        resident: Parameters of the model that belong to the backbone or replace parts of it, such
+            as the shortcuts of a sliced stream.
         units: Routed units, U of them; empty for static models.
         always: Added parameters that every token uses: router, LoRA.
         instead: Added parameters (U,) that a token uses where it skips a unit: adapters.
         layers: Layers left in the model.
         dense_layers: Layers of the backbone.
+        fused: Parameters of a sliced model before slicing: norms folded, shortcuts of full width;
+            None where nothing was sliced.
     """
 
     total: int
@@ -46,6 +49,7 @@ class Ledger:
     instead: tuple[int, ...]
     layers: int
     dense_layers: int
+    fused: int | None = None
 
     @classmethod
     def of(cls, model: nn.Module, total: int, dense_layers: int) -> Ledger:
@@ -65,6 +69,7 @@ class Ledger:
             instead=instead,
             layers=layers,
             dense_layers=dense_layers,
+            fused=getattr(model.config, "fused_parameters", None),
         )
 
     @property

@@ -96,7 +96,7 @@ class RoutedDecoder(nn.Module):
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
-        masks = _attention_masks(self.config, hidden, attention_mask, cache, position_ids)
+        masks = attention_masks(self.config, hidden, attention_mask, cache, position_ids)
         shared = kwargs | {
             "position_embeddings": self.rotary_emb(hidden, position_ids=position_ids),
             "position_ids": position_ids,
@@ -263,7 +263,7 @@ def _tokens(ids: Tensor | None, mask: Tensor | None, positions: Tensor, hidden: 
     return Tokens(ids, places[:, -length:], mask[:, -length:].bool())
 
 
-def _attention_masks(
+def attention_masks(
     config: PreTrainedConfig,
     hidden: Tensor,
     mask: Tensor | None,

@@ -1,0 +1,287 @@
+"""SliceGPT: rotate the residual stream to its principal directions and drop the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import (
+    Backbone,
+    attention,
+    attention_norm,
+    decoder,
+    ffn,
+    ffn_norm,
+    layers,
+)
+from methods.core.budget import nearest
+from methods.core.data import Data
+from methods.core.ledger import Rates
+from methods.core.routed import attention_masks
+from methods.core.seeds import generator
+from methods.core.sliced import fuse_norms, slice_stream, sliced_parameters
+
+DAMPING = 0.01  # of the mean squared activation, added to the diagonal: as in the authors' code
+
+
+class SliceGPT(Method):
+    """Keeps the D principal directions of the residual stream and cuts every matrix to them.
+
+    Norm weights are folded into the matrices behind the norms; an RMS norm without a weight
+    commutes with rotations. At each cut of the stream (behind the embedding, behind attention and
+    behind the FFN of every layer) a basis is fitted to what the layers in front of it, already
+    sliced, make of the calibration documents. Shortcuts carry the residual from basis to basis.
+
+    Formula: C = sum over tokens of x^T x, C := C + 0.01 mean(diag C) I, Q = the eigenvectors of C
+    by falling eigenvalue, D of them kept; x (H,) the stream before the norm, uncentred. Matrices
+    that read the stream: W := W Q; that write to it: W := Q^T W; shortcuts: Q_before^T Q_after.
+
+    Args of ``Params``:
+        slice_fraction: Share s of the H directions to drop, in [0, 1): D = int((1 - s) H), rounded
+            down to a multiple of ``round_to``. It is not the share of parameters. None: the D
+            whose skip is nearest to the budget.
+        round_to: D is a multiple of it.
+        center_embeddings: Subtract from every embedding row its mean, as the released code does
+            for every family; a backbone with RMS norms changes its function by that.
+        orientation: ``"pca"``, or ``"random"``: the kept directions are mixed by a random rotation
+            drawn from the seed, which evens out magnitudes and leaves the function as it is.
+        do_slice_head: Slice the stream behind the last layer too, which the head reads.
+    Source: Ashkboos et al., SliceGPT: Compress Large Language Models by Deleting Rows and Columns,
+        arXiv 2401.15024, section 3.
+    Differs from upstream: embeddings are not centred (exact at s = 0); eps comes from the config
+        instead of 1e-5; ``orientation`` defaults to ``"pca"``, which needs no random numbers;
+        calibration runs the layers in the dense basis with the stream projected at each cut, the
+        same function as running the sliced parts, at one forward pass per layer in place of two.
+    """
+
+    title = "SliceGPT"
+    source = "arXiv 2401.15024"
+    kind = "static"
+    trained = False
+    stochastic = False
+    budgeted = True
+    causal = True
+
+    @dataclass(frozen=True)
+    class Params:
+        """See the class."""
+
+        slice_fraction: float | None = None
+        round_to: int = 8
+        center_embeddings: bool = False
+        orientation: Literal["pca", "random"] = "pca"
+        do_slice_head: bool = False
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """A budget or a pinned fraction must be given."""
+        if request.budget is None and self.params.slice_fraction is None:
+            return "neither a budget nor param 'slice_fraction' says how much to slice"
+        return None
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Fuse the norms, then find and apply the cuts layer by layer."""
+        model, full = backbone.model, backbone.config.hidden_size
+        width, trace = self._width(backbone, request.budget)
+        structure = {"width": width, "slice_head": self.params.do_slice_head}
+        widths = _widths(backbone, structure)
+        fuse_norms(model)
+        if self.params.center_embeddings:
+            center(decoder(model).embed_tokens)  # type: ignore[arg-type]
+        eigenvalues: list[list[float]] = []
+        cuts = self._cuts(model, Stream.embed(model, data), widths, request.seed, eigenvalues)
+        pinned = self.params.slice_fraction
+        decisions = {
+            "slice_fraction": 1 - width / full if pinned is None else pinned,
+            "widths": widths,
+            "budget_search": trace,
+            "eigenvalues": eigenvalues,
+        }
+        return Fitted(slice_stream(model, cuts), structure, decisions)
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The sliced shape: every cut keeps the first coordinates until a file fills in weights."""
+        model = fuse_norms(backbone.model)
+        options: dict[str, Any] = {"dtype": torch.float64, "device": model.device}
+        full = model.config.hidden_size
+        return slice_stream(
+            model, (torch.eye(full, w, **options) for w in _widths(backbone, structure))
+        )
+
+    def authors_skip(self, rates: Rates) -> float:
+        """The share removed from the fused model with its full shortcuts, as the code prints it."""
+        assert rates.ledger.fused is not None
+        return 1.0 - rates.ledger.resident / rates.ledger.fused
+
+    def _width(
+        self, backbone: Backbone, budget: float | None
+    ) -> tuple[int, list[dict[str, float]]]:
+        """Directions to keep, and the search behind the number (empty when pinned)."""
+        full, step = int(backbone.config.hidden_size), self.params.round_to
+        if not 1 <= step <= full:
+            raise ValueError(f"param 'round_to' is {step}, must be from 1 to {full}")
+        if self.params.slice_fraction is not None:
+            return kept_directions(full, self.params.slice_fraction, step), []
+        assert budget is not None
+
+        def skip_of(width: int) -> float:
+            last = width if self.params.do_slice_head else full
+            return 1 - sliced_parameters(backbone.model, width, last) / backbone.parameters
+
+        return nearest(range(full - full % step, 0, -step), skip_of, budget)
+
+    def _cuts(
+        self,
+        model: PreTrainedModel,
+        stream: Stream,
+        widths: list[int],
+        seed: int,
+        eigenvalues: list[list[float]],
+    ) -> Iterator[Tensor]:
+        """The bases (H, d) of all cuts in order; each layer runs between its own two.
+
+        The layers are still dense when they run: a stream projected onto a basis goes through them
+        as its coordinates go through the sliced ones.
+        """
+
+        def cut() -> Tensor:
+            number = len(eigenvalues)
+            values, vectors = stream.principal_directions(model.device)
+            eigenvalues.append(values.tolist())
+            basis = vectors[:, : widths[number]]
+            if self.params.orientation == "random":
+                rotation = random_rotation(widths[number], seed, f"slicegpt rotation {number}")
+                basis = basis @ rotation.to(model.device)
+            return basis
+
+        basis = cut()
+        yield basis
+        for number, layer in enumerate(layers(model)):
+            stream.advance(model.device, basis, attention_half(model, number))
+            basis = cut()
+            yield basis
+            stream.advance(model.device, basis, ffn_half(layer))
+            basis = cut()
+            yield basis
+
+
+@dataclass
+class Stream:
+    """The residual stream of all calibration documents at one place, in the dense basis.
+
+    Args:
+        states: Per batch (B, T, H), on the CPU, in the model's dtype.
+        valid: Per batch (B, T) bool, False on pads.
+    """
+
+    states: list[Tensor]
+    valid: list[Tensor]
+
+    @classmethod
+    @torch.no_grad()
+    def embed(cls, model: PreTrainedModel, data: Data) -> Stream:
+        """The stream behind the embedding."""
+        look_up = decoder(model).embed_tokens
+        assert isinstance(look_up, nn.Embedding)
+        batches = list(data.calibration())
+        states = [look_up(batch.ids.to(model.device)).cpu() for batch in batches]
+        return cls(states, [batch.valid for batch in batches])
+
+    def advance(
+        self, device: torch.device, basis: Tensor, step: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Project the stream onto ``basis`` (H, d) and take it through ``step``, batch by batch."""
+        wide = torch.promote_types(self.states[0].dtype, torch.float32)
+        onto = basis.to(wide)
+        for number, state in enumerate(self.states):
+            projected = (state.to(device, wide) @ onto) @ onto.T
+            self.states[number] = step(projected.to(state.dtype)).cpu()
+
+    def principal_directions(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Uncentred PCA over all real tokens.
+
+        Returns:
+            Eigenvalues (H,), falling, and eigenvectors (H, H) as columns, both float64.
+        """
+        size = self.states[0].shape[-1]
+        squares = torch.zeros(size, size, dtype=torch.float64, device=device)
+        for batch, valid in zip(self.states, self.valid, strict=True):
+            # Document by document: a float64 copy of a whole batch would be large.
+            for document, real in zip(batch, valid, strict=True):
+                rows = document[real].to(device, torch.float64)
+                squares.addmm_(rows.T, rows)
+        squares.diagonal().add_(DAMPING * squares.diagonal().mean())
+        values, vectors = torch.linalg.eigh(squares)
+        return values.flip(0), vectors.flip(1)
+
+
+def attention_half(model: PreTrainedModel, number: int) -> Callable[[Tensor], Tensor]:
+    """The first half of layer ``number``: (B, T, H) to (B, T, H), residual included.
+
+    Right padding needs no mask: in a causal model no real token sees a pad.
+    """
+    layer = layers(model)[number]
+
+    def run(hidden: Tensor) -> Tensor:
+        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        masks = attention_masks(model.config, hidden, None, None, positions)
+        rotary = decoder(model).rotary_emb(hidden, position_ids=positions)  # type: ignore[operator]
+        mixed, _ = attention(layer)(
+            hidden_states=attention_norm(layer)(hidden),
+            attention_mask=masks[number],
+            position_embeddings=rotary,
+            position_ids=positions,
+        )
+        return hidden + mixed
+
+    return run
+
+
+def ffn_half(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The second half of a layer: (B, T, H) to (B, T, H), residual included."""
+    return lambda hidden: hidden + ffn(layer)(ffn_norm(layer)(hidden))
+
+
+def kept_directions(full: int, slice_fraction: float, round_to: int) -> int:
+    """D = int((1 - s) H), rounded down to a multiple of ``round_to``.
+
+    Raises:
+        ValueError: The fraction is outside [0, 1), or D would be 0.
+    """
+    if not 0 <= slice_fraction < 1:
+        raise ValueError(
+            f"param 'slice_fraction' is {slice_fraction}, must be at least 0 and below 1"
+        )
+    width = int((1 - slice_fraction) * full)
+    width -= width % round_to
+    if width == 0:
+        raise ValueError(
+            f"param 'slice_fraction' is {slice_fraction}: of {full} directions fewer than "
+            f"'round_to', {round_to}, are left"
+        )
+    return width
+
+
+@torch.no_grad()
+def center(embeddings: nn.Embedding) -> None:
+    """Subtract from every row (H,) its mean."""
+    rows = embeddings.weight.double()
+    embeddings.weight.copy_(rows - rows.mean(dim=1, keepdim=True))
+
+
+def random_rotation(size: int, seed: int, purpose: str) -> Tensor:
+    """An orthogonal matrix (size, size), float64, the Q factor of a uniform random one."""
+    uniform = torch.rand(size, size, dtype=torch.float64, generator=generator(seed, purpose))
+    return torch.linalg.qr(uniform).Q
+
+
+def _widths(backbone: Backbone, structure: Mapping[str, Any]) -> list[int]:
+    """Directions kept at each of the 2 L + 1 cuts."""
+    width = structure["width"]
+    last = width if structure["slice_head"] else backbone.config.hidden_size
+    return [width] * (2 * backbone.layer_count) + [last]
