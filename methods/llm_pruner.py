@@ -49,6 +49,10 @@ class LLMPruner(Method):
             key/value than query heads k, o, v, q); None: sum, for l1 and l2 mean, as released.
         gqa_fold: Which query heads count for a key/value head j of K with R query heads each:
             ``"coupled"``, those removed with it, j R to j R + R - 1; ``"official"``, j, j + K, ...
+    Memory: the weights, one layer's gradients in float32 (0.9 GB at 8B, twice that for second and
+        mix), the states that entered each layer from ``start`` on (0.23 MB per token at 8B in 16
+        bits) and one batch within one layer. By this count Llama-3.1-8B in bfloat16 takes about
+        19 GB for the authors' 10 x 64 tokens and 50 GB for 50 x 2048.
     Source: Ma et al., LLM-Pruner: On the Structural Pruning of Large Language Models,
         arXiv 2305.11627, equations 3 to 6; block-wise mode with local selection.
     Differs from upstream: with grouped queries, scores fold onto the heads that are removed (the

@@ -65,8 +65,8 @@ def layer_gradients(
             "the calibration documents have no token to predict: all are shorter than 2"
         )
     shares = [count / sum(predictions) for count in predictions]
-    calls, ends = _forward(model, batches, span.start)
-    upstream = [_loss_gradient(model, *pair) for pair in zip(ends, batches, strict=True)]
+    calls, upstream = _forward(model, batches, span.start)
+    upstream = [_loss_gradient(model, *pair) for pair in zip(upstream, batches, strict=True)]
     for index in reversed(range(span.start, len(layers(model)))):
         layer = layers(model)[index]
         maps = projections(layer) if index in span else {}
