@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,16 +90,19 @@ def test_fractions_are_rounded_down(full: int, fraction: float, round_to: int, w
     assert kept_directions(full, fraction, round_to) == width
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, 0.99])
-def test_an_impossible_fraction_is_refused(fraction: float) -> None:
-    with pytest.raises(ValueError, match="param 'slice_fraction'"):
-        fit(dense(), fraction)
+@pytest.mark.parametrize(
+    "params", [{"slice_fraction": -0.1}, {"slice_fraction": 1.0}, {"round_to": 0}]
+)
+def test_params_that_fit_no_backbone_are_refused_at_once(params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"param '{next(iter(params))}'"):
+        load_method("slicegpt", params)
 
 
-@pytest.mark.parametrize("round_to", [0, -8, 33])
-def test_an_impossible_rounding_is_refused(round_to: int) -> None:
-    with pytest.raises(ValueError, match="param 'round_to'"):
-        fit(dense(), None, 0.25, round_to=round_to)
+def test_params_that_leave_no_direction_are_refused() -> None:
+    with pytest.raises(ValueError, match="param 'slice_fraction' is 0.99"):
+        fit(dense(), 0.99)
+    with pytest.raises(ValueError, match="param 'round_to' is 33"):
+        fit(dense(), None, 0.25, round_to=33)
 
 
 def test_neither_budget_nor_fraction_is_not_applicable() -> None:
