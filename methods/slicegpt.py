@@ -78,6 +78,20 @@ class SliceGPT(Method):
         orientation: Literal["pca", "random"] = "pca"
         do_slice_head: bool = False
 
+        def __post_init__(self) -> None:
+            """Refuse what fits no backbone.
+
+            Raises:
+                ValueError: ``slice_fraction`` is outside [0, 1), or ``round_to`` is below 1.
+            """
+            given = self.slice_fraction
+            if given is not None and not 0 <= given < 1:
+                raise ValueError(
+                    f"param 'slice_fraction' is {given}, must be at least 0 and below 1"
+                )
+            if self.round_to < 1:
+                raise ValueError(f"param 'round_to' is {self.round_to}, must be at least 1")
+
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """A budget or a pinned fraction must be given."""
         if request.budget is None and self.params.slice_fraction is None:
@@ -123,8 +137,8 @@ class SliceGPT(Method):
     ) -> tuple[int, list[dict[str, float]]]:
         """Directions to keep, and the search behind the number (empty when pinned)."""
         full, step = int(backbone.config.hidden_size), self.params.round_to
-        if not 1 <= step <= full:
-            raise ValueError(f"param 'round_to' is {step}, must be from 1 to {full}")
+        if step > full:
+            raise ValueError(f"param 'round_to' is {step}, the stream has {full} directions")
         if self.params.slice_fraction is not None:
             return kept_directions(full, self.params.slice_fraction, step), []
         assert budget is not None
@@ -251,12 +265,8 @@ def kept_directions(full: int, slice_fraction: float, round_to: int) -> int:
     """D = int((1 - s) H), rounded down to a multiple of ``round_to``.
 
     Raises:
-        ValueError: The fraction is outside [0, 1), or D would be 0.
+        ValueError: D would be 0.
     """
-    if not 0 <= slice_fraction < 1:
-        raise ValueError(
-            f"param 'slice_fraction' is {slice_fraction}, must be at least 0 and below 1"
-        )
     width = int((1 - slice_fraction) * full)
     width -= width % round_to
     if width == 0:

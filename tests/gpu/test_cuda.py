@@ -1,10 +1,12 @@
 """What only a GPU can show; skipped elsewhere."""
 
+import numpy as np
 import pytest
 import torch
 
 from methods.core.dispatch import dispatch, dispatch_masked
 from methods.hero.branch import Adapter
+from tests.slicing_toys import IDS, dense, fit, logits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,3 +39,15 @@ def test_dispatch_agrees_with_the_masked_reference(
     torch.testing.assert_close(
         gradient, expected_gradient, atol=10 * tolerance, rtol=10 * tolerance
     )
+
+
+@pytest.mark.parametrize("orientation", ["pca", "random"])
+def test_slicing_agrees_with_the_cpu(orientation: str) -> None:
+    fits = [
+        fit(dense("qwen2", torch.float64).to(device), orientation=orientation)
+        for device in ("cpu", "cuda")
+    ]
+    first, second = (np.array(fitted.decisions["eigenvalues"]) for fitted in fits)
+    np.testing.assert_allclose(second, first, rtol=1e-6)
+    ours = logits(fits[1].model, IDS.cuda()).cpu()
+    torch.testing.assert_close(ours, logits(fits[0].model), rtol=0, atol=1e-5)
