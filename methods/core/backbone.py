@@ -111,6 +111,13 @@ def ffn(layer: nn.Module) -> nn.Module:
     return layer.mlp  # type: ignore[return-value]
 
 
+def projections(layer: nn.Module) -> list[nn.Module]:
+    """The seven matrices of a layer: q, k, v, o, gate, up, down."""
+    heads, network = attention(layer), ffn(layer)
+    found = [heads.get_submodule(name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    return found + [network.get_submodule(n) for n in ("gate_proj", "up_proj", "down_proj")]
+
+
 def attention_norm(layer: nn.Module) -> nn.Module:
     """The norm in front of attention."""
     return layer.input_layernorm  # type: ignore[return-value]
