@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone, count, layers
-from methods.core.budget import nearest
+from methods.core.backbone import Backbone, layers
+from methods.core.budget import layers_to_remove
 from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.surgery import remove_layers
@@ -35,9 +36,9 @@ class ShortGPT(Method):
             and does not use.
     Source: Men et al., ShortGPT: Layers in Large Language Models are More Redundant Than You
         Expect, arXiv 2403.03853, equation 1 and section 3.2.
-    Differs from upstream: the mean over tokens replaces the sum (same order); cosines in float32
-        instead of float16, whose products overflow on the first token's state; ties go to the
-        lower layer.
+    Differs from upstream: the mean over tokens replaces the sum (same order); documents are read
+        whole, not in chunks of 256 tokens; cosines in float32 instead of float16, whose products
+        overflow on the first token's state; ties go to the lower layer.
     """
 
     title = "ShortGPT"
@@ -64,10 +65,15 @@ class ShortGPT(Method):
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Score the layers on the calibration documents and delete the lowest."""
-        number, trace = self._number(backbone, request.budget)
+        number, trace = layers_to_remove(backbone, request.budget, self.params.layers)
         scores = block_influence(backbone, data, self.params.last_layer, self.params.distance)
         order = sorted(range(len(scores)), key=lambda layer: (scores[layer], layer))
         removed = order[:number]
+        ends = sorted({0, len(scores) - 1} & set(removed))
+        if ends:
+            warnings.warn(
+                f"layers {ends}, at an end, are among the least influential", stacklevel=2
+            )
         decisions = {"scores": scores, "removed_layers": removed, "budget_search": trace}
         structure = {"removed_layers": removed}
         return Fitted(self.build(backbone, structure), structure, decisions)
@@ -79,20 +85,6 @@ class ShortGPT(Method):
     def authors_skip(self, rates: Rates) -> float:
         """The share of layers removed."""
         return 1.0 - rates.ledger.layers / rates.ledger.dense_layers
-
-    def _number(
-        self, backbone: Backbone, budget: float | None
-    ) -> tuple[int, list[dict[str, float]]]:
-        """How many layers go, and the search behind it (empty when pinned)."""
-        total = backbone.layer_count
-        pinned = self.params.layers
-        if pinned is not None:
-            if not 0 <= pinned < total:
-                raise ValueError(f"param 'layers' is {pinned}, must be from 0 to {total - 1}")
-            return pinned, []
-        assert budget is not None
-        size = count(layers(backbone.model)[0])
-        return nearest(range(total), lambda n: n * size / backbone.parameters, budget)
 
 
 @torch.no_grad()

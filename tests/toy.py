@@ -12,6 +12,9 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from methods.core.backbone import Backbone, count
+from methods.core.data import Data, Document
+
 # Ids 0 to 59 are words: id 0, which the harness pads with, is a real token.
 WORDS = [f"w{n}" for n in range(60)]
 SPECIAL = ["<unk>", "<bos>", "<eos>", "<pad>"]
@@ -69,6 +72,42 @@ def make_model(kind: str = "llama", seed: int = 0, **changes: Any) -> PreTrained
     return model.eval()
 
 
+def keep_layers(dense: PreTrainedModel, kept: list[int]) -> PreTrainedModel:
+    """A fresh model of the layers ``kept``, filled tensor by tensor."""
+    raw = dense.config.to_dict() | {"num_hidden_layers": len(kept)}
+    if raw.get("layer_types"):
+        raw["layer_types"] = [raw["layer_types"][n] for n in kept]
+    fresh = AutoModelForCausalLM.from_config(AutoConfig.for_model(**raw)).eval()
+    weights = {}
+    for name, tensor in dense.state_dict().items():
+        if name.startswith("model.layers."):
+            _, _, number, rest = name.split(".", 3)
+            for place in (place for place, layer in enumerate(kept) if layer == int(number)):
+                weights[f"model.layers.{place}.{rest}"] = tensor
+        else:
+            weights[name] = tensor
+    fresh.load_state_dict(weights)
+    return fresh
+
+
+def wrap(model: PreTrainedModel) -> Backbone:
+    """A backbone without a folder."""
+    return Backbone(model, None, Path(), None, "", count(model))
+
+
+def ids_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    """Documents of random words."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 60, length).tolist() for length in lengths]
+
+
+def calibration(documents: list[list[int]]) -> Data:
+    """Data whose calibration documents are these."""
+    data = Data(None, VOCABULARY)
+    data.__dict__["_calibration"] = [Document(ids, 0) for ids in documents]
+    return data
+
+
 def make_backbone(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any) -> Path:
     """A Hugging Face folder with model and tokenizer."""
     make_model(kind, seed, **changes).save_pretrained(folder)
@@ -92,10 +131,10 @@ def make_data(folder: Path) -> dict[str, Path]:
     rng = np.random.default_rng(1)
     files = {"ids": folder / "ids.npy"}
     np.save(files["ids"], rng.integers(0, 60, (12, 16)))
-    for split, count in (("calibration", 24), ("training", 64), ("validation", 24)):
+    for split, size in (("calibration", 24), ("training", 64), ("validation", 24)):
         rows = [
             {"prompt": sentence(rng, int(rng.integers(3, 9))), "completion": sentence(rng, 3)}
-            for _ in range(count)
+            for _ in range(size)
         ]
         files[split] = write_jsonl(folder / f"{split}.jsonl", rows)
     return files

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from methods.core.backbone import Backbone, count, layers
+
 
 def check_budget(budget: object) -> float:
     """``budget`` as a float.
@@ -36,6 +38,29 @@ def nearest(
     trace = [{"setting": setting, "skip": skip_of(setting)} for setting in settings]
     best = min(trace, key=lambda row: abs(row["skip"] - budget))
     return int(best["setting"]), trace
+
+
+def layers_to_remove(
+    backbone: Backbone, budget: float | None, pinned: int | None
+) -> tuple[int, list[dict[str, float]]]:
+    """How many whole layers go, and the search behind it (empty when pinned).
+
+    Args:
+        backbone: Dense model.
+        budget: Fraction in (0, 1) that the number shall come nearest to.
+        pinned: Param ``layers``; wins over the budget.
+
+    Raises:
+        ValueError: The pinned number is negative or leaves no layer.
+    """
+    total = backbone.layer_count
+    if pinned is not None:
+        if not 0 <= pinned < total:
+            raise ValueError(f"param 'layers' is {pinned}, must be from 0 to {total - 1}")
+        return pinned, []
+    assert budget is not None
+    size = count(layers(backbone.model)[0])
+    return nearest(range(total), lambda n: n * size / backbone.parameters, budget)
 
 
 def candidate_layers(layer_count: int, budget: float) -> list[int]:

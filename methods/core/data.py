@@ -62,13 +62,32 @@ class Data:
     validation_file: Path | None = None
     probe_file: Path | None = None
 
-    def calibration(self, batch_size: int = 16) -> Iterator[Batch]:
+    def calibration(
+        self, batch_size: int | None = 16, rows: int | None = None, length: int | None = None
+    ) -> Iterator[Batch]:
         """Batches of the calibration documents, in their order.
 
+        Args:
+            batch_size: Documents per batch; None: all in one.
+            rows: The first so many documents; None: all.
+            length: Of each document the so many tokens in its middle, of longer ones only; None:
+                whole documents.
+
         Raises:
-            ValueError: There is no such file, or it does not fit the vocabulary.
+            ValueError: There is no such file, it does not fit the vocabulary, or it holds fewer
+                documents.
         """
-        return batches(self._calibration, batch_size)
+        documents: Sequence[Document] = self._calibration
+        if length is not None:
+            documents = [_middle(d, length) for d in documents if len(d.ids) >= length]
+        if len(documents) < (rows or 1):
+            least = "" if length is None else f" of at least {length} tokens"
+            raise ValueError(
+                f"{rows or 1} calibration documents{least} are asked for, "
+                f"{self.calibration_file} holds {len(documents)}"
+            )
+        documents = documents[:rows]
+        return batches(documents, batch_size or len(documents))
 
     def training(self) -> Sequence[Document]:
         """The training documents."""
@@ -202,6 +221,12 @@ def read_ids(path: Path, vocab_size: int) -> list[Document]:
             f"{path}: ids reach from {low} to {high}, the vocabulary is 0 to {vocab_size - 1}"
         )
     return [Document(row, 0) for row in ids.tolist()]
+
+
+def _middle(document: Document, length: int) -> Document:
+    """A window of ``length`` tokens; its prompt is no longer told apart."""
+    start = (len(document.ids) - length) // 2
+    return Document(document.ids[start : start + length], 0)
 
 
 def batches(documents: Sequence[Document], batch_size: int) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""The language-model loss of training, without ever holding all logits at once."""
+"""The language-model loss, without ever holding all logits at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
+
+from methods.core.backbone import decoder
+from methods.core.data import Batch
 
 CHUNK = 2048
 
@@ -32,6 +35,32 @@ def lm_loss_sum(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tenso
     for part, words, weight in pieces:
         total = total + checkpoint(_chunk, part, head, words, weight, use_reentrant=False)
     return total
+
+
+def next_token_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    """Sum of the next-token cross-entropies of a batch, and their number.
+
+    Args:
+        model: Causal LM.
+        batch: Right-padded documents; every real token but the first of each is predicted. In a
+            causal model no real token reads a pad.
+
+    Returns:
+        Scalar float32, differentiable, and the number of predicted tokens.
+
+    Raises:
+        ValueError: No document has a second token.
+    """
+    if not batch.valid[:, 1:].any():
+        raise ValueError("a batch of documents of one token has nothing to predict")
+    device = next(model.parameters()).device
+    ids, valid = batch.ids.to(device), batch.valid.to(device)
+    states = decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
+    hidden, targets = states[:, :-1][valid[:, 1:]], ids[:, 1:][valid[:, 1:]]
+    head = model.lm_head
+    assert isinstance(head, nn.Module)
+    weights = torch.ones(len(targets), device=device)
+    return lm_loss_sum(hidden, head, targets, weights), len(targets)
 
 
 def _chunk(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:

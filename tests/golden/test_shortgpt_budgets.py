@@ -3,6 +3,7 @@
 import pytest
 
 from methods.core.backbone import count, empty_backbone, layers, shape_config
+from methods.core.budget import layers_to_remove
 from methods.shortgpt import ShortGPT
 
 CASES = [
@@ -22,7 +23,7 @@ def test_nearest_number_of_layers(shape: str, budget: float, number: int, skip: 
     pruned = method.build(backbone, {"removed_layers": list(range(number))})
     assert 1 - count(pruned) / backbone.parameters == pytest.approx(skip, abs=5e-5)
     fresh = empty_backbone(shape_config(shape))
-    assert ShortGPT()._number(fresh, budget)[0] == number
+    assert layers_to_remove(fresh, budget, None)[0] == number
 
 
 @pytest.mark.parametrize(

@@ -144,3 +144,24 @@ def test_files_are_read_only_when_asked_for(tmp_path: Path) -> None:
     data = Data(None, 64, calibration_file=tmp_path / "gone.npy")
     with pytest.raises(ValueError, match="no training file"):
         data.training()
+
+
+def test_calibration_takes_the_first_documents_that_are_long_enough_from_their_middle() -> None:
+    data = toy.calibration([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10], [11, 12, 13, 14]])
+    (batch,) = data.calibration(rows=2, length=3)
+    assert batch.ids.tolist() == [[2, 3, 4], [8, 9, 10]]
+    assert batch.valid.all()
+    (batch,) = data.calibration(rows=2)
+    assert batch.ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]]
+    assert [len(batch.ids) for batch in data.calibration(None)] == [4]
+    assert [len(batch.ids) for batch in data.calibration(3)] == [3, 1]
+
+
+def test_too_few_calibration_documents_are_refused() -> None:
+    data = toy.calibration([[1, 2, 3], [6, 7]])
+    with pytest.raises(ValueError, match="3 calibration documents are asked for, .* holds 2"):
+        data.calibration(rows=3)
+    with pytest.raises(ValueError, match="2 calibration documents of at least 3 tokens .* holds 1"):
+        data.calibration(rows=2, length=3)
+    with pytest.raises(ValueError, match="1 calibration documents of at least 4 tokens"):
+        data.calibration(length=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -196,3 +197,18 @@ def test_an_impossible_number_of_layers_is_refused(
 def test_neither_budget_nor_layers_is_not_applicable(llama: Path) -> None:
     reason = load_method("shortgpt").skip_reason(load_backbone(llama), Request(None, 0, Path()))
     assert "how many layers" in reason
+
+
+@pytest.mark.parametrize(("number", "warned"), [(4, False), (5, True)])
+def test_removing_the_first_or_last_layer_is_warned_of(number: int, warned: bool) -> None:
+    model = toy.make_model()
+    # Layers 1 to 4 add nothing and go first; the fifth to go is an end.
+    for layer in range(1, 5):
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            torch.nn.init.zeros_(layers(model)[layer].get_submodule(name).weight)
+    method = load_method("shortgpt", {"layers": number})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        method.fit(wrap(model), Documents(documents([9, 6])), Request(None, 0, Path()))
+    said = [str(warning.message) for warning in caught]
+    assert any("at an end" in message for message in said) == warned

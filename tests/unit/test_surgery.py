@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from methods.core.backbone import attention, count, layers
 from methods.core.surgery import remove_layers
@@ -15,30 +15,12 @@ from tests import toy
 IDS = torch.arange(24).reshape(2, 12)
 
 
-def by_hand(dense: PreTrainedModel, kept: list[int]) -> PreTrainedModel:
-    """A fresh model with as many layers as survive, filled tensor by tensor."""
-    raw = dense.config.to_dict() | {"num_hidden_layers": len(kept)}
-    if raw.get("layer_types"):
-        raw["layer_types"] = [raw["layer_types"][n] for n in kept]
-    fresh = AutoModelForCausalLM.from_config(AutoConfig.for_model(**raw)).eval()
-    weights = {}
-    for name, tensor in dense.state_dict().items():
-        if name.startswith("model.layers."):
-            _, _, number, rest = name.split(".", 3)
-            if int(number) in kept:
-                weights[f"model.layers.{kept.index(int(number))}.{rest}"] = tensor
-        else:
-            weights[name] = tensor
-    fresh.load_state_dict(weights)
-    return fresh
-
-
 @pytest.mark.parametrize("kind", sorted(toy.SHAPES))
 @pytest.mark.parametrize("removed", [[0], [1, 2], [3]])
 def test_logits_equal_a_model_built_by_hand_bit_for_bit(kind: str, removed: list[int]) -> None:
     dense = toy.make_model(kind)
     kept = [n for n in range(len(layers(dense))) if n not in removed]
-    expected = by_hand(dense, kept)
+    expected = toy.keep_layers(dense, kept)
     pruned = remove_layers(dense, removed)
     with torch.no_grad():
         assert torch.equal(pruned(IDS).logits, expected(IDS).logits)

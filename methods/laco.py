@@ -1,0 +1,304 @@
+"""LaCo: collapse runs of layers into one as long as the last hidden states stay close."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone, decoder, layers
+from methods.core.budget import layers_to_remove
+from methods.core.data import Batch, Data
+from methods.core.surgery import merge_layers, remove_layers, replace_layers
+
+HALVINGS = 12
+
+
+class LaCo(Method):
+    """Walks from late to early layers and collapses C of them into the first wherever the last
+    hidden states of some sentences stay close to those of the dense model. Nothing is trained.
+
+    Formula: with M the dense model, M* the present one and F the last state behind the final norm,
+    flattened over all tokens of a sentence: starting at layer l = H - C, merge the
+    m = min(C - 1, len(M*) - l - 1) layers behind l into l. If the mean over sentences of
+    cos(F_M, F_trial) > T, keep the trial and go to l - I, else drop it and go to l - 1, until
+    l < Lw. The merge is theta*_l = theta_l + sum over k = 1..m of (theta_{l+k} - theta_l) in the
+    paper. The authors' notebook overwrites theta_l while it adds, which leaves theta_{l+m}: layers
+    l to l+m-1 are dropped and layer l+m takes the norms of l. Equal for m = 1.
+
+    Args of ``Params``:
+        merge: ``"reference"``, the notebook's, behind the published numbers; ``"rdsc"``, the
+            paper's formula.
+        C: Layers per merge. None: of the C whose C - 1 divides the number of layers to remove, in
+            two merges or more, the nearest to L / 8 (4 of 32 in the paper), the larger at equal
+            distance. C = 2 makes both formulas one.
+        H: Layers 0 to H - 1 hold the first window. None: L - 1, the notebook's 39 of 40.
+        Lw: Lowest layer to merge into; the notebook's 0.
+        I: Layers to go down after a merge; the notebook's 1.
+        T: Threshold. None: the highest that removes the number of layers, by halving [0, 1], or
+            [-1, 0] where 0 removes too few.
+        layers: Number of layers to remove; None: the number nearest to the budget. The walk ends
+            there, and the last merge takes no more than is left. Under a pinned T without it the
+            budget is ignored and the walk goes on to Lw.
+        clamp: The paper's bound l <= len(M*) - C after a merge, which the notebook lacks.
+        sentences: Calibration documents used, the first ones; None: all.
+        length: Tokens taken from the middle of each, shorter documents left out; None: whole
+            documents.
+
+    The notebook's H, Lw and I are the defaults since they are what its merge was run with; relative
+    to depth they hold for any L. The paper has H = L, Lw = 1, I = 2.
+
+    Memory: the model, the last states of the sentences and the weights of each merged layer (436 MB
+    at 8B in bfloat16 under rdsc; reference shares tensors and adds none): about 17 GB.
+
+    Source: Yang et al., LaCo: Large Language Model Pruning via Layer Collapse, arXiv 2402.11187,
+        algorithm 1.
+    Differs from upstream: trials share all modules but the merged one; documents are batched (pads
+        left out); sentences come from the calibration documents; rdsc adds up in float32; T is
+        searched for a target, where the walk ends.
+    """
+
+    title = "LaCo ({merge})"
+    source = "arXiv 2402.11187"
+    kind = "static"
+    trained = False
+    stochastic = False
+    budgeted = True
+    causal = True
+
+    @dataclass(frozen=True)
+    class Params:
+        """See the class. The authors use 5 sentences of 8 to 25 tokens; the letters are theirs."""
+
+        merge: Literal["reference", "rdsc"] = "reference"
+        C: int | None = None
+        H: int | None = None
+        Lw: int = 0
+        I: int = 1  # noqa: E741
+        T: float | None = None
+        layers: int | None = None
+        clamp: bool = False
+        sentences: int | None = None
+        length: int | None = None
+
+        def __post_init__(self) -> None:
+            """Check ranges.
+
+            Raises:
+                ValueError: A number is out of its range.
+            """
+            least = {"C": 2, "Lw": 0, "I": 1, "sentences": 1, "length": 1}
+            for name, low in least.items():
+                value = getattr(self, name)
+                if value is not None and value < low:
+                    raise ValueError(f"param '{name}' is {value}, must be at least {low}")
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """Something must say how far to go, and all layers must be of one kind."""
+        params = self.params
+        if len(set(getattr(backbone.config, "layer_types", None) or ["one"])) > 1:
+            return "its layers attend in different ways (layer_types), merging needs equal ones"
+        if request.budget is None and params.layers is None and None in (params.C, params.T):
+            return "neither a budget nor param 'layers', nor 'C' and 'T', say what to merge"
+        return None
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Walk with the pinned threshold, or search the one that meets the target."""
+        params = self.params
+        target: int | None = None
+        sizes: list[dict[str, float]] = []
+        if params.T is None or params.C is None or params.layers is not None:
+            target, sizes = layers_to_remove(backbone, request.budget, params.layers)
+        settings = self._settings(backbone.layer_count, target)
+        texts = list(data.calibration(rows=params.sentences, length=params.length))
+        trials = Trials(backbone.model, texts, params.merge, params.clamp)
+        if params.T is None:
+            assert target is not None
+            walk, thresholds = search(trials, settings, target)
+        else:
+            stop = None if params.layers is None else target
+            walk, thresholds = trials.walk(settings, stop), []
+        decisions = {
+            "settings": dataclasses.asdict(walk.settings),
+            "merges": walk.merges,
+            "groups": walk.groups,
+            "budget_search": sizes,
+            "threshold_search": thresholds,
+        }
+        origins = [group[0] for group in walk.groups]
+        model = replace_layers(backbone.model, walk.stack, origins)
+        return Fitted(model, {"groups": walk.groups}, decisions)
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The backbone with the first layer of every group, whose weights a file fills."""
+        merged = [layer for group in structure["groups"] for layer in group[1:]]
+        return remove_layers(backbone.model, merged)
+
+    def _settings(self, total: int, target: int | None) -> Settings:
+        """The paper's letters, defaults filled in.
+
+        Raises:
+            ValueError: The first window does not lie inside the model.
+        """
+        params = self.params
+        high = total - 1 if params.H is None else params.H
+        width = params.C
+        if width is None:
+            assert target is not None
+            width = merge_width(target, total)
+        if not width <= high <= total:
+            raise ValueError(f"param 'H' is {high}, must be from C = {width} to {total}")
+        return Settings(width, high, params.Lw, params.I, params.T or 0.0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The paper's letters, as in the params of :class:`LaCo`."""
+
+    C: int
+    H: int
+    Lw: int
+    I: int  # noqa: E741
+    T: float
+
+
+@dataclass
+class Walk:
+    """One walk, as far as it got.
+
+    Args:
+        settings: What it was run with.
+        stack: The present layers.
+        groups: The original layers behind each of them, 0-based.
+        merges: Every trial in its order, as JSON rows: ``layer`` is the place in the present model,
+            ``merged`` is m, ``group`` the original layers that became, or would have become, one.
+    """
+
+    settings: Settings
+    stack: list[nn.Module]
+    groups: list[list[int]]
+    merges: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def removed(self) -> int:
+        """Layers removed so far."""
+        return sum(len(group) for group in self.groups) - len(self.groups)
+
+
+class Trials:
+    """Walks over one model; similarities are kept, for walks at near thresholds share trials.
+
+    Args:
+        model: Dense model; it is left with the layers of the last trial.
+        texts: Sentences, right-padded.
+        merge: How layers merge.
+        clamp: Whether the paper's bound holds.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, texts: Sequence[Batch], merge: str, clamp: bool
+    ) -> None:
+        self.model, self.texts, self.merge, self.clamp = model, texts, merge, clamp
+        self.layers = list(layers(model))
+        self.dense = [last_states(model, batch) for batch in texts]
+        self.known: dict[tuple[tuple[int, int], ...], float] = {}
+
+    def walk(self, settings: Settings, target: int | None) -> Walk:
+        """Walk down from H - C to Lw, or until ``target`` layers are gone."""
+        walk = Walk(settings, self.layers, [[n] for n in range(len(self.layers))])
+        layer = settings.H - settings.C
+        while layer >= settings.Lw and walk.removed != target:
+            merged = min(settings.C - 1, len(walk.stack) - layer - 1)
+            if target is not None:
+                merged = min(merged, target - walk.removed)
+            if not self._try(walk, layer, merged):
+                layer -= 1
+                continue
+            layer -= settings.I
+            if self.clamp:
+                layer = min(layer, len(walk.stack) - settings.C)
+        return walk
+
+    def _try(self, walk: Walk, layer: int, merged: int) -> bool:
+        """Merge the ``merged`` layers behind ``layer`` into it if the model stays close."""
+        stack, end = walk.stack, layer + merged + 1
+        whole = merge_layers(stack[layer], stack[layer + 1 : end], self.merge)
+        trial = [*stack[:layer], whole, *stack[end:]]
+        done = tuple((row["layer"], row["merged"]) for row in walk.merges if row["accepted"])
+        similarity = self._similarity(trial, (*done, (layer, merged)))
+        accepted = similarity > walk.settings.T
+        group = [number for part in walk.groups[layer:end] for number in part]
+        walk.merges.append(
+            {"layer": layer, "merged": merged, "group": group}
+            | {"similarity": similarity, "accepted": accepted}
+        )
+        if accepted:
+            walk.stack = trial
+            walk.groups = [*walk.groups[:layer], group, *walk.groups[end:]]
+        return accepted
+
+    def _similarity(self, trial: list[nn.Module], key: tuple[tuple[int, int], ...]) -> float:
+        """Mean over sentences of the cosine between dense and trial; ``key`` names the trial."""
+        if key not in self.known:
+            decoder(self.model).layers = nn.ModuleList(trial)
+            now = [last_states(self.model, batch) for batch in self.texts]
+            cosines = [sentence_cosines(a, b) for a, b in zip(self.dense, now, strict=True)]
+            self.known[key] = float(torch.cat(cosines).mean())
+        return self.known[key]
+
+
+def search(
+    trials: Trials, settings: Settings, target: int
+) -> tuple[Walk, list[dict[str, float | int]]]:
+    """The walk at the highest threshold that removes ``target`` layers, and the trace.
+
+    Layers removed fall as T rises, though not always; halving finds one crossing. Where even -1
+    removes too few, its walk is the nearest there is.
+    """
+    trace: list[dict[str, float | int]] = []
+
+    def walk_at(threshold: float) -> Walk:
+        walk = trials.walk(dataclasses.replace(settings, T=threshold), target)
+        trace.append({"T": threshold, "layers_removed": walk.removed})
+        return walk
+
+    low, high, best = 0.0, 1.0, walk_at(0.0)
+    if best.removed < target:
+        low, high, best = -1.0, 0.0, walk_at(-1.0)
+    for _ in tqdm(range(HALVINGS), desc="thresholds", mininterval=2, file=sys.stderr):
+        middle = (low + high) / 2
+        walk = walk_at(middle)
+        if walk.removed == target:
+            low, best = middle, walk
+        else:
+            high = middle
+    return best, trace
+
+
+def merge_width(target: int, total: int) -> int:
+    """C for ``target`` layers to remove of ``total``; see the class."""
+    widths = range(2, max(2, target // 2 + 1) + 1)
+    fits = [width for width in widths if target % (width - 1) == 0]
+    return min(fits, key=lambda width: (abs(width - total / 8), -width))
+
+
+@torch.no_grad()
+def last_states(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """States behind the final norm (B, T, D), zero on pads."""
+    ids, valid = batch.ids.to(model.device), batch.valid.to(model.device)
+    states = decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
+    return states * valid[..., None]
+
+
+def sentence_cosines(dense: Tensor, trial: Tensor) -> Tensor:
+    """Cosine per sentence (B,) of states (B, T, D), each sentence one vector."""
+    return cosine_similarity(dense.flatten(1).double(), trial.flatten(1).double())

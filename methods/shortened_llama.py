@@ -1,0 +1,255 @@
+"""Shortened LLaMA: delete the blocks whose absence, or whose weights, matter least to the loss."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone, attention_norm, ffn_norm, layers, projections
+from methods.core.budget import layers_to_remove
+from methods.core.data import Batch, Data
+from methods.core.ledger import Rates
+from methods.core.losses import next_token_loss
+from methods.core.surgery import layer_skipped, remove_layers
+
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "max": torch.amax,
+    "prod": torch.prod,
+}
+Reduction = Literal["sum", "mean", "max", "prod"]
+
+
+class ShortenedLlama(Method):
+    """Scores every block once on the dense model and deletes the lowest of the unprotected ones.
+
+    Nothing is trained and nothing is scored again after a deletion.
+
+    Formula: ppl: score_i = exp(mean of -log p(token)) of the model that skips block i, the mean
+    over all predicted tokens of all documents. taylor: S_W = sum over batches of W * dloss/dW,
+    signed and element by element, loss the mean over the predicted tokens of a batch; a matrix
+    scores the ``weight_reduction`` over its outputs of the sum over inputs of |S_W|^p, a norm that
+    of |S_W|^p, a block the ``block_reduction`` over its seven matrices and two norms. magnitude:
+    the same with S_W = W.
+
+    Args of ``Params``:
+        criterion: ``"ppl"``, ``"taylor"`` or ``"magnitude"``.
+        layers: Number of blocks to delete; None: the number nearest to the budget.
+        norm: p of taylor and magnitude.
+        weight_reduction: From the outputs of a weight to its score.
+        block_reduction: From the nine weights of a block to its score.
+        protect: The rule that the paper marks with "+": true keeps the first round(L / 8) blocks,
+            at most 4, and the last round(L / 16), at most 2 (the authors' 4 and 2 at 32 blocks and
+            beyond); false keeps none; two numbers keep the first and the last so many.
+        samples: Calibration documents used, the first ones; None: all.
+        length: Tokens taken from the middle of each, shorter documents left out; None: whole
+            documents.
+        batch_size: Documents per backward pass of taylor; None: all in one. Scores grow with the
+            number of batches, as each adds a mean.
+
+    Memory: ppl and magnitude hold the model alone, logits of 2,048 positions at a time: about 18 GB
+    at 8B in bfloat16. taylor with one batch adds its activations and the gradient of one weight,
+    reduced and freed as soon as it is complete: about 28 GB for the authors' 1,280 tokens; with
+    several batches also a float32 sum per scored weight, 28 GB more.
+
+    Source: Kim et al., Shortened LLaMA: Depth Pruning for Large Language Models with Comparison of
+        Retraining Methods, arXiv 2402.02834, sections 2 and 3.
+    Differs from upstream: blocks are skipped in place of building a model without each; documents
+        are batched (pads left out) instead of one at a time; excerpts come from the middle of the
+        calibration documents, not from a random window of BookCorpus; the number of protected
+        blocks shrinks with depth; ties go to the lower block; no retraining follows.
+    """
+
+    title = "Shortened LLaMA ({criterion})"
+    source = "arXiv 2402.02834"
+    kind = "static"
+    trained = False
+    stochastic = False
+    budgeted = True
+    causal = True
+    rows = {"shortened-ppl": {"criterion": "ppl"}, "shortened-taylor": {"criterion": "taylor"}}
+
+    @dataclass(frozen=True)
+    class Params:
+        """See the class. The authors calibrate on 10 samples of 128 tokens in one batch."""
+
+        criterion: Literal["ppl", "taylor", "magnitude"] = "ppl"
+        layers: int | None = None
+        norm: Literal[1, 2] = 1
+        weight_reduction: Reduction = "sum"
+        block_reduction: Reduction = "sum"
+        protect: bool | list[int] = True
+        samples: int | None = None
+        length: int | None = None
+        batch_size: int | None = None
+
+        def __post_init__(self) -> None:
+            """Check ranges.
+
+            Raises:
+                ValueError: A number is out of its range.
+            """
+            for name in ("samples", "length", "batch_size"):
+                value = getattr(self, name)
+                if value is not None and value < 1:
+                    raise ValueError(f"param '{name}' is {value}, must be at least 1 or null")
+            if not isinstance(self.protect, bool) and (
+                len(self.protect) != 2 or min(self.protect) < 0
+            ):
+                raise ValueError(
+                    f"param 'protect' is {self.protect}, must be true, false or two numbers from 0"
+                )
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """Something must say how many blocks go, and so many must be unprotected."""
+        if self.params.layers is None:
+            if request.budget is None:
+                return "neither a budget nor param 'layers' says how many blocks to delete"
+            number, _ = layers_to_remove(backbone, request.budget, None)
+            free = len(self._unprotected(backbone.layer_count))
+            if number > free:
+                return f"the budget takes {number} blocks, param 'protect' leaves {free} to delete"
+        if self.params.criterion == "taylor" and backbone.model.dtype == torch.float16:
+            return "gradients underflow in float16, load the backbone in bfloat16 or float32"
+        return None
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Score the blocks on the calibration documents and delete the lowest."""
+        total = backbone.layer_count
+        free = self._unprotected(total)
+        number, trace = layers_to_remove(backbone, request.budget, self.params.layers)
+        if number > len(free):
+            raise ValueError(
+                f"param 'layers' is {number}, must be at most {len(free)}: "
+                f"'protect' keeps {total - len(free)} of {total} blocks"
+            )
+        scores = self._scores(backbone.model, data)
+        wrong = [index for index, score in enumerate(scores) if not math.isfinite(score)]
+        if wrong:
+            raise ValueError(f"criterion '{self.params.criterion}': blocks {wrong} score no number")
+        removed = sorted(free, key=lambda block: (scores[block], block))[:number]
+        decisions = {
+            "scores": scores,
+            "removed_layers": removed,
+            "protected": sorted(set(range(total)) - set(free)),
+            "budget_search": trace,
+        }
+        structure = {"removed_layers": removed}
+        return Fitted(self.build(backbone, structure), structure, decisions)
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The backbone without the removed blocks."""
+        return remove_layers(backbone.model, structure["removed_layers"])
+
+    def authors_skip(self, rates: Rates) -> float:
+        """The share of blocks removed."""
+        return 1.0 - rates.ledger.layers / rates.ledger.dense_layers
+
+    def _unprotected(self, total: int) -> range:
+        """The blocks that may go."""
+        protect = self.params.protect
+        if isinstance(protect, bool):
+            protect = [min(4, round(total / 8)), min(2, round(total / 16))] if protect else [0, 0]
+        return range(protect[0], total - protect[1])
+
+    def _scores(self, model: PreTrainedModel, data: Data) -> list[float]:
+        params = self.params
+        chosen = {"rows": params.samples, "length": params.length}
+        if params.criterion == "ppl":
+            return perplexities(model, list(data.calibration(**chosen)))
+        if params.criterion == "taylor":
+            batches = list(data.calibration(params.batch_size, **chosen))
+            weights = taylor(model, batches, self._weight_score)
+        else:
+            weights = [
+                [self._weight_score(weight.detach().float()) for weight in scored_weights(layer)]
+                for layer in layers(model)
+            ]
+        reduce = REDUCTIONS[params.block_reduction]
+        return [float(reduce(torch.tensor(block, dtype=torch.float64))) for block in weights]
+
+    def _weight_score(self, salience: Tensor) -> float:
+        """The score of one weight from its salience, (out, in) or (D,), float32."""
+        powers = salience.abs().pow(self.params.norm)
+        outputs = powers.sum(1) if powers.dim() == 2 else powers
+        return float(REDUCTIONS[self.params.weight_reduction](outputs.double()))
+
+
+def scored_weights(layer: nn.Module) -> list[nn.Parameter]:
+    """The seven matrices and two norm vectors of a block; biases and head norms are not scored."""
+    modules = [*projections(layer).values(), attention_norm(layer), ffn_norm(layer)]
+    return [module.get_parameter("weight") for module in modules]
+
+
+@torch.no_grad()
+def perplexities(model: PreTrainedModel, batches: Sequence[Batch]) -> list[float]:
+    """Perplexity of the calibration documents without each block in turn, (L,)."""
+    scores = []
+    blocks = range(len(layers(model)))
+    for block in tqdm(blocks, desc="blocks", mininterval=2, file=sys.stderr):
+        with layer_skipped(model, block):
+            scores.append(perplexity(model, batches))
+    return scores
+
+
+def perplexity(model: PreTrainedModel, batches: Sequence[Batch]) -> float:
+    """The exponential of the mean next-token loss, all tokens of all documents pooled."""
+    losses, tokens = 0.0, 0
+    for batch in batches:
+        loss, number = next_token_loss(model, batch)
+        losses += float(loss)
+        tokens += number
+    return float(torch.tensor(losses / tokens, dtype=torch.float64).exp())
+
+
+def taylor(
+    model: PreTrainedModel, batches: Sequence[Batch], score: Callable[[Tensor], float]
+) -> list[list[float]]:
+    """Scores of each block's weights from their signed products with the gradient.
+
+    Args:
+        model: Dense model; only scored weights ask for a gradient meanwhile.
+        batches: Each gives one loss, the mean over its predicted tokens.
+        score: From the products of a weight, summed over batches, in float32, to its score.
+
+    Returns:
+        Nine scores per block, (L, 9).
+    """
+    weights = [scored_weights(layer) for layer in layers(model)]
+    sums: dict[Tensor, Tensor] = {}
+    scores: dict[Tensor, float] = {}
+
+    def take(weight: Tensor) -> None:
+        assert weight.grad is not None
+        product = weight.detach().float() * weight.grad.float()
+        weight.grad = None
+        if weight in sums:
+            product += sums.pop(weight)
+        if last:
+            scores[weight] = score(product)
+        else:
+            sums[weight] = product
+
+    model.requires_grad_(False)
+    flat = [weight.requires_grad_(True) for block in weights for weight in block]
+    hooks = [weight.register_post_accumulate_grad_hook(take) for weight in flat]
+    try:
+        for number, batch in enumerate(batches, 1):
+            last = number == len(batches)
+            loss, tokens = next_token_loss(model, batch)
+            (loss / tokens).backward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.requires_grad_(True)
+    return [[scores[weight] for weight in block] for block in weights]

@@ -1,0 +1,328 @@
+"""Block scores against slow references, and the choice they lead to."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from methods import load_method
+from methods.base import Fitted, Request
+from methods.core.backbone import count, layers
+from methods.core.data import batches
+from methods.core.ledger import Ledger, Tally
+from methods.shortened_llama import perplexity, taylor
+from tests import toy
+
+# The names of the spec, spelt out: what is scored must not follow from the code under test.
+SCORED = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+    "input_layernorm",
+    "post_attention_layernorm",
+)
+RAGGED = toy.ids_of([9, 3, 14, 2, 9, 1, 11])
+EVEN = toy.ids_of([8] * 10)
+
+
+def fit(
+    model: PreTrainedModel, texts: list[list[int]], budget: float | None = None, **params: Any
+) -> Fitted:
+    if budget is None:
+        params = {"layers": 1} | params
+    method = load_method("shortened-ppl", params)
+    return method.fit(toy.wrap(model), toy.calibration(texts), Request(budget, 0, Path()))
+
+
+def scores(model: PreTrainedModel, texts: list[list[int]], **params: Any) -> list[float]:
+    """Scores of the blocks of a model that keeps them all."""
+    return fit(model, texts, layers=0, **params).decisions["scores"]
+
+
+def token_losses(model: PreTrainedModel, ids: list[int]) -> Tensor:
+    """Cross-entropy of every token but the first of one document."""
+    logits = model(torch.tensor([ids]), use_cache=False).logits[0, :-1]
+    return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
+
+
+def slow_perplexity(model: PreTrainedModel, texts: list[list[int]]) -> float:
+    with torch.no_grad():
+        losses = torch.cat([token_losses(model, ids) for ids in texts if len(ids) > 1])
+    return math.exp(float(losses.double().mean()))
+
+
+def slow_salience(
+    model: PreTrainedModel, groups: list[list[list[int]]], signed: bool = True
+) -> list[list[Tensor]]:
+    """Sum over groups of weight * gradient of the mean loss of a group, (L, 9) tensors."""
+    weights = [[layer.get_submodule(n).weight for n in SCORED] for layer in layers(model)]
+    flat = [weight for block in weights for weight in block]
+    sums = [torch.zeros_like(weight) for weight in flat]
+    for group in groups:
+        loss = torch.cat([token_losses(model, ids) for ids in group if len(ids) > 1]).mean()
+        for total, weight, grad in zip(sums, flat, torch.autograd.grad(loss, flat), strict=True):
+            product = weight.detach() * grad
+            total += product if signed else product.abs()
+    return [sums[start : start + 9] for start in range(0, len(sums), 9)]
+
+
+def slow_reduce(values: list[float], how: str) -> float:
+    if how == "prod":
+        return math.prod(values)
+    return {"sum": sum(values), "mean": sum(values) / len(values), "max": max(values)}[how]
+
+
+def slow_scores(
+    saliences: list[list[Tensor]], norm: int = 1, weight: str = "sum", block: str = "sum"
+) -> list[float]:
+    results = []
+    for tensors in saliences:
+        parts = []
+        for tensor in tensors:
+            rows = tensor.double().abs() ** norm
+            outputs = rows.tolist() if rows.dim() == 1 else [sum(row) for row in rows.tolist()]
+            parts.append(slow_reduce(outputs, weight))
+        results.append(slow_reduce(parts, block))
+    return results
+
+
+def order(values: list[float]) -> list[int]:
+    return sorted(range(len(values)), key=values.__getitem__)
+
+
+@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+def test_ppl_equals_a_model_built_by_hand_read_one_document_at_a_time(kind: str) -> None:
+    model = toy.make_model(kind)
+    total = len(layers(model))
+    without = [[n for n in range(total) if n != block] for block in range(total)]
+    expected = [slow_perplexity(toy.keep_layers(model, kept), RAGGED) for kept in without]
+    assert scores(model, RAGGED) == pytest.approx(expected, rel=1e-6)
+    assert len({round(score, 3) for score in expected}) == total
+
+
+def test_ppl_pools_tokens_not_documents() -> None:
+    model = toy.make_model()
+    short, long = toy.ids_of([3, 20])
+    alone = [math.log(scores(model, [ids])[2]) for ids in (short, long)]
+    pooled = math.log(scores(model, [short, long])[2])
+    assert pooled == pytest.approx((2 * alone[0] + 19 * alone[1]) / 21, rel=1e-6)
+    assert abs(pooled - sum(alone) / 2) > 1e-3
+
+
+def test_skipping_a_block_leaves_the_model_as_it_was() -> None:
+    model = toy.make_model()
+    before = slow_perplexity(model, RAGGED)
+    scores(model, RAGGED)
+    assert slow_perplexity(model, RAGGED) == before
+    assert all("forward" not in vars(layer) for layer in layers(model))
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_a_block_that_adds_nothing(block: int) -> None:
+    model = toy.make_model()
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        torch.nn.init.zeros_(layers(model)[block].get_submodule(name).weight)
+    with torch.no_grad():
+        dense = perplexity(model, list(batches(toy.calibration(RAGGED)._calibration, 16)))
+    assert scores(model, RAGGED)[block] == dense
+    fitted = fit(model, RAGGED, criterion="taylor")
+    assert fitted.decisions["scores"][block] == 0
+    assert fitted.decisions["removed_layers"] == [block]
+
+
+@pytest.mark.parametrize("size", [None, 3, 1])
+@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+def test_taylor_equals_the_loop(kind: str, size: int | None) -> None:
+    model = toy.make_model(kind)
+    texts = [ids for ids in RAGGED if len(ids) > 1]
+    step = size or len(texts)
+    groups = [texts[start : start + step] for start in range(0, len(texts), step)]
+    expected = slow_scores(slow_salience(model, groups))
+    assert scores(model, texts, criterion="taylor", batch_size=size) == pytest.approx(
+        expected, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("block", ["sum", "mean", "max", "prod"])
+@pytest.mark.parametrize("weight", ["sum", "mean", "max", "prod"])
+@pytest.mark.parametrize("criterion", ["taylor", "magnitude"])
+def test_norms_and_reductions(criterion: str, weight: str, block: str, norm: int) -> None:
+    # A narrow model, for products over outputs would leave the range of numbers.
+    model = toy.make_model(
+        num_hidden_layers=2, hidden_size=4, intermediate_size=6, num_attention_heads=2
+    )
+    saliences = slow_salience(model, [EVEN])
+    if criterion == "magnitude":
+        saliences = [
+            [layer.get_submodule(n).weight.detach() for n in SCORED] for layer in layers(model)
+        ]
+    found = scores(
+        model, EVEN, criterion=criterion, norm=norm, weight_reduction=weight, block_reduction=block
+    )
+    expected = slow_scores(saliences, norm, weight, block)
+    assert found == pytest.approx(expected, rel=1e-3, abs=0)
+
+
+def test_products_are_summed_with_their_sign_before_the_absolute_value() -> None:
+    model = toy.make_model()
+    groups = [EVEN[:5], EVEN[5:]]
+    unsigned = slow_scores(slow_salience(model, groups, signed=False))
+    found = scores(model, EVEN, criterion="taylor", batch_size=5)
+    assert found == pytest.approx(slow_scores(slow_salience(model, groups)), rel=1e-4)
+    assert all(a < 0.95 * b for a, b in zip(found, unsigned, strict=True))
+
+
+@pytest.mark.parametrize(("norm", "factor"), [(1, 10), (2, 100)])
+def test_ten_batches_of_one_against_one_batch_of_ten(norm: int, factor: int) -> None:
+    model = toy.make_model()
+    one, ten = (
+        scores(model, EVEN, criterion="taylor", norm=norm, batch_size=size) for size in (10, 1)
+    )
+    assert ten == pytest.approx([factor * score for score in one], rel=1e-4)
+    assert order(one) == order(ten)
+
+
+@pytest.mark.parametrize("params", [{}, {"criterion": "taylor", "batch_size": 2}])
+def test_importance_does_not_depend_on_the_order_of_batches(params: dict[str, Any]) -> None:
+    model = toy.make_model()
+    turned = [*EVEN[6:], *EVEN[2:6], *EVEN[:2]]
+    first, second = (scores(model, texts, **params) for texts in (EVEN, turned))
+    assert first == pytest.approx(second, rel=1e-5)
+    assert order(first) == order(second)
+
+
+def test_gradients_are_freed_one_by_one_and_asked_for_only_where_scored() -> None:
+    model = toy.make_model()
+    scored = [layer.get_submodule(name).weight for layer in layers(model) for name in SCORED]
+    asked: list[set[int]] = []
+
+    def score(salience: Tensor) -> float:
+        asked.append({id(p) for p in model.parameters() if p.requires_grad})
+        assert all(p.grad is None for p in model.parameters())
+        return 0.0
+
+    (batch,) = toy.calibration(EVEN).calibration(None)
+    taylor(model, [batch], score)
+    assert len(asked) == len(scored)
+    assert all(ids == {id(weight) for weight in scored} for ids in asked)
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("total", "first", "last"),
+    [(4, 0, 0), (6, 1, 0), (12, 2, 1), (16, 2, 1), (32, 4, 2), (40, 4, 2), (80, 4, 2)],
+)
+def test_protected_blocks_scale_with_depth(total: int, first: int, last: int) -> None:
+    free = list(load_method("shortened-ppl")._unprotected(total))
+    assert free == list(range(first, total - last))
+    assert list(load_method("shortened-ppl", {"protect": False})._unprotected(total)) == list(
+        range(total)
+    )
+
+
+@pytest.mark.parametrize("criterion", ["ppl", "taylor", "magnitude"])
+def test_the_plus_rule_keeps_the_ends_and_no_more(criterion: str) -> None:
+    model = toy.make_model(num_hidden_layers=32, initializer_range=0.05)
+    fitted = fit(model, EVEN, layers=26, criterion=criterion)
+    assert fitted.decisions["protected"] == [0, 1, 2, 3, 30, 31]
+    removed, values = fitted.decisions["removed_layers"], fitted.decisions["scores"]
+    assert sorted(removed) == list(range(4, 30))
+    assert [values[block] for block in removed] == sorted(values[block] for block in removed)
+    model = toy.make_model(num_hidden_layers=32)
+    with pytest.raises(ValueError, match="param 'layers' is 27, must be at most 26"):
+        fit(model, EVEN, layers=27, criterion=criterion)
+
+
+def test_pinned_and_absent_protection() -> None:
+    dense = toy.make_model()
+    values = scores(dense, EVEN)
+    lowest = order(values)
+    for protect, free in ((False, range(6)), ([2, 1], range(2, 5)), ([0, 3], range(3))):
+        model = toy.make_model()
+        fitted = fit(model, EVEN, layers=2, protect=protect)
+        expected = [block for block in lowest if block in free][:2]
+        assert fitted.decisions["removed_layers"] == expected
+        assert fitted.decisions["scores"] == values
+    assert lowest[0] not in range(2, 5) or lowest[1] not in range(2, 5)
+
+
+def test_a_budget_beyond_the_unprotected_blocks_is_not_applicable() -> None:
+    backbone = toy.wrap(toy.make_model())
+    # A block holds 15.5 %: 70 % are 5 of 6, 40 % are 3.
+    for budget, fits in ((0.40, True), (0.70, False)):
+        method = load_method("shortened-ppl", {"protect": [2, 1]})
+        reason = method.skip_reason(backbone, Request(budget, 0, Path()))
+        assert (reason is None) == fits
+    assert "'protect' leaves 3" in str(reason)
+    with pytest.raises(ValueError, match="must be at most 3"):
+        fit(toy.make_model(), EVEN, budget=0.70, protect=[2, 1])
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(0.15, 1), (0.25, 2), (0.40, 3), (0.70, 5)])
+def test_a_budget_takes_the_nearest_number_of_blocks(budget: float, expected: int) -> None:
+    model = toy.make_model()
+    dense = count(model)
+    fitted = fit(model, EVEN, budget=budget)
+    assert len(fitted.decisions["removed_layers"]) == expected
+    book = Ledger.of(fitted.model, dense, 6)
+    tally = Tally(book)
+    tally.add(None, 7)
+    method = load_method("shortened-ppl")
+    assert method.authors_skip(tally.rates()) == pytest.approx(expected / 6)
+    assert tally.rates().skip == pytest.approx(expected * 9280 / 59808)
+
+
+def test_pinned_layers_win_over_the_budget() -> None:
+    fitted = fit(toy.make_model(), EVEN, budget=0.15, layers=4)
+    assert len(fitted.decisions["removed_layers"]) == len(layers(fitted.model)) + 2 == 4
+    assert fitted.decisions["budget_search"] == []
+
+
+def test_samples_and_length_choose_the_calibration_tokens() -> None:
+    model = toy.make_model()
+    texts = toy.ids_of([10, 4, 11, 9])
+    expected = scores(model, [texts[0][2:8], texts[2][2:8]])
+    assert scores(model, texts, samples=2, length=6) == expected
+
+
+@pytest.mark.parametrize(
+    "params", [{"samples": 0}, {"length": 0}, {"batch_size": 0}, {"protect": [1]}, {"norm": 3}]
+)
+def test_wrong_numbers_are_refused_by_name(params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"param '{next(iter(params))}' is"):
+        load_method("shortened-taylor", params)
+
+
+def test_a_score_that_is_no_number_is_refused() -> None:
+    model = toy.make_model()
+    torch.nn.init.constant_(layers(model)[3].mlp.up_proj.weight, float("inf"))
+    with pytest.raises(ValueError, match=r"criterion 'magnitude': blocks \[3\] score no number"):
+        fit(model, EVEN, criterion="magnitude")
+
+
+def test_half_precision() -> None:
+    float16 = toy.wrap(toy.make_model().half())
+    request = Request(0.25, 0, Path())
+    assert "float16" in str(load_method("shortened-taylor").skip_reason(float16, request))
+    assert load_method("shortened-ppl").skip_reason(float16, request) is None
+    exact = scores(toy.make_model(), EVEN, criterion="taylor")
+    model = toy.make_model().to(torch.bfloat16)
+    assert scores(model, EVEN, criterion="taylor") == pytest.approx(exact, rel=0.1)
+
+
+def test_neither_budget_nor_layers_is_not_applicable() -> None:
+    method = load_method("shortened-taylor")
+    reason = method.skip_reason(toy.wrap(toy.make_model()), Request(None, 0, Path()))
+    assert "how many blocks" in str(reason)
