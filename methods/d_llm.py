@@ -24,6 +24,8 @@ from methods.core.seeds import generator
 from methods.core.steering import Aim, Steering, unit_shares
 from methods.core.training import Penalty, TrainingParams
 
+# Unit of a steered lambda_max: 0.1 units are ten times the authors' weight.
+STEERED = 100
 MODULES = {"qkv": ("q_proj", "k_proj", "v_proj"), "qv": ("q_proj", "v_proj")}
 
 
@@ -61,7 +63,8 @@ class DLLM(Method):
         Language Models, NeurIPS 2024, and its code.
     Differs from upstream: inference runs a skipped layer for nobody, in prefill as well, where the
         authors mask; reserved tokens are counted from the first real token; no LoRA dropout; with a
-        budget, Omega follows from it and the threshold is calibrated on the validation split.
+        budget, Omega follows from it, lambda is steered in place of its ramp, and the threshold is
+        calibrated on the validation split.
     """
 
     title = "D-LLM"
@@ -118,25 +121,24 @@ class DLLM(Method):
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train routers and LoRA; under a budget calibrate the threshold."""
-        shares, total = self._shares(backbone), backbone.layer_count
+        params, shares, total = self.params, self._shares(backbone), backbone.layer_count
         structure: dict[str, Any] = {"seed": request.seed, "threshold": 0.5}
-        omega = self.params.omega
+        omega = params.omega
         if omega is None:
             assert request.budget is not None
             omega = 1 - request.budget * len(shares) / (float(shares.sum()) * total)
+            unit = STEERED * params.penalty_weight
+            steering = Steering(shares, request.budget, 0.0, limits=(0.0, 0.1), unit=unit)
         else:
             request = request.pinned()
+            steering = Steering(shares, None, params.penalty_weight)
         model = self.build(backbone, structure)
-        base: Penalty
-        if self.params.penalty == "token":
-            base = partial(depth_penalty, omega=omega, layers=total)
-        else:
-            base = Aim(torch.full_like(shares, 1 / total), 1 - omega)
-        sine = self.params.ramp == "sine"
-        steering = Steering(shares, None, self.params.penalty_weight)
-        decisions = fit_routed(
-            model, self.params, data, request, steering, partial(ramped, base) if sine else base
-        )
+        penalty: Penalty = Aim(torch.full_like(shares, 1 / total), 1 - omega)
+        if params.penalty == "token":
+            penalty = partial(depth_penalty, omega=omega, layers=total)
+        if params.ramp == "sine" and request.budget is None:
+            penalty = partial(ramped, penalty)
+        decisions = fit_routed(model, params, data, request, steering, penalty)
         structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
         return Fitted(model, structure, {"omega": omega, **decisions})
 

@@ -33,6 +33,7 @@ class Steering:
         proportional: Change of alpha per unit of change of the error.
         ramp: Share of training until the target is the budget.
         limits: Lowest and highest alpha; a strongly negative one would saturate gates.
+        unit: Multiplies gains and limits, for penalties of another size than HeRo's.
     """
 
     sizes: Tensor
@@ -42,6 +43,7 @@ class Steering:
     proportional: float = 4e-2
     ramp: float = 0.5
     limits: tuple[float, float] = (-0.01, 0.1)
+    unit: float = 1.0
     memory: dict[str, float] = field(default_factory=dict)
 
     def observe(self, skip: float, soft_skip: float, progress: float) -> None:
@@ -64,7 +66,8 @@ class Steering:
             error - self.memory.get("error", error)
         )
         self.memory |= {"smoothed": smoothed, "error": error}
-        self.alpha = min(self.limits[1], max(self.limits[0], self.alpha + change))
+        low, high = (self.unit * limit for limit in self.limits)
+        self.alpha = min(high, max(low, self.alpha + self.unit * change))
 
     def state(self) -> dict[str, Any]:
         """What a snapshot keeps."""

@@ -27,7 +27,7 @@ from methods.core.training import DivergedError, validation_loss
 from workflows.jobs import Job, Suite, read_suite
 from workflows.steps.common import run, set_up_torch, whole_file
 
-GRID = (1e-3, 3e-3, 1e-2)
+GRID = (1e-3, 3e-3, 1e-2, 3e-2)
 
 
 def arguments() -> argparse.Namespace:
