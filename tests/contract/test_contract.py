@@ -326,3 +326,50 @@ def test_a_stored_model_missing_a_tensor_is_refused(row: str, runs: Runs, tmp_pa
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match="do not fit"):
         load_model(folder)
+
+
+STATIC = [row for row in ROWS if ROWS[row].kind == "static"]
+HEAL = json.dumps(SHORT | {"modules": "all", "rank": 2, "updates": 5})
+
+
+@pytest.mark.parametrize("row", STATIC)
+def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
+    home = tmp_path / "here"
+    start = shutil.copytree(runs.fit(row), home / "start")
+    before = {file: file.read_bytes() for file in start.iterdir()}
+    arguments = ["--params", HEAL, "--max-length", 64, "--train", runs.data["training"]]
+    steps.compress("lora", start, home / "healed", *arguments)
+    assert {file: file.read_bytes() for file in start.iterdir()} == before
+    first = load(start)
+    # Both folders may move together.
+    home.rename(tmp_path / "there")
+    healed = load(tmp_path / "there" / "healed")
+    assert digests(first.model) <= digests(healed.model)
+    assert (logits(healed.model) - logits(first.model)).abs().max() > 1e-4
+    assert healed.card["budget"] == BUDGET
+    assert healed.card["start"]["row"] == row
+    rates = []
+    for loaded in (first, healed):
+        tally = Tally(loaded.ledger)
+        tally.add(None, 1)
+        rates.append(tally.rates())
+    assert rates[1].skip == rates[0].skip
+    assert rates[1].skip_net < rates[1].skip
+
+
+@pytest.mark.parametrize(
+    ("row", "start", "message"),
+    [
+        ("lora", "hero", "only a static row can be built on"),
+        ("hero", "slicegpt", "only a trained row without a budget can start from one, not 'hero'"),
+        ("shortgpt", "shortgpt", "only a trained row without a budget"),
+    ],
+)
+def test_what_cannot_start_from_a_compressed_model(
+    row: str, start: str, message: str, runs: Runs, tmp_path: Path, capsys: Any
+) -> None:
+    arguments = ["--budget", 0.1, "--train", runs.data["training"]]
+    with pytest.raises(SystemExit):
+        steps.compress(row, runs.fit(start), tmp_path / "out", *arguments)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -110,6 +110,12 @@ def fit(
 ) -> None:
     """Load what the fit starts from, fit the method, write the folder."""
     start = read_card(args.backbone) if (args.backbone / CARD).is_file() else {}
+    row = find_row(args.method)
+    if start and (row.budgeted or not row.trained):
+        raise ValueError(
+            f"--backbone {args.backbone} is a compressed model; only a trained row without a "
+            f"budget can start from one, not '{args.method}'"
+        )
     if "not_applicable" in start:
         # What a row that does not apply would have started is not applicable for the same reason.
         own = {"row": args.method, "params": vars(method.params), "seed": request.seed}
