@@ -48,6 +48,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama2_13b": _LLAMA2
     | {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40}
     | {"num_attention_heads": 40, "num_key_value_heads": 40},
+    "llama32_1b": _LLAMA31
+    | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    | {"head_dim": 64, "tie_word_embeddings": True},
     # Small enough to time on a CPU, large enough that matrices dominate.
     "cpu_512": _LLAMA31
     | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1792}

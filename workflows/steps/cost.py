@@ -1,0 +1,116 @@
+"""Time and peak memory of fits on random weights of a true shape: no download, no training data.
+
+    python -m workflows.steps.cost --shape llama32_1b --rows shortgpt,slicegpt --out cost.json
+
+Every row runs the compress step in a process of its own, one after the other, on the same folder of
+weights; a finished row is kept in --workdir, so an interrupted call goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from methods import find_row
+from methods.core.backbone import DTYPES, SHAPES, shape_config
+from methods.core.checkpoint import read_card, write_json
+from workflows.steps.common import (
+    add_machine_arguments,
+    provenance,
+    run,
+    set_up_torch,
+    whole_file,
+    whole_folder,
+)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--shape", required=True, choices=sorted(SHAPES))
+    parser.add_argument("--rows", required=True, help="a,b: rows that train nothing")
+    parser.add_argument("--budget", type=float, default=0.25)
+    parser.add_argument("--documents", type=int, default=8, help="calibration documents")
+    parser.add_argument("--length", type=int, default=512, help="tokens of each")
+    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
+    parser.add_argument("--workdir", type=Path, default=Path("results/cost"))
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    add_machine_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Fit every row, write what each took."""
+    args = arguments()
+    rows = args.rows.split(",")
+    for row in rows:
+        if find_row(row).trained:
+            raise ValueError(f"--rows: '{row}' trains; the efficiency step times training")
+    set_up_torch(args.threads)
+    home = args.workdir / f"{args.shape}-{args.dtype}"
+    backbone = home / "backbone"
+    if not backbone.is_dir():
+        write_backbone(args, backbone)
+    ids = home / f"ids-{args.documents}x{args.length}.npy"
+    vocabulary = shape_config(args.shape).vocab_size
+    shape = (args.documents, args.length)
+    np.save(ids, np.random.default_rng(0).integers(0, vocabulary, shape))
+    report = {
+        "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
+        "weights_mb": round(sum(f.stat().st_size for f in backbone.iterdir()) / 2**20, 1),
+        "rows": {row: fit(row, backbone, ids, home, args) for row in rows},
+        **provenance(),
+    }
+    with whole_file(args.out) as file:
+        write_json(file, report)
+    for row, cost in report["rows"].items():
+        print(f"{row:20} {cost['seconds']:8.1f} s  {cost['peak_memory_mb']:9.1f} MB")
+
+
+def write_backbone(args: argparse.Namespace, folder: Path) -> None:
+    """A Hugging Face folder of random weights."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(shape_config(args.shape), dtype=DTYPES[args.dtype])
+    with whole_folder(folder) as part:
+        model.save_pretrained(part)
+
+
+def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespace) -> Any:
+    """What the compress step measured of one row, seconds and MB; the model is not kept.
+
+    Raises:
+        ValueError: The row does not fit, or its fit failed.
+    """
+    done = home / f"{row}-{ids.stem}-{args.budget:g}.json"
+    if done.is_file():
+        return json.loads(done.read_text(encoding="utf-8"))
+    out = home / row
+    command = [sys.executable, "-m", "workflows.steps.compress", "--method", row]
+    command += ["--backbone", str(backbone), "--budget", str(args.budget)]
+    command += ["--calibration", str(ids), "--dtype", args.dtype, "--device", args.device]
+    command += ["--threads", str(args.threads), "--out", str(out)]
+    ended = subprocess.run(command, check=False)
+    if ended.returncode:
+        raise ValueError(f"row '{row}' failed on shape '{args.shape}'; see its message above")
+    card = read_card(out)
+    if "not_applicable" in card:
+        raise ValueError(f"row '{row}' does not apply: {card['not_applicable']}")
+    write_json(done, card["fit"])
+    for file in out.iterdir():
+        file.unlink()
+    out.rmdir()
+    return card["fit"]
+
+
+if __name__ == "__main__":
+    run(main)
