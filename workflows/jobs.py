@@ -182,23 +182,27 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         ValueError: A key, value, row, task or path is wrong; one sentence names it.
     """
     complete = with_defaults(config)
-    rows = discover()
-    table = _table(complete, rows, root)
+    jobs = list_jobs(complete, root)
     entries = read_entries(complete["tasks"])
     folder = complete.get("task_folder")
     if folder is not None and not (root / folder).is_dir():
         raise ValueError(f"task_folder '{folder}' is no folder")
     check_names(entries, [OWN_TASKS, *([root / folder] if folder else [])])
-    _check_retain(complete, entries, table)
+    _check_retain(complete, entries, jobs)
     _check_paths(complete, root)
-    jobs = [
+    return Suite(complete, entries, jobs)
+
+
+def list_jobs(complete: Mapping[str, Any], root: Path = ROOT) -> list[Job]:
+    """The jobs of a config with defaults; tasks and paths are not looked at."""
+    table = _table(complete, discover(), root)
+    return [
         Job(complete["suite"], backbone, name, row, params, budget, seed)
         for backbone in complete["backbones"]
         for name, (row, params, budgets) in table.items()
         for budget in budgets
         for seed in (complete["seeds"] if row.stochastic else complete["seeds"][:1])
     ]
-    return Suite(complete, entries, jobs)
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,7 +299,7 @@ def _find(rows: Mapping[str, Row], name: str, key: str) -> Row:
 
 
 def _check_retain(
-    config: dict[str, Any], entries: Sequence[TaskEntry], table: Mapping[str, Any]
+    config: dict[str, Any], entries: Sequence[TaskEntry], jobs: Sequence[Job]
 ) -> None:
     """Tasks of the Retain and the row it refers to must be in the suite; perplexity never is."""
     scored = [entry.task for entry in entries if not entry.is_perplexity]
@@ -305,7 +309,7 @@ def _check_retain(
             raise ValueError(
                 f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(scored)})"
             )
-    if config["reference_row"] not in table:
+    if config["reference_row"] not in {job.row for job in jobs}:
         raise ValueError(
             f"suite config, reference_row: '{config['reference_row']}' is not among the rows"
         )
