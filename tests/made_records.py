@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tests.unit.test_records import record as complete
+
 TASKS = {"left": 60, "right": 80}
 
 
@@ -35,20 +37,17 @@ def score(
 
 def record(row: str, skip: float, *scores: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A finished run."""
-    return {
-        "format": 1, "status": "ok", "reason": None, "suite": "made", "row": row, "method": row,
-        "title": row.title(), "kind": "dynamic", "stochastic": True, "params": {}, "budget": 0.25,
-        "seed": 42, "fit_code_hash": "c", "commit": "d" * 40, "dirty": False, "code_hash": "c",
+    plain = complete()
+    return plain | {
+        "suite": "made", "row": row, "method": row, "title": row.title(), "kind": "dynamic",
+        "stochastic": True, "fit_code_hash": "c", "dirty": False, "code_hash": "c",
         "fit": {
             "seconds": 2.5, "peak_memory_mb": 300.0, "device": "cpu", "threads": 1,
             "trained_parameters": 0,
         },
-        "backbone": {
-            "name": "toy", "path": "/p", "revision": None, "hash": "0123456789abcdef",
-            "parameters": 1000, "layers": 4,
-        },
+        "backbone": plain["backbone"] | {"name": "toy"},
         "scores": list(scores), "rates": rates(skip, prompt=skip, answer=skip / 2),
-        "skip_authors": 0.5, "units": [], "layers": {"kept": 4, "dense": 4, "removed": []},
+        "skip_authors": 0.5, "layers": {"kept": 4, "dense": 4, "removed": []},
         "evaluation": {
             "batch_size": 16, "max_length": 64, "device": "cpu", "threads": 1, "seconds": 1.5,
             "peak_memory_mb": 200.0,

@@ -102,6 +102,10 @@ class Suite:
         path = str(self.config["backbones"][name]["path"])
         return path if is_local(path) else f"results/backbones/{name}"
 
+    def start_folder(self, job: Job) -> str:
+        """What the fit of a job starts from."""
+        return self.backbone_folder(job.backbone)
+
     def backbone_input(self, name: str) -> str:
         """What rules wait for: the config of a local backbone, the folder that is fetched."""
         folder = self.backbone_folder(name)
@@ -142,16 +146,25 @@ class Suite:
             words += ["--revision", backbone["revision"]]
         return shlex.join(words)
 
-    def evaluate_arguments(self, job: Job) -> str:
-        """Arguments of the evaluate step beside model and tasks."""
+    def evaluate_arguments(self, job: Job, batch_size: int | None = None) -> str:
+        """Arguments of the evaluate step beside model and tasks; the suite's own batch size."""
         words = ["--suite", self.name, "--backbone-name", job.backbone, "--row", job.row]
-        words += ["--batch-size", str(self.config["batch_size"])]
+        words += ["--batch-size", str(batch_size or self.config["batch_size"])]
         length = self.config["backbones"][job.backbone].get("max_length")
         for flag, value in (("--max-length", length), ("--limit", self.config.get("limit"))):
             words += [flag, str(value)] if value is not None else []
         if "task_folder" in self.config:
             words += ["--task-dir", self.config["task_folder"]]
         return shlex.join(words)
+
+    def noise_files(self) -> list[str]:
+        """Records of the reference at other batch sizes, beside its own."""
+        first: dict[str, str] = {}
+        for job in self.jobs:
+            if job.row == self.config["reference_row"]:
+                first.setdefault(job.backbone, job.folder)
+        sizes = self.config["noise_batch_sizes"]
+        return [f"{folder}/noise/batch{size}.json" for folder in first.values() for size in sizes]
 
     def evaluation_code(self) -> list[str]:
         """The files whose change makes every evaluation run again."""
@@ -182,27 +195,23 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         ValueError: A key, value, row, task or path is wrong; one sentence names it.
     """
     complete = with_defaults(config)
-    jobs = list_jobs(complete, root)
+    rows = discover()
+    table = _table(complete, rows, root)
     entries = read_entries(complete["tasks"])
     folder = complete.get("task_folder")
     if folder is not None and not (root / folder).is_dir():
         raise ValueError(f"task_folder '{folder}' is no folder")
     check_names(entries, [OWN_TASKS, *([root / folder] if folder else [])])
-    _check_retain(complete, entries, jobs)
+    _check_retain(complete, entries, table)
     _check_paths(complete, root)
-    return Suite(complete, entries, jobs)
-
-
-def list_jobs(complete: Mapping[str, Any], root: Path = ROOT) -> list[Job]:
-    """The jobs of a config with defaults; tasks and paths are not looked at."""
-    table = _table(complete, discover(), root)
-    return [
+    jobs = [
         Job(complete["suite"], backbone, name, row, params, budget, seed)
         for backbone in complete["backbones"]
         for name, (row, params, budgets) in table.items()
         for budget in budgets
         for seed in (complete["seeds"] if row.stochastic else complete["seeds"][:1])
     ]
+    return Suite(complete, entries, jobs)
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,7 +308,7 @@ def _find(rows: Mapping[str, Row], name: str, key: str) -> Row:
 
 
 def _check_retain(
-    config: dict[str, Any], entries: Sequence[TaskEntry], jobs: Sequence[Job]
+    config: dict[str, Any], entries: Sequence[TaskEntry], table: Mapping[str, Any]
 ) -> None:
     """Tasks of the Retain and the row it refers to must be in the suite; perplexity never is."""
     scored = [entry.task for entry in entries if not entry.is_perplexity]
@@ -309,7 +318,7 @@ def _check_retain(
             raise ValueError(
                 f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(scored)})"
             )
-    if config["reference_row"] not in {job.row for job in jobs}:
+    if config["reference_row"] not in table:
         raise ValueError(
             f"suite config, reference_row: '{config['reference_row']}' is not among the rows"
         )

@@ -82,10 +82,6 @@ def not_json(results: Path) -> None:
     (results / "suite.json").write_text("{")
 
 
-def no_suite(results: Path) -> None:
-    (results / "suite.json").write_text('{"suite": "x"}')
-
-
 DENSE = "toy/dense/b0/s42/record"
 CASES: dict[str, tuple[Edit, str]] = {
     "no dense row": (without(f"{DENSE}.json"), "backbone 'toy' has no record of the row 'dense'"),
@@ -104,7 +100,6 @@ CASES: dict[str, tuple[Edit, str]] = {
     "a task less": (one_task_less, "'hero at 25 %' was not scored on task 'right'"),
     "nothing solved": (nothing_solved, "positive reference score of task 'left'"),
     "suite": (not_json, "suite.json is not valid JSON"),
-    "suite keys": (no_suite, "suite config, top level: 'backbones' is a required property"),
 }
 
 

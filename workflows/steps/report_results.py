@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from methods import ORDER
-from workflows.jobs import list_jobs, with_defaults
+from workflows.jobs import read_suite
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
 from workflows.steps.records import read_record
@@ -48,35 +48,47 @@ def read_results(folder: Path) -> Results:
             are of one run, or they cannot stand in one table.
     """
     known = {name: position for position, name in enumerate(ORDER)}
-    loaded = [(read_record(file), file) for file in _wanted(folder)]
+    found, noise = _wanted(folder)
+    loaded = [(read_record(file), file) for file in found]
     loaded.sort(key=lambda pair: _position(pair[0], known))
     records, files = [record for record, _ in loaded], [file for _, file in loaded]
     _check_twins(records, files)
-    check_comparable(records)
+    repeats = [read_record(file) for file in noise]
+    check_comparable([*records, *repeats])
     items = _read_items(records, files)
     settings = read_settings(folder, records)
     panels = make_panels(records, items, settings["retain_tasks"], settings["reference_row"])
-    noise = sorted(folder.rglob("noise/batch*.json"), key=lambda file: (len(file.name), file.name))
-    repeats = [read_record(file) for file in noise]
-    check_comparable([*records, *repeats])
-    return Results(folder, settings, records, files, panels, repeats, _read_items(repeats, noise))
+    repeat_items = _read_items(repeats, noise)
+    return Results(folder, settings, records, files, panels, repeats, repeat_items)
 
 
-def _wanted(folder: Path) -> list[Path]:
-    """The records of a folder; runs that a changed suite no longer lists stay out of the table."""
+def _wanted(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Records of runs and of the noise floor; what a changed suite no longer lists stays out."""
     files = sorted(folder.rglob("record.json"))
+    noise = sorted(folder.rglob("noise/batch*.json"), key=lambda file: (len(file.name), file.name))
     if not files:
         raise ValueError(f"{folder} holds no record.json")
-    if (folder / "suite.json").is_file():
-        parts = {"/".join(job.key) for job in list_jobs(_read_suite_file(folder))}
-        files = [file for file in files if str(file.parent.relative_to(folder)) in parts] or files
-    return files
-
-
-def _read_suite_file(folder: Path) -> dict[str, Any]:
-    file = folder / "suite.json"
     try:
-        return with_defaults(json.loads(file.read_text(encoding="utf-8")))
+        suite = read_suite(read_suite_file(folder))
+    except ValueError:
+        # No suite, or one that cannot run here, say without its backbone: every record counts.
+        return files, noise
+    names = [*(f"{job.folder}/record.json" for job in suite.jobs), *suite.noise_files()]
+    listed = {folder.joinpath(*Path(name).parts[2:]) for name in names}
+    return [f for f in files if f in listed] or files, [f for f in noise if f in listed]
+
+
+def read_suite_file(folder: Path) -> dict[str, Any]:
+    """The complete config of the suite that made a folder; empty without one.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    file = folder / "suite.json"
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} is not valid JSON: {error}") from error
 
@@ -130,5 +142,4 @@ def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, 
         "retain_tasks": list(dict.fromkeys(scored)),
         "reference_row": "dense",
     }
-    suite = _read_suite_file(folder) if (folder / "suite.json").is_file() else {}
-    return settings | suite
+    return settings | read_suite_file(folder)
