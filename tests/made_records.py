@@ -135,8 +135,8 @@ def write_suite(folder: Path) -> Path:
         again = json.loads(json.dumps(runs[0]))
         again["evaluation"]["batch_size"] = size
         entry = again["scores"][0]
-        for item in range(flips):
-            entry["items"][item] = 1 - entry["items"][item]
+        for _ in range(flips):
+            entry["items"][entry["items"].index(1)] = 0.0
         entry["k"], entry["value"] = int(sum(entry["items"])), float(np.mean(entry["items"]))
         write(folder / f"toy/dense/b0/s42/noise/batch{size}.json", again)
     return folder

@@ -102,10 +102,6 @@ class Suite:
         path = str(self.config["backbones"][name]["path"])
         return path if is_local(path) else f"results/backbones/{name}"
 
-    def start_folder(self, job: Job) -> str:
-        """What the fit of a job starts from."""
-        return self.backbone_folder(job.backbone)
-
     def backbone_input(self, name: str) -> str:
         """What rules wait for: the config of a local backbone, the folder that is fetched."""
         folder = self.backbone_folder(name)

@@ -58,14 +58,17 @@ def test_backbones_may_have_prompts_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"code_hash": "e"}, "mix 2 code hashes: c (dense), e (hero)."),
-        ({"fit_code_hash": "e"}, "mix 2 code hashes of fits: c (dense), e (hero)."),
+        ({"code_hash": "e"}, "differ in code hash: c (dense), e (hero)."),
+        ({"fit_code_hash": "e"}, "differ in code hash of the fit: c (dense), e (hero)."),
         ({"dirty": True}, "not committed: hero."),
-        ({"versions": {"torch": "3", "lm_eval": "0.4"}}, "mix 2 versions of torch: 2 (dense), 3"),
-        ({"hardware": {"processor": "q"}}, "mix 2 processors"),
+        (
+            {"versions": {"torch": "3", "lm_eval": "0.4"}},
+            "differ in version of torch: 2 (dense), 3",
+        ),
+        ({"hardware": {"processor": "q"}}, "differ in processor"),
         (
             {"evaluation": dense()["evaluation"] | {"batch_size": 4}},
-            "mix 2 batch sizes: 16 (dense), 4 (hero).",
+            "differ in batch size: 16 (dense), 4 (hero).",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from workflows.stats.resample import RETAIN, Sample, bootstrap, interval, paired_runs
+from workflows.stats.resample import RETAIN, Sample, bootstrap, interval, paired_runs, unpaired_runs
 
 Run = dict[str, np.ndarray]
 
@@ -134,12 +134,23 @@ def test_tasks_outside_the_retain_are_resampled_and_do_not_enter() -> None:
     assert (samples["b"]["dense"].draws == 0).all()
 
 
-def test_paired_runs_of_equal_lines_differ_by_nothing() -> None:
-    base = {"a": items(40, 30)}
-    line = sample([{"a": items(40, 20)}, {"a": items(40, 25)}], base)
-    difference = paired_runs(line, line)
-    assert difference.value == 0
-    assert (difference.draws == 0).all()
+def test_equal_runs_differ_by_nothing_when_paired_and_by_their_seeds_when_not() -> None:
+    base = {"a": items(400, 300)}
+    line = sample([{"a": items(400, 100)}, {"a": items(400, 250)}, {"a": items(400, 180)}], base)
+    assert (paired_runs(line, line) == 0).all()
+    errors = line.draws - line.by_items
+    apart = unpaired_runs(line, line)
+    assert apart.mean() == pytest.approx(0, abs=0.02)
+    assert abs(np.corrcoef(apart + errors, errors)[0, 1]) < 0.1
+
+
+def test_paired_runs_share_what_a_seed_does_to_both() -> None:
+    base = {"a": items(400, 300)}
+    before = sample([{"a": items(400, right)} for right in (100, 200, 300)], base)
+    after = sample([{"a": items(400, right)} for right in (110, 210, 310)], base)
+    paired, apart = (np.ptp(interval(f(before, after))) for f in (paired_runs, unpaired_runs))
+    assert paired < 0.2 * apart
+    assert paired_runs(before, after).mean() == pytest.approx(10 / 300, abs=0.003)
 
 
 def test_what_cannot_be_resampled_is_refused() -> None:

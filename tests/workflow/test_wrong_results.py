@@ -118,9 +118,13 @@ def test_an_empty_folder(refuse: steps.Refuse, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        ("code_hash", "e", "The records of 'toy' mix 2 code hashes: c (dense), e (hero)."),
+        ("code_hash", "e", "The records of 'toy' differ in code hash: c (dense), e (hero)."),
         ("dirty", True, "Made from code that was not committed: hero."),
-        ("hardware/processor", "q", "The records of 'toy' mix 2 processors: p (dense), q (hero)."),
+        (
+            "hardware/processor",
+            "q",
+            "The records of 'toy' differ in processor: p (dense), q (hero).",
+        ),
     ],
 )
 def test_mixtures_are_flagged_in_everything_that_is_read(

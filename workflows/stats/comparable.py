@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from workflows.stats.lines import Record
@@ -61,7 +60,7 @@ def cautions(records: Sequence[Record]) -> list[str]:
     for name in dict.fromkeys(record["backbone"]["name"] for record in done):
         same = [record for record in done if record["backbone"]["name"] == name]
         sentences += [
-            f"The records of '{name}' mix {len(groups)} {what}: {_listed(groups)}."
+            f"The records of '{name}' differ in {what}: {_listed(groups)}."
             for what, groups in _mixtures(same)
         ]
     dirty = dict.fromkeys(record["row"] for record in done if record["dirty"])
@@ -71,29 +70,29 @@ def cautions(records: Sequence[Record]) -> list[str]:
 
 
 def _mixtures(records: Sequence[Record]) -> Iterator[tuple[str, dict[Any, list[str]]]]:
-    """Every field with more than one value, and the rows of each value."""
-    fields: dict[str, Callable[[Record], Any]] = {
-        "code hashes": lambda r: r["code_hash"],
-        "code hashes of fits": lambda r: r["fit_code_hash"],
-        "batch sizes": lambda r: r["evaluation"]["batch_size"],
-        "context windows": lambda r: r["evaluation"]["max_length"],
-        "kinds of device": lambda r: str(r["evaluation"]["device"]).split(":")[0],
-        "processors": lambda r: r["hardware"].get("processor"),
-        "accelerators": lambda r: r["hardware"].get("accelerator"),
+    """Every setting with more than one value, and the rows of each value."""
+    groups: dict[str, dict[Any, list[str]]] = {}
+    for record in records:
+        for what, value in settings(record).items():
+            groups.setdefault(what, {}).setdefault(value, []).append(record["row"])
+    yield from ((what, values) for what, values in groups.items() if len(values) > 1)
+
+
+def settings(record: Record) -> dict[str, Any]:
+    """What may move last digits of a finished run, by the name it has in sentences."""
+    evaluation, hardware = record["evaluation"], record["hardware"]
+    found = {
+        "code hash": record["code_hash"],
+        "code hash of the fit": record["fit_code_hash"],
+        "backbone": record["backbone"]["hash"],
+        "batch size": evaluation["batch_size"],
+        "context window": evaluation["max_length"],
+        "device": str(evaluation["device"]).split(":")[0],
+        "processor": hardware.get("processor"),
+        "accelerator": hardware.get("accelerator"),
+        **{f"version of {name}": number for name, number in record["versions"].items()},
     }
-    for package in dict.fromkeys(name for record in records for name in record["versions"]):
-        fields[f"versions of {package}"] = partial(_version, package)
-    for what, read in fields.items():
-        groups: dict[Any, list[str]] = {}
-        for record in records:
-            if read(record) is not None:
-                groups.setdefault(read(record), []).append(record["row"])
-        if len(groups) > 1:
-            yield what, groups
-
-
-def _version(package: str, record: Record) -> Any:
-    return record["versions"].get(package)
+    return {what: value for what, value in found.items() if value is not None}
 
 
 def _listed(groups: dict[Any, list[str]]) -> str:

@@ -159,13 +159,7 @@ def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
     made.add("95 % interval", spans(main, "low", "high", "{:+.1f}"))
     made.add("p (Holm)", [number(p, "{:.4f}") for p in main["p_holm"]])
     made.add("Items to see 1 point", [number(n, "{:,.0f}") for n in main["items_needed"]])
-    keys = ["backbone", "target", "row"]
-    for task in (name for name in dict.fromkeys(part["measure"]) if name != RETAIN):
-        same = main[keys].merge(part[part["measure"] == task], on=keys, how="left")
-        stars = ["*" if p < LEVEL else "" for p in same["p_holm"]]
-        texts = [number(d, "{:+.1f}") for d in same["difference"]]
-        name = task.removeprefix("demo_").replace("_", " ")
-        made.add(name, [text + star for text, star in zip(texts, stars, strict=True)])
+    add_tasks(made, main, part, "p_holm")
     note = (
         f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
         "target (tasks: exact McNemar test, with several seeds in every seed; Retain: bootstrap). "
@@ -244,3 +238,33 @@ def noise_table(frame: pd.DataFrame) -> Table:
     made.numbers(frame, named)
     note = "The reference again at another batch size: differences below this are no differences."
     return made.table("noise", "Noise floor", note)
+
+
+def comparison_table(frame: pd.DataFrame, folders: Sequence[str]) -> Table:
+    """Two folders side by side: Retain of both, then the differences of every task."""
+    main = frame[frame["measure"] == RETAIN].reset_index(drop=True)
+    made = Builder()
+    made.lead(main)
+    for side in "ab":
+        made.numbers(main, {f"Retain {side.upper()}": (side, "{:.2f}")})
+        made.add(f"95 % interval {side.upper()}", spans(main, f"{side}_low", f"{side}_high"))
+    made.numbers(main, {"B - A": ("difference", "{:+.2f}")})
+    made.add("95 % interval", spans(main, "low", "high", "{:+.2f}"))
+    made.add("p", [number(p, "{:.4f}") for p in main["p"]])
+    add_tasks(made, main, frame, "p")
+    note = (
+        f"A: {folders[0]}, B: {folders[1]}. Task columns: points, B minus A; *: p below 5 % (exact "
+        "McNemar test, not corrected)."
+    )
+    return made.table("compare", "Two folders", note)
+
+
+def add_tasks(made: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:
+    """Differences of every task beside the lines of ``main``; * where ``p`` is below 5 %."""
+    keys = ["backbone", "target", "row"]
+    for task in (name for name in dict.fromkeys(frame["measure"]) if name != RETAIN):
+        same = main[keys].merge(frame[frame["measure"] == task], on=keys, how="left")
+        stars = ["*" if value < LEVEL else "" for value in same[p]]
+        texts = [number(value, "{:+.1f}") for value in same["difference"]]
+        name = task.removeprefix("demo_").replace("_", " ")
+        made.add(name, [text + star for text, star in zip(texts, stars, strict=True)])

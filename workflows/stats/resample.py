@@ -111,13 +111,19 @@ def bootstrap(
     }
 
 
-def paired_runs(first: Sample, second: Sample, seed: int = 0) -> Sample:
-    """``second`` - ``first`` of two lines whose runs belong together one by one."""
-    return _sample(
-        second.points - first.points,
-        second.replicates - first.replicates,
-        _generator(seed, "pairs"),
-    )
+def paired_runs(first: Sample, second: Sample, seed: int = 0) -> Floats:
+    """Draws of ``second`` - ``first``, two lines whose runs belong together one by one, (B,)."""
+    points, replicates = second.points - first.points, second.replicates - first.replicates
+    return _sample(points, replicates, _generator(seed, "paired")).draws
+
+
+def unpaired_runs(first: Sample, second: Sample, seed: int = 0) -> Floats:
+    """Draws of ``second`` - ``first``, two samples of one name with other seeds, (B,).
+
+    The errors of their seeds follow from the name, so one side is shuffled.
+    """
+    errors = _generator(seed, "unpaired").permutation(second.draws - second.by_items)
+    return np.asarray(second.by_items + errors - first.draws)
 
 
 def interval(draws: Floats) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import pandas as pd
 from workflows.stats.lines import Line, Panel
 from workflows.stats.paired import holm, items_needed, mcnemar, sign_share
 from workflows.stats.resample import RETAIN, Run, interval
+from workflows.stats.retain import Floats
 
 # The method whose claims the suite examines: every row is held against it, beside the reference.
 FOCUS = "hero"
@@ -60,7 +61,6 @@ def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str
     tasks = panel.retain_tasks if measure == RETAIN else [measure]
     items = sum(len(line.runs[0][task]) for task in tasks)
     error = float(np.std(mine.by_items - theirs.by_items))
-    tested = _exact(line, other, measure) if _is_binary(line, other, measure) else None
     target = other.budget if line.budget is None else line.budget
     return line.labels | {
         "target": None if target is None else 100 * target,
@@ -70,27 +70,24 @@ def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str
         "difference": 100 * (mine.value - theirs.value),
         "low": 100 * low,
         "high": 100 * high,
-        **(tested or {"won": None, "lost": None, "test": "bootstrap", "p": sign_share(draws)}),
+        **tested(line, other, measure, draws),
         "items_needed": items_needed(error, items) if error > 0 else None,
     }
 
 
-def _is_binary(line: Line, other: Line, measure: str) -> bool:
-    """Whether the measure is a task whose items are right or wrong."""
-    runs = [*line.runs, *other.runs]
-    return all(measure in run and np.isin(run[measure], (0.0, 1.0)).all() for run in runs)
-
-
-def _exact(line: Line, other: Line, task: str) -> dict[str, Any]:
-    """McNemar's test of right and wrong items.
+def tested(line: Line, other: Line, measure: str, draws: Floats) -> dict[str, Any]:
+    """Columns won, lost, test, p of one measure: McNemar's test where items are right or wrong.
 
     With several seeds p is the largest over the pairs of runs with one seed: the difference must
     stand in each. A row that is not stochastic serves every seed.
     """
+    runs = [*line.runs, *other.runs]
+    if not all(measure in run and np.isin(run[measure], (0.0, 1.0)).all() for run in runs):
+        return {"won": None, "lost": None, "test": "bootstrap", "p": sign_share(draws)}
     won, lost, p = 0, 0, 0.0
     for mine, theirs in seed_pairs(line, other):
-        better = int((mine[task] > theirs[task]).sum())
-        worse = int((mine[task] < theirs[task]).sum())
+        better = int((mine[measure] > theirs[measure]).sum())
+        worse = int((mine[measure] < theirs[measure]).sum())
         won, lost, p = won + better, lost + worse, max(p, mcnemar(better, worse))
     return {"won": won, "lost": lost, "test": "McNemar", "p": p}
 

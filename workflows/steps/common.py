@@ -86,6 +86,12 @@ def whole_file(file: Path) -> Iterator[Path]:
         raise
 
 
+def write_text(file: Path, text: str) -> None:
+    """Replace a text file whole."""
+    with whole_file(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def check_place(file: Path) -> None:
     """Refuse a place where no file can be written, before long work begins.
 

@@ -36,7 +36,7 @@ from workflows.stats.tables import (
     score_frame,
 )
 from workflows.stats.versus import difference_frame
-from workflows.steps.common import ROOT, run, whole_file
+from workflows.steps.common import ROOT, run, write_text
 from workflows.steps.report_figures import draw_all
 from workflows.steps.report_render import html_table, latex, markdown
 from workflows.steps.report_results import Results, read_results
@@ -64,13 +64,13 @@ def main() -> None:
     for sentence in warned:
         print(f"caution: {sentence}", file=sys.stderr)
     for name, frame in frames.items():
-        write(args.out / "tables" / f"{name}.csv", frame.to_csv(index=False))
+        write_text(args.out / "tables" / f"{name}.csv", frame.to_csv(index=False))
     for table in tables.values():
-        write(args.out / "tables" / f"{table.name}.md", markdown(table, warned))
-        write(args.out / "tables" / f"{table.name}.tex", latex(table, warned))
+        write_text(args.out / "tables" / f"{table.name}.md", markdown(table, warned))
+        write_text(args.out / "tables" / f"{table.name}.tex", latex(table, warned))
     layers = layer_frame(results.records)
     draw_all(frames["retain"], frames["differences"], layers, args.out / "figures")
-    write(args.out / "index.html", page(results, tables, warned))
+    write_text(args.out / "index.html", page(results, tables, warned))
     print(f"wrote {args.out / 'index.html'}")
 
 
@@ -104,12 +104,6 @@ def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[st
         score_table(frames["scores"], titles),
     ]
     return {table.name: table for table in tables if table.lines}
-
-
-def write(file: Path, text: str) -> None:
-    """Replace a text file whole."""
-    with whole_file(file) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def page(results: Results, tables: Mapping[str, Table], warned: list[str]) -> str:
