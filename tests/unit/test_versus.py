@@ -207,6 +207,8 @@ def test_the_noise_floor_by_hand() -> None:
 
 
 def test_noise_of_another_row_is_refused() -> None:
-    plain, items = split(run("hero", "most"))
-    with pytest.raises(ValueError, match="noise record of row 'hero' on 'toy' is not of this"):
-        noise_frame(panels(dense()), [plain], {0: items})
+    for wrong in (run("hero", "most"), dense() | {"seed": 7}):
+        plain, items = split(wrong)
+        said = f"noise record of row '{plain['row']}', seed {plain['seed']}, on 'toy' is not of"
+        with pytest.raises(ValueError, match=said):
+            noise_frame(panels(dense()), [plain], {0: items})

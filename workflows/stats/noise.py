@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from workflows.stats.lines import Panel, Record, item_values
+from workflows.stats.resample import Run
 from workflows.stats.retain import retain
 
 
@@ -31,24 +32,14 @@ def noise_frame(
     """
     lines = []
     for number, repeat in enumerate(repeats):
-        panel = next(
-            (p for p in panels if p.reference.backbone == repeat["backbone"]["name"]), None
-        )
-        if panel is None or panel.reference.row != repeat["row"]:
-            raise ValueError(
-                f"a noise record of row '{repeat['row']}' on '{repeat['backbone']['name']}' "
-                "is not of this table's reference"
-            )
-        record, run = next(
-            pair for pair in panel.reference.pairs if pair[0]["seed"] == repeat["seed"]
-        )
+        record, run, retain_tasks = _reference(panels, repeat)
         again = item_values(items[number], repeat)
         if {task: len(values) for task, values in again.items()} != {
             task: len(values) for task, values in run.items()
         }:
             raise ValueError(f"noise record of '{repeat['row']}': its items are not the record's")
         means, base = (
-            {task: float(part[task].mean()) for task in panel.retain_tasks} for part in (again, run)
+            {task: float(part[task].mean()) for task in retain_tasks} for part in (again, run)
         )
         moved = [abs(float(again[task].mean() - run[task].mean())) for task in run]
         lines.append(
@@ -65,3 +56,16 @@ def noise_frame(
         )
     columns = "backbone row batch_size against items changed retain largest".split()
     return pd.DataFrame(lines, columns=columns)
+
+
+def _reference(panels: Sequence[Panel], repeat: Record) -> tuple[Record, Run, Sequence[str]]:
+    """The record that a repeat repeats, with its items and the tasks of the Retain."""
+    for panel in panels:
+        if panel.reference.backbone == repeat["backbone"]["name"]:
+            for record, run in panel.reference.pairs:
+                if (record["row"], record["seed"]) == (repeat["row"], repeat["seed"]):
+                    return record, run, panel.retain_tasks
+    raise ValueError(
+        f"a noise record of row '{repeat['row']}', seed {repeat['seed']}, on "
+        f"'{repeat['backbone']['name']}' is not of this table's reference"
+    )
