@@ -141,7 +141,7 @@ def test_stale_tables_are_told(demo: Suite, tmp_path: Path, monkeypatch: Any) ->
     assert stale(with_source(folder, numbers="old"), demo) == [
         "methods, workflows/demo, workflows/evaluation changed since the records were made"
     ]
-    assert "published from other code" in stale(with_source(folder, numbers=None), demo)[0]
+    assert "were made by other code" in stale(with_source(folder, numbers=None), demo)[0]
     with_source(folder, numbers=now)
     made.iloc[1:].to_csv(folder / "retain.csv", index=False)
     assert stale(folder, demo) == [f"the table lacks rows of the suite: {rows[0]}"]
