@@ -26,7 +26,7 @@ TABLE = Table(
 # Commands a table may use; \\ ends a line.
 ALLOWED = {
     "begin", "end", "toprule", "midrule", "bottomrule", "textbf", "underline", "approx", "pm",
-    "textbackslash", "textasciitilde", "textasciicircum",
+    "backslash", "sim", "wedge",
 }  # fmt: skip
 
 

@@ -31,17 +31,24 @@ def check_comparable(records: Sequence[Record]) -> None:
         for score in record["scores"]:
             key = record["backbone"]["name"], score["task"], score["metric"], score["filter"]
             known, other = seen.setdefault(key, (score, record))
-            for field, words in SAME_SCORE.items():
-                if known[field] != score[field]:
-                    raise ValueError(
-                        f"rows '{other['row']}' and '{record['row']}' were scored {words} "
-                        f"'{score['task']}' ({known[field]} and {score[field]}); "
-                        "evaluate them again under one suite"
-                    )
+            difference = score_difference(known, score)
+            if difference:
+                raise ValueError(
+                    f"rows '{other['row']}' and '{record['row']}' were scored {difference}; "
+                    "evaluate them again under one suite"
+                )
     _refuse(done, "harness versions (lm_eval)", lambda r: r["versions"].get("lm_eval"))
     for name in dict.fromkeys(record["backbone"]["name"] for record in records):
         same = [record for record in records if record["backbone"]["name"] == name]
         _refuse(same, f"backbones under the name '{name}'", lambda r: r["backbone"]["hash"])
+
+
+def score_difference(known: Record, score: Record) -> str:
+    """What two scores of one metric do not share, as words behind "were scored"; mostly empty."""
+    for field, words in SAME_SCORE.items():
+        if known[field] != score[field]:
+            return f"{words} '{score['task']}' ({known[field]} and {score[field]})"
+    return ""
 
 
 def _refuse(records: Sequence[Record], what: str, read: Callable[[Record], Any]) -> None:

@@ -158,12 +158,12 @@ def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
     made.numbers(main, {"Retain": ("difference", "{:+.2f}")})
     made.add("95 % interval", spans(main, "low", "high", "{:+.1f}"))
     made.add("p (Holm)", [number(p, "{:.4f}") for p in main["p_holm"]])
-    made.add("Items to see 1 point", [number(n, "{:,.0f}") for n in main["items_needed"]])
+    made.add("Items needed", [number(n, "{:,.0f}") for n in main["items_needed"]])
     add_tasks(made, main, part, "p_holm")
     note = (
         f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
         "target (tasks: exact McNemar test, with several seeds in every seed; Retain: bootstrap). "
-        "Items: what a test of two runs needs to see one point of Retain in four of five cases."
+        "Items needed: to see one point of Retain between two runs in four of five cases."
     )
     return made.table(f"differences_{against}", f"Differences from {title}", note)
 

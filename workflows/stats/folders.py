@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import pandas as pd
 
-from workflows.stats.comparable import SAME_SCORE, settings
+from workflows.stats.comparable import score_difference, settings
 from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import interval, paired_runs, unpaired_runs
 from workflows.stats.versus import tested
@@ -27,22 +28,24 @@ def comparison_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.Data
     Raises:
         ValueError: No backbone is shared, or a score measures different things in the two folders.
     """
-    lines = []
-    for one, two in _shared(first, second):
-        _check(one, two)
-        mine, theirs = ({line.name: line for line in panel.done} for panel in (one, two))
-        for name in dict.fromkeys([*mine, *theirs]):
-            for measure in one.samples:
-                compared = _line(one, mine.get(name), measure, "a")
-                compared |= _line(two, theirs.get(name), measure, "b")
-                if name in mine and name in theirs:
-                    compared |= _difference(one, mine[name], two, theirs[name], measure)
-                lines.append(compared)
+    lines = [line for one, two in _shared(first, second) for line in _lines(one, two)]
     columns = (
         "backbone target row title measure a a_low a_high b b_low b_high difference low high won "
         "lost test p"
     ).split()
     return pd.DataFrame(lines, columns=columns)
+
+
+def _lines(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
+    """The lines of one backbone."""
+    _check(one, two)
+    mine, theirs = ({line.name: line for line in panel.done} for panel in (one, two))
+    for name, measure in product(dict.fromkeys([*mine, *theirs]), one.samples):
+        compared = _line(one, mine.get(name), measure, "a")
+        compared |= _line(two, theirs.get(name), measure, "b")
+        if name in mine and name in theirs:
+            compared |= _difference(one, mine[name], two, theirs[name], measure)
+        yield compared
 
 
 def _shared(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple[Panel, Panel]]:
@@ -66,12 +69,9 @@ def _check(one: Panel, two: Panel) -> None:
     known = {(s["task"], s["metric"], s["filter"]): s for s in one.reference.first["scores"]}
     for score in two.reference.first["scores"]:
         other = known.get((score["task"], score["metric"], score["filter"]), score)
-        for field, words in SAME_SCORE.items():
-            if other[field] != score[field]:
-                raise ValueError(
-                    f"the folders were scored {words} '{score['task']}' "
-                    f"({other[field]} and {score[field]})"
-                )
+        difference = score_difference(other, score)
+        if difference:
+            raise ValueError(f"the folders were scored {difference}")
 
 
 def _line(panel: Panel, line: Line | None, measure: str, side: str) -> dict[str, Any]:

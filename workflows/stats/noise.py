@@ -60,11 +60,11 @@ def noise_frame(
 
 def _reference(panels: Sequence[Panel], repeat: Record) -> tuple[Record, Run, Sequence[str]]:
     """The record that a repeat repeats, with its items and the tasks of the Retain."""
+    wanted = repeat["backbone"]["name"], repeat["row"], repeat["seed"]
     for panel in panels:
-        if panel.reference.backbone == repeat["backbone"]["name"]:
-            for record, run in panel.reference.pairs:
-                if (record["row"], record["seed"]) == (repeat["row"], repeat["seed"]):
-                    return record, run, panel.retain_tasks
+        for record, run in panel.reference.pairs:
+            if wanted == (panel.reference.backbone, record["row"], record["seed"]):
+                return record, run, panel.retain_tasks
     raise ValueError(
         f"a noise record of row '{repeat['row']}', seed {repeat['seed']}, on "
         f"'{repeat['backbone']['name']}' is not of this table's reference"

@@ -53,6 +53,7 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
     A perplexity is no mean over items, so nothing says who is tied.
     """
     found = {}
+    perplexities = [s["task"] for s in panel.reference.first["scores"] if not s["higher_is_better"]]
     for field in fields(panel):
         for measure, samples in panel.samples.items():
             values = [100 * samples[line.name].value for line in field]
@@ -60,11 +61,10 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
             for line, place in zip(field, places(values), strict=True):
                 tied = place != 1 and interval(best - samples[line.name].draws)[0] <= 0
                 found[line.name, measure] = Mark(place, tied)
-        for score in panel.reference.first["scores"]:
-            if score["primary"] and not score["higher_is_better"]:
-                values = [_mean_score(line, score["task"]) for line in field]
-                for line, place in zip(field, places(values, lower_is_better=True), strict=True):
-                    found[line.name, score["task"]] = Mark(place)
+        for task in perplexities:
+            values = [_mean_score(line, task) for line in field]
+            for line, place in zip(field, places(values, lower_is_better=True), strict=True):
+                found[line.name, task] = Mark(place)
     return found
 
 

@@ -42,15 +42,12 @@ def difference_frame(panels: Sequence[Panel]) -> pd.DataFrame:
 
 def _pairs(panel: Panel) -> Iterator[tuple[Line, Line]]:
     """Every line with the reference, and with HeRo where it has the same target or none."""
-    for line in panel.done:
-        if line is not panel.reference:
-            yield line, panel.reference
-    for focus in panel.done:
-        if focus.row == FOCUS and focus is not panel.reference:
-            for line in panel.done:
-                same = line.budget == focus.budget or line.first["kind"] == "reference"
-                if same and line is not focus and line is not panel.reference:
-                    yield line, focus
+    others = [line for line in panel.done if line is not panel.reference]
+    yield from ((line, panel.reference) for line in others)
+    for focus, line in product(others, others):
+        same = line.budget == focus.budget or line.first["kind"] == "reference"
+        if focus.row == FOCUS and same and line is not focus:
+            yield line, focus
 
 
 def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from workflows.stats.display import Cell, Table
 
 LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "\\": r"$\backslash$", "&": r"\&", "%": r"\%", "$": r"$\$$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"$\sim$", "^": r"$\wedge$",
     "<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "≈": r"$\approx$", "–": "--",
 }  # fmt: skip
 
