@@ -304,6 +304,44 @@ def test_what_people_read_is_the_frame_rounded(made: Path, name: str) -> None:
     assert read >= 2 * text.count("\n")
 
 
+HEADS = {
+    "retain": {"Skip": "skip", "Net": "skip_net", "Retain": "retain", "left acc": "left:acc"},
+    "ranks": {
+        "Retain": "retain", "Rank": "rank", "Leads in (%)": "first", "Behind the best": "behind",
+    },
+    "budgets": {
+        "Realised": "skip", "Net": "skip_net", "Authors' measure": "skip_authors",
+        "Spread over tokens": "token_std", "Prompt": "skip_prompt", "Answer": "skip_answer",
+        "Generated": "skip_generated",
+    },
+    "costs": {
+        "Trained parameters": "trained_parameters", "Training tokens": "training_tokens",
+        "Fit (s)": "fit_seconds", "Fit (MB)": "fit_memory_mb", "Scored tokens": "scored_tokens",
+        "Scoring (s)": "scoring_seconds", "Scoring (MB)": "scoring_memory_mb",
+    },
+    "noise": {
+        "Batch size": "batch_size", "Against": "against", "Items": "items", "Changed": "changed",
+        "Retain": "retain", "Largest change of a task": "largest",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_head_stands_over_its_own_numbers(made: Path, name: str) -> None:
+    frame = pd.read_csv(made / "report/tables" / f"{name}.csv").to_dict("records")
+    lines = (made / "report/tables" / f"{name}.md").read_text().split("\n\n")[0].splitlines()
+    heads = [cell.strip() for cell in lines[0].split("|")]
+    for told, line in zip(frame, lines[2:], strict=True):
+        cells = [re.sub(r"\*\*|</?u>| ≈|,", "", cell).strip() for cell in line.split("|")]
+        for head, column in HEADS[name].items():
+            shown = cells[heads.index(head)].split(" ± ")[0]
+            if math.isnan(told[column]):
+                assert shown == "–"
+            else:
+                digits = len(shown.partition(".")[2])
+                assert abs(float(shown) - told[column]) <= 0.5 * 10**-digits + 1e-9
+
+
 def test_the_report_is_the_same_bytes_again(made: Path, tmp_path: Path) -> None:
     steps.call("report", "--results", made / "results", "--out", tmp_path)
     files = [file for file in (made / "report").rglob("*") if file.is_file()]

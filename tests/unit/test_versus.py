@@ -181,6 +181,13 @@ def test_ranks_by_hand() -> None:
     assert frame["tied"].tolist() == [False, False, True]
 
 
+def test_references_do_not_compete_also_with_a_budget() -> None:
+    tuned = run("tuned", "all", kind="reference")
+    found = panels(dense(), run("x", "few"), tuned)
+    assert rank_frame(found)["row"].tolist() == ["x"]
+    assert {name for name, _ in marks(found[0])} == {"x at 25 %"}
+
+
 def test_ranks_that_are_open_have_wide_intervals() -> None:
     rng = np.random.default_rng(0)
     rows = [
