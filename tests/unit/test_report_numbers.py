@@ -287,8 +287,7 @@ def test_what_people_read_is_the_frame_rounded(made: Path, name: str) -> None:
     known = frame.select_dtypes("number").to_numpy(dtype=float).ravel()
     known = np.append(known[~np.isnan(known)], 1.0)
     text = (made / "report/tables" / f"{name}.md").read_text().split("\n\n")[0]
-    page = (made / "report/index.html").read_text()
-    read = 0
+    page, read = (made / "report/index.html").read_text(), 0
     for line in text.splitlines()[2:]:
         for cell in [part.strip() for part in line.strip("|").split(" | ")][1:]:
             bare = re.sub(r"</?u>|\*\*|\\\*| ≈", "", cell)
