@@ -41,3 +41,28 @@ def python(
         text=True,
         timeout=timeout,
     )
+
+
+class Refuse:
+    """Runs a step that must refuse; returns its sentence."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str], folder: Path) -> None:
+        self.capfd, self.folder = capfd, folder
+
+    def __call__(self, step: str, *arguments: Any) -> str:
+        before = sorted(self.folder.rglob("*"))
+        self.capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            call(step, *arguments)
+        assert ended.value.code == 2
+        assert sorted(self.folder.rglob("*")) == before
+        return sentence(self.capfd.readouterr().err)
+
+
+def sentence(stderr: str) -> str:
+    """The one sentence of a refusal, which ends what was printed."""
+    assert "Traceback" not in stderr
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    assert [line.startswith("error: ") for line in lines].count(True) == 1
+    assert lines[-1].startswith("error: ")
+    return lines[-1].removeprefix("error: ")

@@ -167,16 +167,25 @@ class Suite:
             words += ["--revision", backbone["revision"]]
         return shlex.join(words)
 
-    def evaluate_arguments(self, job: Job) -> str:
-        """Arguments of the evaluate step beside model and tasks."""
+    def evaluate_arguments(self, job: Job, batch_size: int | None = None) -> str:
+        """Arguments of the evaluate step beside model and tasks; the suite's own batch size."""
         words = ["--suite", self.name, "--backbone-name", job.backbone, "--row", job.row]
-        words += ["--batch-size", str(self.config["batch_size"])]
+        words += ["--batch-size", str(batch_size or self.config["batch_size"])]
         length = self.config["backbones"][job.backbone].get("max_length")
         for flag, value in (("--max-length", length), ("--limit", self.config.get("limit"))):
             words += [flag, str(value)] if value is not None else []
         if "task_folder" in self.config:
             words += ["--task-dir", self.config["task_folder"]]
         return shlex.join(words)
+
+    def noise_files(self) -> list[str]:
+        """Records of the reference at other batch sizes, beside its own."""
+        first: dict[str, str] = {}
+        for job in self.jobs:
+            if job.row == self.config["reference_row"]:
+                first.setdefault(job.backbone, job.folder)
+        sizes = self.config["noise_batch_sizes"]
+        return [f"{folder}/noise/batch{size}.json" for folder in first.values() for size in sizes]
 
     def evaluation_code(self) -> list[str]:
         """The files whose change makes every evaluation run again."""

@@ -123,6 +123,18 @@ def test_arguments_of_a_job_hold_what_changes_numbers(root: Path) -> None:
     )
 
 
+def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:
+    suite = read_suite(config(batch_size=4, noise_batch_sizes=[1, 8]), root)
+    assert suite.noise_files() == [
+        f"results/tiny/toy/dense/b0/s42/noise/batch{size}.json" for size in (1, 8)
+    ]
+    assert "--batch-size 8" in suite.evaluate_arguments(suite.jobs[0], 8)
+    assert read_suite(config(), root).noise_files() == []
+    other = config(reference_row="random-skip", noise_batch_sizes=[1])
+    (file,) = read_suite(other, root).noise_files()
+    assert file == "results/tiny/toy/random-skip/b25/s42/noise/batch1.json"
+
+
 def test_a_fit_watches_its_own_file_and_the_core(root: Path) -> None:
     job = next(j for j in read_suite(config(), root).jobs if j.row == "shortgpt")
     assert "methods/shortgpt.py" in job.code()
@@ -213,6 +225,7 @@ WRONG = [
     ({"data": {"trainnig": {"source": "demo"}}}, "data: .*'trainnig'"),
     ({"limit": 0}, "limit: 0 is less than"),
     ({"batch_size": 0}, "batch_size: 0 is less than"),
+    ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),
     ({"keep_models": "yes"}, "keep_models: 'yes' is not of type 'boolean'"),
 ]
 

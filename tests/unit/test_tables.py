@@ -1,4 +1,4 @@
-"""From records to the frames that people read."""
+"""From records to the frames of the tables, on numbers that a pencil can check."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests import made_records
+from tests.made_records import record, score, split
+from workflows.stats.lines import Panel, make_panels
 from workflows.stats.tables import (
-    display_frame,
+    budget_frame,
+    cost_frame,
     layer_frame,
     retain_frame,
     score_frame,
-    short_name,
 )
 
 COLUMNS = (
@@ -22,61 +25,24 @@ COLUMNS = (
 ).split()
 
 
-def score(task: str, values: list[float], metric: str = "acc", **changes: Any) -> dict[str, Any]:
-    return {
-        "task": task,
-        "metric": metric,
-        "filter": "none",
-        "primary": True,
-        "higher_is_better": True,
-        "value": float(np.mean(values)),
-        "n": len(values),
-        "k": int(sum(values)),
-        "stderr": 0.1,
-        "prompt_hash": "p",
-        "rates": {"all": {"tokens": 10, "skip": 0.2}},
-        "items": values,
-    } | changes
-
-
-def record(row: str, skip: float, *scores: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
-        "status": "ok",
-        "reason": None,
-        "row": row,
-        "title": row.title(),
-        "kind": "dynamic",
-        "stochastic": True,
-        "budget": 0.25,
-        "seed": 42,
-        "dirty": False,
-        "backbone": {"name": "toy"},
-        "rates": {"all": {"tokens": 20, "skip": skip, "skip_net": skip - 0.01}},
-        "skip_authors": 0.5,
-        "scores": list(scores),
-        "layers": {"kept": 4, "dense": 4, "removed": []},
-        "units": [],
-    } | changes
-
-
-def items_of(rec: dict[str, Any]) -> pd.DataFrame:
-    lines = [
-        {k: s[k] for k in ("task", "metric", "filter")} | {"item": n, "value": v}
-        for s in rec["scores"]
-        for n, v in reversed(list(enumerate(s["items"])))
-    ]
-    return pd.DataFrame(lines)
+def panels(*records: dict[str, Any], tasks: tuple[str, ...] = ("a", "b")) -> list[Panel]:
+    parts = [split(made) for made in records]
+    items = {n: frame for n, (made, frame) in enumerate(parts) if made["status"] == "ok"}
+    return make_panels([made for made, _ in parts], items, tasks, "dense", resamples=400)
 
 
 def frame(*records: dict[str, Any], tasks: tuple[str, ...] = ("a", "b")) -> pd.DataFrame:
-    items = {n: items_of(r) for n, r in enumerate(records) if r["status"] == "ok"}
-    return retain_frame(records, items, tasks, "dense")
+    return retain_frame(panels(*records, tasks=tasks))
+
+
+def on(name: str) -> dict[str, Any]:
+    """Another backbone."""
+    return {"backbone": record("x", 0.0)["backbone"] | {"name": name}}
 
 
 def dense(**changes: Any) -> dict[str, Any]:
-    given = {"kind": "reference", "stochastic": False, "budget": None, "skip_authors": 0.0}
     scores = score("a", [1, 1, 1, 1, 0]), score("b", [1, 1, 0, 0])
-    return record("dense", 0.0, *scores, **(given | changes))
+    return made_records.dense(*scores, **changes)
 
 
 def other(skip: float = 0.25, **changes: Any) -> dict[str, Any]:
@@ -126,7 +92,7 @@ def test_only_the_retain_tasks_enter_and_only_their_headline_metric() -> None:
 
 
 def test_budgets_and_backbones_have_lines_of_their_own() -> None:
-    far = {"backbone": {"name": "far"}}
+    far = on("far")
     runs = [dense(), other(), other(0.4, budget=0.4), dense(**far), other(**far)]
     table = frame(*runs)
     assert list(zip(table["backbone"], table["row"], strict=True)) == [
@@ -136,9 +102,9 @@ def test_budgets_and_backbones_have_lines_of_their_own() -> None:
 
 
 def test_each_backbone_is_held_against_its_own_reference() -> None:
-    weak = dense(backbone={"name": "far"})
+    weak = dense(**on("far"))
     weak["scores"] = [score("a", [1, 1, 0, 0, 0]), score("b", [1, 0, 1, 0])]
-    table = frame(dense(), weak, other(backbone={"name": "far"}))
+    table = frame(dense(), weak, other(**on("far")))
     assert table["retain"].tolist() == [100, 100, 100]
 
 
@@ -154,17 +120,10 @@ def test_uncommitted_code_is_noted() -> None:
 
 
 def test_a_row_that_does_not_apply_keeps_its_line_and_its_reason() -> None:
-    table = frame(dense(), other(status="not applicable", reason="too small", scores=[]))
+    table = frame(dense(), made_records.missing("hero", "too small"))
     line = table.to_dict("records")[1]
     assert line["note"] == "not applicable: too small"
     assert np.isnan(line["retain"])
-
-
-def test_another_prompt_is_refused() -> None:
-    changed = other()
-    changed["scores"][0]["prompt_hash"] = "q"
-    with pytest.raises(ValueError, match="'dense' and 'hero' were scored on different prompts of"):
-        frame(dense(), changed)
 
 
 def test_a_missing_reference_is_refused() -> None:
@@ -172,31 +131,13 @@ def test_a_missing_reference_is_refused() -> None:
         frame(other())
 
 
-def test_cells_show_a_dash_where_nothing_applies() -> None:
-    table = frame(dense(), other(0.25), other(0.27, seed=43))
-    shown = display_frame(table)
-    assert "Backbone" not in shown.columns
-    assert shown["Target"].tolist() == ["–", "25"]
-    assert shown["Skip"].tolist() == ["0.00", "26.00 ± 1.41"]
-    assert shown["Retain"].tolist() == ["100.00", "75.00 ± 0.00"]
-    assert shown["95 % interval"].tolist()[0] == "100.0 to 100.0"
-    assert shown["a acc"].tolist() == ["80.00", "40.00"]
-    several = display_frame(frame(dense(), dense(backbone={"name": "far"})))
-    assert several["Backbone"].tolist() == ["toy", "far"]
-
-
-def test_short_names() -> None:
-    assert short_name("demo_two_hop:acc_norm") == "two hop acc_norm"
-    assert short_name("perplexity:text:perplexity") == "perplexity:text"
-
-
 def test_scores_have_one_line_per_run_and_metric() -> None:
     lines = score_frame([dense(), other(seed=43)])
     assert lines[["row", "seed", "task", "value", "k", "n", "skip", "tokens"]].values.tolist() == [
-        ["dense", 42, "a", 0.8, 4, 5, 0.2, 10],
-        ["dense", 42, "b", 0.5, 2, 4, 0.2, 10],
-        ["hero", 43, "a", 0.4, 2, 5, 0.2, 10],
-        ["hero", 43, "b", 0.5, 2, 4, 0.2, 10],
+        ["dense", 42, "a", 0.8, 4, 5, 0.2, 100],
+        ["dense", 42, "b", 0.5, 2, 4, 0.2, 100],
+        ["hero", 43, "a", 0.4, 2, 5, 0.2, 100],
+        ["hero", 43, "b", 0.5, 2, 4, 0.2, 100],
     ]
 
 
@@ -211,7 +152,35 @@ def test_layers_show_what_ran() -> None:
 
 def test_layers_of_two_backbones_are_both_shown() -> None:
     deep = {"kept": 6, "dense": 6, "removed": []}
-    shares = layer_frame([dense(), dense(backbone={"name": "far"}, layers=deep)])
+    shares = layer_frame([dense(), dense(**on("far"), layers=deep)])
     assert list(shares.index) == ["toy: Dense", "far: Dense"]
     assert shares.isna().sum(axis=1).tolist() == [2, 0]
     assert shares.to_numpy().dtype == float
+
+
+def test_budgets_by_hand() -> None:
+    line = budget_frame(panels(dense(), other(0.25), other(0.29, seed=43))).to_dict("records")[1]
+    assert (line["target"], line["seeds"], line["flag"]) == (25, 2, "over")
+    assert line["skip"] == pytest.approx(27)
+    assert line["skip_std"] == pytest.approx(np.std([25, 29], ddof=1))
+    assert (line["skip_net"], line["skip_authors"]) == (pytest.approx(26), 50)
+    assert line["token_std"] == pytest.approx(13.5)
+    assert (line["skip_prompt"], line["skip_answer"]) == (pytest.approx(27), pytest.approx(13.5))
+    assert pd.isna(line["skip_generated"])
+
+
+def test_costs_by_hand() -> None:
+    fit = {"seconds": 5.5, "peak_memory_mb": 700.0, "trained_parameters": 9}
+    trained = {"fit": other()["fit"] | fit, "params": {"updates": 3, "batch_tokens": 7}}
+    plain = dense(fit=None)
+    lines = cost_frame(panels(plain, other(**trained), other(seed=43))).to_dict("records")
+    assert pd.isna(lines[0]["trained_parameters"])
+    assert pd.isna(lines[0]["fit_seconds"])
+    assert (lines[1]["trained_parameters"], lines[1]["training_tokens"]) == (9, 21)
+    assert (lines[1]["fit_seconds"], lines[1]["fit_memory_mb"]) == (4.0, 500)
+    assert (lines[1]["scored_tokens"], lines[1]["scoring_seconds"]) == (100, 1.5)
+
+
+def test_untrained_rows_saw_no_training_tokens() -> None:
+    made = other(params={"updates": 3, "batch_tokens": 7})
+    assert pd.isna(cost_frame(panels(dense(), made))["training_tokens"][1])

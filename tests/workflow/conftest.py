@@ -68,6 +68,7 @@ def toy_checkout(folder: Path) -> Path:
         ],
         "retain_tasks": ["toy_choice"],
         "task_folder": "toy/tasks",
+        "noise_batch_sizes": [3],
         "data": {"calibration": {"source": "toy/data/calibration.jsonl", "rows": 6}},
     }
     (folder / "toy.yaml").write_text(yaml.safe_dump(suite), encoding="utf-8")

@@ -86,11 +86,17 @@ def test_every_row_has_a_record_and_a_line(finished: Path) -> None:
     assert table(finished).loc[0, ["skip", "retain"]].tolist() == [0, 100]
     page = (finished / "reports/toy/index.html").read_text()
     assert all(title in page for title in table(finished)["title"])
-    for name in ("retain.md", "retain.tex", "scores.csv"):
+    for name in ("retain.md", "retain.tex", "scores.csv", "differences.csv", "costs.tex"):
         assert (finished / "reports/toy/tables" / name).stat().st_size > 0
-    for name in ("retain_over_skip", "scores_per_task", "executed_per_layer"):
+    for name in ("retain_over_skip", "differences", "scores_per_task", "executed_per_layer"):
         for kind in ("png", "svg"):
             assert (finished / f"reports/toy/figures/{name}.{kind}").stat().st_size > 1000
+
+
+def test_the_noise_floor_is_measured(finished: Path) -> None:
+    (line,) = pd.read_csv(finished / "reports/toy/tables/noise.csv").to_dict("records")
+    assert (line["batch_size"], line["against"], line["items"]) == (3, 16, 12)
+    assert "Noise floor" in (finished / "reports/toy/index.html").read_text()
 
 
 def test_numbers_of_the_table_stand_in_the_records(finished: Path) -> None:

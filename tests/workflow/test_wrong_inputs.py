@@ -16,34 +16,9 @@ import pytest
 from tests import steps, toy
 
 
-class Refuse:
-    """Runs a step that must refuse; returns its sentence."""
-
-    def __init__(self, capfd: pytest.CaptureFixture[str], folder: Path) -> None:
-        self.capfd, self.folder = capfd, folder
-
-    def __call__(self, step: str, *arguments: Any) -> str:
-        before = sorted(self.folder.rglob("*"))
-        self.capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            steps.call(step, *arguments)
-        assert ended.value.code == 2
-        assert sorted(self.folder.rglob("*")) == before
-        return sentence(self.capfd.readouterr().err)
-
-
-def sentence(stderr: str) -> str:
-    """The one sentence of a refusal, which ends what was printed."""
-    assert "Traceback" not in stderr
-    lines = [line for line in stderr.splitlines() if line.strip()]
-    assert [line.startswith("error: ") for line in lines].count(True) == 1
-    assert lines[-1].startswith("error: ")
-    return lines[-1].removeprefix("error: ")
-
-
 @pytest.fixture
-def refuse(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refuse:
-    return Refuse(capfd, tmp_path)
+def refuse(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> steps.Refuse:
+    return steps.Refuse(capfd, tmp_path)
 
 
 @pytest.fixture
@@ -60,13 +35,15 @@ def fit(backbone: Path, out: Path, row: str = "shortgpt", budget: str = "0.25") 
     return ["--method", row, "--backbone", backbone, "--budget", budget, "--out", out]
 
 
-def test_an_unknown_row_is_named_with_the_rows(refuse: Refuse, copy: Path, tmp_path: Path) -> None:
+def test_an_unknown_row_is_named_with_the_rows(
+    refuse: steps.Refuse, copy: Path, tmp_path: Path
+) -> None:
     said = refuse("compress", *fit(copy, tmp_path / "out", "shortgtp"))
     assert said.startswith("unknown row 'shortgtp' (rows: dense, ")
 
 
 @pytest.mark.parametrize("budget", ["0", "1", "1.5", "abc", "-0.2", "nan", ""])
-def test_a_wrong_budget(budget: str, refuse: Refuse, copy: Path, tmp_path: Path) -> None:
+def test_a_wrong_budget(budget: str, refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:
     command = ["--method", "shortgpt", "--backbone", copy, "--out", tmp_path / "out"]
     said = refuse("compress", *command, f"--budget={budget}")
     assert said == f"budget '{budget}' must be a number between 0 and 1, such as 0.25"
@@ -84,14 +61,14 @@ def test_a_wrong_budget(budget: str, refuse: Refuse, copy: Path, tmp_path: Path)
     ],
 )
 def test_wrong_params(
-    params: str, said: str, refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+    params: str, said: str, refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     command = [*fit(copy, tmp_path / "out"), "--params", params, "--calibration", ids]
     assert said in refuse("compress", *command)
 
 
 def test_missing_backbone_and_missing_config(
-    refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+    refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"
     said = refuse("compress", *fit(gone, tmp_path / "out"), "--calibration", ids)
@@ -145,7 +122,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGED)
 def test_a_damaged_backbone(
-    damage: Any, said: str, refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+    damage: Any, said: str, refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     damage(copy)
     assert said in refuse("compress", *fit(copy, tmp_path / "out"), "--calibration", ids)
@@ -169,14 +146,14 @@ def test_a_damaged_backbone(
     ],
 )
 def test_wrong_calibration_ids(
-    values: np.ndarray, said: str, refuse: Refuse, copy: Path, tmp_path: Path
+    values: np.ndarray, said: str, refuse: steps.Refuse, copy: Path, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "ids.npy", values)
     command = [*fit(copy, tmp_path / "out"), "--calibration", tmp_path / "ids.npy"]
     assert said in refuse("compress", *command)
 
 
-def test_wrong_calibration_files(refuse: Refuse, copy: Path, tmp_path: Path) -> None:
+def test_wrong_calibration_files(refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:
     base = fit(copy, tmp_path / "out")
     assert refuse("compress", *base) == "no calibration file was given, and this row needs one"
     gone = refuse("compress", *base, "--calibration", tmp_path / "gone.npy")
@@ -190,7 +167,7 @@ def test_wrong_calibration_files(refuse: Refuse, copy: Path, tmp_path: Path) -> 
 
 
 def test_text_without_a_tokenizer(
-    refuse: Refuse, copy: Path, data_files: dict[str, Path], tmp_path: Path
+    refuse: steps.Refuse, copy: Path, data_files: dict[str, Path], tmp_path: Path
 ) -> None:
     for file in copy.glob("tokenizer*"):
         file.unlink()
@@ -201,7 +178,7 @@ def test_text_without_a_tokenizer(
 
 
 def test_an_existing_result_is_not_overwritten(
-    refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+    refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("keep")
@@ -211,7 +188,7 @@ def test_an_existing_result_is_not_overwritten(
 
 
 def test_a_file_where_a_folder_should_be(
-    refuse: Refuse, copy: Path, ids: Path, tmp_path: Path
+    refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "results").write_text("")
     said = f"{tmp_path}/results is a file, a folder is needed there"
@@ -238,19 +215,21 @@ def test_a_file_where_a_folder_should_be(
     ],
 )
 def test_wrong_scoring_arguments(
-    more: list[str], said: str, refuse: Refuse, copy: Path, tmp_path: Path
+    more: list[str], said: str, refuse: steps.Refuse, copy: Path, tmp_path: Path
 ) -> None:
     assert said in refuse("evaluate", "--model", copy, *more, "--out", tmp_path / "record.json")
 
 
-def test_an_unknown_metric(refuse: Refuse, copy: Path, task_folder: Path, tmp_path: Path) -> None:
+def test_an_unknown_metric(
+    refuse: steps.Refuse, copy: Path, task_folder: Path, tmp_path: Path
+) -> None:
     tasks = '[{"task": "toy_choice", "metric": "f1", "limit": 2}]'
     command = ["--model", copy, "--tasks", tasks, "--task-dir", task_folder]
     said = refuse("evaluate", *command, "--out", tmp_path / "record.json")
     assert said == "task 'toy_choice' has no metric 'f1' (it has: acc, acc_norm)"
 
 
-def test_wrong_models(refuse: Refuse, copy: Path, tmp_path: Path) -> None:
+def test_wrong_models(refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:
     scoring = ["--tasks", "piqa", "--out", tmp_path / "record.json"]
     assert "gone does not exist" in refuse("evaluate", "--model", tmp_path / "gone", *scoring)
     (copy / "skipbench.json").write_text("{")
@@ -259,7 +238,7 @@ def test_wrong_models(refuse: Refuse, copy: Path, tmp_path: Path) -> None:
     assert "has format 9" in refuse("evaluate", "--model", copy, *scoring)
 
 
-def test_wrong_records(refuse: Refuse, tmp_path: Path) -> None:
+def test_wrong_records(refuse: steps.Refuse, tmp_path: Path) -> None:
     command = ["--results", tmp_path / "results", "--out", tmp_path / "page"]
     assert "holds no record.json" in refuse("report", *command)
     folder = tmp_path / "results" / "a"
@@ -270,7 +249,7 @@ def test_wrong_records(refuse: Refuse, tmp_path: Path) -> None:
     assert "breaks the record schema at top level" in refuse("report", *command)
 
 
-def test_wrong_data_sources(refuse: Refuse, tmp_path: Path) -> None:
+def test_wrong_data_sources(refuse: steps.Refuse, tmp_path: Path) -> None:
     def prepare(source: str) -> str:
         out = tmp_path / "rows.jsonl"
         return refuse("data", "--part", "training", "--source", source, "--out", out)
@@ -295,7 +274,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(
-    tiny_disk: Path, refuse: Refuse, copy: Path, ids: Path, task_folder: Path, tmp_path: Path
+    tiny_disk: Path, refuse: steps.Refuse, copy: Path, ids: Path, task_folder: Path, tmp_path: Path
 ) -> None:
     command = [*fit(copy, tiny_disk / "out"), "--calibration", ids]
     assert "No space left on device" in refuse("compress", *command)
@@ -314,5 +293,5 @@ def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:
     command = fit(copy, tmp_path / "out", budget="1.5")
     done = steps.python("-m", "workflows.steps.compress", *command)
     assert done.returncode == 2
-    assert sentence(done.stderr).startswith("budget '1.5' must be a number")
+    assert steps.sentence(done.stderr).startswith("budget '1.5' must be a number")
     assert not (tmp_path / "out").exists()

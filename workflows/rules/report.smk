@@ -4,19 +4,36 @@
 rule report:
     input:
         records=[f"{job.folder}/record.json" for job in SUITE.jobs],
+        noise=SUITE.noise_files(),
         checked=CHECKED,
         code=watched(SUITE.report_code()),
     output:
         page="reports/{suite}/index.html",
-        table=report(
-            "reports/{suite}/tables/retain.csv",
-            caption="../report/retain.rst",
+        tables=report(
+            expand(
+                "reports/{{suite}}/tables/{name}.csv",
+                name=[
+                    "retain",
+                    "ranks",
+                    "differences",
+                    "noise",
+                    "budgets",
+                    "costs",
+                    "scores",
+                ],
+            ),
+            caption="../report/tables.rst",
             category="Tables",
         ),
         figures=report(
             expand(
                 "reports/{{suite}}/figures/{name}.png",
-                name=["retain_over_skip", "scores_per_task", "executed_per_layer"],
+                name=[
+                    "retain_over_skip",
+                    "differences",
+                    "scores_per_task",
+                    "executed_per_layer",
+                ],
             ),
             caption="../report/figures.rst",
             category="Figures",

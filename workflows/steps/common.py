@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -84,6 +84,12 @@ def whole_file(file: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(file: Path, text: str) -> None:
+    """Replace a text file whole."""
+    with whole_file(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def check_place(file: Path) -> None:
@@ -162,10 +168,10 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def code_hash() -> str:
-    """sha256 over every Python and YAML file that can change a number, 16 hex digits."""
+def code_hash(folders: Sequence[str] = CODE_FOLDERS) -> str:
+    """sha256 over the Python and YAML files of folders, suites left out; 16 hex digits."""
     digest = hashlib.sha256()
-    for folder in CODE_FOLDERS:
+    for folder in folders:
         for file in sorted((ROOT / folder).rglob("*")):
             if file.suffix in {".py", ".yaml"} and "suites" not in file.parts:
                 digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())

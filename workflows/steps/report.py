@@ -7,21 +7,39 @@ tasks of the Retain and the reference row). Runs no job and needs no model.
 from __future__ import annotations
 
 import argparse
-import html
-import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from methods import ORDER
-from workflows.stats.tables import display_frame, layer_frame, retain_frame, score_frame
-from workflows.steps.common import ROOT, run, whole_file
-from workflows.steps.records import read_record
+from workflows.stats.comparable import cautions
+from workflows.stats.display import (
+    Table,
+    budget_table,
+    cost_table,
+    difference_table,
+    noise_table,
+    rank_table,
+    retain_table,
+    score_table,
+)
+from workflows.stats.noise import noise_frame
+from workflows.stats.ranking import rank_frame
+from workflows.stats.tables import (
+    budget_frame,
+    cost_frame,
+    layer_frame,
+    retain_frame,
+    score_frame,
+)
+from workflows.stats.versus import difference_frame
+from workflows.steps.common import ROOT, run, write_text
 from workflows.steps.report_figures import draw_all
+from workflows.steps.report_render import html_table, latex, markdown
+from workflows.steps.report_results import Results, read_results
 
 PAGES = ROOT / "workflows" / "report"
 
@@ -39,106 +57,69 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Read, compute, write; the page last."""
     args = arguments()
-    records, items = read_results(args.results)
-    settings = read_settings(args.results, records)
-    retain = retain_frame(records, items, settings["retain_tasks"], settings["reference_row"])
-    tables, figures = args.out / "tables", args.out / "figures"
-    for folder in (tables, figures):
-        folder.mkdir(parents=True, exist_ok=True)
-    shown = display_frame(retain)
-    write(tables / "retain.csv", retain.to_csv(index=False))
-    write(tables / "retain.md", markdown(shown))
-    write(tables / "retain.tex", shown.to_latex(index=False, escape=True).replace("±", r"$\pm$"))
-    write(tables / "scores.csv", score_frame(records).to_csv(index=False))
-    draw_all(retain, layer_frame(records), figures)
-    write(args.out / "index.html", page(records, settings, shown))
+    results = read_results(args.results)
+    frames = make_frames(results)
+    warned = cautions(results.records)
+    tables = make_tables(results, frames)
+    for sentence in warned:
+        print(f"caution: {sentence}", file=sys.stderr)
+    for name, frame in frames.items():
+        write_text(args.out / "tables" / f"{name}.csv", frame.to_csv(index=False))
+    for table in tables.values():
+        write_text(args.out / "tables" / f"{table.name}.md", markdown(table, warned))
+        write_text(args.out / "tables" / f"{table.name}.tex", latex(table, warned))
+    layers = layer_frame(results.records)
+    draw_all(frames["retain"], frames["differences"], layers, args.out / "figures")
+    write_text(args.out / "index.html", page(results, tables, warned))
     print(f"wrote {args.out / 'index.html'}")
 
 
-def read_results(folder: Path) -> tuple[list[dict[str, Any]], dict[int, pd.DataFrame]]:
-    """Every record below a folder in the table's order, and the items of those that have some.
-
-    Raises:
-        ValueError: There is no record, one breaks the schema, or its items are missing.
-    """
-    files = sorted(folder.rglob("record.json"))
-    if not files:
-        raise ValueError(f"{folder} holds no record.json")
-    suite = folder / "suite.json"
-    if suite.is_file():
-        # Runs that a changed suite no longer lists stay on disk and out of the table.
-        from workflows.jobs import read_suite
-
-        wanted = {job.folder for job in read_suite(json.loads(suite.read_text("utf-8"))).jobs}
-        parts = {"/".join(Path(name).parts[2:]) for name in wanted}
-        files = [f for f in files if str(f.parent.relative_to(folder)) in parts] or files
-    known = {name: position for position, name in enumerate(ORDER)}
-    loaded = [(read_record(file), file) for file in files]
-    loaded.sort(key=lambda pair: _position(pair[0], known))
-    items = {}
-    for number, (record, file) in enumerate(loaded):
-        if record["status"] == "ok":
-            frame = file.with_suffix(".items.parquet")
-            if not frame.is_file():
-                raise ValueError(f"{file} has no items beside it ({frame.name} is missing)")
-            items[number] = pd.read_parquet(frame)
-    return [record for record, _ in loaded], items
-
-
-def _position(record: dict[str, Any], known: dict[str, int]) -> tuple[Any, ...]:
-    order = known.get(record["method"], len(known))
-    budget = -1.0 if record["budget"] is None else record["budget"]
-    return (record["backbone"]["name"], budget, order, record["row"], record["seed"])
-
-
-def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Retain tasks and reference row: the suite's, or every scored task against ``dense``."""
-    file = folder / "suite.json"
-    if file.is_file():
-        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return settings
-    scored = [
-        score["task"]
-        for record in records
-        for score in record.get("scores", [])
-        if score["primary"] and score["higher_is_better"]
-    ]
+def make_frames(results: Results) -> dict[str, pd.DataFrame]:
+    """Every table as a frame: what stands in the CSV files."""
+    rounded = {
+        "ranks": rank_frame(results.panels),
+        "differences": difference_frame(results.panels),
+        "budgets": budget_frame(results.panels),
+        "costs": cost_frame(results.panels),
+        "noise": noise_frame(results.panels, results.repeats, results.repeat_items),
+    }
     return {
-        "suite": records[0]["suite"],
-        "retain_tasks": list(dict.fromkeys(scored)),
-        "reference_row": "dense",
+        "retain": retain_frame(results.panels),
+        "scores": score_frame(results.records),
+        **{name: frame.round(4) for name, frame in rounded.items()},
     }
 
 
-def write(file: Path, text: str) -> None:
-    """Replace a text file whole."""
-    with whole_file(file) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[str, Table]:
+    """The frames as people read them, in the page's order."""
+    titles = {record["row"]: record["title"] for record in results.records}
+    opponents = dict.fromkeys(frames["differences"]["against"])
+    tables = [
+        retain_table(frames["retain"], results.panels),
+        rank_table(frames["ranks"]),
+        *[difference_table(frames["differences"], name, titles[name]) for name in opponents],
+        noise_table(frames["noise"]),
+        budget_table(frames["budgets"]),
+        cost_table(frames["costs"]),
+        score_table(frames["scores"], titles),
+    ]
+    return {table.name: table for table in tables if table.lines}
 
 
-def markdown(frame: pd.DataFrame) -> str:
-    """A frame of text cells as a Markdown table."""
-    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(map(str, cells)) + " |" for cells in lines) + "\n"
-
-
-def page(records: Sequence[dict[str, Any]], settings: dict[str, Any], shown: pd.DataFrame) -> str:
+def page(results: Results, tables: Mapping[str, Table], warned: list[str]) -> str:
     """The page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    done = [record for record in records if record["status"] == "ok"]
-    body = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in line) + "</tr>"
-        for line in shown.to_numpy().tolist()
-    )
+    done = [record for record in results.records if record["status"] == "ok"]
     return environment.get_template("index.html").render(
-        suite=settings["suite"],
-        retain_tasks=settings["retain_tasks"],
-        reference_row=settings["reference_row"],
-        columns=list(shown.columns),
-        body=Markup(body),
+        suite=results.settings["suite"],
+        retain_tasks=results.settings["retain_tasks"],
+        reference_row=results.settings["reference_row"],
+        tables={name: (table, Markup(html_table(table))) for name, table in tables.items()},
+        warned=warned,
         runs=len(done),
+        lone=sorted({r["row"] for r in done if r["stochastic"]} - several_seeds(results)),
         backbones={r["backbone"]["name"]: r["backbone"] for r in done},
         versions=done[0]["versions"],
         commits=sorted({str(r["commit"])[:12] for r in done}),
@@ -147,6 +128,11 @@ def page(records: Sequence[dict[str, Any]], settings: dict[str, Any], shown: pd.
         tokens=done[0]["rates"]["all"]["tokens"],
         limits=sorted({s["n"] for r in done for s in r["scores"] if s["k"] is not None}),
     )
+
+
+def several_seeds(results: Results) -> set[str]:
+    """Rows that ran under more than one seed."""
+    return {line.row for panel in results.panels for line in panel.done if len(line.records) > 1}
 
 
 if __name__ == "__main__":

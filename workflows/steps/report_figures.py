@@ -16,7 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from workflows.stats.tables import short_name
+from workflows.stats.display import short_name
+from workflows.stats.paired import LEVEL
+from workflows.stats.resample import RETAIN
+from workflows.stats.versus import FOCUS
 
 KIND_STYLE = {
     "reference": ("#333333", "s", "reference"),
@@ -36,10 +39,14 @@ plt.rcParams.update(
 )
 
 
-def draw_all(retain: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
+def draw_all(
+    retain: pd.DataFrame, differences: pd.DataFrame, layers: pd.DataFrame, folder: Path
+) -> None:
     """Write every figure as PNG and SVG into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Callable[[], Figure]] = {
         "retain_over_skip": lambda: retain_over_skip(retain),
+        "differences": lambda: forest(retain, differences),
         "scores_per_task": lambda: scores_per_task(retain),
         "executed_per_layer": lambda: executed_per_layer(layers),
     }
@@ -101,6 +108,32 @@ def _label_points(axis: Axes, part: pd.DataFrame) -> None:
             va="center", fontsize=7.5,
         )  # fmt: skip
     axis.margins(x=0.25)
+
+
+def forest(retain: pd.DataFrame, differences: pd.DataFrame) -> Figure:
+    """Differences of Retain with their intervals: from HeRo, or from the reference without it."""
+    main = differences[differences["measure"] == RETAIN]
+    opponents = list(dict.fromkeys(main["against"]))
+    against = FOCUS if FOCUS in opponents else next(iter(opponents), FOCUS)
+    shown = main[main["against"] == against].merge(
+        retain[["backbone", "row", "kind"]].drop_duplicates(), on=["backbone", "row"]
+    )
+    several = shown["backbone"].nunique() > 1
+    figure, axis = plt.subplots(figsize=(6.4, 1.0 + 0.3 * max(1, len(shown))))
+    for height, (_, line) in enumerate(shown.iterrows()):
+        color, marker, _ = KIND_STYLE[line["kind"]]
+        spread = [[line["difference"] - line["low"]], [line["high"] - line["difference"]]]
+        told = line["p_holm"] < LEVEL
+        axis.errorbar(
+            line["difference"], height, xerr=np.clip(spread, 0, None), fmt=marker, color=color,
+            markerfacecolor=color if told else "white", capsize=2, markersize=5, linewidth=1,
+        )  # fmt: skip
+    axis.axvline(0, color="#999999", linewidth=0.8, linestyle=":")
+    axis.set_yticks(range(len(shown)), [_line_name(line, several) for _, line in shown.iterrows()])
+    axis.set_ylim(len(shown) - 0.5, -0.5)
+    title = retain.loc[retain["row"] == against, "title"].iloc[0] if len(shown) else against
+    axis.set_xlabel(f"Retain minus that of {title} (points), with 95 % interval")
+    return figure
 
 
 def scores_per_task(frame: pd.DataFrame) -> Figure:

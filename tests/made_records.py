@@ -1,0 +1,142 @@
+"""Records and items as the evaluate step writes them, with values that a test chooses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tests.unit.test_records import record as complete
+
+TASKS = {"left": 60, "right": 80}
+
+
+def rates(skip: float, **kinds: float) -> dict[str, Any]:
+    parts = {"all": skip} | kinds
+    return {
+        kind: {"tokens": 100, "skip": s, "skip_net": s - 0.01, "skip_std": s / 2}
+        for kind, s in parts.items()
+    }
+
+
+def score(
+    task: str, values: Sequence[float], metric: str = "acc", skip: float = 0.2, **changes: Any
+) -> dict[str, Any]:
+    """One entry of a record, with its ``items`` until :func:`write` or :func:`split` takes them."""
+    return {
+        "task": task, "metric": metric, "filter": "none", "primary": True, "higher_is_better": True,
+        "value": float(np.mean(values)), "n": len(values), "k": int(sum(values)), "stderr": 0.1,
+        "shots": 0, "split": "test", "chat_template": False, "version": 1.0, "prompt_hash": "p",
+        "rates": rates(skip), "items": list(values),
+    } | changes  # fmt: skip
+
+
+def record(row: str, skip: float, *scores: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A finished run."""
+    plain = complete()
+    return plain | {
+        "suite": "made", "row": row, "method": row, "title": row.title(), "kind": "dynamic",
+        "stochastic": True, "fit_code_hash": "c", "dirty": False, "code_hash": "c",
+        "fit": {
+            "seconds": 2.5, "peak_memory_mb": 300.0, "device": "cpu", "threads": 1,
+            "trained_parameters": 0,
+        },
+        "backbone": plain["backbone"] | {"name": "toy"},
+        "scores": list(scores), "rates": rates(skip, prompt=skip, answer=skip / 2),
+        "skip_authors": 0.5, "layers": {"kept": 4, "dense": 4, "removed": []},
+        "evaluation": {
+            "batch_size": 16, "max_length": 64, "device": "cpu", "threads": 1, "seconds": 1.5,
+            "peak_memory_mb": 200.0,
+        },
+        "versions": {"python": "3.11", "torch": "2", "lm_eval": "0.4"},
+        "hardware": {"processor": "p", "cores": 2, "accelerator": None},
+    } | changes  # fmt: skip
+
+
+def dense(*scores: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The reference."""
+    given = {"kind": "reference", "stochastic": False, "budget": None, "skip_authors": 0.0}
+    return record("dense", 0.0, *scores, **(given | changes))
+
+
+def missing(row: str, reason: str, **changes: Any) -> dict[str, Any]:
+    """A row that is not applicable."""
+    made = record(row, 0.0, status="not applicable", reason=reason, **changes)
+    for name in ("scores", "rates", "skip_authors", "units", "layers", "evaluation"):
+        del made[name]
+    return made
+
+
+def split(made: Mapping[str, Any]) -> tuple[dict[str, Any], pd.DataFrame]:
+    """A record as it stands on disk, and its items, in no particular order."""
+    lines = [
+        {key: s[key] for key in ("task", "metric", "filter")} | {"item": n, "value": float(v)}
+        for s in made.get("scores", [])
+        for n, v in reversed(list(enumerate(s["items"])))
+    ]
+    scores = [{k: v for k, v in s.items() if k != "items"} for s in made.get("scores", [])]
+    return dict(made) | ({"scores": scores} if "scores" in made else {}), pd.DataFrame(lines)
+
+
+def write(file: Path, made: Mapping[str, Any]) -> Path:
+    """A record with its items beside it."""
+    plain, items = split(made)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(plain), encoding="utf-8")
+    if len(items):
+        items.to_parquet(file.with_suffix(".items.parquet"), index=False)
+    return file
+
+
+def write_run(folder: Path, made: Mapping[str, Any]) -> Path:
+    """Where a suite would put it."""
+    label = "b0" if made["budget"] is None else f"b{100 * made['budget']:g}"
+    place = folder / made["backbone"]["name"] / made["row"] / label / f"s{made['seed']}"
+    return write(place / "record.json", made)
+
+
+def suite() -> list[dict[str, Any]]:
+    """Dense, LoRA, three rows of several seeds at two targets, one that is not applicable."""
+    rng = np.random.default_rng(7)
+    hard = {task: rng.random(n) for task, n in TASKS.items()}
+
+    def solved(quality: float) -> list[dict[str, Any]]:
+        return [
+            score(task, (values + rng.normal(0, 0.15, len(values)) < quality).astype(float))
+            for task, values in hard.items()
+        ]
+
+    trained = {"params": {"updates": 10, "batch_tokens": 64}}
+    trained["fit"] = record("x", 0.0)["fit"] | {"trained_parameters": 1234}
+    runs = [dense(*solved(0.9))]
+    runs.append(record("lora", 0.0, *solved(0.88), budget=None, kind="reference", **trained))
+    for budget in (0.25, 0.4):
+        for seed in (42, 43, 44):
+            given = {"budget": budget, "seed": seed}
+            runs.append(record("random-skip", budget + 0.001, *solved(0.5), **given))
+            skip, quality = budget - 0.004 + seed / 1e4, 0.8 - budget / 4 + rng.normal(0, 0.03)
+            runs.append(record("hero", skip, *solved(quality), **given, **trained))
+        cut = {"kind": "static", "stochastic": False, "budget": budget}
+        runs.append(record("shortgpt+lora", budget - 0.03, *solved(0.72), **cut))
+    runs.append(missing("slicegpt", "its widths do not fit", budget=0.4))
+    return runs
+
+
+def write_suite(folder: Path) -> Path:
+    """The runs of :func:`suite` below ``folder``, with two records of the noise floor."""
+    runs = suite()
+    for made in runs:
+        write_run(folder, made)
+    for size, flips in ((1, 0), (8, 2)):
+        again = json.loads(json.dumps(runs[0]))
+        again["evaluation"]["batch_size"] = size
+        entry = again["scores"][0]
+        for _ in range(flips):
+            entry["items"][entry["items"].index(1)] = 0.0
+        entry["k"], entry["value"] = int(sum(entry["items"])), float(np.mean(entry["items"]))
+        write(folder / f"toy/dense/b0/s42/noise/batch{size}.json", again)
+    return folder

@@ -1,0 +1,79 @@
+"""Which records may share a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.made_records import dense, missing, record, score
+from workflows.stats.comparable import cautions, check_comparable
+
+
+def runs(**changes: Any) -> list[dict[str, Any]]:
+    """Dense, and HeRo with something else."""
+    return [dense(score("a", [1, 0])), record("hero", 0.2, score("a", [1, 1]), **changes)]
+
+
+def test_equal_runs_pass_without_a_word() -> None:
+    records = [*runs(), missing("slicegpt", "too small")]
+    check_comparable(records)
+    assert cautions(records) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prompt_hash": "q"}, r"on different prompts of 'a' \(p and q\)"),
+        ({"split": "validation"}, r"on different splits of 'a' \(test and validation\)"),
+        ({"version": 2.0}, r"with different versions of 'a' \(1.0 and 2.0\)"),
+        ({"shots": 5}, r"with different numbers of demonstrations of 'a' \(0 and 5\)"),
+        ({"n": 3}, r"on different numbers of items of 'a' \(2 and 3\)"),
+        ({"chat_template": True}, r"with and without a chat template on 'a' \(False and True\)"),
+    ],
+)
+def test_scores_of_different_things_are_refused(changes: dict[str, Any], words: str) -> None:
+    records = runs()
+    records[1]["scores"][0] |= changes
+    with pytest.raises(ValueError, match=f"rows 'dense' and 'hero' were scored {words}; evaluate"):
+        check_comparable(records)
+
+
+def test_other_harness_versions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"different harness versions \(lm_eval\): 0.4 and 0.5"):
+        check_comparable(runs(versions={"lm_eval": "0.5"}))
+
+
+def test_one_name_for_two_backbones_is_refused() -> None:
+    other = dense()["backbone"] | {"hash": "f" * 16}
+    with pytest.raises(ValueError, match="different backbones under the name 'toy'"):
+        check_comparable(runs(backbone=other))
+
+
+def test_backbones_may_have_prompts_of_their_own() -> None:
+    far = dense()["backbone"] | {"name": "far", "hash": "f" * 16}
+    check_comparable([runs()[0], dense(score("a", [1], prompt_hash="q"), backbone=far)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"code_hash": "e"}, "differ in code hash: c (dense), e (hero)."),
+        ({"fit_code_hash": "e"}, "differ in code hash of the fit: c (dense), e (hero)."),
+        ({"dirty": True}, "not committed: hero."),
+        (
+            {"versions": {"torch": "3", "lm_eval": "0.4"}},
+            "differ in version of torch: 2 (dense), 3",
+        ),
+        ({"hardware": {"processor": "q"}}, "differ in processor"),
+        (
+            {"evaluation": dense()["evaluation"] | {"batch_size": 4}},
+            "differ in batch size: 16 (dense), 4 (hero).",
+        ),
+    ],
+)
+def test_what_moves_last_digits_is_said_in_a_sentence(changes: dict[str, Any], words: str) -> None:
+    records = runs(**changes)
+    check_comparable(records)
+    (sentence,) = cautions(records)
+    assert words in sentence

@@ -1,0 +1,232 @@
+"""The bootstrap: against slow loops and scipy, and how often its intervals hold the truth."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from workflows.stats.resample import RETAIN, Sample, bootstrap, interval, paired_runs, unpaired_runs
+
+Run = dict[str, np.ndarray]
+
+
+def items(n: int, right: int) -> np.ndarray:
+    """n items, the first ``right`` of them solved."""
+    return (np.arange(n) < right).astype(float)
+
+
+def sample(runs: list[Run], base: Run, resamples: int = 2000, seed: int = 0) -> Sample:
+    """Retain of a line against ``base``."""
+    lines = {"dense": [base], "row": runs}
+    return bootstrap(lines, "dense", list(base), resamples, seed)[RETAIN]["row"]
+
+
+def test_the_reference_against_itself_is_exactly_one() -> None:
+    base = {"a": items(50, 30), "b": items(40, 39)}
+    kept = sample([base], base)
+    assert kept.value == 1
+    assert np.all(kept.draws == 1)
+    assert kept.std is None
+
+
+def test_points_over_seeds_by_hand() -> None:
+    base = {"a": items(10, 8), "b": items(10, 5)}
+    kept = sample(
+        [{"a": items(10, 6), "b": items(10, 5)}, {"a": items(10, 4), "b": items(10, 4)}], base
+    )
+    first, second = (6 / 8 + 5 / 5) / 2, (4 / 8 + 4 / 5) / 2
+    assert kept.points.tolist() == pytest.approx([first, second])
+    assert kept.value == pytest.approx((first + second) / 2)
+    assert kept.std == pytest.approx(abs(first - second) / 2**0.5)
+
+
+def test_every_line_and_the_reference_see_the_same_items() -> None:
+    """Wrong items of the row are wrong in the reference as well: their ratio never moves."""
+    base = {"a": items(100, 80)}
+    lines = {"dense": [base], "half": [{"a": base["a"] / 2}], "same": [base]}
+    samples = bootstrap(lines, "dense", ["a"], 500)
+    assert np.allclose(samples[RETAIN]["half"].draws, 0.5)
+    assert np.array_equal(samples["a"]["dense"].draws, samples["a"]["same"].draws)
+    assert samples["a"]["dense"].draws.std() == pytest.approx(np.sqrt(0.8 * 0.2 / 100), rel=0.1)
+
+
+def test_against_a_slow_loop() -> None:
+    """The same picks of items, one resample at a time."""
+    from workflows.stats.resample import _generator
+
+    rng = np.random.default_rng(3)
+    base = {task: (rng.random(n) < 0.7).astype(float) for task, n in (("a", 30), ("b", 50))}
+    run = {task: (rng.random(len(values)) < 0.5).astype(float) for task, values in base.items()}
+    picks = {
+        task: _generator(0, "items", task).integers(len(v), size=(40, len(v)))
+        for task, v in base.items()
+    }
+    slow = [
+        np.mean([run[t][picks[t][b]].mean() / base[t][picks[t][b]].mean() for t in base])
+        for b in range(40)
+    ]
+    assert sample([run], base, 40).draws == pytest.approx(slow)
+
+
+def test_one_task_agrees_with_the_bootstrap_of_scipy() -> None:
+    rng = np.random.default_rng(1)
+    base = (rng.random(300) < 0.8).astype(float)
+    run = np.where(rng.random(300) < 0.8, base, 1 - base)
+    theirs = stats.bootstrap(
+        (run, base), lambda a, b, axis: a.mean(axis) / b.mean(axis), paired=True, vectorized=True,
+        n_resamples=20_000, method="percentile", rng=np.random.default_rng(2),
+    ).confidence_interval  # fmt: skip
+    ours = interval(sample([{"a": run}], {"a": base}, 20_000).draws)
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.004)
+
+
+def test_pairing_narrows_the_interval() -> None:
+    base = {"a": items(400, 200)}
+    same_items, other_items = {"a": items(400, 180)}, {"a": np.roll(items(400, 180), 210)}
+    near, far = (np.diff(interval(sample([run], base).draws)) for run in (same_items, other_items))
+    assert near < 0.5 * far
+
+
+def test_a_row_more_moves_no_interval() -> None:
+    rng = np.random.default_rng(0)
+
+    def run() -> Run:
+        return {task: (rng.random(60) < 0.6).astype(float) for task in "ab"}
+
+    few = {"dense": [run()], "x": [run(), run()]}
+    many = {"new": [run()], **few}
+    before = bootstrap(few, "dense", ["a", "b"], 200)
+    after = bootstrap(many, "dense", ["a", "b"], 200)
+    for measure in (RETAIN, "a", "b"):
+        assert np.array_equal(before[measure]["x"].draws, after[measure]["x"].draws)
+
+
+def test_seed_and_resamples_decide_every_bit() -> None:
+    base, run = {"a": items(50, 40)}, {"a": np.roll(items(50, 30), 7)}
+    lines = {"dense": [base], "row": [run, base]}
+    first, again, other = (bootstrap(lines, "dense", ["a"], 100, seed) for seed in (0, 0, 1))
+    assert np.array_equal(first[RETAIN]["row"].draws, again[RETAIN]["row"].draws)
+    assert not np.array_equal(first[RETAIN]["row"].draws, other[RETAIN]["row"].draws)
+
+
+def test_seeds_that_differ_widen_the_interval() -> None:
+    base = {"a": items(2000, 1600)}
+    equal = [{"a": items(2000, 1200)}] * 2
+    apart = [{"a": items(2000, 800)}, {"a": items(2000, 1600)}]
+    narrow, wide = (np.diff(interval(sample(runs, base).draws)) for runs in (equal, apart))
+    assert wide > 5 * narrow
+
+
+def test_resamples_in_which_the_reference_solves_nothing_stay_finite() -> None:
+    run = {"a": items(4, 1)}
+    assert np.isfinite(sample([run], run).draws).all()
+
+
+def test_tasks_outside_the_retain_are_resampled_and_do_not_enter() -> None:
+    base = {"a": items(50, 40), "b": np.zeros(20)}
+    lines = {"dense": [base], "row": [{"a": items(50, 20), "b": items(20, 5)}]}
+    samples = bootstrap(lines, "dense", ["a"], 100)
+    assert samples[RETAIN]["row"].value == pytest.approx(0.5)
+    assert samples["b"]["row"].value == 0.25
+    assert (samples["b"]["dense"].draws == 0).all()
+
+
+def test_equal_runs_differ_by_nothing_when_paired_and_by_their_seeds_when_not() -> None:
+    base = {"a": items(400, 300)}
+    line = sample([{"a": items(400, 100)}, {"a": items(400, 250)}, {"a": items(400, 180)}], base)
+    assert (paired_runs(line, line) == 0).all()
+    errors = line.draws - line.by_items
+    apart = unpaired_runs(line, line)
+    assert apart.mean() == pytest.approx(0, abs=0.02)
+    assert abs(np.corrcoef(apart + errors, errors)[0, 1]) < 0.1
+
+
+def test_paired_runs_share_what_a_seed_does_to_both() -> None:
+    base = {"a": items(400, 300)}
+    before = sample([{"a": items(400, right)} for right in (100, 200, 300)], base)
+    after = sample([{"a": items(400, right)} for right in (110, 210, 310)], base)
+    paired, apart = (np.ptp(interval(f(before, after))) for f in (paired_runs, unpaired_runs))
+    assert paired < 0.2 * apart
+    assert paired_runs(before, after).mean() == pytest.approx(10 / 300, abs=0.003)
+
+
+def test_what_cannot_be_resampled_is_refused() -> None:
+    base = {"a": items(10, 3)}
+    with pytest.raises(ValueError, match="task 'a': 'row' has 9 items, others 10"):
+        sample([{"a": items(9, 3)}], base)
+    with pytest.raises(ValueError, match="'row' was not scored on task 'a'"):
+        sample([{"b": items(9, 3)}], base)
+    with pytest.raises(ValueError, match="positive reference score of task 'a'"):
+        sample([base], {"a": np.zeros(10)})
+    with pytest.raises(ValueError, match="at least one task"):
+        bootstrap({"dense": [base]}, "dense", [])
+
+
+def covered(seeds: int, items: int, between: float, together: float) -> float:
+    """How often the interval of a score holds its expectation over items and seeds.
+
+    An item is solved where its size, its size under this seed and the seed's own add up to more
+    than zero.
+
+    Args:
+        seeds: Runs of the row.
+        items: Items of the task.
+        between: Standard deviation of the seeds' own sizes.
+        together: Of the sizes that belong to an item under one seed; the items' own: 1.
+    """
+    rng = np.random.default_rng(11)
+    truth = stats.norm.cdf(0.5 / np.sqrt(1 + between**2 + together**2))
+    hits = 0
+    for trial in range(1000):
+        sizes = 0.5 + rng.normal(0, 1, items) + rng.normal(0, between, (seeds, 1))
+        solved = (sizes + rng.normal(0, together, (seeds, items)) > 0).astype(float)
+        lines = {"dense": [{"a": np.ones(items)}], "row": [{"a": run} for run in solved]}
+        low, high = interval(bootstrap(lines, "dense", ["a"], 600, trial)[RETAIN]["row"].draws)
+        hits += low <= truth <= high
+    return hits / 1000
+
+
+@pytest.mark.parametrize(
+    ("seeds", "items", "between", "together"),
+    [
+        (1, 300, 0.0, 0.5),
+        (3, 300, 0.0, 0.3),
+        (3, 300, 0.05, 0.5),
+        (3, 300, 0.2, 0.3),
+        (5, 800, 0.2, 0.3),
+    ],
+    ids=["one seed", "items", "mostly items", "both", "mostly seeds"],
+)
+def test_intervals_cover_as_often_as_they_say(
+    seeds: int, items: int, between: float, together: float
+) -> None:
+    assert 0.93 <= covered(seeds, items, between, together) <= 0.97
+
+
+def test_intervals_of_retain_over_three_tasks_cover_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(5)
+    keep = {"a": 0.75, "b": 0.6, "c": 0.9}
+    hits = 0
+    for trial in range(1000):
+        base = {task: (rng.random(150) < 0.8).astype(float) for task in keep}
+        run = {task: values * (rng.random(150) < keep[task]) for task, values in base.items()}
+        low, high = interval(sample([run], base, 600, trial).draws)
+        hits += low <= np.mean(list(keep.values())) <= high
+    assert 0.93 <= hits / 1000 <= 0.97
+
+
+def test_ten_thousand_resamples_of_a_full_suite_take_seconds() -> None:
+    """60 lines, 9 tasks of 300 items, three seeds each."""
+    rng = np.random.default_rng(0)
+    lines = {
+        f"row {n}": [
+            {f"task {t}": (rng.random(300) < 0.8).astype(float) for t in range(9)} for _ in range(3)
+        ]
+        for n in range(60)
+    }
+    start = time.process_time()
+    bootstrap(lines, "row 0", [f"task {t}" for t in range(7)])
+    assert time.process_time() - start < 20

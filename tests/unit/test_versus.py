@@ -1,0 +1,221 @@
+"""Rows against each other: differences, ranks, marks, noise floor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from tests import made_records
+from tests.made_records import record, score, split
+from workflows.stats.lines import Panel, make_panels
+from workflows.stats.noise import noise_frame
+from workflows.stats.paired import holm
+from workflows.stats.ranking import Mark, marks, places, rank_frame
+from workflows.stats.versus import difference_frame, seed_pairs
+
+SOLVED = {
+    "all": [1] * 40,
+    "most": [1] * 30 + [0] * 10,
+    "half": [0] * 20 + [1] * 20,
+    "few": [0] * 35 + [1] * 5,
+}
+
+
+def run(row: str, solved: str, **changes: Any) -> dict[str, Any]:
+    return record(row, 0.25, score("a", SOLVED[solved]), score("b", [1, 0] * 20), **changes)
+
+
+def panels(*records: dict[str, Any]) -> list[Panel]:
+    parts = [split(made) for made in records]
+    items = {n: frame for n, (made, frame) in enumerate(parts) if made["status"] == "ok"}
+    return make_panels([made for made, _ in parts], items, ("a", "b"), "dense", resamples=999)
+
+
+def dense() -> dict[str, Any]:
+    return made_records.dense(score("a", SOLVED["all"]), score("b", [1, 0] * 20))
+
+
+def line(frame: pd.DataFrame, **keys: Any) -> dict[str, Any]:
+    for name, value in keys.items():
+        frame = frame[frame[name] == value]
+    (found,) = frame.to_dict("records")
+    return found
+
+
+def test_differences_by_hand() -> None:
+    frame = difference_frame(panels(dense(), run("hero", "most"), run("shortgpt", "half")))
+    found = line(frame, row="shortgpt", against="hero", measure="a")
+    # hero solves items 0 to 29, shortgpt 20 to 39.
+    assert (found["won"], found["lost"], found["test"]) == (10, 20, "McNemar")
+    assert found["difference"] == pytest.approx(100 * (0.5 - 0.75))
+    assert found["p"] == pytest.approx(stats.binomtest(10, 30).pvalue)
+    assert found["low"] < -25 < found["high"]
+    assert found["items"] == 40
+    kept = line(frame, row="hero", against="dense", measure="retain")
+    assert kept["difference"] == pytest.approx(100 * ((0.75 + 1) / 2 - 1))
+    assert (kept["test"], kept["items"]) == ("bootstrap", 80)
+    assert np.isnan(kept["won"])
+    assert kept["high"] < 0
+    assert kept["p"] == pytest.approx(2 / 1000)
+
+
+def test_every_row_meets_the_reference_and_hero_at_its_own_target() -> None:
+    far = {"budget": 0.4}
+    runs = [
+        dense(), record("lora", 0.0, *run("x", "all")["scores"], budget=None, kind="reference"),
+        run("hero", "most"), run("cut", "half"), run("hero", "half", **far),
+        run("cut", "half", **far), run("hero-alpha", "most", budget=None),
+    ]  # fmt: skip
+    frame = difference_frame(panels(*runs))
+    main = frame[frame["measure"] == "retain"]
+    met = set(zip(main["row"], main["target"].fillna(0).astype(int), main["against"], strict=True))
+    assert met == {
+        ("lora", 0, "dense"), ("hero-alpha", 0, "dense"), ("hero", 25, "dense"),
+        ("cut", 25, "dense"), ("hero", 40, "dense"), ("cut", 40, "dense"),
+        ("lora", 25, "hero"), ("cut", 25, "hero"), ("lora", 40, "hero"), ("cut", 40, "hero"),
+    }  # fmt: skip
+
+
+def test_a_suite_without_hero_compares_with_the_reference_alone() -> None:
+    frame = difference_frame(panels(dense(), run("cut", "half")))
+    assert set(frame["against"]) == {"dense"}
+
+
+def test_holm_runs_over_the_rows_of_one_target_and_measure() -> None:
+    runs = [dense(), run("x", "most"), run("y", "half"), run("z", "most", budget=0.4)]
+    frame = difference_frame(panels(*runs))
+    part = frame[(frame["measure"] == "a") & (frame["target"] == 25)]
+    assert part["p_holm"].tolist() == pytest.approx(holm(part["p"].tolist()).tolist())
+    alone = line(frame, row="z", measure="a")
+    assert alone["p_holm"] == alone["p"]
+
+
+def test_with_several_seeds_a_difference_must_stand_in_each() -> None:
+    runs = [
+        dense(), run("hero", "half", seed=1), run("hero", "all", seed=2), run("cut", "half"),
+    ]  # fmt: skip
+    frame = difference_frame(panels(*runs))
+    found = line(frame, row="hero", against="dense", measure="a")
+    assert (found["won"], found["lost"], found["p"]) == (0, 20, 1.0)
+    assert found["low"] < -50
+
+
+def test_runs_are_paired_by_seed() -> None:
+    runs = [dense(), *(run("x", "most", seed=n) for n in (1, 2)), *(
+        run("hero", "half", seed=n) for n in (2, 3))]  # fmt: skip
+    reference, left, right = panels(*runs)[0].lines
+    (pair,) = seed_pairs(left, right)
+    assert pair[0] is left.runs[1]
+    assert pair[1] is right.runs[0]
+    assert [other for _, other in seed_pairs(reference, left)] == list(left.runs)
+
+
+def test_scores_that_are_no_counts_are_tested_by_the_bootstrap() -> None:
+    def graded(row: str, value: float) -> dict[str, Any]:
+        values = score("a", [value, 1.0] * 20, k=None)
+        return record(row, 0.2, values, score("b", [1, 0] * 20))
+
+    base = graded("dense", 1.0) | {"budget": None, "kind": "reference", "stochastic": False}
+    found = line(difference_frame(panels(base, graded("cut", 0.5))), measure="a", against="dense")
+    assert found["test"] == "bootstrap"
+    assert found["difference"] == pytest.approx(-25)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 3.0, 2.0], [0, 1, 2]),
+        ([3.0, 3.001, 2.0, 1.0], [1, 1, 2, 0]),
+        ([3.0, 2.0, 2.004], [1, 2, 2]),
+        ([np.nan, 1.0], [0, 1]),
+        ([], []),
+    ],
+)
+def test_places(values: list[float], expected: list[int]) -> None:
+    assert places(values) == expected
+
+
+def test_places_where_less_is_better() -> None:
+    assert places([3.0, 1.0, 2.0], lower_is_better=True) == [0, 1, 2]
+
+
+def test_marks_name_the_best_the_second_and_who_is_tied() -> None:
+    close = [1] * 29 + [0] * 10 + [1]
+    near = record("near", 0.25, score("a", close), score("b", [1, 0] * 20))
+    runs = [dense(), run("best", "most"), near, run("far", "half"), run("lone", "half", budget=0.4)]
+    runs[1]["scores"][0] = score("a", [1] * 31 + [0] * 9)
+    found = marks(panels(*runs)[0])
+    assert found["best at 25 %", "a"] == Mark(1, False)
+    assert found["near at 25 %", "a"] == Mark(2, True)
+    assert found["far at 25 %", "a"] == Mark(0, False)
+    assert found["lone at 40 %", "a"] == Mark(1, False)
+    assert not [name for name, _ in found if name == "dense"]
+    # Equal scores of equal items: all best, none second.
+    assert {found[f"{row} at 25 %", "b"] for row in ("best", "near", "far")} == {Mark(1, False)}
+
+
+def test_the_lowest_perplexity_is_best() -> None:
+    def perplexity(value: float) -> dict[str, Any]:
+        return score(
+            "perplexity:x", [value], "perplexity", higher_is_better=False, k=None, value=value
+        )
+
+    runs = [dense(), run("x", "half"), run("y", "most")]
+    for made, value in zip(runs, (2.0, 3.0, 4.0), strict=True):
+        made["scores"].append(perplexity(value))
+    found = marks(panels(*runs)[0])
+    assert found["x at 25 %", "perplexity:x"] == Mark(1)
+    assert found["y at 25 %", "perplexity:x"] == Mark(2)
+
+
+def test_ranks_by_hand() -> None:
+    frame = rank_frame(panels(dense(), run("x", "few"), run("y", "most"), run("z", "most")))
+    assert frame["rank"].tolist() == [3, 1, 1]
+    assert frame[["rank_low", "rank_high"]].to_numpy().tolist() == [[3, 3], [1, 1], [1, 1]]
+    assert frame["first"].tolist() == [0, 100, 100]
+    assert frame["behind"].tolist() == pytest.approx([100 * (0.75 - 0.125) / 2, 0, 0])
+    assert frame["tied"].tolist() == [False, False, True]
+
+
+def test_references_do_not_compete_also_with_a_budget() -> None:
+    tuned = run("tuned", "all", kind="reference")
+    found = panels(dense(), run("x", "few"), tuned)
+    assert rank_frame(found)["row"].tolist() == ["x"]
+    assert {name for name, _ in marks(found[0])} == {"x at 25 %"}
+
+
+def test_ranks_that_are_open_have_wide_intervals() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        record(f"r{n}", 0.25, score("a", list((rng.random(40) < 0.7).astype(float))),
+               score("b", [1, 0] * 20)) for n in range(4)
+    ]  # fmt: skip
+    frame = rank_frame(panels(dense(), *rows))
+    assert (frame["rank_low"] <= frame["rank"]).all()
+    assert (frame["rank"] <= frame["rank_high"]).all()
+    assert (frame["rank_high"] - frame["rank_low"]).max() >= 2
+    assert frame["first"].sum() >= 100
+
+
+def test_the_noise_floor_by_hand() -> None:
+    again = dense()
+    again["evaluation"]["batch_size"] = 1
+    again["scores"][0] = score("a", [0, 0] + [1] * 38)
+    plain, items = split(again)
+    (found,) = noise_frame(panels(dense()), [plain], {0: items}).to_dict("records")
+    assert (found["batch_size"], found["against"]) == (1, 16)
+    assert (found["items"], found["changed"]) == (80, 2)
+    assert found["retain"] == pytest.approx(100 * (0.95 + 1) / 2)
+    assert found["largest"] == pytest.approx(5)
+
+
+def test_noise_of_another_row_is_refused() -> None:
+    for wrong in (run("hero", "most"), dense() | {"seed": 7}):
+        plain, items = split(wrong)
+        said = f"noise record of row '{plain['row']}', seed {plain['seed']}, on 'toy' is not of"
+        with pytest.raises(ValueError, match=said):
+            noise_frame(panels(dense()), [plain], {0: items})

@@ -1,0 +1,261 @@
+"""Two folders side by side, and what stands behind one number."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from tests import steps
+from tests.made_records import dense, score, suite, write_run, write_suite
+from workflows.stats.resample import bootstrap, interval
+
+
+@pytest.fixture
+def refuse(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> steps.Refuse:
+    return steps.Refuse(capfd, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``a``, and ``b``: without LoRA, one item of shortgpt+lora lost, other code, one HeRo seed."""
+    folder = tmp_path_factory.mktemp("folders")
+    write_suite(folder / "a")
+    for run in suite():
+        if run["row"] == "lora" or (run["row"] == "hero" and run["seed"] != 42):
+            continue
+        if run["row"] == "shortgpt+lora":
+            entry = run["scores"][0]
+            entry["items"][entry["items"].index(1)] = 0.0
+            entry["k"], entry["value"] = entry["k"] - 1, float(np.mean(entry["items"]))
+        write_run(folder / "b", run | {"code_hash": "e"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compared(made: Path) -> pd.DataFrame:
+    steps.call("compare", made / "a", made / "b", "--out", made / "out")
+    return pd.read_csv(made / "out/compare.csv")
+
+
+def line(frame: pd.DataFrame, **keys: Any) -> dict[str, Any]:
+    for name, value in keys.items():
+        frame = frame[frame[name] == value]
+    (found,) = frame.to_dict("records")
+    return found
+
+
+def test_both_sides_are_the_tables_of_the_report(made: Path, compared: pd.DataFrame) -> None:
+    for side in "ab":
+        out = made / f"page_{side}"
+        steps.call("report", "--results", made / side, "--out", out)
+        for row in (
+            pd.read_csv(out / "tables/retain.csv").dropna(subset=["retain"]).to_dict("records")
+        ):
+            keys = {"row": row["row"], "measure": "retain"}
+            keys |= {} if np.isnan(row["target"]) else {"target": row["target"]}
+            found = line(compared, **keys)
+            assert [found[side], found[f"{side}_low"], found[f"{side}_high"]] == pytest.approx(
+                [row["retain"], row["retain_low"], row["retain_high"]], abs=1e-4
+            )
+
+
+def test_one_item_of_sixty_is_seen_as_such(compared: pd.DataFrame) -> None:
+    found = line(compared, row="shortgpt+lora", measure="left", target=25)
+    assert found["difference"] == pytest.approx(-100 / 60, abs=1e-4)
+    assert (found["won"], found["lost"], found["p"]) == (0, 1, 1.0)
+    assert found["low"] < found["difference"] < found["high"] == 0
+    same = line(compared, row="shortgpt+lora", measure="right", target=25)
+    assert (same["difference"], same["low"], same["high"], same["p"]) == (0, 0, 0, 1)
+
+
+def test_equal_runs_differ_by_nothing_also_with_seeds(compared: pd.DataFrame) -> None:
+    found = compared[compared["row"] == "random-skip"]
+    assert len(found) == 6
+    assert (found[["difference", "low", "high"]] == 0).all(axis=None)
+    assert (found["p"] == 1).all()
+
+
+def test_other_seeds_are_not_paired(compared: pd.DataFrame) -> None:
+    found = line(compared, row="hero", measure="retain", target=25)
+    assert found["high"] - found["low"] > 1
+    assert found["difference"] == pytest.approx(found["b"] - found["a"], abs=2e-4)
+
+
+def test_a_line_of_one_folder_keeps_its_side(made: Path, compared: pd.DataFrame) -> None:
+    found = line(compared, row="lora", measure="retain")
+    assert found["a"] > 90
+    assert np.isnan(found["b"])
+    assert np.isnan(found["difference"])
+    assert "slicegpt" not in set(compared["row"])
+    text = (made / "out/compare.md").read_text()
+    assert re.search(r"\| Lora \| – \| \d+\.\d\d \| [\d.]+ to [\d.]+ \| – \| – \| – \|", text)
+    assert "The folders differ in code hash: c and e." in text
+    assert "The folders differ in code hash: c and e." in (made / "out/compare.tex").read_text()
+
+
+def test_the_table_is_printed(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    steps.call("compare", made / "a", made / "a")
+    said = capfd.readouterr()
+    assert said.out.startswith("| Row | Target | Retain A |")
+    assert "caution" not in said.err
+
+
+def test_folders_of_different_things_are_refused(
+    refuse: steps.Refuse, made: Path, tmp_path: Path
+) -> None:
+    entries = [score("left", [1, 0]), score("right", [1, 0])]
+    other = dense()["backbone"] | {"name": "far"}
+    cases = {
+        "no backbone in common: toy and far": [dense(*entries, backbone=other)],
+        "the folders score different tasks": [dense(entries[0])],
+        "the folders were scored on different numbers of items of 'left' (60 and 2)": [
+            dense(*entries)
+        ],
+    }
+    for number, (sentence, runs) in enumerate(cases.items()):
+        folder = tmp_path / str(number)
+        for run in runs:
+            write_run(folder, run)
+        assert sentence in refuse("compare", made / "a", folder, "--out", tmp_path / "out")
+    assert "holds no record.json" in refuse("compare", made / "a", tmp_path / "gone")
+
+
+def explain(made: Path, capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    capfd.readouterr()
+    steps.call("explain", "--suite", "made", "--results", made / "a", *words)
+    return capfd.readouterr().out
+
+
+def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--row", "hero", "--budget", "0.25", "--task", "left", "--seed", "43"]
+    said = " ".join(explain(made, capfd, *words).split())
+    file = made / "a/toy/hero/b25/s43/record.json"
+    run = json.loads(file.read_text())
+    (found,) = [s for s in run["scores"] if s["task"] == "left"]
+    share = f"{100 * found['value']:.2f} % acc"
+    assert f"hero at 25 % on toy, seed 43, left: {found['k']} of 60 ({share})" in said
+    assert f"record {file}" in said
+    assert "test split, 0 shots" in said
+    assert "hash c, " in said
+    solved = {}
+    for name, path in (("mine", file), ("base", made / "a/toy/dense/b0/s42/record.json")):
+        items = pd.read_parquet(path.with_suffix(".items.parquet"))
+        items = items[items["task"] == "left"].set_index("item")["value"]
+        solved[name] = items.sort_index()
+    gain = solved["mine"] - solved["base"]
+    for word, these in (("won", gain[gain > 0].index), ("lost", gain[gain < 0].index)):
+        listed = re.search(rf"{word} (\d+) \w+ dense, items ([\d ]+|none)", said)
+        assert listed is not None
+        assert int(listed[1]) == len(these)
+        assert listed[2].split() == ([str(item) for item in these] or ["none"])
+    p = max(
+        stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
+        for won, lost in seeds_against_dense(made)
+    )
+    assert f"McNemar p = {p:.2g}, " in said
+
+
+def seeds_against_dense(made: Path) -> list[tuple[int, int]]:
+    found = []
+    base = pd.read_parquet(made / "a/toy/dense/b0/s42/record.items.parquet")
+    for seed in (42, 43, 44):
+        mine = pd.read_parquet(made / f"a/toy/hero/b25/s{seed}/record.items.parquet")
+        both = mine[mine["task"] == "left"].merge(base[base["task"] == "left"], on="item")
+        gain = both["value_x"] - both["value_y"]
+        found.append((int((gain > 0).sum()), int((gain < 0).sum())))
+    return found
+
+
+def test_the_interval_is_the_tables(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = explain(made, capfd, "--row", "lora", "--task", "right")
+    runs = {}
+    for row in ("dense", "lora"):
+        items = pd.read_parquet(made / f"a/toy/{row}/b0/s42/record.items.parquet").sort_values(
+            "item"
+        )
+        runs[row] = [{"right": items[items["task"] == "right"]["value"].to_numpy()}]
+    draws = bootstrap(runs, "dense", ["right"])["right"]
+    low, high = interval(draws["lora"].draws - draws["dense"].draws)
+    assert f"(95 %: {100 * low:+.2f} to {100 * high:+.2f})" in said
+    assert "no suite here makes this run" in said
+
+
+def test_the_commands_are_those_of_the_suite(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = write_suite(tmp_path / "results")
+    config = {
+        "suite": "made", "backbones": {"toy": {"path": "workflows/demo/backbone"}},
+        "rows": ["dense", "hero"], "budgets": [0.25], "seeds": [42, 43], "batch_size": 16,
+        "tasks": [{"task": "left", "split": "test"}, "right"], "retain_tasks": ["left"],
+        "task_folder": "tests",
+    }  # fmt: skip
+    (results / "suite.json").write_text(json.dumps(config))
+    capfd.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        # The tasks of made records have no files.
+        patch.setattr("workflows.jobs.check_names", lambda *_: None)
+        words = ["--row", "hero", "--budget", "0.25", "--task", "left"]
+        steps.call("explain", "--suite", "made", "--results", results, *words)
+    said = capfd.readouterr().out
+    score_line, fit_line = (
+        shlex.split(part.split(maxsplit=count)[-1])
+        for part, count in zip(said.splitlines()[-2:], (1, 2), strict=True)
+    )
+    run = "results/made/toy/hero/b25/s42"
+    assert score_line[:3] == ["python", "-m", "workflows.steps.evaluate"]
+    given = dict(zip(score_line[3::2], score_line[4::2], strict=True))
+    assert given["--model"] == f"{run}/model"
+    assert json.loads(given["--tasks"]) == config["tasks"]
+    assert (given["--batch-size"], given["--out"]) == ("16", f"{run}/record.json")
+    assert fit_line[:3] == ["snakemake", "--cores", "1"]
+    assert fit_line[-1] == f"{run}/record.json"
+    # The suite lists one budget and two seeds, so the other records are out of it.
+    assert "40 %" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--row", "heroo", "--task", "left"], "no record of row 'heroo' (rows: dense, lora, "),
+        (
+            ["--row", "hero", "--task", "left"],
+            "no record of row 'hero' without a budget (budgets: 0.25, 0.4)",
+        ),
+        (
+            ["--row", "dense", "--budget", "0.25", "--task", "left"],
+            "no record of row 'dense' at budget 0.25 (budgets: none)",
+        ),
+        (["--row", "hero", "--budget", "2", "--task", "left"], "budget '2' must be a number"),
+        (["--row", "lora", "--task", "up"], "task 'up' was not scored (tasks: left, right)"),
+        (["--row", "lora", "--task", "left", "--seed", "9"], "has no run of seed 9 (seeds: 42)"),
+        (["--row", "lora", "--task", "left", "--backbone", "x"], "--backbone must be one of: toy"),
+        (
+            ["--row", "slicegpt", "--budget", "0.4", "--task", "left"],
+            "row 'slicegpt' is not applicable: its widths do not fit",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named(
+    words: list[str], sentence: str, refuse: steps.Refuse, made: Path
+) -> None:
+    said = refuse("explain", "--suite", "made", "--results", made / "a", *words)
+    assert sentence in said
+
+
+def test_a_suite_that_never_ran(refuse: steps.Refuse) -> None:
+    said = refuse("explain", "--suite", "never_ran", "--row", "hero", "--task", "left")
+    assert said == "results/never_ran holds no record.json"
+
+
+def test_row_names_may_hold_a_plus(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--row", "shortgpt+lora", "--budget", "0.4", "--task", "right"]
+    assert "shortgpt+lora at 40 % on toy, seed 42, right: " in explain(made, capfd, *words)

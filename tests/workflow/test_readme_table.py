@@ -1,0 +1,172 @@
+"""The README's table: it is what the committed frames say, and it says when it is stale."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from tests import steps
+from tests.made_records import suite, write_run, write_suite
+from workflows.jobs import Suite, read_suite
+from workflows.steps import publish
+from workflows.steps.common import ROOT, code_hash
+from workflows.steps.publish import REFERENCE, SOURCE, block, put_block, read_block, stale
+
+DEMO = REFERENCE / "demo"
+MARKS = "<!-- table of {}: made by workflows.steps.publish -->\n<!-- end of table -->\n"
+
+
+@pytest.fixture(scope="module")
+def demo() -> Suite:
+    return read_suite(yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text()))
+
+
+def test_the_readme_shows_the_committed_frames() -> None:
+    """Fails after an edit of either; `python -m workflows.steps.publish` writes both."""
+    _, shown, _ = read_block(ROOT / "README.md", "demo")
+    assert shown == block(DEMO) + "\n"
+
+
+def test_the_committed_frames_say_when_they_are_stale(demo: Suite) -> None:
+    """A warning, not a failure: a new method file or a comment must not need a run of an hour."""
+    for sentence in stale(DEMO, demo):
+        warnings.warn(f"reports/reference/demo is stale: {sentence}", stacklevel=1)
+    assert json.loads((DEMO / SOURCE).read_text())["suite"] == "demo"
+
+
+def test_the_committed_scores_of_dense_are_still_those_of_the_demo(tmp_path: Path) -> None:
+    """World, backbone and harness are scored again: another machine may move two items."""
+    tasks = ["demo_facts", "demo_ordering"]
+    backbone = ROOT / "workflows/demo/backbone"
+    command = ["--model", backbone, "--tasks", ",".join(tasks), "--max-length", "256"]
+    out = tmp_path / "record.json"
+    steps.call("evaluate", *command, "--batch-size", "32", "--device", "cpu", "--out", out)
+    told = pd.read_csv(DEMO / "scores.csv")
+    for score in json.loads(out.read_text())["scores"]:
+        same = told[(told["row"] == "dense") & (told["task"] == score["task"])]
+        (line,) = same[same["metric"] == score["metric"]].to_dict("records")
+        assert score["n"] == line["n"]
+        assert abs(score["k"] - line["k"]) <= 2
+
+
+def test_every_number_of_the_block_stands_in_a_frame() -> None:
+    retain = pd.read_csv(DEMO / "retain.csv")
+    lines = block(DEMO).splitlines()[2:]
+    for told, line in zip(retain.to_dict("records"), lines, strict=False):
+        cells = [re.sub(r"\*\*|</?u>| ≈", "", cell.strip()) for cell in line.split("|")[1:-1]]
+        assert cells[0] == told["title"].replace("_", r"\_")
+        assert cells[2].startswith(f"{told['skip']:.2f}")
+        assert cells[3] == f"{told['skip_net']:.2f}"
+        assert cells[4].startswith(f"{told['retain']:.2f}")
+        assert cells[5] == f"{told['retain_low']:.1f} to {told['retain_high']:.1f}"
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """Made results, published beside a README of their own."""
+    results = write_suite(tmp_path / "results")
+    readme = tmp_path / "README.md"
+    readme.write_text("Before.\n" + MARKS.format("made") + "Behind.\n")
+    out = tmp_path / "reference"
+    steps.call("publish", "--results", results, "--out", out, "--readme", readme)
+    return tmp_path
+
+
+def test_publishing_writes_every_frame_and_the_readme(published: Path) -> None:
+    text = (published / "README.md").read_text()
+    assert text.startswith("Before.\n")
+    assert text.endswith("Behind.\n")
+    assert "| Hero | 25 | 25.03 ± 0.01 |" in text
+    assert "not applicable: its widths do not fit" in text
+    assert "batch size 8 moves 2 of 140 items" in text
+    names = {file.stem for file in (published / "reference").glob("*.csv")}
+    assert names == {"retain", "ranks", "differences", "budgets", "costs", "noise", "scores"}
+    _, shown, _ = read_block(published / "README.md", "made")
+    assert shown == block(published / "reference") + "\n"
+
+
+def test_publishing_twice_changes_nothing(published: Path) -> None:
+    before = (published / "README.md").read_bytes()
+    put_block(published / "README.md", published / "reference")
+    assert (published / "README.md").read_bytes() == before
+
+
+def test_best_and_second_are_those_of_the_report(published: Path) -> None:
+    steps.call("report", "--results", published / "results", "--out", published / "page")
+    whole = (published / "page/tables/retain.md").read_text().splitlines()
+    column = [cell.strip() for cell in whole[0].split("|")].index("Retain")
+    expected = [line.split("|")[column].strip() for line in whole if line.startswith("| ")][2:]
+    _, shown, _ = read_block(published / "README.md", "made")
+    lines = [line for line in shown.splitlines() if line.startswith("| ")][2:]
+    heads = [cell.strip() for cell in shown.splitlines()[0].split("|")]
+    assert [line.split("|")[heads.index("Retain")].strip() for line in lines] == expected
+    assert any("**" in cell for cell in expected)
+    assert any("<u>" in cell for cell in expected)
+
+
+def test_an_edit_of_the_readme_or_of_a_frame_is_seen(published: Path) -> None:
+    readme, frame = published / "README.md", published / "reference/retain.csv"
+    text = readme.read_text()
+    readme.write_text(text.replace("25.03", "26.03"))
+    _, shown, _ = read_block(readme, "made")
+    assert shown != block(published / "reference") + "\n"
+    readme.write_text(text)
+    frame.write_text(frame.read_text().replace("25.03", "26.03"))
+    _, shown, _ = read_block(readme, "made")
+    assert shown != block(published / "reference") + "\n"
+
+
+def with_source(folder: Path, **changes: Any) -> Path:
+    told = json.loads((folder / SOURCE).read_text())
+    (folder / SOURCE).write_text(json.dumps(told | changes))
+    return folder
+
+
+def test_stale_tables_are_told(demo: Suite, tmp_path: Path, monkeypatch: Any) -> None:
+    folder = shutil.copytree(DEMO, tmp_path / "demo")
+    rows = list(dict.fromkeys(job.row for job in demo.jobs))
+    frame = pd.read_csv(folder / "retain.csv").iloc[:1]
+    made = pd.concat([frame.assign(row=row) for row in rows])
+    made.to_csv(folder / "retain.csv", index=False)
+    now = code_hash(publish.NUMBERS)
+    assert stale(with_source(folder, numbers=now), demo) == []
+    assert stale(with_source(folder, numbers="old"), demo) == [
+        "methods, workflows/demo, workflows/evaluation changed since the records were made"
+    ]
+    assert "were made by other code" in stale(with_source(folder, numbers=None), demo)[0]
+    with_source(folder, numbers=now)
+    made.iloc[1:].to_csv(folder / "retain.csv", index=False)
+    assert stale(folder, demo) == [f"the table lacks rows of the suite: {rows[0]}"]
+    pd.concat([made, frame.assign(row="gone")]).to_csv(folder / "retain.csv", index=False)
+    assert stale(folder, demo) == ["the suite lacks rows of the table: gone"]
+
+
+def test_the_code_is_vouched_for_only_where_every_record_was_made_by_it(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(MARKS.format("made"))
+    for name, codes in (("same", [code_hash()] * 2), ("mixed", [code_hash(), "c"])):
+        for run, code in zip(suite()[:2], codes, strict=True):
+            write_run(tmp_path / name, run | {"code_hash": code, "fit_code_hash": code})
+        out = tmp_path / f"{name}_out"
+        command = ["--results", tmp_path / name, "--out", out, "--readme", readme]
+        steps.call("publish", *command)
+        told = json.loads((out / SOURCE).read_text())["numbers"]
+        assert told == (code_hash(publish.NUMBERS) if name == "same" else None)
+
+
+def test_a_readme_without_marks_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = write_suite(tmp_path / "results")
+    (tmp_path / "README.md").write_text("Nothing.\n")
+    refuse = steps.Refuse(capfd, tmp_path)
+    command = ["--results", results, "--out", tmp_path / "out", "--readme", tmp_path / "README.md"]
+    assert "has no line '<!-- table of made: made by" in refuse("publish", *command)

@@ -1,0 +1,139 @@
+"""Results folders that cannot become a table: one sentence, a failing status, nothing written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests import steps
+from tests.made_records import TASKS, dense, record, score, write, write_run
+
+Edit = Callable[[Path], None]
+
+
+@pytest.fixture
+def refuse(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> steps.Refuse:
+    return steps.Refuse(capfd, tmp_path)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Dense and HeRo."""
+    folder = tmp_path / "results"
+    scores = [score(task, [1, 0] * (n // 2)) for task, n in TASKS.items()]
+    for made in (dense(*scores), record("hero", 0.25, *scores)):
+        write_run(folder, made)
+    return folder
+
+
+def hero(results: Path) -> Path:
+    return results / "toy/hero/b25/s42/record.json"
+
+
+def changed(path: str, value: Any) -> Edit:
+    """Replaces one field of HeRo's record."""
+
+    def edit(results: Path) -> None:
+        made = json.loads(hero(results).read_text())
+        *parents, last = path.split("/")
+        inner: Any = made
+        for key in parents:
+            inner = inner[int(key) if isinstance(inner, list) else key]
+        inner[last] = value
+        hero(results).write_text(json.dumps(made))
+
+    return edit
+
+
+def without(name: str) -> Edit:
+    return lambda results: (results / name).unlink()
+
+
+def fewer_items(results: Path) -> None:
+    file = hero(results).with_suffix(".items.parquet")
+    pd.read_parquet(file).iloc[1:].to_parquet(file)
+
+
+def damaged_items(results: Path) -> None:
+    hero(results).with_suffix(".items.parquet").write_bytes(b"PAR1 no parquet")
+
+
+def twins(results: Path) -> None:
+    scores = [score(task, [1, 0] * (n // 2)) for task, n in TASKS.items()]
+    write(results / "other/record.json", record("hero", 0.25, *scores))
+
+
+def one_task_less(results: Path) -> None:
+    hero(results).unlink()
+    write_run(results, record("hero", 0.25, score("left", [1, 0] * (TASKS["left"] // 2))))
+
+
+def nothing_solved(results: Path) -> None:
+    scores = [score(task, [0] * n) for task, n in TASKS.items()]
+    write_run(results, dense(*scores))
+
+
+def not_json(results: Path) -> None:
+    (results / "suite.json").write_text("{")
+
+
+DENSE = "toy/dense/b0/s42/record"
+CASES: dict[str, tuple[Edit, str]] = {
+    "no dense row": (without(f"{DENSE}.json"), "backbone 'toy' has no record of the row 'dense'"),
+    "no items": (without(f"{DENSE}.items.parquet"), "has no items beside it (record.items.parquet"),
+    "broken schema": (
+        changed("scores/0/n", 0),
+        "hero/b25/s42/record.json breaks the record schema",
+    ),
+    "harness": (changed("versions/lm_eval", "0.5"), "different harness versions (lm_eval): 0.4"),
+    "split": (changed("scores/0/split", "validation"), "scored on different splits of 'left'"),
+    "prompts": (changed("scores/1/prompt_hash", "q"), "scored on different prompts of 'right'"),
+    "backbone": (changed("backbone/hash", "f" * 16), "different backbones under the name 'toy'"),
+    "other items": (fewer_items, "does not hold the items behind record.json"),
+    "damaged items": (damaged_items, "arquet"),
+    "one run twice": (twins, "are records of one run; name one folder"),
+    "a task less": (one_task_less, "'hero at 25 %' was not scored on task 'right'"),
+    "nothing solved": (nothing_solved, "positive reference score of task 'left'"),
+    "suite": (not_json, "suite.json is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_report_refuses(case: str, refuse: steps.Refuse, results: Path, tmp_path: Path) -> None:
+    edit, words = CASES[case]
+    edit(results)
+    assert words in refuse("report", "--results", results, "--out", tmp_path / "page")
+
+
+def test_an_empty_folder(refuse: steps.Refuse, tmp_path: Path) -> None:
+    said = refuse("report", "--results", tmp_path, "--out", tmp_path / "page")
+    assert said == f"{tmp_path} holds no record.json"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("code_hash", "e", "The records of 'toy' differ in code hash: c (dense), e (hero)."),
+        ("dirty", True, "Made from code that was not committed: hero."),
+        (
+            "hardware/processor",
+            "q",
+            "The records of 'toy' differ in processor: p (dense), q (hero).",
+        ),
+    ],
+)
+def test_mixtures_are_flagged_in_everything_that_is_read(
+    path: str, value: Any, sentence: str, results: Path, tmp_path: Path, capfd: Any
+) -> None:
+    changed(path, value)(results)
+    steps.call("report", "--results", results, "--out", tmp_path / "page")
+    assert f"caution: {sentence}" in capfd.readouterr().err
+    assert sentence in (tmp_path / "page/index.html").read_text().replace("&#39;", "'")
+    for name in ("retain", "differences_dense"):
+        assert sentence in (tmp_path / f"page/tables/{name}.md").read_text()
+        assert sentence in (tmp_path / f"page/tables/{name}.tex").read_text()

@@ -1,0 +1,109 @@
+"""Which records may stand in one table, and what a reader must be told of those that do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from workflows.stats.lines import Record
+
+# Per score: what must be equal, or two numbers of one column measure different things.
+SAME_SCORE = {
+    "prompt_hash": "on different prompts of",
+    "split": "on different splits of",
+    "n": "on different numbers of items of",
+    "version": "with different versions of",
+    "shots": "with different numbers of demonstrations of",
+    "chat_template": "with and without a chat template on",
+}
+
+
+def check_comparable(records: Sequence[Record]) -> None:
+    """Refuse records whose scores do not measure the same thing.
+
+    Raises:
+        ValueError: Splits, prompts, items or task versions of a column differ, harness versions
+            differ, or one name stands for two backbones.
+    """
+    done = [record for record in records if record["status"] == "ok"]
+    seen: dict[Any, tuple[Record, Record]] = {}
+    for record in done:
+        for score in record["scores"]:
+            key = record["backbone"]["name"], score["task"], score["metric"], score["filter"]
+            known, other = seen.setdefault(key, (score, record))
+            difference = score_difference(known, score)
+            if difference:
+                raise ValueError(
+                    f"rows '{other['row']}' and '{record['row']}' were scored {difference}; "
+                    "evaluate them again under one suite"
+                )
+    _refuse(done, "harness versions (lm_eval)", lambda r: r["versions"].get("lm_eval"))
+    for name in dict.fromkeys(record["backbone"]["name"] for record in records):
+        same = [record for record in records if record["backbone"]["name"] == name]
+        _refuse(same, f"backbones under the name '{name}'", lambda r: r["backbone"]["hash"])
+
+
+def score_difference(known: Record, score: Record) -> str:
+    """What two scores of one metric do not share, as words behind "were scored"; mostly empty."""
+    for field, words in SAME_SCORE.items():
+        if known[field] != score[field]:
+            return f"{words} '{score['task']}' ({known[field]} and {score[field]})"
+    return ""
+
+
+def _refuse(records: Sequence[Record], what: str, read: Callable[[Record], Any]) -> None:
+    for record in records:
+        if read(record) != read(records[0]):
+            raise ValueError(
+                f"rows '{records[0]['row']}' and '{record['row']}' have different {what}: "
+                f"{read(records[0])} and {read(record)}; evaluate them again"
+            )
+
+
+def cautions(records: Sequence[Record]) -> list[str]:
+    """One sentence for everything that differs between records and may move last digits."""
+    done = [record for record in records if record["status"] == "ok"]
+    sentences = []
+    for name in dict.fromkeys(record["backbone"]["name"] for record in done):
+        same = [record for record in done if record["backbone"]["name"] == name]
+        sentences += [
+            f"The records of '{name}' differ in {what}: {_listed(groups)}."
+            for what, groups in _mixtures(same)
+        ]
+    dirty = dict.fromkeys(record["row"] for record in done if record["dirty"])
+    if dirty:
+        sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
+    return sentences
+
+
+def _mixtures(records: Sequence[Record]) -> Iterator[tuple[str, dict[Any, list[str]]]]:
+    """Every setting with more than one value, and the rows of each value."""
+    groups: dict[str, dict[Any, list[str]]] = {}
+    for record in records:
+        for what, value in settings(record).items():
+            groups.setdefault(what, {}).setdefault(value, []).append(record["row"])
+    yield from ((what, values) for what, values in groups.items() if len(values) > 1)
+
+
+def settings(record: Record) -> dict[str, Any]:
+    """What may move last digits of a finished run, by the name it has in sentences."""
+    evaluation, hardware = record["evaluation"], record["hardware"]
+    found = {
+        "code hash": record["code_hash"],
+        "code hash of the fit": record["fit_code_hash"],
+        "backbone": record["backbone"]["hash"],
+        "batch size": evaluation["batch_size"],
+        "context window": evaluation["max_length"],
+        "device": str(evaluation["device"]).split(":")[0],
+        "processor": hardware.get("processor"),
+        "accelerator": hardware.get("accelerator"),
+        **{f"version of {name}": number for name, number in record["versions"].items()},
+    }
+    return {what: value for what, value in found.items() if value is not None}
+
+
+def _listed(groups: dict[Any, list[str]]) -> str:
+    """``a (dense, lora), b (hero)``."""
+    return ", ".join(
+        f"{value} ({', '.join(dict.fromkeys(rows))})" for value, rows in groups.items()
+    )

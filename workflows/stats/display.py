@@ -1,0 +1,270 @@
+"""Frames as people read them: cells of text with marks, one table for CSV's every line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from workflows.stats.lines import Panel
+from workflows.stats.paired import LEVEL
+from workflows.stats.ranking import Mark, marks
+from workflows.stats.resample import RETAIN
+
+WORDS = frozenset({"Backbone", "Row", "Note", "Flag", "Device"})
+MARKED = (
+    "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
+    "best reaches zero. References do not compete."
+)
+
+
+class Cell(NamedTuple):
+    """Text and how it is set."""
+
+    text: str
+    mark: Mark = Mark()
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is printed.
+
+    Args:
+        name: Stem of its files.
+        title: Over it.
+        columns: Heads.
+        lines: Cells, as many per line as there are columns.
+        words: Names of the columns that hold words.
+        note: Below it.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    lines: Sequence[Sequence[Cell]]
+    words: Collection[str] = ()
+    note: str = ""
+
+
+@dataclass
+class Builder:
+    """Collects columns of equal length."""
+
+    columns: dict[str, list[Cell]] = field(default_factory=dict)
+
+    def add(self, name: str, texts: Sequence[Any], found: Sequence[Mark] | None = None) -> None:
+        """One column of texts, with marks where they are given."""
+        given = found or [Mark()] * len(texts)
+        self.columns[name] = [Cell(str(t), m) for t, m in zip(texts, given, strict=True)]
+
+    def lead(self, frame: pd.DataFrame, target: bool = True) -> None:
+        """The columns that name a line."""
+        if frame["backbone"].nunique() > 1:
+            self.add("Backbone", frame["backbone"].tolist())
+        self.add("Row", frame["title"].tolist())
+        if target:
+            self.add("Target", [number(value, "{:g}") for value in frame["target"]])
+
+    def numbers(self, frame: pd.DataFrame, named: Mapping[str, tuple[str, str]]) -> None:
+        """Head -> (column, form) of plain numbers."""
+        for name, (column, form) in named.items():
+            self.add(name, [number(value, form) for value in frame[column]])
+
+    def table(self, name: str, title: str, note: str) -> Table:
+        """What was collected."""
+        lines = list(zip(*self.columns.values(), strict=True))
+        return Table(name, title, list(self.columns), lines, WORDS, note)
+
+
+def number(value: Any, form: str = "{:.2f}") -> str:
+    """A dash where there is no number."""
+    return "–" if value is None or pd.isna(value) else form.format(value)
+
+
+def plus(value: float | None, deviation: float | None) -> str:
+    """``26.00 ± 1.41``, without the deviation where there is none."""
+    text = number(value)
+    return text if deviation is None or pd.isna(deviation) else f"{text} ± {deviation:.2f}"
+
+
+def span(low: float | None, high: float | None, form: str = "{:.1f}") -> str:
+    """``1.0 to 2.0``."""
+    return "–" if low is None or pd.isna(low) else f"{number(low, form)} to {number(high, form)}"
+
+
+def spans(frame: pd.DataFrame, low: str, high: str, form: str = "{:.1f}") -> list[str]:
+    """The intervals of two columns."""
+    return [span(a, b, form) for a, b in zip(frame[low], frame[high], strict=True)]
+
+
+def short_name(column: str) -> str:
+    """``demo_facts:acc`` -> ``facts acc``."""
+    task, metric = column.rsplit(":", 1)
+    label = task.removeprefix("demo_").replace("_", " ")
+    # A perplexity is told apart from other perplexities by the name behind its colon.
+    return label if label.startswith("perplexity") else f"{label} {metric}"
+
+
+def retain_table(frame: pd.DataFrame, panels: Sequence[Panel]) -> Table:
+    """The main table, one line per line of the frame."""
+    found = [marks(panel) for panel in panels]
+    order = [(n, line.name) for n, panel in enumerate(panels) for line in panel.lines]
+
+    def marked(measure: str) -> list[Mark]:
+        return [found[n].get((name, measure), Mark()) for n, name in order]
+
+    made = Builder()
+    made.lead(frame)
+    skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
+    kept = [plus(v, s) for v, s in zip(frame["retain"], frame["retain_std"], strict=True)]
+    made.add("Skip", skips)
+    made.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
+    made.add("Retain", kept, marked(RETAIN))
+    made.add("95 % interval", spans(frame, "retain_low", "retain_high"))
+    for column in (name for name in frame.columns if ":" in name):
+        values = [number(value) for value in frame[column]]
+        made.add(short_name(column), values, marked(column.rsplit(":", 1)[0]))
+    made.add("Note", frame["note"].fillna("").tolist())
+    return made.table("retain", "Retain and scores", MARKED)
+
+
+def rank_table(frame: pd.DataFrame) -> Table:
+    """Ranks by Retain with their intervals."""
+    made = Builder()
+    made.lead(frame)
+    made.numbers(frame, {"Retain": ("retain", "{:.2f}"), "Rank": ("rank", "{:d}")})
+    made.add("95 % interval of the rank", spans(frame, "rank_low", "rank_high", "{:d}"))
+    made.numbers(
+        frame, {"Leads in (%)": ("first", "{:.1f}"), "Behind the best": ("behind", "{:.2f}")}
+    )
+    made.add("95 % interval", spans(frame, "behind_low", "behind_high"))
+    told = [
+        "–" if behind == 0 else "no" if tied else "yes"
+        for behind, tied in zip(frame["behind"], frame["tied"], strict=True)
+    ]
+    made.add("Told from the best", told)
+    note = "Ranks among the rows of one target; the share of resamples in which a row leads."
+    return made.table("ranks", "Ranks", note)
+
+
+def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
+    """Every row against one opponent, its title given: Retain with its interval, then tasks."""
+    part = frame[frame["against"] == against]
+    main = part[part["measure"] == RETAIN].reset_index(drop=True)
+    made = Builder()
+    made.lead(main)
+    made.numbers(main, {"Retain": ("difference", "{:+.2f}")})
+    made.add("95 % interval", spans(main, "low", "high", "{:+.1f}"))
+    made.add("p (Holm)", [number(p, "{:.4f}") for p in main["p_holm"]])
+    made.add("Items needed", [number(n, "{:,.0f}") for n in main["items_needed"]])
+    add_tasks(made, main, part, "p_holm")
+    note = (
+        f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
+        "target (tasks: exact McNemar test, with several seeds in every seed; Retain: bootstrap). "
+        "Items needed: to see one point of Retain between two runs in four of five cases."
+    )
+    return made.table(f"differences_{against}", f"Differences from {title}", note)
+
+
+def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
+    """Items solved of items asked: one line per run, headline metrics only."""
+    part = frame[frame["primary"] & frame["k"].notna()]
+    keys = ["backbone", "row", "target", "seed"]
+    runs = part[keys].drop_duplicates().reset_index(drop=True)
+    lead = runs.assign(title=[titles[row] for row in runs["row"]], target=100 * runs["target"])
+    made = Builder()
+    made.lead(lead)
+    made.add("Seed", runs["seed"].tolist())
+    for task in dict.fromkeys(part["task"]):
+        same = runs.merge(part[part["task"] == task], on=keys, how="left")
+        texts = [
+            "–" if pd.isna(k) else f"{k}/{n:.0f}" for k, n in zip(same["k"], same["n"], strict=True)
+        ]
+        made.add(task.removeprefix("demo_").replace("_", " "), texts)
+    return made.table("scores", "Items solved", "k of n items, one line per run.")
+
+
+def budget_table(frame: pd.DataFrame) -> Table:
+    """Asked, realised, net, the authors' measure, spread over tokens, by kind of token."""
+    made = Builder()
+    made.lead(frame)
+    skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
+    made.add("Realised", skips)
+    named = {
+        "Net": "skip_net", "Authors' measure": "skip_authors", "Spread over tokens": "token_std",
+        "Prompt": "skip_prompt", "Answer": "skip_answer", "Generated": "skip_generated",
+    }  # fmt: skip
+    made.numbers(frame, {name: (column, "{:.2f}") for name, column in named.items()})
+    made.add("Flag", frame["flag"].tolist())
+    note = (
+        "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
+        "Flag: more than one point over or under the target."
+    )
+    return made.table("budgets", "Budgets", note)
+
+
+def cost_table(frame: pd.DataFrame) -> Table:
+    """What training and scoring took."""
+    made = Builder()
+    made.lead(frame)
+    named = {
+        "Trained parameters": ("trained_parameters", "{:,}"),
+        "Training tokens": ("training_tokens", "{:,}"),
+        "Fit (s)": ("fit_seconds", "{:,.1f}"),
+        "Fit (MB)": ("fit_memory_mb", "{:,.0f}"),
+        "Scored tokens": ("scored_tokens", "{:,.0f}"),
+        "Scoring (s)": ("scoring_seconds", "{:,.1f}"),
+        "Scoring (MB)": ("scoring_memory_mb", "{:,.0f}"),
+    }
+    made.numbers(frame, named)
+    made.add("Device", frame["device"].tolist())
+    note = "Means over seeds. Seconds of one machine under its load of the day, no benchmark."
+    return made.table("costs", "Cost", note)
+
+
+def noise_table(frame: pd.DataFrame) -> Table:
+    """The reference at other batch sizes."""
+    made = Builder()
+    if frame["backbone"].nunique() > 1:
+        made.add("Backbone", frame["backbone"].tolist())
+    made.add("Row", frame["row"].tolist())
+    named = {
+        "Batch size": ("batch_size", "{:d}"), "Against": ("against", "{:d}"),
+        "Items": ("items", "{:,d}"), "Changed": ("changed", "{:,d}"),
+        "Retain": ("retain", "{:.2f}"), "Largest change of a task": ("largest", "{:.2f}"),
+    }  # fmt: skip
+    made.numbers(frame, named)
+    note = "The reference again at another batch size: differences below this are no differences."
+    return made.table("noise", "Noise floor", note)
+
+
+def comparison_table(frame: pd.DataFrame, folders: Sequence[str]) -> Table:
+    """Two folders side by side: Retain of both, then the differences of every task."""
+    main = frame[frame["measure"] == RETAIN].reset_index(drop=True)
+    made = Builder()
+    made.lead(main)
+    for side in "ab":
+        made.numbers(main, {f"Retain {side.upper()}": (side, "{:.2f}")})
+        made.add(f"95 % interval {side.upper()}", spans(main, f"{side}_low", f"{side}_high"))
+    made.numbers(main, {"B - A": ("difference", "{:+.2f}")})
+    made.add("95 % interval", spans(main, "low", "high", "{:+.2f}"))
+    made.add("p", [number(p, "{:.4f}") for p in main["p"]])
+    add_tasks(made, main, frame, "p")
+    note = (
+        f"A: {folders[0]}, B: {folders[1]}. Task columns: points, B minus A; *: p below 5 % (exact "
+        "McNemar test, not corrected)."
+    )
+    return made.table("compare", "Two folders", note)
+
+
+def add_tasks(made: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:
+    """Differences of every task beside the lines of ``main``; * where ``p`` is below 5 %."""
+    keys = ["backbone", "target", "row"]
+    for task in (name for name in dict.fromkeys(frame["measure"]) if name != RETAIN):
+        same = main[keys].merge(frame[frame["measure"] == task], on=keys, how="left")
+        stars = ["*" if value < LEVEL else "" for value in same[p]]
+        texts = [number(value, "{:+.1f}") for value in same["difference"]]
+        name = task.removeprefix("demo_").replace("_", " ")
+        made.add(name, [text + star for text, star in zip(texts, stars, strict=True)])

@@ -1,0 +1,108 @@
+"""Two results folders side by side: the same lines, the same items, other code or machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import pandas as pd
+
+from workflows.stats.comparable import score_difference, settings
+from workflows.stats.lines import Line, Panel
+from workflows.stats.resample import interval, paired_runs, unpaired_runs
+from workflows.stats.versus import tested
+
+
+def comparison_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
+    """Every line that stands in either folder, on Retain and on each task, per shared backbone.
+
+    Each folder's Retain refers to its own reference. Lines with the same seeds are paired run by
+    run.
+
+    Returns:
+        Columns backbone, target, row, title, measure, a, a_low, a_high, b, b_low, b_high (percent,
+        95 %), difference, low, high (b - a, points), won, lost, test, p. Where one folder lacks a
+        line, its columns are empty.
+
+    Raises:
+        ValueError: No backbone is shared, or a score measures different things in the two folders.
+    """
+    lines = [line for one, two in _shared(first, second) for line in _lines(one, two)]
+    columns = (
+        "backbone target row title measure a a_low a_high b b_low b_high difference low high won "
+        "lost test p"
+    ).split()
+    return pd.DataFrame(lines, columns=columns)
+
+
+def _lines(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
+    """The lines of one backbone."""
+    _check(one, two)
+    mine, theirs = ({line.name: line for line in panel.done} for panel in (one, two))
+    for name, measure in product(dict.fromkeys([*mine, *theirs]), one.samples):
+        compared = _line(one, mine.get(name), measure, "a")
+        compared |= _line(two, theirs.get(name), measure, "b")
+        if name in mine and name in theirs:
+            compared |= _difference(one, mine[name], two, theirs[name], measure)
+        yield compared
+
+
+def _shared(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple[Panel, Panel]]:
+    others = {panel.reference.backbone: panel for panel in second}
+    names = [panel.reference.backbone for panel in first]
+    pairs = [
+        (panel, others[name]) for panel, name in zip(first, names, strict=True) if name in others
+    ]
+    if not pairs:
+        raise ValueError(f"no backbone in common: {', '.join(names)} and {', '.join(others)}")
+    return pairs
+
+
+def _check(one: Panel, two: Panel) -> None:
+    """Refuse scores of different things."""
+    if set(one.samples) != set(two.samples) or set(one.retain_tasks) != set(two.retain_tasks):
+        raise ValueError(
+            f"the folders score different tasks: {', '.join(one.samples)} and "
+            f"{', '.join(two.samples)}"
+        )
+    known = {(s["task"], s["metric"], s["filter"]): s for s in one.reference.first["scores"]}
+    for score in two.reference.first["scores"]:
+        other = known.get((score["task"], score["metric"], score["filter"]), score)
+        difference = score_difference(other, score)
+        if difference:
+            raise ValueError(f"the folders were scored {difference}")
+
+
+def _line(panel: Panel, line: Line | None, measure: str, side: str) -> dict[str, Any]:
+    """One side of a line."""
+    if line is None:
+        return {}
+    sample = panel.samples[measure][line.name]
+    low, high = interval(sample.draws)
+    values = {side: sample.value, f"{side}_low": low, f"{side}_high": high}
+    percent = {name: 100 * value for name, value in values.items()}
+    return line.labels | {"measure": measure} | percent
+
+
+def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) -> dict[str, Any]:
+    """``theirs`` - ``mine``."""
+    before, after = one.samples[measure][mine.name], two.samples[measure][theirs.name]
+    seeds = [[record["seed"] for record in line.records] for line in (mine, theirs)]
+    draws = (paired_runs if seeds[0] == seeds[1] else unpaired_runs)(before, after)
+    low, high = interval(draws)
+    return {
+        "difference": 100 * (after.value - before.value),
+        "low": 100 * low,
+        "high": 100 * high,
+        **tested(theirs, mine, measure, draws),
+    }
+
+
+def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator[str]:
+    """One sentence for every setting in which the references of the two folders differ."""
+    for one, two in _shared(first, second):
+        mine, theirs = settings(one.reference.first), settings(two.reference.first)
+        for what, value in mine.items():
+            if value != theirs.get(what):
+                yield f"The folders differ in {what}: {value} and {theirs.get(what)}."

@@ -1,0 +1,117 @@
+"""Who is best at a target, who comes second, and who cannot be told from the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from workflows.stats.lines import Line, Panel
+from workflows.stats.resample import RETAIN, interval
+
+DIGITS = 2
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a number is set: ``place`` 1 is bold, 2 underlined; ``tied``: not told from the best."""
+
+    place: int = 0
+    tied: bool = False
+
+
+def places(values: Sequence[float], lower_is_better: bool = False) -> list[int]:
+    """1 for the best of a column, 2 for the second, else 0, as far as printed digits tell.
+
+    Equal printed numbers share a place; the second is the next smaller printed number.
+
+    Args:
+        values: One number per competitor; NaN never gets a place.
+        lower_is_better: Whether the smallest is best.
+    """
+    printed = np.round(np.asarray(values, dtype=np.float64), DIGITS)
+    order = np.unique(printed[~np.isnan(printed)])
+    ranked = [float(value) for value in (order if lower_is_better else order[::-1])[:2]]
+    return [ranked.index(value) + 1 if value in ranked else 0 for value in printed.tolist()]
+
+
+def fields(panel: Panel) -> list[list[Line]]:
+    """The lines that compete, per target: finished rows with a budget, no references."""
+    groups: dict[float, list[Line]] = {}
+    for line in panel.done:
+        if line.budget is not None and line.first["kind"] != "reference":
+            groups.setdefault(line.budget, []).append(line)
+    return list(groups.values())
+
+
+def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
+    """(line, measure) -> its mark, for Retain and every task.
+
+    A perplexity is no mean over items, so nothing says who is tied.
+    """
+    found = {}
+    perplexities = [s["task"] for s in panel.reference.first["scores"] if not s["higher_is_better"]]
+    for field in fields(panel):
+        for measure, samples in panel.samples.items():
+            values = [100 * samples[line.name].value for line in field]
+            best = samples[field[int(np.argmax(values))].name].draws
+            for line, place in zip(field, places(values), strict=True):
+                tied = place != 1 and interval(best - samples[line.name].draws)[0] <= 0
+                found[line.name, measure] = Mark(place, tied)
+        for task in perplexities:
+            values = [_mean_score(line, task) for line in field]
+            for line, place in zip(field, places(values, lower_is_better=True), strict=True):
+                found[line.name, task] = Mark(place)
+    return found
+
+
+def _mean_score(line: Line, task: str) -> float:
+    """Of its headline metric, over seeds."""
+    values = [s["value"] for r in line.records for s in r["scores"] if s["task"] == task]
+    return float(np.mean(values)) if values else float("nan")
+
+
+def rank_frame(panels: Sequence[Panel]) -> pd.DataFrame:
+    """Rank by Retain among the rows of one backbone and target, with its 95 % interval.
+
+    Columns: backbone, target, row, title, retain, retain_low, retain_high (percent), rank,
+    rank_low, rank_high, first (share of resamples in which the row leads, percent), behind,
+    behind_low, behind_high (points to the best row), tied (whether that interval reaches zero).
+    """
+    lines = []
+    for panel in panels:
+        for field in fields(panel):
+            samples = [panel.samples[RETAIN][line.name] for line in field]
+            values = np.array([sample.value for sample in samples])
+            draws = np.stack([sample.draws for sample in samples])
+            ranks = stats.rankdata(-values, method="min")
+            drawn = stats.rankdata(-draws, method="min", axis=0)
+            best = int(np.argmax(values))
+            for number, line in enumerate(field):
+                behind = interval(draws[best] - draws[number])
+                spread = interval(draws[number])
+                place = np.quantile(drawn[number], [0.025, 0.975], method="nearest")
+                lines.append(
+                    line.labels
+                    | {
+                        "retain": 100 * values[number],
+                        "retain_low": 100 * spread[0],
+                        "retain_high": 100 * spread[1],
+                        "rank": int(ranks[number]),
+                        "rank_low": int(place[0]),
+                        "rank_high": int(place[1]),
+                        "first": 100 * float((drawn[number] == 1).mean()),
+                        "behind": 100 * float(values[best] - values[number]),
+                        "behind_low": 100 * behind[0],
+                        "behind_high": 100 * behind[1],
+                        "tied": bool(number != best and behind[0] <= 0),
+                    }
+                )
+    columns = (
+        "backbone target row title retain retain_low retain_high rank rank_low rank_high first "
+        "behind behind_low behind_high tied"
+    ).split()
+    return pd.DataFrame(lines, columns=columns)

@@ -1,0 +1,199 @@
+"""Paired bootstrap of scores and Retain: one set of resampled items for every line of a table.
+
+The items a resample draws follow from the seed and the task alone, so every line, also one of
+another results folder, sees the same items, and a row more or less in a table moves no interval.
+
+Seeds come on top. The mean over S runs of a line misses its expectation by an error whose size S
+runs tell only roughly, so it is drawn from a t distribution:
+
+    draw = (mean over runs of the resampled value) + sqrt(v / S) t,   t ~ Student(S - 1)
+    v = max(0, variance between runs - what the items' chance alone puts between runs)
+
+Resampling the runs themselves would cover far less than it says: of three values, a bootstrap never
+looks beyond their extremes. A single run has no such term: its interval speaks of the items only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from scipy import stats
+
+from workflows.stats.retain import Floats, retain
+
+Run = Mapping[str, Floats]
+
+RETAIN = "retain"
+RESAMPLES = 10_000
+# Counts of drawn items held at once; blocks bound the memory of tasks with many items.
+BLOCK = 4_000_000
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measure of one line.
+
+    Args:
+        points: Value of each run, (S,).
+        replicates: Value of each run on resampled items, (S, B).
+        draws: The line's value with items and seeds at chance, (B,).
+    """
+
+    points: Floats
+    replicates: Floats
+    draws: Floats
+
+    @property
+    def value(self) -> float:
+        """Mean over the runs."""
+        return float(self.points.mean())
+
+    @property
+    def by_items(self) -> Floats:
+        """The line's value with items alone at chance, (B,)."""
+        means: Floats = self.replicates.mean(axis=0)
+        return means
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation over the runs; None of a single one."""
+        return float(self.points.std(ddof=1)) if len(self.points) > 1 else None
+
+
+def bootstrap(
+    lines: Mapping[str, Sequence[Run]],
+    reference: str,
+    retain_tasks: Sequence[str],
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> dict[str, dict[str, Sample]]:
+    """Resample every task once for all lines.
+
+    Args:
+        lines: Name of a line -> its runs, each task -> item values (n,).
+        reference: The line whose scores, averaged over its runs, are 1.
+        retain_tasks: Tasks whose scores over the reference's enter Retain.
+        resamples: B.
+        seed: Of all draws.
+
+    Returns:
+        ``"retain"`` and each task -> line -> sample.
+
+    Raises:
+        ValueError: Runs differ in tasks or items, or the reference solves nothing of a task that
+            enters Retain.
+    """
+    ends = np.cumsum([len(runs) for runs in lines.values()])
+    parts = {
+        name: slice(end - len(runs), end)
+        for (name, runs), end in zip(lines.items(), ends, strict=True)
+    }
+    first = next(iter(lines.values()))[0]
+    points, drawn, base, drawn_base = {}, {}, {}, {}
+    for task in dict.fromkeys([*retain_tasks, *first]):
+        values = _stack(lines, task)
+        mean = values[parts[reference]].mean(axis=0)
+        rng = _generator(seed, "items", task)
+        points[task], base[task] = values.mean(axis=1), float(mean.mean())
+        drawn[task], drawn_base[task] = _resample(values, mean, resamples, rng)
+    points[RETAIN] = retain({task: points[task] for task in retain_tasks}, base)
+    drawn[RETAIN] = retain({task: drawn[task] for task in retain_tasks}, drawn_base)
+    return {
+        measure: {
+            name: _sample(values[part], drawn[measure][part], _generator(seed, measure, name))
+            for name, part in parts.items()
+        }
+        for measure, values in points.items()
+    }
+
+
+def paired_runs(first: Sample, second: Sample, seed: int = 0) -> Floats:
+    """Draws of ``second`` - ``first``, two lines whose runs belong together one by one, (B,)."""
+    points, replicates = second.points - first.points, second.replicates - first.replicates
+    return _sample(points, replicates, _generator(seed, "paired")).draws
+
+
+def unpaired_runs(first: Sample, second: Sample, seed: int = 0) -> Floats:
+    """Draws of ``second`` - ``first``, two samples of one name with other seeds, (B,).
+
+    The errors of their seeds follow from the name, so one side is shuffled.
+    """
+    errors = _generator(seed, "unpaired").permutation(second.draws - second.by_items)
+    return np.asarray(second.by_items + errors - first.draws)
+
+
+def interval(draws: Floats) -> tuple[float, float]:
+    """95 % percentile interval."""
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _stack(lines: Mapping[str, Sequence[Run]], task: str) -> Floats:
+    """Item values of one task, (runs, n)."""
+    stacked: list[Floats] = []
+    for name, runs in lines.items():
+        for run in runs:
+            if task not in run:
+                raise ValueError(f"'{name}' was not scored on task '{task}'")
+            if stacked and len(run[task]) != len(stacked[0]):
+                raise ValueError(
+                    f"task '{task}': '{name}' has {len(run[task])} items, others {len(stacked[0])}"
+                )
+            stacked.append(run[task])
+    return np.stack(stacked)
+
+
+def _resample(
+    values: Floats, base: Floats, resamples: int, rng: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """Means over resampled items of each run (R, B) and of the reference (B,)."""
+    n = len(base)
+    means, bases = np.empty((len(values), resamples)), np.empty(resamples)
+    start = 0
+    for counts in _counts(n, resamples, rng):
+        if base.any():
+            # A resample in which the reference solves nothing has no ratio: take the whole sample.
+            counts[counts @ base == 0] = 1
+        part = slice(start, start + len(counts))
+        means[:, part], bases[part] = values @ counts.T / n, counts @ base / n
+        start = part.stop
+    return means, bases
+
+
+def _counts(n: int, resamples: int, rng: np.random.Generator) -> Iterator[Floats]:
+    """How often each item is drawn, (block, n): multinomial, in blocks of resamples."""
+    block = max(1, BLOCK // n)
+    for start in range(0, resamples, block):
+        size = min(block, resamples - start)
+        picks = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+        yield np.bincount(picks.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
+
+
+def _sample(points: Floats, replicates: Floats, rng: np.random.Generator) -> Sample:
+    """Items and seeds at chance; see the formula on top."""
+    runs = len(points)
+    draws = replicates.mean(axis=0)
+    if runs > 1:
+        apart = replicates - draws
+        by_items = apart.var(axis=1).sum() / (runs - 1)
+        between = max(0.0, points.var(ddof=1) - by_items)
+        errors = rng.permutation(_student(runs - 1, len(draws)))
+        draws = draws + np.sqrt(between / runs) * errors
+    return Sample(points, replicates, draws)
+
+
+@cache
+def _student(freedom: int, number: int) -> Floats:
+    """Evenly spaced quantiles of the t distribution: no luck of the draw in its long tails."""
+    shares = (np.arange(number) + 0.5) / number
+    return np.asarray(stats.t.ppf(shares, freedom), dtype=np.float64)
+
+
+def _generator(seed: int, *purpose: str) -> np.random.Generator:
+    """A generator of its own for every purpose."""
+    digest = hashlib.sha256("/".join(purpose).encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])

@@ -1,0 +1,98 @@
+"""Rows against each other on the same items: differences, ranks, who is best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflows.stats.lines import Line, Panel
+from workflows.stats.paired import holm, items_needed, mcnemar, sign_share
+from workflows.stats.resample import RETAIN, Run, interval
+from workflows.stats.retain import Floats
+
+# The method whose claims the suite examines: every row is held against it, beside the reference.
+FOCUS = "hero"
+
+
+def difference_frame(panels: Sequence[Panel]) -> pd.DataFrame:
+    """Every row against the reference and against HeRo, on Retain and on each task.
+
+    Columns: backbone, target, row, title, against, measure, items, difference, low, high (points,
+    95 %), won and lost (items, summed over seeds), test, p, p_holm (over the rows of one backbone,
+    target, opponent and measure), items_needed (to see one point).
+    """
+    lines = [
+        _difference(panel, line, other, measure)
+        for panel in panels
+        for line, other in _pairs(panel)
+        for measure in panel.samples
+    ]
+    columns = (
+        "backbone target row title against measure items difference low high won lost test p "
+        "p_holm items_needed"
+    ).split()
+    frame = pd.DataFrame(lines, columns=columns)
+    family = frame.groupby(["backbone", "target", "against", "measure"], dropna=False)["p"]
+    return frame.assign(p_holm=family.transform(lambda p: holm(p.to_numpy())))
+
+
+def _pairs(panel: Panel) -> Iterator[tuple[Line, Line]]:
+    """Every line with the reference, and with HeRo where it has the same target or none."""
+    others = [line for line in panel.done if line is not panel.reference]
+    yield from ((line, panel.reference) for line in others)
+    for focus, line in product(others, others):
+        same = line.budget == focus.budget or line.first["kind"] == "reference"
+        if focus.row == FOCUS and same and line is not focus:
+            yield line, focus
+
+
+def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str, Any]:
+    """One line of the frame; ``line`` - ``other``."""
+    mine, theirs = (panel.samples[measure][part.name] for part in (line, other))
+    draws = mine.draws - theirs.draws
+    low, high = interval(draws)
+    tasks = panel.retain_tasks if measure == RETAIN else [measure]
+    items = sum(len(line.runs[0][task]) for task in tasks)
+    error = float(np.std(mine.by_items - theirs.by_items))
+    target = other.budget if line.budget is None else line.budget
+    return line.labels | {
+        "target": None if target is None else 100 * target,
+        "against": other.row,
+        "measure": measure,
+        "items": items,
+        "difference": 100 * (mine.value - theirs.value),
+        "low": 100 * low,
+        "high": 100 * high,
+        **tested(line, other, measure, draws),
+        "items_needed": items_needed(error, items) if error > 0 else None,
+    }
+
+
+def tested(line: Line, other: Line, measure: str, draws: Floats) -> dict[str, Any]:
+    """Columns won, lost, test, p of one measure: McNemar's test where items are right or wrong.
+
+    With several seeds p is the largest over the pairs of runs with one seed: the difference must
+    stand in each. A row that is not stochastic serves every seed.
+    """
+    runs = [*line.runs, *other.runs]
+    if not all(measure in run and np.isin(run[measure], (0.0, 1.0)).all() for run in runs):
+        return {"won": None, "lost": None, "test": "bootstrap", "p": sign_share(draws)}
+    won, lost, p = 0, 0, 0.0
+    for mine, theirs in seed_pairs(line, other):
+        better = int((mine[measure] > theirs[measure]).sum())
+        worse = int((mine[measure] < theirs[measure]).sum())
+        won, lost, p = won + better, lost + worse, max(p, mcnemar(better, worse))
+    return {"won": won, "lost": lost, "test": "McNemar", "p": p}
+
+
+def seed_pairs(line: Line, other: Line) -> list[tuple[Run, Run]]:
+    """Runs of two lines that belong together: by seed, else each with each."""
+    mine, theirs = ({r["seed"]: run for r, run in part} for part in (line.pairs, other.pairs))
+    common = [seed for seed in mine if seed in theirs]
+    if len(mine) > 1 and len(theirs) > 1 and common:
+        return [(mine[seed], theirs[seed]) for seed in common]
+    return list(product(mine.values(), theirs.values()))

@@ -1,0 +1,48 @@
+"""Two results folders side by side, with intervals: `python -m workflows.steps.compare A B`.
+
+Prints the table as Markdown; --out also writes compare.csv, compare.md and compare.tex. Lines are
+held against each other on the same items, and run by run where their seeds agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from workflows.stats.display import comparison_table
+from workflows.stats.folders import comparison_frame, folder_cautions
+from workflows.steps.common import run, write_text
+from workflows.steps.report_render import latex, markdown
+from workflows.steps.report_results import read_results
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("first", type=Path, metavar="A", help="results folder of one suite")
+    parser.add_argument("second", type=Path, metavar="B", help="another one")
+    parser.add_argument("--out", type=Path, metavar="DIR")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Read both, compare, print, write."""
+    args = arguments()
+    first, second = (read_results(folder).panels for folder in (args.first, args.second))
+    frame = comparison_frame(first, second).round(4)
+    table = comparison_table(frame, [str(args.first), str(args.second)])
+    warned = list(folder_cautions(first, second))
+    for sentence in warned:
+        print(f"caution: {sentence}", file=sys.stderr)
+    print(markdown(table), end="")
+    if args.out is not None:
+        write_text(args.out / "compare.csv", frame.to_csv(index=False))
+        write_text(args.out / "compare.md", markdown(table, warned))
+        write_text(args.out / "compare.tex", latex(table, warned))
+
+
+if __name__ == "__main__":
+    run(main)

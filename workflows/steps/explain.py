@@ -1,0 +1,210 @@
+"""What stands behind one number: `python -m workflows.steps.explain --suite demo --row hero ...`.
+
+Prints the record, the score of the task, the items won and lost against the reference row, and the
+commands that make the number again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from methods.core.budget import check_budget
+from workflows.jobs import read_suite
+from workflows.stats.lines import Line, Panel, headline_items
+from workflows.stats.versus import difference_frame
+from workflows.steps.common import run, sentence
+from workflows.steps.report_results import Results, read_results, read_suite_file
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--suite", required=True, help="name of the suite")
+    parser.add_argument("--row", required=True)
+    parser.add_argument("--budget", help="fraction, such as 0.25; rows without a budget: leave out")
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--seed", type=int, help="default: the row's first")
+    parser.add_argument("--backbone", help="its name, where the suite has several")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="default: results/SUITE")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Find the number, say what is behind it."""
+    args = arguments()
+    results = read_results(args.results or Path("results") / args.suite)
+    panel = find_panel(results, args.backbone)
+    line = find_line(panel, args.row, None if args.budget is None else check_budget(args.budget))
+    record = find_record(line, args.seed)
+    score = find_score(record, args.task)
+    file = results.files[results.records.index(record)]
+    parts = {
+        "number": told_number(line, record, score),
+        "record": str(file),
+        **told_run(record, score),
+        **told_difference(panel, line, args.task),
+        **told_items(results, panel, file, score),
+        **told_commands(results, file),
+    }
+    for name, text in parts.items():
+        lines = textwrap.wrap(text, 92, break_long_words=False, break_on_hyphens=False)
+        whole = [text] if name.startswith("command") else lines
+        print(f"{name:<14}" + f"\n{'':<14}".join(whole))
+
+
+def find_panel(results: Results, backbone: str | None) -> Panel:
+    """The lines of a backbone; of the only one when none is named.
+
+    Raises:
+        ValueError: It is unknown, or there are several.
+    """
+    names = [panel.reference.backbone for panel in results.panels]
+    if backbone is None and len(names) == 1:
+        return results.panels[0]
+    if backbone not in names:
+        raise ValueError(f"--backbone must be one of: {', '.join(names)}")
+    return results.panels[names.index(backbone)]
+
+
+def find_line(panel: Panel, row: str, budget: float | None) -> Line:
+    """A row at a budget.
+
+    Raises:
+        ValueError: The folder has none, or it is not applicable.
+    """
+    same = [line for line in panel.lines if line.row == row]
+    if not same:
+        rows = dict.fromkeys(line.row for line in panel.lines)
+        raise ValueError(f"no record of row '{row}' (rows: {', '.join(rows)})")
+    for line in same:
+        if line.budget == budget:
+            if not line.done:
+                raise ValueError(f"row '{row}' is not applicable: {line.first['reason']}")
+            return line
+    known = ["none" if line.budget is None else f"{line.budget:g}" for line in same]
+    asked = "without a budget" if budget is None else f"at budget {budget:g}"
+    raise ValueError(f"no record of row '{row}' {asked} (budgets: {', '.join(known)})")
+
+
+def find_record(line: Line, seed: int | None) -> Any:
+    """The run of a seed, or the first.
+
+    Raises:
+        ValueError: No run has this seed.
+    """
+    for record in line.records:
+        if seed is None or record["seed"] == seed:
+            return record
+    known = ", ".join(str(record["seed"]) for record in line.records)
+    raise ValueError(f"row '{line.row}' has no run of seed {seed} (seeds: {known})")
+
+
+def find_score(record: Any, task: str) -> Any:
+    """The headline score of a task.
+
+    Raises:
+        ValueError: The task was not scored.
+    """
+    scores = {score["task"]: score for score in record["scores"] if score["primary"]}
+    if task not in scores:
+        raise ValueError(f"task '{task}' was not scored (tasks: {', '.join(scores)})")
+    return scores[task]
+
+
+def told_number(line: Line, record: Any, score: Any) -> str:
+    """What the number says."""
+    where = f"{line.name} on {line.backbone}, seed {record['seed']}, {score['task']}"
+    if score["k"] is None:
+        return f"{where}: {score['metric']} {score['value']:.4f} over {score['n']}"
+    return f"{where}: {score['k']} of {score['n']} ({100 * score['value']:.2f} % {score['metric']})"
+
+
+def told_run(record: Any, score: Any) -> dict[str, str]:
+    """How it was scored, what ran, which code."""
+    skip = score["rates"]["all"]
+    versions = record["versions"]
+    state = "not committed" if record["dirty"] else "committed"
+    return {
+        "scored": (
+            f"{score['split']} split, {score['shots']} shots, filter {score['filter']}, task "
+            f"version {score['version']}, prompts {score['prompt_hash']}, batch size "
+            f"{record['evaluation']['batch_size']} on {record['evaluation']['device']}"
+        ),
+        "skipped": (
+            f"{100 * skip['skip']:.2f} % of the dense parameters over {skip['tokens']:,} tokens of "
+            f"this task, {100 * record['rates']['all']['skip']:.2f} % over all tasks"
+        ),
+        "code": (
+            f"commit {str(record['commit'])[:12]}, hash {record['code_hash']}, {state}; "
+            f"lm_eval {versions.get('lm_eval')}, torch {versions.get('torch')}"
+        ),
+    }
+
+
+def told_difference(panel: Panel, line: Line, task: str) -> dict[str, str]:
+    """The lines of the table of differences that hold this row and task."""
+    frame = difference_frame([panel])
+    same = frame[(frame["row"] == line.row) & (frame["measure"] == task)]
+    told = {}
+    for found in same.to_dict("records"):
+        own = found["target"] if line.budget is None else 100 * line.budget
+        if own != found["target"] and not pd.isna(found["target"]):
+            continue
+        told[f"minus {found['against']}"] = (
+            f"{found['difference']:+.2f} points (95 %: {found['low']:+.2f} to {found['high']:+.2f})"
+            f" over all seeds, {found['test']} p = {found['p']:.2g}, {found['p_holm']:.2g} after "
+            "Holm's correction"
+        )
+    return told
+
+
+def told_items(results: Results, panel: Panel, file: Path, score: Any) -> dict[str, str]:
+    """Numbers of the items that this run and the reference do not share."""
+    reference = results.files[results.records.index(dict(panel.reference.first))]
+    if reference == file or not score["higher_is_better"]:
+        return {}
+    mine, theirs = (
+        headline_items(pd.read_parquet(f.with_suffix(".items.parquet")), score)
+        for f in (file, reference)
+    )
+    gain = mine["value"].to_numpy() - theirs["value"].to_numpy()
+    items = mine["item"].to_numpy()
+    won, lost = items[np.flatnonzero(gain > 0)], items[np.flatnonzero(gain < 0)]
+    row = panel.reference.row
+    return {
+        f"won {len(won)}": f"from {row}, items {' '.join(map(str, won)) or 'none'}",
+        f"lost {len(lost)}": f"to {row}, items {' '.join(map(str, lost)) or 'none'}",
+    }
+
+
+def told_commands(results: Results, file: Path) -> dict[str, str]:
+    """How to score the model again, and how to fit and score it again."""
+    *_, backbone, row, label, seed, _ = file.parts
+    try:
+        suite = read_suite(read_suite_file(results.folder))
+        job = suite.find(backbone, row, label, seed)
+    except (ValueError, KeyError) as error:
+        return {"command": f"no suite here makes this run ({sentence(error)}); see its record"}
+    record, model = f"{job.folder}/record.json", f"{job.folder}/model"
+    again = ["snakemake", "--cores", "1", "--configfile", f"results/{suite.name}/suite.json"]
+    score = (
+        f"python -m workflows.steps.evaluate --model {model} --tasks "
+        f"{shlex.quote(suite.tasks_json)} {suite.evaluate_arguments(job)} --out {record}"
+    )
+    return {
+        "command": score,
+        "command, fit": shlex.join([*again, "--forcerun", "compress", "--", record]),
+    }
+
+
+if __name__ == "__main__":
+    run(main)

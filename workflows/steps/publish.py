@@ -1,0 +1,179 @@
+"""Commit a suite's tables and show the main one in the README: `python -m workflows.steps.publish`.
+
+Writes every frame of the report and source.json (which code, machine and records made them) below
+reports/reference/SUITE, and renders retain.csv with ranks.csv into the README, between two marks.
+The README is never edited by hand there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from methods.core.checkpoint import write_json
+from workflows.jobs import Suite
+from workflows.stats.comparable import cautions
+from workflows.stats.display import MARKED, Builder, Table, plus, spans
+from workflows.stats.ranking import Mark, places
+from workflows.steps.common import ROOT, code_hash, run, whole_file, write_text
+from workflows.steps.report import make_frames
+from workflows.steps.report_render import markdown
+from workflows.steps.report_results import Results, read_results
+
+REFERENCE = ROOT / "reports" / "reference"
+# What can change a number of a suite; statistics and pages are made anew from the records.
+NUMBERS = ("methods", "workflows/demo", "workflows/evaluation")
+SOURCE = "source.json"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--results", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: reports/reference/SUITE")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="FILE")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Frames, their source, then the README."""
+    args = arguments()
+    results = read_results(args.results)
+    out = args.out or REFERENCE / results.settings["suite"]
+    read_block(args.readme, results.settings["suite"])
+    for name, frame in make_frames(results).items():
+        write_text(out / f"{name}.csv", frame.to_csv(index=False))
+    with whole_file(out / SOURCE) as file:
+        write_json(file, source(results))
+    put_block(args.readme, out)
+    print(f"wrote {out} and its table in {args.readme}")
+
+
+def source(results: Results) -> dict[str, Any]:
+    """Where the numbers come from.
+
+    ``numbers`` is the hash of the code that can change them, known where every record was made
+    from the code of this checkout, else None.
+    """
+    done = [record for record in results.records if record["status"] == "ok"]
+    codes = sorted({r[key] for r in done for key in ("code_hash", "fit_code_hash") if r[key]})
+    return {
+        "suite": results.settings["suite"],
+        "runs": len(done),
+        "commits": sorted({str(record["commit"]) for record in done}),
+        "code_hashes": codes,
+        "numbers": code_hash(NUMBERS) if codes == [code_hash()] else None,
+        "versions": done[0]["versions"],
+        "hardware": done[0]["hardware"],
+        "cautions": cautions(results.records),
+    }
+
+
+def stale(folder: Path, suite: Suite) -> list[str]:
+    """One sentence for everything that says a published table is older than the checkout.
+
+    Args:
+        folder: Of the published frames.
+        suite: As the checkout would run it now.
+    """
+    told = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+    shown = set(pd.read_csv(folder / "retain.csv")["row"])
+    listed = {job.row for job in suite.jobs}
+    sentences = []
+    if listed - shown:
+        sentences.append(f"the table lacks rows of the suite: {', '.join(sorted(listed - shown))}")
+    if shown - listed:
+        sentences.append(f"the suite lacks rows of the table: {', '.join(sorted(shown - listed))}")
+    if told["numbers"] is None:
+        codes = ", ".join(told["code_hashes"])
+        sentences.append(f"its records were made by other code ({codes}) than published them")
+    elif told["numbers"] != code_hash(NUMBERS):
+        sentences.append(f"{', '.join(NUMBERS)} changed since the records were made")
+    return sentences
+
+
+def block(folder: Path) -> str:
+    """The main table of published frames, with its source, as Markdown."""
+    retain, ranks, noise = (pd.read_csv(folder / f"{n}.csv") for n in ("retain", "ranks", "noise"))
+    told = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+    commits = ", ".join(commit[:12] for commit in told["commits"])
+    made = (
+        f"{told['runs']} runs of the suite `{told['suite']}` on {told['hardware']['processor']}, "
+        f"commit {commits}; scores per task, differences and cost beside "
+        f"[retain.csv](reports/reference/{told['suite']}/retain.csv)."
+    )
+    floor = [
+        f"Noise floor: `{line['row']}` again at batch size {line['batch_size']} moves "
+        f"{line['changed']:,} of {line['items']:,} items."
+        for line in noise.to_dict("records")
+    ]
+    table = markdown(short_table(retain, ranks), told["cautions"])
+    return "\n".join([table, " ".join([made, *floor])])
+
+
+def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
+    """Retain without the columns of tasks, with ranks."""
+    keys = ["backbone", "target", "row"]
+    both = retain.merge(
+        ranks[[*keys, "rank", "rank_low", "rank_high", "tied"]], on=keys, how="left"
+    )
+    made = Builder()
+    made.lead(both)
+    for head, name in (("Skip", "skip"), ("Retain", "retain")):
+        texts = [plus(v, s) for v, s in zip(both[name], both[f"{name}_std"], strict=True)]
+        made.add(head, texts, _marks(both) if name == "retain" else None)
+        if name == "skip":
+            made.numbers(both, {"Net": ("skip_net", "{:.2f}")})
+    made.add("95 % interval", spans(both, "retain_low", "retain_high"))
+    made.numbers(both, {"Rank": ("rank", "{:.0f}")})
+    made.add("95 % interval of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
+    made.add("Note", both["note"].fillna("").tolist())
+    return made.table("short", "Retain", MARKED)
+
+
+def _marks(both: pd.DataFrame) -> Sequence[Mark]:
+    """Of Retain among the ranked rows of each backbone and target."""
+    found = [Mark()] * len(both)
+    ranked = both[both["rank"].notna()]
+    for _, field in ranked.groupby(["backbone", "target"]):
+        for line, place in zip(field.index, places(field["retain"].tolist()), strict=True):
+            found[line] = Mark(place, bool(field.loc[line, "tied"]) and place != 1)
+    return found
+
+
+def _limits(suite: str) -> tuple[str, str]:
+    return f"<!-- table of {suite}: made by workflows.steps.publish -->\n", "<!-- end of table -->"
+
+
+def read_block(readme: Path, suite: str) -> tuple[str, str, str]:
+    """What stands before, between and behind the marks of a suite.
+
+    Raises:
+        ValueError: The marks are missing.
+    """
+    text = readme.read_text(encoding="utf-8")
+    first, last = _limits(suite)
+    before, found, rest = text.partition(first)
+    between, closed, behind = rest.partition(last)
+    if not found or not closed:
+        raise ValueError(f"{readme} has no line '{first.strip()}' followed by '{last}'")
+    return before, between, behind
+
+
+def put_block(readme: Path, folder: Path) -> None:
+    """Show published frames between the marks of their suite."""
+    told: Mapping[str, Any] = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+    before, _, behind = read_block(readme, told["suite"])
+    first, last = _limits(told["suite"])
+    write_text(readme, f"{before}{first}{block(folder)}\n{last}{behind}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,93 @@
+"""Tables as Markdown, LaTeX (booktabs) and HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from workflows.stats.display import Cell, Table
+
+LATEX = {
+    "\\": r"$\backslash$", "&": r"\&", "%": r"\%", "$": r"$\$$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"$\sim$", "^": r"$\wedge$",
+    "<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "≈": r"$\approx$", "–": "--",
+}  # fmt: skip
+
+
+def markdown(table: Table, warned: Sequence[str] = ()) -> str:
+    """A Markdown table, its note and what warns of it below."""
+    heads = [_escape_markdown(name) for name in table.columns]
+    rule = [":--" if name in table.words else "--:" for name in table.columns]
+    lines = [heads, rule, *[[markdown_cell(cell) for cell in line] for line in table.lines]]
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+    return text + "".join(f"\n{_escape_markdown(note)}\n" for note in (table.note, *warned) if note)
+
+
+def markdown_cell(cell: Cell) -> str:
+    """Bold for the best, underlined for the second, ≈ where tied with the best."""
+    text = _escape_markdown(cell.text)
+    if cell.mark.place:
+        text = f"**{text}**" if cell.mark.place == 1 else f"<u>{text}</u>"
+    return f"{text} ≈" if cell.mark.tied else text
+
+
+def _escape_markdown(text: str) -> str:
+    for sign in "\\|*_<>`":
+        text = text.replace(sign, f"\\{sign}")
+    return text
+
+
+def latex(table: Table, warned: Sequence[str] = ()) -> str:
+    """A tabular of the booktabs package, its note and what warns of it as comments."""
+    columns = "".join("l" if name in table.words else "r" for name in table.columns)
+    body = [" & ".join(map(latex_cell, line)) + r" \\" for line in table.lines]
+    head = " & ".join(map(escape_latex, table.columns)) + r" \\"
+    notes = [f"% {escape_latex(note)}" for note in (table.note, *warned) if note]
+    lines = [
+        *notes, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body,
+        r"\bottomrule", r"\end{tabular}",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def latex_cell(cell: Cell) -> str:
+    r"""``\textbf``, ``\underline`` and a raised sign where tied with the best."""
+    text = escape_latex(cell.text)
+    if cell.mark.place:
+        text = rf"\{'textbf' if cell.mark.place == 1 else 'underline'}{{{text}}}"
+    return rf"{text}$^{{\approx}}$" if cell.mark.tied else text
+
+
+def escape_latex(text: str) -> str:
+    """Plain text for LaTeX; a sign before a number becomes a minus."""
+    escaped = "".join(LATEX.get(sign, sign) for sign in text)
+    return (
+        f"${escaped[0]}${escaped[1:]}" if escaped[:1] in "+-" and text[1:2].isdigit() else escaped
+    )
+
+
+def html_table(table: Table) -> str:
+    """The table element; words to the left, numbers to the right."""
+    styles = ["" if name in table.words else ' class="n"' for name in table.columns]
+    heads = "".join(
+        f"<th{style}>{html.escape(name)}</th>"
+        for name, style in zip(table.columns, styles, strict=True)
+    )
+    lines = [
+        "<tr>"
+        + "".join(
+            f"<td{style}>{html_cell(cell)}</td>" for cell, style in zip(line, styles, strict=True)
+        )
+        + "</tr>"
+        for line in table.lines
+    ]
+    body = "\n".join(lines)
+    return f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def html_cell(cell: Cell) -> str:
+    """As in Markdown."""
+    text = html.escape(cell.text)
+    if cell.mark.place:
+        text = f"<b>{text}</b>" if cell.mark.place == 1 else f"<u>{text}</u>"
+    return f"{text}&#8202;≈" if cell.mark.tied else text
