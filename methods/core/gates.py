@@ -53,7 +53,8 @@ def sampled(difference: Tensor, noise: Tensor, temperature: float) -> Decision:
 
 def straight_through(execute: Tensor, soft: Tensor) -> Decision:
     """A decision whose factor is ``execute`` forward and has the gradient of ``soft`` (B, T)."""
-    hard = execute.to(soft.dtype) - soft.detach() + soft
+    # Grouped so that it is exactly 0 or 1: (1 - soft) + soft rounds.
+    hard = execute.to(soft.dtype) + (soft - soft.detach())
     return Decision(execute, hard, hard, dense=True)
 
 
