@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +39,8 @@ from methods.core.steering import Steering
 # Sum over counted positions, from soft gates (B, U, T), decisions (B, U, T), counted (B, T) and the
 # progress of training in [0, 1].
 Penalty = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+# A token that predicts nothing, for a process without documents: a penalty may sum over all.
+NOTHING = [Document([0], 0)]
 
 
 class DivergedError(ValueError):
@@ -154,11 +155,9 @@ class Trainer:
         self.model.train()
         lengths = [len(document.ids) for document in self.documents]
         batches = islice(plan(lengths, self.params.batch_tokens, self.seed), done, None)
-        bar = tqdm(
-            total=self.params.updates, initial=done, desc="training", disable=self.rank > 0,
-            mininterval=2, file=sys.stderr,
-        )  # fmt: skip
-        for update in range(done, self.params.updates):
+        total, quiet = self.params.updates, self.rank > 0
+        bar = tqdm(total=total, initial=done, desc="training", disable=quiet, mininterval=2)
+        for update in range(done, total):
             entry = self._update(update, [self.documents[n] for n in next(batches)])
             self.log.append(entry)
             if not math.isfinite(entry["loss"]):
@@ -181,9 +180,8 @@ class Trainer:
         mine = documents[self.rank :: self.world]
         parts = [mine[n :: self.params.micro_batches] for n in range(self.params.micro_batches)]
         micro = [
-            lay_out(part, self.params.row_length, self.params.prompt_weight).to(device)
+            lay_out(part or NOTHING, self.params.row_length, self.params.prompt_weight).to(device)
             for part in parts
-            if part
         ]
         totals = torch.zeros(2, dtype=torch.float64, device=device)
         for rows in micro:
