@@ -108,6 +108,7 @@ class Trainer:
         workdir: Snapshots and the log; a run found there is continued, bit for bit.
         steering: Of a routed model: gives the penalty's weight and the sizes of its units.
         penalty: Sum over counted positions of what routing adds to the loss; None: nothing.
+        reserved: Tokens at the start of a document that neither penalty nor rates count.
     """
 
     model: nn.Module
@@ -117,6 +118,7 @@ class Trainer:
     workdir: Path
     steering: Steering | None = None
     penalty: Penalty | None = None
+    reserved: int = 0
 
     def __post_init__(self) -> None:
         self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -185,8 +187,9 @@ class Trainer:
         ]
         totals = torch.zeros(2, dtype=torch.float64, device=device)
         for rows in micro:
-            totals += torch.stack([rows.weights.sum(), rows.counted.sum()]).double()
+            totals += torch.stack([rows.weights.sum(), self._routed(rows).sum()]).double()
         self._sum(totals)
+        totals[1].clamp_(min=1)
         alpha = 0.0 if self.steering is None else self.steering.alpha
         sums = torch.zeros(5, dtype=torch.float64, device=device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -232,22 +235,26 @@ class Trainer:
             head = self.model.lm_head
             assert isinstance(head, nn.Module)
             loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
-        loss = loss / totals[0].float()
+        loss, counted = loss / totals[0].float(), self._routed(rows)
         logged = [loss.detach().double(), *[torch.zeros_like(totals[0])] * 4]
         if self.steering is not None:
             ran = output.executed.double()
             soft = ran if output.soft is None else output.soft.detach().double()
-            sizes, each = self.steering.sizes.to(device), rows.counted[:, None]
+            sizes, each = self.steering.sizes.to(device), counted[:, None]
             for place, gates in ((2, ran), (3, soft)):
                 logged[place] = ((1 - gates) * each).sum(dim=(0, 2)) @ sizes / totals[1]
             logged[4] = (ran * each).sum() / totals[1]
         if self.penalty is not None:
-            penalty = self.penalty(output.soft, output.executed, rows.counted, context.progress)
+            penalty = self.penalty(output.soft, output.executed, counted, context.progress)
             penalty = penalty / totals[1].float()
             loss = loss + alpha * penalty
             logged[1] = penalty.detach().double()
         loss.backward()
         return torch.stack(logged)
+
+    def _routed(self, rows: Rows) -> Tensor:
+        """Positions (B, T) that penalty and rates count."""
+        return rows.counted & (rows.positions >= self.reserved)
 
     def _rate(self, update: int) -> float:
         """Learning rate of an update: linear warm-up, then the schedule down to 0."""
