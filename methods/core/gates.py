@@ -53,8 +53,7 @@ def sampled(difference: Tensor, noise: Tensor, temperature: float) -> Decision:
 
 def straight_through(execute: Tensor, soft: Tensor) -> Decision:
     """A decision whose factor is ``execute`` forward and has the gradient of ``soft`` (B, T)."""
-    # Grouped so that it is exactly 0 or 1: (1 - soft) + soft rounds.
-    hard = execute.to(soft.dtype) + (soft - soft.detach())
+    hard = execute.to(soft.dtype) - soft.detach() + soft
     return Decision(execute, hard, hard, dense=True)
 
 
