@@ -249,7 +249,7 @@ def kth_largest(weights: Tensor, tokens: Tokens, capacity: float) -> Taus:
     sizes = torch.zeros(batch, length + 2, dtype=torch.int64, device=weights.device)
     sizes.scatter_add_(1, document, torch.ones_like(document))
     firsts = sizes.cumsum(dim=1) - sizes
-    # In double precision 0.7 * 10 would fall below 7.
+    # In double precision 0.29 * 100 falls below 29.
     k = (capacity * sizes.double() + 1e-9).floor().long().clamp(min=1)
     place = (firsts + k - 1).clamp(max=length - 1)
     values = weights.gather(1, order).gather(1, place)

@@ -14,7 +14,7 @@ from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import Backbone, attention, count, decoder
 from methods.core.data import Document
-from methods.core.router import Context
+from methods.core.router import Context, Tokens
 from tests import toy
 from tests.training_toys import documents
 
@@ -99,6 +99,12 @@ def set_routers(model: Any, bias: Sequence[float]) -> None:
             last = router if isinstance(router, nn.Linear) else router[-1]
             last.weight.zero_()
             last.bias.copy_(torch.tensor(bias))
+
+
+def all_real(ids: Tensor) -> Tokens:
+    """Sequences without pads."""
+    places = torch.arange(ids.shape[1]).expand_as(ids)
+    return Tokens(ids, places, torch.ones_like(ids, dtype=torch.bool))
 
 
 def training(progress: float = 0.0, seed: int = 0) -> Context:

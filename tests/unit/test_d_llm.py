@@ -14,11 +14,11 @@ from methods import d_llm, load_method
 from methods.base import Request
 from methods.core import eviction
 from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
-from methods.core.router import Tokens
 from tests import toy
 from tests.routing_toys import (
     IDS,
     SIMPLIFIED,
+    all_real,
     built,
     earlier,
     fit,
@@ -216,7 +216,7 @@ def test_gradients_of_the_two_output_biases_are_opposite() -> None:
         assert float(gradient.sum()) == pytest.approx(0, abs=1e-6 * float(gradient[0].abs()))
 
 
-def test_reserved_tokens_execute_without_gradient() -> None:
+def test_the_gradient_is_that_of_temperature_one_and_spares_reserved_tokens() -> None:
     model = built("d-llm")
     logits: list[Tensor] = []
 
@@ -227,8 +227,10 @@ def test_reserved_tokens_execute_without_gradient() -> None:
     model.model.router.routers[3].register_forward_hook(keep)
     output = model.model(IDS, use_cache=False, context=training())
     output.soft[:, 3].sum().backward()
-    assert not bool(logits[0].grad[:, :2].any())
-    assert bool((logits[0].grad[:, 2:] != 0).all())
+    _, noise = model.model.router.start(all_real(IDS), logits[0], training())
+    soft = torch.sigmoid(logits[0].diff(dim=-1).squeeze(-1).detach() + noise[:, 3])
+    slope = soft * (1 - soft) * (torch.arange(11) >= 2)
+    torch.testing.assert_close(logits[0].grad, torch.stack([-slope, slope], dim=-1))
 
 
 def test_how_routers_start() -> None:
@@ -284,9 +286,7 @@ def test_the_simplified_form(tmp_path: Path) -> None:
     assert adapted == {"q_proj", "v_proj"}
     with torch.no_grad():
         drawn = model.model(IDS, use_cache=False).executed
-        places = torch.arange(11).expand(4, -1)
-        tokens = Tokens(IDS, places, torch.ones_like(IDS, dtype=torch.bool))
-        noise = torch.stack([d_llm.hashed_noise(7, n, tokens) for n in range(6)], dim=1)
+        noise = torch.stack([d_llm.hashed_noise(7, n, all_real(IDS)) for n in range(6)], dim=1)
         for row, ids in enumerate(IDS):
             _, decided = slow_states(model, ids, 0, 0, False, noise[row])
             assert torch.equal(drawn[row], decided)

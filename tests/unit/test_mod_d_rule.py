@@ -84,7 +84,7 @@ def test_decisions_are_made_in_float32() -> None:
 def test_pads_do_not_compete(side: str) -> None:
     """Property 6 on the rule itself: pads hold the largest weights and get no seat."""
     weights = torch.tensor([[0.1, 0.5, 0.3, 0.9]])
-    big = torch.full((1, 3), 9.0)
+    big = torch.tensor([[9.0, 8.0, 7.0]])
     if side == "left":
         given = tokens([[0, 0, 0, 0, 1, 2, 3]], [[False] * 3 + [True] * 4])
         padded, real = torch.cat([big, weights], 1), slice(3, 7)
@@ -112,6 +112,12 @@ def test_a_capacity_runs_the_share_asked_for(share: float, compare: str) -> None
     # It is the smallest that runs so much.
     assert ran(capacity + 1e-6) >= share > ran(capacity - 1e-6)
     assert ran(capacity + 1e-6) == pytest.approx(share, abs=0.03)
+
+
+def test_a_whole_share_is_not_lost_to_rounding() -> None:
+    assert 0.29 * 100 < 29
+    weights, given = torch.arange(100.0)[None], tokens([list(range(100))])
+    assert int(decide(weights, given, 0.29, "inclusive").sum()) == 29
 
 
 def test_one_document_of_one_token_runs() -> None:

@@ -18,11 +18,12 @@ from methods.core.backbone import (
     ffn_norm,
     layers,
 )
-from methods.core.router import Context, Tokens
+from methods.core.router import Context
 from methods.core.steering import Aim
 from tests import toy
 from tests.routing_toys import (
     IDS,
+    all_real,
     built,
     earlier,
     fit,
@@ -174,8 +175,7 @@ def router_call(progress: float) -> tuple[Tensor, Tensor]:
     set_routers(model, (0.7, 0.0))
     router, at = model.model.router, training(progress)
     hidden = torch.zeros(4, 11, 32)
-    tokens = Tokens(IDS, torch.arange(11).expand(4, -1), torch.ones_like(IDS, dtype=torch.bool))
-    state = router.start(tokens, hidden, at)
+    state = router.start(all_real(IDS), hidden, at)
     decision, _ = router.gate(3, hidden, None, state, at)
     decision.soft.sum().backward()
     return state[:, 3], router.routers[3].bias.grad[0]
