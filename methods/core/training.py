@@ -334,8 +334,7 @@ def validation_loss(
         prompt_weight: Loss weight of prompt tokens.
         batch_size: Documents per forward pass.
     """
-    device = next(model.parameters()).device
-    head = model.lm_head
+    device, head = next(model.parameters()).device, model.lm_head
     assert isinstance(head, nn.Module)
     loss, weight = 0.0, 0.0
     for start in range(0, len(documents), batch_size):
