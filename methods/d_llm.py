@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -38,8 +38,9 @@ class DLLM(Method):
     executes; training samples w with Gumbel noise at T = 1 and a straight-through gradient:
         out = w Block(h) + (1 - w) h, attention weights times w of the key, normalised again
         loss = LM + lambda(e) mean over tokens of |mean over all layers of w - Omega|
+        without the first tokens, which always execute,
         lambda(e) = lambda_max sin(pi/2 e), e the progress of training
-    Inference: execute where softmax(z)_1 >= 1/2; the first tokens of a sequence always execute.
+    Inference: execute where softmax(z)_1 >= 1/2.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
         omega: Share of layers that a token is to run, a fraction; None: from the budget. Pinned,
@@ -62,9 +63,10 @@ class DLLM(Method):
     Source: Wang et al., D-LLM: A Token Adaptive Computing Resource Allocation Strategy for Large
         Language Models, NeurIPS 2024, and its code.
     Differs from upstream: inference runs a skipped layer for nobody, in prefill as well, where the
-        authors mask; reserved tokens are counted from the first real token; no LoRA dropout; with a
-        budget, Omega follows from it, lambda is steered in place of its ramp, and the threshold is
-        calibrated on the validation split.
+        authors mask; reserved tokens are counted from the first real token, not from column 0; with
+        a budget, Omega follows from it, lambda is steered in place of its ramp, and the threshold
+        is calibrated on the validation split; data, optimizer, no dropout and the start of LoRA as
+        in every trained row.
     """
 
     title = "D-LLM"
@@ -103,6 +105,8 @@ class DLLM(Method):
                     f"param 'start_layer' is {self.start_layer}, must be at least 1 with eviction, "
                     "0 without"
                 )
+            if self.router_width is not None and self.router_width < 1:
+                raise ValueError(f"param 'router_width' is {self.router_width}, must be at least 1")
             if self.reserved < 0:
                 raise ValueError(f"param 'reserved' is {self.reserved}, must be at least 0")
 
@@ -123,24 +127,23 @@ class DLLM(Method):
         """Train routers and LoRA; under a budget calibrate the threshold."""
         params, shares, total = self.params, self._shares(backbone), backbone.layer_count
         structure: dict[str, Any] = {"seed": request.seed, "threshold": 0.5}
-        omega = params.omega
-        if omega is None:
+        if params.omega is None:
             assert request.budget is not None
-            omega = 1 - request.budget * len(shares) / (float(shares.sum()) * total)
+            params = replace(params, omega=omega_for(request.budget, shares, total))
             unit = STEERED * params.penalty_weight
             steering = Steering(shares, request.budget, 0.0, limits=(0.0, 0.1), unit=unit)
         else:
             request = request.pinned()
             steering = Steering(shares, None, params.penalty_weight)
         model = self.build(backbone, structure)
-        penalty: Penalty = Aim(torch.full_like(shares, 1 / total), 1 - omega)
-        if params.penalty == "token":
-            penalty = partial(depth_penalty, omega=omega, layers=total)
+        penalty: Penalty = partial(depth_penalty, omega=params.omega, layers=total)
+        if params.penalty == "batch":
+            penalty = Aim(torch.full_like(shares, 1 / total), 1 - params.omega)
         if params.ramp == "sine" and request.budget is None:
             penalty = partial(ramped, penalty)
-        decisions = fit_routed(model, params, data, request, steering, penalty)
+        decisions = fit_routed(model, params, data, request, steering, penalty, params.reserved)
         structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
-        return Fitted(model, structure, {"omega": omega, **decisions})
+        return Fitted(model, structure, {"omega": params.omega, **decisions})
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with routers and LoRA, which alone ask for gradients."""
@@ -173,6 +176,17 @@ class DLLM(Method):
         return unit_shares(sizes, backbone.parameters)
 
 
+def omega_for(budget: float, shares: Tensor, layers: int) -> float:
+    """Share of all layers to run so that tokens skip ``budget`` of the dense parameters.
+
+    Args:
+        budget: Fraction to skip.
+        shares: Share of the dense parameters in each routed layer (U,), equal ones.
+        layers: Number of all layers.
+    """
+    return 1 - budget / (float(shares.mean()) * layers)
+
+
 def depth_penalty(
     soft: Tensor, executed: Tensor, counted: Tensor, progress: float, omega: float, layers: int
 ) -> Tensor:
@@ -181,7 +195,7 @@ def depth_penalty(
     Args:
         soft: Gates (B, U, T) of the routed layers, 0 or 1 with a soft gradient; others always run.
         executed: Decisions (B, U, T); they do not enter.
-        counted: Positions that predict a token (B, T).
+        counted: Positions that predict a token (B, T), but for the reserved ones.
         progress: Of training; it does not enter.
         omega: Share that a token is to run.
         layers: Number of all layers.

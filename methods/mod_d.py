@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -41,18 +41,20 @@ class MoDD(Method):
         inference: ``"topk"`` repeats the training rule: not causal, what follows a token decides
             with it, and a cached step of one token runs everything. ``"threshold"`` is causal: a
             token runs where w exceeds the mean tau of the router over validation documents.
-        initial: ``"default"``, torch's linear layer, under which w starts near 0 and modules are
-            almost switched off; ``"near_one"``, bias 1 and weights of deviation 1e-3.
+        initial: ``"near_one"``, bias 1 and weights of deviation 1e-3; ``"default"``, torch's linear
+            layer as upstream, under which w starts near 0 and the trained model is switched off.
         protected_first, protected_last: Layers without routers at either end.
         rank: Of LoRA on the query and value projections of every layer.
         lora_alpha: Scale of LoRA; None: twice the rank, as 32 to 16 upstream.
     Source: Raposo et al., Mixture-of-Depths, arXiv 2404.02258; per module as in the baseline of
         SkipGPT, arXiv 2506.04179.
-    Differs from upstream: weights and comparison in float32; pads do not compete and packed
-        documents compete each on its own; causal inference is the default, its taus measured after
-        training instead of a running mean; with a budget, the capacity follows from the documents'
-        lengths and a common shift of the taus is calibrated on the validation split; no LoRA
-        dropout. Attention that is skipped still makes keys and values, which count as used.
+    Differs from upstream: weights and comparison in float32, so that rounding makes no ties, which
+        the strict comparison would skip; pads do not compete and packed documents compete each on
+        its own; causal inference is the default, its taus measured after training on the documents
+        that calibrate; with a budget, the capacity follows from the lengths of these documents and
+        a common shift of the taus is calibrated on them; the same data, schedule and no dropout as
+        every trained row. Attention that is skipped still makes keys and values, which count as
+        used.
     """
 
     title = "MoD-D"
@@ -71,7 +73,7 @@ class MoDD(Method):
         capacity: float | None = None
         compare: Literal["strict", "inclusive"] = "strict"
         inference: Literal["threshold", "topk"] = "threshold"
-        initial: Literal["default", "near_one"] = "default"
+        initial: Literal["near_one", "default"] = "near_one"
         protected_first: int = 1
         protected_last: int = 1
         rank: int = 16
@@ -106,7 +108,7 @@ class MoDD(Method):
         if capacity is None:
             assert request.budget is not None
             target = 1 - request.budget / float(shares.sum())
-            lengths = [len(document.ids) for document in data.training()]
+            lengths = [len(document.ids) for document in data.probe()]
             capacity = capacity_for(target, lengths, params.compare)
         else:
             request = request.pinned()
@@ -115,6 +117,7 @@ class MoDD(Method):
         }  # fmt: skip
         model = self.build(backbone, structure)
         steering = Steering(shares, None, 0.0)
+        params = replace(params, capacity=capacity)
         decisions = fit_routed(model, params, data, request.pinned(), steering, None)
         router = router_of(model)
         assert isinstance(router, CompetingRouter)
@@ -210,7 +213,7 @@ class CompetingRouter(Router):
         """The weight scales the module and decides, in float32."""
         with torch.autocast(block_input.device.type, enabled=False):
             weights = self.routers[index](block_input.float()).squeeze(-1)
-        if self.levels is None or self.training:
+        if self.levels is None:
             taus = kth_largest(weights.detach(), state, self.capacity)
             inclusive = self.params.compare == "inclusive"
             execute = (weights >= taus.value) & state.valid
@@ -246,7 +249,7 @@ def kth_largest(weights: Tensor, tokens: Tokens, capacity: float) -> Taus:
     sizes = torch.zeros(batch, length + 2, dtype=torch.int64, device=weights.device)
     sizes.scatter_add_(1, document, torch.ones_like(document))
     firsts = sizes.cumsum(dim=1) - sizes
-    # In double precision 0.7 * 10 would fall below 7.
+    # In double precision 0.29 * 100 falls below 29.
     k = (capacity * sizes.double() + 1e-9).floor().long().clamp(min=1)
     place = (firsts + k - 1).clamp(max=length - 1)
     values = weights.gather(1, order).gather(1, place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -57,10 +57,11 @@ class SkipGPT(Method):
         rank: Of LoRA on the query and value projections of every layer (Joint).
         lora_alpha: Scale of LoRA; None: twice the rank, as 32 to 16 in the paper.
     Source: Zhao et al., SkipGPT: Each Token is One of a Kind, arXiv 2506.04179, and its code.
-    Differs from upstream: noise and softmax in float32; the temperature follows the optimizer's
-        step; pads enter neither penalty nor rates; with a budget, the penalty counts parameters and
-        the threshold is calibrated on the validation split; no LoRA dropout. Attention that is
-        skipped still makes keys and values, which count as used.
+    Differs from upstream: noise and softmax in float32, so that no tie is made by rounding; the
+        temperature follows the optimizer's step, which survives replay and resume; pads enter
+        neither penalty nor rates; with a budget, the penalty counts parameters and the threshold is
+        calibrated on the validation split; the same data and no dropout, as every trained row.
+        Attention that is skipped still makes keys and values, which count as used.
     """
 
     title = "SkipGPT-{tuning}"
@@ -109,19 +110,17 @@ class SkipGPT(Method):
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train the routers, and LoRA beside them; under a budget calibrate the threshold."""
-        shares = self._shares(backbone)
+        params, shares = self.params, self._shares(backbone)
         structure: dict[str, Any] = {"seed": request.seed, "threshold": 0.5}
         model = self.build(backbone, structure)
-        target = self.params.sparsity
-        if target is None:
-            target = request.budget
+        if params.sparsity is None:
+            params = replace(params, sparsity=request.budget)
         else:
             request = request.pinned()
-        assert target is not None
         by_module = torch.full_like(shares, 1 / len(shares))
-        aim = Aim(shares if self.params.measure == "params" else by_module, target)
-        steering = Steering(shares, None, self.params.penalty_weight)
-        decisions = fit_routed(model, self.params, data, request, steering, aim)
+        aim = Aim(shares if params.measure == "params" else by_module, params.sparsity)
+        steering = Steering(shares, None, params.penalty_weight)
+        decisions = fit_routed(model, params, data, request, steering, aim)
         structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
         return Fitted(model, structure, decisions)
 

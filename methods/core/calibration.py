@@ -31,6 +31,7 @@ def fit_routed(
     request: Request,
     steering: Steering,
     penalty: Penalty | None,
+    reserved: int = 0,
 ) -> dict[str, Any]:
     """Train a routed model in place and, under a budget, calibrate its router's threshold.
 
@@ -41,12 +42,13 @@ def fit_routed(
         request: Budget, seed, folder of snapshots.
         steering: Weight of the penalty; its budget is None where the penalty itself aims at one.
         penalty: What routing adds to the loss.
+        reserved: Tokens at the start of a document that the penalty leaves out.
 
     Returns:
         Decisions: training log, trace of the calibration, share of tokens that skip each unit.
     """
     trainer = Trainer(
-        model, params, data.training(), request.seed, request.workdir, steering, penalty
+        model, params, data.training(), request.seed, request.workdir, steering, penalty, reserved
     )
     decisions: dict[str, Any] = {"training": thinned(trainer.run())}
     if request.budget is not None and isinstance(router_of(model), HasThreshold):

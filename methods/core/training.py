@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +39,8 @@ from methods.core.steering import Steering
 # Sum over counted positions, from soft gates (B, U, T), decisions (B, U, T), counted (B, T) and the
 # progress of training in [0, 1].
 Penalty = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+# A token that predicts nothing, for a process without documents: a penalty may sum over all.
+NOTHING = [Document([0], 0)]
 
 
 class DivergedError(ValueError):
@@ -107,6 +108,7 @@ class Trainer:
         workdir: Snapshots and the log; a run found there is continued, bit for bit.
         steering: Of a routed model: gives the penalty's weight and the sizes of its units.
         penalty: Sum over counted positions of what routing adds to the loss; None: nothing.
+        reserved: Tokens at the start of a document that neither penalty nor rates count.
     """
 
     model: nn.Module
@@ -116,6 +118,7 @@ class Trainer:
     workdir: Path
     steering: Steering | None = None
     penalty: Penalty | None = None
+    reserved: int = 0
 
     def __post_init__(self) -> None:
         self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -154,11 +157,9 @@ class Trainer:
         self.model.train()
         lengths = [len(document.ids) for document in self.documents]
         batches = islice(plan(lengths, self.params.batch_tokens, self.seed), done, None)
-        bar = tqdm(
-            total=self.params.updates, initial=done, desc="training", disable=self.rank > 0,
-            mininterval=2, file=sys.stderr,
-        )  # fmt: skip
-        for update in range(done, self.params.updates):
+        total, quiet = self.params.updates, self.rank > 0
+        bar = tqdm(total=total, initial=done, desc="training", disable=quiet, mininterval=2)
+        for update in range(done, total):
             entry = self._update(update, [self.documents[n] for n in next(batches)])
             self.log.append(entry)
             if not math.isfinite(entry["loss"]):
@@ -181,14 +182,14 @@ class Trainer:
         mine = documents[self.rank :: self.world]
         parts = [mine[n :: self.params.micro_batches] for n in range(self.params.micro_batches)]
         micro = [
-            lay_out(part, self.params.row_length, self.params.prompt_weight).to(device)
+            lay_out(part or NOTHING, self.params.row_length, self.params.prompt_weight).to(device)
             for part in parts
-            if part
         ]
         totals = torch.zeros(2, dtype=torch.float64, device=device)
         for rows in micro:
-            totals += torch.stack([rows.weights.sum(), rows.counted.sum()]).double()
+            totals += torch.stack([rows.weights.sum(), self._routed(rows).sum()]).double()
         self._sum(totals)
+        totals[1].clamp_(min=1)
         alpha = 0.0 if self.steering is None else self.steering.alpha
         sums = torch.zeros(5, dtype=torch.float64, device=device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -234,22 +235,26 @@ class Trainer:
             head = self.model.lm_head
             assert isinstance(head, nn.Module)
             loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
-        loss = loss / totals[0].float()
+        loss, counted = loss / totals[0].float(), self._routed(rows)
         logged = [loss.detach().double(), *[torch.zeros_like(totals[0])] * 4]
         if self.steering is not None:
             ran = output.executed.double()
             soft = ran if output.soft is None else output.soft.detach().double()
-            sizes, each = self.steering.sizes.to(device), rows.counted[:, None]
+            sizes, each = self.steering.sizes.to(device), counted[:, None]
             for place, gates in ((2, ran), (3, soft)):
                 logged[place] = ((1 - gates) * each).sum(dim=(0, 2)) @ sizes / totals[1]
             logged[4] = (ran * each).sum() / totals[1]
         if self.penalty is not None:
-            penalty = self.penalty(output.soft, output.executed, rows.counted, context.progress)
+            penalty = self.penalty(output.soft, output.executed, counted, context.progress)
             penalty = penalty / totals[1].float()
             loss = loss + alpha * penalty
             logged[1] = penalty.detach().double()
         loss.backward()
         return torch.stack(logged)
+
+    def _routed(self, rows: Rows) -> Tensor:
+        """Positions (B, T) that penalty and rates count."""
+        return rows.counted & (rows.positions >= self.reserved)
 
     def _rate(self, update: int) -> float:
         """Learning rate of an update: linear warm-up, then the schedule down to 0."""
@@ -329,8 +334,7 @@ def validation_loss(
         prompt_weight: Loss weight of prompt tokens.
         batch_size: Documents per forward pass.
     """
-    device = next(model.parameters()).device
-    head = model.lm_head
+    device, head = next(model.parameters()).device, model.lm_head
     assert isinstance(head, nn.Module)
     loss, weight = 0.0, 0.0
     for start in range(0, len(documents), batch_size):
