@@ -19,11 +19,11 @@ class Steering:
         alpha_{n+1} = alpha_n + integral * e_n + proportional * (e_n - e_{n-1})
         e_n = target_n - y_n
 
-    y is the smoothed mean of two skip rates, that of the decisions and that of the gates before
-    the threshold: decisions alone stay silent until gates cross the threshold, by when they may
-    have saturated where no gradient reaches them. The target rises linearly from the first y to
-    the budget over the first ``ramp`` of training, so that adapters learn while few tokens need
-    them; alpha may turn negative, which reopens gates.
+    y is a smoothed skip rate: of the gates before the threshold at first, of the decisions behind
+    ``ramp``, mixed linearly between. Decisions alone stay silent until gates cross the threshold,
+    by when they may have saturated where no gradient reaches them. The target rises linearly from
+    the first y to the budget over ``ramp``, so that adapters learn while few tokens need them;
+    alpha may turn slightly negative, which reopens gates.
 
     Args:
         sizes: Share of the dense parameters in each unit (U,), float64.
@@ -42,7 +42,7 @@ class Steering:
     integral: float = 2e-3
     proportional: float = 4e-2
     ramp: float = 0.5
-    limits: tuple[float, float] = (-0.01, 0.1)
+    limits: tuple[float, float] = (-2e-3, 0.1)
     unit: float = 1.0
     memory: dict[str, float] = field(default_factory=dict)
 
@@ -56,11 +56,12 @@ class Steering:
         """
         if self.budget is None:
             return
-        seen = (skip + soft_skip) / 2
+        share = min(1.0, progress / self.ramp)
+        seen = (1 - share) * soft_skip + share * skip
         first = self.memory.setdefault("first", seen)
         smoothed = self.memory.get("smoothed", seen)
-        smoothed += 0.1 * (seen - smoothed)
-        target = first + (self.budget - first) * min(1.0, progress / self.ramp)
+        smoothed += 0.3 * (seen - smoothed)
+        target = first + (self.budget - first) * share
         error = target - smoothed
         change = self.integral * error + self.proportional * (
             error - self.memory.get("error", error)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import candidate_layers, named_layers
+from methods.core.budget import candidate_layers, named_layers, nearest
 from methods.core.calibration import fit_routed
 from methods.core.data import Data
 from methods.core.routed import birthplace, route, router_of
@@ -20,6 +20,9 @@ from methods.core.steering import Steering, unit_shares
 from methods.core.training import TrainingParams
 from methods.hero.controls import RandomBypass, StaticGates
 from methods.hero.router import HeroRouter, Sizes
+
+# First weight of a steered penalty: the paper's.
+START = 1e-3
 
 
 class Hero(Method):
@@ -39,7 +42,8 @@ class Hero(Method):
             up to 45 %, else all; or 0-based layers.
         variant: ``"full"``, an ablation of the paper (``"no-history"``, ``"no-memread"``,
             ``"no-aux"``, ``"no-position"``), or a control: ``"same-size"`` (history replaced by a
-            second local head of as many parameters), ``"static"`` (one learned gate per block),
+            second local head of as many parameters), ``"static"`` (one learned gate per block,
+            the lowest bypassed),
             ``"random"`` (bypass drawn from a hash of the token at the budget's rate).
         adapter_width: Bottleneck; None: the paper's 896, in proportion below D = 4096.
         head_width: Of both heads and W_hd; None: the paper's 256, D / 16 below, at least 32.
@@ -97,13 +101,16 @@ class Hero(Method):
         layers = self._layers(backbone, request.budget)
         shares = self._shares(backbone, layers)
         structure: dict[str, Any] = {"layers": layers, "seed": request.seed, "threshold": 0.5}
+        alpha, budget = self.params.alpha, request.budget
         if self.params.variant == "random":
-            structure["rates"] = self._rates(request.budget, shares)
+            structure["rates"] = self._rates(budget, shares)
+        elif self.params.variant == "static":
+            structure["closed"] = self._closed(budget, shares)
         model = self.build(backbone, structure)
-        alpha = self.params.alpha
         if alpha is not None:
             request = request.pinned()
-        steering = Steering(shares, request.budget, alpha or 0.0)
+        steered = isinstance(router_of(model), HeroRouter)
+        steering = Steering(shares, request.budget if steered else None, alpha or START)
         decisions = fit_routed(model, self.params, data, request, steering, penalty)
         structure["threshold"] = getattr(router_of(model), "threshold", 0.5)
         return Fitted(model, structure, decisions)
@@ -128,14 +135,12 @@ class Hero(Method):
         )
         if params.variant == "random":
             return RandomBypass(units, sizes, structure["rates"], structure["seed"], rng)
-        router: StaticGates | HeroRouter
         if params.variant == "static":
-            router = StaticGates(units, sizes, params.initial_bias, rng)
-        else:
-            router = HeroRouter(
-                units, sizes, float(backbone.config.rms_norm_eps), params.variant,
-                params.memory_form == "recurrent", params.initial_bias, rng,
-            )  # fmt: skip
+            return StaticGates(units, sizes, params.initial_bias, structure["closed"], rng)
+        router = HeroRouter(
+            units, sizes, float(backbone.config.rms_norm_eps), params.variant,
+            params.memory_form == "recurrent", params.initial_bias, rng,
+        )  # fmt: skip
         router.threshold = float(structure["threshold"])
         return router
 
@@ -148,6 +153,12 @@ class Hero(Method):
     def _shares(self, backbone: Backbone, layers: list[int]) -> Tensor:
         units = ffn_units(backbone.model, layers)
         return unit_shares([unit.parameters for unit in units], backbone.parameters)
+
+    def _closed(self, budget: float | None, shares: Tensor) -> int:
+        """The number of blocks nearest to the budget; they are equal."""
+        if budget is None:
+            raise ValueError("variant 'static' needs a budget")
+        return nearest(range(len(shares) + 1), lambda n: n * float(shares.mean()), budget)[0]
 
     def _rates(self, budget: float | None, shares: Tensor) -> list[float]:
         rates = self.params.bypass_rates

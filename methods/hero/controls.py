@@ -33,10 +33,14 @@ class _WithAdapters(Router):
 class StaticGates(_WithAdapters):
     """One learned gate per block, the same for every token: routing without tokens.
 
+    The blocks with the smallest gates are bypassed; in training their number grows to its target
+    over the first half, so that the gates have told the blocks apart before.
+
     Args:
         units: R feed-forward networks.
         sizes: Widths.
         initial_bias: First logit of every gate.
+        closed: Number of blocks to bypass.
         generator: Of the adapters' initial values.
     """
 
@@ -45,14 +49,19 @@ class StaticGates(_WithAdapters):
         units: list[Unit],
         sizes: Sizes,
         initial_bias: float,
+        closed: int,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__(units, sizes, generator)
         self.logits = nn.Parameter(torch.full((len(units),), initial_bias))
-        self.threshold = 0.5
+        self.closed = closed
 
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
-        """Nothing to carry."""
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
+        """Which blocks run (R,)."""
+        order = self.logits.detach().argsort(stable=True)
+        run = torch.ones_like(self.logits, dtype=torch.bool)
+        run[order[: round(self.closed * min(1.0, 2 * at.progress))]] = False
+        return run
 
     def gate(
         self,
@@ -63,9 +72,10 @@ class StaticGates(_WithAdapters):
         at: Context,
     ) -> tuple[Decision, Any]:
         """The block's gate, for every token."""
-        gate = torch.sigmoid(self.logits[index].float()).expand(block_input.shape[:2])
-        execute = gate >= self.threshold
-        return Decision(execute, torch.where(execute, gate, 1 - gate), gate), state
+        shape = block_input.shape[:2]
+        gate = torch.sigmoid(self.logits[index].float()).expand(shape)
+        scale = torch.where(state[index], gate, 1 - gate)
+        return Decision(state[index].expand(shape), scale, gate), state
 
 
 class RandomBypass(_WithAdapters):

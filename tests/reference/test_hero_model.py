@@ -318,7 +318,7 @@ def test_forced_gates_replace_decision_and_scale(model: PreTrainedModel) -> None
 def test_save_and_load(llama: Path, tmp_path: Path, variant: str) -> None:
     backbone = load_backbone(llama)
     method = load_method("hero", {"variant": variant})
-    structure = STRUCTURE | {"threshold": 0.41, "rates": [0.3, 0.6, 0.1]}
+    structure = STRUCTURE | {"threshold": 0.41, "rates": [0.3, 0.6, 0.1], "closed": 2}
     model = method.build(backbone, structure).eval()
     perturb(router_of(model))
     card = describe("hero", method, backbone, Request(0.1, 3, tmp_path), tmp_path)
@@ -373,6 +373,26 @@ def test_fit_meets_the_budget_on_validation(
     shares = unit_shares([unit.parameters for unit in units], total)
     assert float(rates @ shares) == pytest.approx(skip)
     assert result.structure["threshold"] == router_of(result.model).threshold != 0.5
+
+
+def test_static_gates_close_whole_blocks(
+    llama: Path, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    result, skip = fitted(llama, data_files, tmp_path, 0.2, variant="static")
+    router = router_of(result.model)
+    share = router.units[0].parameters / load_backbone(llama).parameters
+    closed = result.structure["closed"]
+    assert skip == pytest.approx(closed * share)
+    assert abs(skip - 0.2) <= share / 2
+    ids = torch.tensor([ROWS[0]])
+    executed = fast(result.model, input_ids=ids).executed[0]
+    lowest = router.logits.argsort()[:closed]
+    assert not bool(executed[lowest].any())
+    assert int(executed.all(dim=1).sum()) == len(router.units) - closed
+    # In training the number grows to its target over the first half.
+    ran = [entry["executed"] for entry in result.decisions["training"]]
+    assert ran[0] == len(router.units)
+    assert ran[-1] == len(router.units) - closed
 
 
 def test_a_pinned_alpha_is_neither_steered_nor_calibrated(

@@ -335,20 +335,22 @@ def test_a_new_router_starts_open_and_remembers_most() -> None:
     assert third < 2 * others / math.sqrt(WIDTH)
 
 
-@pytest.mark.parametrize("logit", [0.0, 1.5, -1.5])
-def test_static_gates_are_one_number_per_block(logit: float) -> None:
+@pytest.mark.parametrize(("logit", "runs"), [(2.5, True), (1.5, False), (-1.5, False)])
+def test_static_gates_are_one_number_per_block(logit: float, runs: bool) -> None:
     units = [Unit(n, "ffn", 10) for n in range(2)]
-    router = StaticGates(units, Sizes(WIDTH, 16, 64, 5), 2.0, None)
+    router = StaticGates(units, Sizes(WIDTH, 16, 64, 5), 2.0, 1, None)
     assert router.logits.tolist() == [2.0, 2.0]
     nn.init.constant_(router.logits[1], logit)
     hbar = streams(2)
-    decision, _ = router.gate(1, hbar[0], hbar[1], None, Context())
+    tokens = Tokens(None, torch.zeros(2, 3), torch.ones(2, 3))
+    state = router.start(tokens, hbar[0], Context())
+    decision, _ = router.gate(1, hbar[0], hbar[1], state, Context())
     gate = oracle.sigmoid(logit)
     torch.testing.assert_close(decision.soft, torch.full((2, 3), gate))
-    assert decision.execute.unique().tolist() == [logit >= 0]
-    torch.testing.assert_close(decision.scale, torch.full((2, 3), max(gate, 1 - gate)))
+    assert decision.execute.unique().tolist() == [runs]
+    torch.testing.assert_close(decision.scale, torch.full((2, 3), gate if runs else 1 - gate))
     decision.scale.sum().backward()
-    slope = 6 * gate * (1 - gate) * (1 if logit >= 0 else -1)
+    slope = 6 * gate * (1 - gate) * (1 if runs else -1)
     assert router.logits.grad.tolist() == pytest.approx([0.0, slope], rel=1e-5)
 
 

@@ -50,7 +50,8 @@ def empty(shape: str) -> Backbone:
 def hero(shape: str, budget: float, **params: Any) -> nn.Module:
     backbone = empty(shape)
     layers = candidate_layers(backbone.layer_count, budget)
-    structure = {"layers": layers, "seed": 1, "threshold": 0.5, "rates": [0.5] * len(layers)}
+    structure = {"layers": layers, "seed": 1, "threshold": 0.5, "closed": 3}
+    structure["rates"] = [0.5] * len(layers)
     return load_method("hero", params).build(backbone, structure)
 
 

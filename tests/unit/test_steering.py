@@ -30,17 +30,18 @@ def test_steering_moves_alpha_towards_the_target() -> None:
 
 def test_steering_by_hand() -> None:
     steering = Steering(torch.ones(1), 0.2, 0.01, integral=0.001, proportional=0.02, ramp=0.5)
-    steering.observe(0.04, 0.08, 0.0)
-    # The first mean, 0.06, is where the ramp starts: no error yet.
+    steering.observe(0.04, 0.06, 0.0)
+    # The first rate of the gates, 0.06, is where the ramp starts: no error yet.
     assert steering.alpha == 0.01
     steering.observe(0.3, 0.22, 0.25)
-    # Smoothed 0.06 + 0.1 * (0.26 - 0.06); half way up the ramp from 0.06 to 0.2.
-    error = 0.13 - 0.08
+    # Half way both rates count alike: smoothed 0.06 + 0.3 * (0.26 - 0.06), target 0.13.
+    error = 0.13 - 0.12
     assert steering.alpha == pytest.approx(0.01 + 0.001 * error + 0.02 * error)
     copy = Steering(torch.ones(1), 0.2, 0.0, integral=0.001, proportional=0.02, ramp=0.5)
     copy.restore(steering.state())
     for each in (steering, copy):
-        each.observe(0.1, 0.1, 0.6)
+        # Behind the ramp decisions alone count.
+        each.observe(0.1, 0.7 if each is copy else 0.3, 0.6)
     assert copy.alpha == steering.alpha
 
 
