@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +14,8 @@ from transformers import PreTrainedModel
 from methods import load_method, load_model
 from methods.base import Fitted, Request
 from methods.core.backbone import decoder, load_backbone
-from methods.core.calibration import validation_skip
 from methods.core.checkpoint import describe, save
-from methods.core.data import Data
 from methods.core.routed import router_of
-from methods.core.steering import unit_shares
 from methods.hero.router import HeroRouter
 from tests import toy
 from tests.reference import hero_oracle as oracle
@@ -332,77 +328,3 @@ def test_save_and_load(llama: Path, tmp_path: Path, variant: str) -> None:
     assert torch.equal(fast(again, input_ids=ids).executed, fast(model, input_ids=ids).executed)
     if variant == "full":
         assert router_of(again).threshold == 0.41
-
-
-TRAINING = {
-    "updates": 8, "batch_tokens": 60, "learning_rate": 1e-3, "row_length": 30, "adapter_width": 8
-}  # fmt: skip
-
-
-def fitted(
-    llama: Path, files: dict[str, Path], workdir: Path, budget: float | None, **params: Any
-) -> tuple[Fitted, float]:
-    """HeRo fitted to a toy, and its skip rate on the validation documents."""
-    backbone = load_backbone(llama)
-    data = Data(
-        backbone.tokenizer, 64, 32,
-        training_file=files["training"], validation_file=files["validation"],
-    )  # fmt: skip
-    method = load_method("hero", TRAINING | params)
-    total = backbone.parameters
-    result = method.fit(backbone, data, Request(budget, 3, workdir))
-    shares = unit_shares([unit.parameters for unit in router_of(result.model).units], total)
-    return result, validation_skip(result.model, data.validation(), shares)
-
-
-@pytest.mark.parametrize("variant", ["full", "no-history", "random"])
-def test_fit_meets_the_budget_on_validation(
-    llama: Path, data_files: dict[str, Path], tmp_path: Path, variant: str
-) -> None:
-    result, skip = fitted(llama, data_files, tmp_path, 0.2, variant=variant)
-    # The draws of a few hundred tokens scatter.
-    assert skip == pytest.approx(0.2, abs=0.03 if variant == "random" else 0.01)
-    decisions = json.loads(json.dumps(result.decisions, allow_nan=False))
-    assert [entry["update"] for entry in decisions["training"]] == list(range(8))
-    if variant == "random":
-        return
-    assert decisions["calibration"][0]["threshold"] == 0.5
-    rates = torch.tensor(decisions["bypass_rates"], dtype=torch.float64)
-    units = router_of(result.model).units
-    total = load_backbone(llama).parameters
-    shares = unit_shares([unit.parameters for unit in units], total)
-    assert float(rates @ shares) == pytest.approx(skip)
-    assert result.structure["threshold"] == router_of(result.model).threshold != 0.5
-
-
-def test_static_gates_close_whole_blocks(
-    llama: Path, data_files: dict[str, Path], tmp_path: Path
-) -> None:
-    result, skip = fitted(llama, data_files, tmp_path, 0.2, variant="static")
-    router = router_of(result.model)
-    share = router.units[0].parameters / load_backbone(llama).parameters
-    closed = result.structure["closed"]
-    assert skip == pytest.approx(closed * share)
-    assert abs(skip - 0.2) <= share / 2
-    ids = torch.tensor([ROWS[0]])
-    executed = fast(result.model, input_ids=ids).executed[0]
-    lowest = router.logits.argsort()[:closed]
-    assert not bool(executed[lowest].any())
-    assert int(executed.all(dim=1).sum()) == len(router.units) - closed
-    # In training the number grows to its target over the first half.
-    ran = [entry["executed"] for entry in result.decisions["training"]]
-    assert ran[0] == len(router.units)
-    assert ran[-1] == len(router.units) - closed
-
-
-def test_a_pinned_alpha_is_neither_steered_nor_calibrated(
-    llama: Path, data_files: dict[str, Path], tmp_path: Path
-) -> None:
-    result, _ = fitted(llama, data_files, tmp_path, None, alpha=1e-3)
-    assert {entry["alpha"] for entry in result.decisions["training"]} == {1e-3}
-    assert "calibration" not in result.decisions
-    assert result.structure["threshold"] == 0.5
-    # Gates start at 0.88: three of them, squared and summed.
-    first = result.decisions["training"][0]
-    assert first["penalty"] == pytest.approx((3 * 0.8808) ** 2, rel=0.02)
-    assert first["skip"] == 0.0
