@@ -30,6 +30,7 @@ from methods.core.backbone import (
     weight_files,
 )
 from methods.core.ledger import Ledger
+from methods.core.routed import router_of
 from methods.discovery import load_method
 
 # What a card keeps of the run it started from.
@@ -151,6 +152,7 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
         assert isinstance(built, PreTrainedModel)
         model, tokenizer = built, found.tokenizer
         _fill_trained(model, folder)
+        _cast_branches(model)
     ledger = Ledger.of(model, dense["parameters"], dense["layers"])
     torch.nn.Module.to(model, device).eval()
     return Loaded(model, tokenizer, card, method, ledger)
@@ -208,6 +210,16 @@ def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
         odd = sorted(wanted ^ set(tensors))[0]
         raise ValueError(f"{file} does not fit the model: '{odd}' is on one side only")
     _assign(model, tensors, folder)
+
+
+def _cast_branches(model: PreTrainedModel) -> None:
+    """Adapters in the dtype they run in: training keeps them in float32 and casts at every call."""
+    router = router_of(model)
+    if router is None:
+        return
+    for branch in map(router.otherwise, range(len(router.units))):
+        if isinstance(branch, torch.nn.Module):
+            branch.to(model.dtype)
 
 
 def _assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:

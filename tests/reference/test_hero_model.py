@@ -328,3 +328,18 @@ def test_save_and_load(llama: Path, tmp_path: Path, variant: str) -> None:
     assert torch.equal(fast(again, input_ids=ids).executed, fast(model, input_ids=ids).executed)
     if variant == "full":
         assert router_of(again).threshold == 0.41
+
+
+def test_adapters_of_a_16_bit_backbone_are_cast_once(llama: Path, tmp_path: Path) -> None:
+    backbone = load_backbone(llama, "bfloat16")
+    method = load_method("hero", {})
+    model = method.build(backbone, STRUCTURE).eval()
+    perturb(router_of(model))
+    card = describe("hero", method, backbone, Request(0.1, 3, tmp_path), tmp_path)
+    save(tmp_path, method, Fitted(model, STRUCTURE, {}), card, None)
+    again = load_model(tmp_path)
+    kept, cast = (router_of(m).otherwise(0).down.weight for m in (model, again))
+    assert (kept.dtype, cast.dtype) == (torch.float32, torch.bfloat16)
+    assert router_of(again).local_head[0].weight.dtype == torch.float32
+    ids = torch.tensor([ROWS[0]])
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-2, atol=1e-2)
