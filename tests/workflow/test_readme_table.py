@@ -21,6 +21,7 @@ from workflows.steps.common import ROOT, code_hash
 from workflows.steps.publish import REFERENCE, SOURCE, block, put_block, read_block, stale
 
 DEMO = REFERENCE / "demo"
+PUBLISHED = sorted(file.parent.name for file in REFERENCE.glob(f"*/{SOURCE}"))
 MARKS = "<!-- table of {}: made by workflows.steps.publish -->\n<!-- end of table -->\n"
 
 
@@ -29,10 +30,11 @@ def demo() -> Suite:
     return read_suite(yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text()))
 
 
-def test_the_readme_shows_the_committed_frames() -> None:
+@pytest.mark.parametrize("suite", PUBLISHED)
+def test_the_readme_shows_the_committed_frames(suite: str) -> None:
     """Fails after an edit of either; `python -m workflows.steps.publish` writes both."""
-    _, shown, _ = read_block(ROOT / "README.md", "demo")
-    assert shown == block(DEMO) + "\n"
+    _, shown, _ = read_block(ROOT / "README.md", suite)
+    assert shown == block(REFERENCE / suite) + "\n"
 
 
 def test_the_committed_frames_say_when_they_are_stale(demo: Suite) -> None:
