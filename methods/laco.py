@@ -136,12 +136,12 @@ class LaCo(Method):
         }
         origins = [group[0] for group in walk.groups]
         model = replace_layers(backbone.model, walk.stack, origins)
-        return Fitted(model, {"groups": walk.groups}, decisions)
+        gone = [layer for group in walk.groups for layer in group[1:]]
+        return Fitted(model, {"removed_layers": gone}, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The backbone with the first layer of every group, whose weights a file fills."""
-        merged = [layer for group in structure["groups"] for layer in group[1:]]
-        return remove_layers(backbone.model, merged)
+        return remove_layers(backbone.model, structure["removed_layers"])
 
     def _settings(self, total: int, target: int | None) -> Settings:
         """The paper's letters, defaults filled in.

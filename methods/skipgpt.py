@@ -43,7 +43,7 @@ class SkipGPT(Method):
     T falls linearly from 5 to 1 over the updates. Inference: execute where softmax(z)_0 >= 1/2.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        tuning: ``"router"`` (RT) or ``"joint"``.
+        tuning: ``"RT"`` (router tuning) or ``"Joint"``.
         router: ``"linear"``, D to 2, as in the paper and its checkpoint, or ``"mlp"``, D to D/4 to
             2 with ReLU, as in the released training code.
         measure: What the penalty counts: ``"params"``, the share of the dense parameters that does
@@ -71,13 +71,13 @@ class SkipGPT(Method):
     stochastic = True
     budgeted = True
     causal = True
-    rows = {"skipgpt-joint": {"tuning": "joint"}, "skipgpt-rt": {"tuning": "router"}}
+    rows = {"skipgpt-joint": {"tuning": "Joint"}, "skipgpt-rt": {"tuning": "RT"}}
 
     @dataclass(frozen=True)
     class Params(TrainingParams):
         """See the class."""
 
-        tuning: Literal["router", "joint"] = "router"
+        tuning: Literal["RT", "Joint"] = "RT"
         router: Literal["linear", "mlp"] = "linear"
         measure: Literal["params", "module"] = "params"
         sparsity: float | None = None
@@ -127,7 +127,7 @@ class SkipGPT(Method):
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with routers, and LoRA for Joint, which alone ask for gradients."""
         params, model, seed = self.params, backbone.model.requires_grad_(False), structure["seed"]
-        if params.tuning == "joint":
+        if params.tuning == "Joint":
             alpha = 2 * params.rank if params.lora_alpha is None else params.lora_alpha
             every = range(backbone.layer_count)
             model = add_lora(model, ("q_proj", "v_proj"), every, params.rank, alpha, seed)

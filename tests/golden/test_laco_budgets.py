@@ -28,7 +28,9 @@ def test_layers_and_window(shape: str, budget: float, number: int, width: int, s
     assert merges * (width - 1) == number
     groups = [list(range(n * width, (n + 1) * width)) for n in range(merges)]
     groups += [[n] for n in range(merges * width, total)]
-    built = load_method("laco").build(backbone, {"groups": groups})
+    built = load_method("laco").build(
+        backbone, {"removed_layers": [n for g in groups for n in g[1:]]}
+    )
     assert built.config.num_hidden_layers == total - number
     assert 1 - count(built) / backbone.parameters == pytest.approx(skip, abs=5e-5)
 
@@ -40,7 +42,14 @@ def test_layers_and_window(shape: str, budget: float, number: int, width: int, s
 def test_published_counts(shape: str, layers: int, left: int) -> None:
     backbone = empty_backbone(shape_config(shape))
     groups = [list(range(layers + 1)), *([n] for n in range(layers + 1, backbone.layer_count))]
-    assert count(load_method("laco").build(backbone, {"groups": groups})) == left
+    assert (
+        count(
+            load_method("laco").build(
+                backbone, {"removed_layers": [n for g in groups for n in g[1:]]}
+            )
+        )
+        == left
+    )
 
 
 @pytest.mark.parametrize(
