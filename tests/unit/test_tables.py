@@ -142,11 +142,15 @@ def test_scores_have_one_line_per_run_and_metric() -> None:
 
 
 def test_layers_show_what_ran() -> None:
-    units = [{"layer": 2, "kind": "ffn", "parameters": 5, "executed": 0.3}]
+    units = [
+        {"layer": 2, "kind": "ffn", "parameters": 6, "executed": 0.25},
+        {"layer": 3, "kind": "attention", "parameters": 2, "executed": 0.5},
+        {"layer": 3, "kind": "ffn", "parameters": 6, "executed": 0.75},
+    ]
     removed = {"kept": 3, "dense": 4, "removed": [1]}
     shares = layer_frame([dense(), other(units=units), record("cut", 0.25, layers=removed)])
     assert shares.loc["Dense"].tolist() == [1, 1, 1, 1]
-    assert shares.loc["Hero, 25 %"].tolist() == [1, 1, 0.3, 1]
+    assert shares.loc["Hero, 25 %"].tolist() == [1, 1, 0.25, 0.6875]
     assert shares.loc["Cut, 25 %"].tolist() == [1, 0, 1, 1]
 
 

@@ -180,9 +180,9 @@ def _training_tokens(record: Record) -> int | None:
 
 
 def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
-    """Share of tokens that ran each dense layer's routed unit: rows x layers, first seeds only.
+    """Share of tokens that ran each dense layer's routed units: rows x layers, first seeds only.
 
-    A layer that was removed ran for no token, a layer that is not routed for every one; layers
+    Units of one layer are averaged by their parameters. A layer that was removed ran for no token, a layer that is not routed for every one; layers
     that a shallower backbone lacks are NaN.
     """
     lines: dict[str, list[float]] = {}
@@ -196,7 +196,9 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
         shares = [1.0] * record["layers"]["dense"]
         for layer in record["layers"]["removed"]:
             shares[layer] = 0.0
-        for unit in record["units"]:
-            shares[unit["layer"]] = unit["executed"]
+        for layer in {unit["layer"] for unit in record["units"]}:
+            units = [unit for unit in record["units"] if unit["layer"] == layer]
+            ran = sum(unit["parameters"] * unit["executed"] for unit in units)
+            shares[layer] = ran / sum(unit["parameters"] for unit in units)
         lines[label] = shares
     return pd.DataFrame.from_dict(lines, orient="index")

@@ -94,20 +94,18 @@ def retain_over_skip(frame: pd.DataFrame) -> Figure:
 
 
 def _label_points(axis: Axes, part: pd.DataFrame) -> None:
-    """Names beside the points, pushed apart vertically where they would overlap."""
-    low, high = part["retain_low"].min(), part["retain_high"].max()
-    step = max(high - low, 1.0) * 0.055
-    taken: list[tuple[float, float]] = []
-    for _, line in part.sort_values("retain", ascending=False).iterrows():
-        height = line["retain"]
-        while any(abs(line["skip"] - x) < 9 and abs(height - y) < step for x, y in taken):
-            height -= step / 4
-        taken.append((line["skip"], height))
-        axis.annotate(
-            line["title"], (line["skip"], height), xytext=(7, 0), textcoords="offset points",
-            va="center", fontsize=7.5,
-        )  # fmt: skip
-    axis.margins(x=0.25)
+    """Names in a column right of the points of each target, apart from each other, with leaders."""
+    step = max(part["retain_high"].max() - part["retain_low"].min(), 1.0) * 0.05
+    for _, group in part.groupby("target", dropna=False):
+        column, height = group["skip"].max() + 1.2, float("inf")
+        for _, line in group.sort_values("retain", ascending=False).iterrows():
+            height = min(line["retain"], height - step)
+            axis.annotate(
+                line["title"], (line["skip"], line["retain"]), xytext=(column, height),
+                va="center", fontsize=7.5,
+                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "#888888"},
+            )  # fmt: skip
+    axis.set_xlim(part["skip"].min() - 1.5, part["skip"].max() + 11)
 
 
 def forest(retain: pd.DataFrame, differences: pd.DataFrame) -> Figure:
