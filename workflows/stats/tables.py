@@ -182,8 +182,8 @@ def _training_tokens(record: Record) -> int | None:
 def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
     """Share of tokens that ran each dense layer's routed units: rows x layers, first seeds only.
 
-    Units of one layer are averaged by their parameters. A layer that was removed ran for no token, a layer that is not routed for every one; layers
-    that a shallower backbone lacks are NaN.
+    Units of one layer are averaged by their parameters. A layer that was removed ran for no token,
+    a layer that is not routed for every one; layers that a shallower backbone lacks are NaN.
     """
     lines: dict[str, list[float]] = {}
     several = len({record["backbone"]["name"] for record in records}) > 1
