@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, attention_kinds
+from methods.core.budget import shortfall
 from methods.core.calibration import fit_routed
 from methods.core.data import Data
 from methods.core.gates import hashed_noise, logistic_noise, sampled, straight_through, thresholded
@@ -118,10 +119,7 @@ class DLLM(Method):
             return None
         if request.budget is None:
             return "neither a budget nor 'omega' is given"
-        ceiling = float(self._shares(backbone).sum())
-        if ceiling < request.budget:
-            return f"its layers hold {ceiling:.1%} of the parameters, less than the budget"
-        return None
+        return shortfall("layers", float(self._shares(backbone).sum()), request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train routers and LoRA; under a budget calibrate the threshold."""

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, decoder
+from methods.core.budget import shortfall
 from methods.core.calibration import calibrated, fit_routed
 from methods.core.data import Data, Document, batches
 from methods.core.ledger import Rates
 from methods.core.lora import add_lora
 from methods.core.routed import birthplace, route, router_of
-from methods.core.router import Context, Decision, Router, Tokens, Unit, attention_units, ffn_units
+from methods.core.router import Context, Decision, Router, Tokens, Unit, module_units
 from methods.core.seeds import generator
 from methods.core.steering import Steering, unit_shares
 from methods.core.training import TrainingParams
@@ -96,10 +97,7 @@ class MoDD(Method):
             return None
         if request.budget is None:
             return "neither a budget nor 'capacity' is given"
-        ceiling = float(self._shares(backbone).sum())
-        if ceiling < request.budget:
-            return f"its modules hold {ceiling:.1%} of the parameters, less than the budget"
-        return None
+        return shortfall("modules", float(self._shares(backbone).sum()), request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train routers and LoRA, then measure the taus and calibrate them."""
@@ -148,11 +146,7 @@ class MoDD(Method):
     def _units(self, backbone: Backbone) -> list[Unit]:
         """Attention and FFN of the layers that are not protected, in the order they run."""
         last = backbone.layer_count - self.params.protected_last
-        which = range(self.params.protected_first, last)
-        pairs = zip(
-            attention_units(backbone.model, which), ffn_units(backbone.model, which), strict=True
-        )
-        return [unit for pair in pairs for unit in pair]
+        return module_units(backbone.model, range(self.params.protected_first, last))
 
     def _shares(self, backbone: Backbone) -> Tensor:
         sizes = [unit.parameters for unit in self._units(backbone)]

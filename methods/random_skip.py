@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import candidate_layers, named_layers
+from methods.core.budget import candidate_layers, named_layers, shortfall
 from methods.core.data import Data
 from methods.core.hashing import uniform_hash
 from methods.core.routed import route
@@ -61,10 +61,8 @@ class RandomSkip(Method):
         if request.budget is None:
             return "random skipping needs a budget"
         units = self._units(backbone, self._candidates(backbone, request.budget))
-        ceiling = sum(unit.parameters for unit in units) / backbone.parameters
-        if ceiling < request.budget:
-            return f"its candidates hold {ceiling:.1%} of the parameters, less than the budget"
-        return None
+        held = sum(unit.parameters for unit in units) / backbone.parameters
+        return shortfall("candidates", held, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Derive the number of units to skip from the budget."""

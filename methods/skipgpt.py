@@ -11,21 +11,14 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
+from methods.core.budget import shortfall
 from methods.core.calibration import fit_routed
 from methods.core.data import Data
 from methods.core.gates import hashed_noise, logistic_noise, sampled, thresholded
 from methods.core.ledger import Rates
 from methods.core.lora import add_lora
 from methods.core.routed import birthplace, route, router_of
-from methods.core.router import (
-    Context,
-    Decision,
-    Router,
-    Tokens,
-    Unit,
-    attention_units,
-    ffn_units,
-)
+from methods.core.router import Context, Decision, Router, Tokens, Unit, module_units
 from methods.core.seeds import generator
 from methods.core.steering import Aim, Steering, unit_shares
 from methods.core.training import TrainingParams
@@ -103,10 +96,7 @@ class SkipGPT(Method):
             return None
         if request.budget is None:
             return "neither a budget nor 'sparsity' is given"
-        ceiling = float(self._shares(backbone).sum())
-        if ceiling < request.budget:
-            return f"its modules hold {ceiling:.1%} of the parameters, less than the budget"
-        return None
+        return shortfall("modules", float(self._shares(backbone).sum()), request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train the routers, and LoRA beside them; under a budget calibrate the threshold."""
@@ -127,11 +117,12 @@ class SkipGPT(Method):
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with routers, and LoRA for Joint, which alone ask for gradients."""
         params, model, seed = self.params, backbone.model.requires_grad_(False), structure["seed"]
+        # Sizes are those of the backbone, so units are made before LoRA joins it.
+        units = self._units(backbone)
         if params.tuning == "Joint":
             alpha = 2 * params.rank if params.lora_alpha is None else params.lora_alpha
             every = range(backbone.layer_count)
             model = add_lora(model, ("q_proj", "v_proj"), every, params.rank, alpha, seed)
-        units = self._units(backbone)
         with birthplace(model):
             router = PairRouter(units, int(backbone.config.hidden_size), params, seed)
         router.threshold = float(structure["threshold"])
@@ -143,11 +134,7 @@ class SkipGPT(Method):
 
     def _units(self, backbone: Backbone) -> list[Unit]:
         """Attention and FFN of every layer, in the order in which they run."""
-        every = range(backbone.layer_count)
-        pairs = zip(
-            attention_units(backbone.model, every), ffn_units(backbone.model, every), strict=True
-        )
-        return [unit for pair in pairs for unit in pair]
+        return module_units(backbone.model, range(backbone.layer_count))
 
     def _shares(self, backbone: Backbone) -> Tensor:
         sizes = [unit.parameters for unit in self._units(backbone)]

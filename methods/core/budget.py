@@ -22,6 +22,13 @@ def check_budget(budget: object) -> float:
     return value
 
 
+def shortfall(what: str, held: float, budget: float) -> str | None:
+    """Why parts that hold the fraction ``held`` of the parameters cannot meet a budget, or None."""
+    if held < budget:
+        return f"its {what} hold {held:.1%} of the parameters, less than the budget"
+    return None
+
+
 def nearest(
     settings: Sequence[int], skip_of: Callable[[int], float], budget: float
 ) -> tuple[int, list[dict[str, float]]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from methods.core.backbone import decoder, layers, projections
 from methods.core.data import Batch
-from methods.core.losses import lm_loss_sum
+from methods.core.losses import stream_loss
 
 
 class LayerGradients(NamedTuple):
@@ -65,7 +65,7 @@ def layer_gradients(
             "the calibration documents have no token to predict: all are shorter than 2"
         )
     shares = [count / sum(predictions) for count in predictions]
-    calls, upstream = _forward(model, batches, span.start)
+    calls, upstream = layer_calls(model, batches, span.start)
     upstream = [_loss_gradient(model, *pair) for pair in zip(upstream, batches, strict=True)]
     for index in reversed(range(span.start, len(layers(model)))):
         layer = layers(model)[index]
@@ -83,10 +83,20 @@ def _zeros(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n: torch.zeros_like(w, dtype=torch.float32) for n, w in weights.items()}
 
 
-def _forward(
-    model: nn.Module, batches: Sequence[Batch], first: int
+def layer_calls(
+    model: nn.Module, batches: Sequence[Batch], first: int = 0
 ) -> tuple[list[list[Call]], list[Tensor]]:
-    """Run every batch; keep the calls of the layers from ``first`` on and what the last returns."""
+    """Run every batch and keep how layers were called.
+
+    Args:
+        model: Causal LM.
+        batches: Right-padded documents.
+        first: Lowest layer whose calls are kept.
+
+    Returns:
+        For each layer from ``first`` on one call per batch, and per batch what the last layer
+        returned (B, T, D), before the final norm.
+    """
     stack = layers(model)[first:]
     calls: list[list[Call]] = [[] for _ in stack]
     ends: list[Tensor] = []
@@ -114,12 +124,8 @@ def _forward(
 def _loss_gradient(model: nn.Module, end: Tensor, batch: Batch) -> Tensor:
     """Gradient (B, T, D) of a batch's mean loss for the output ``end`` of the last layer."""
     end = end.detach().requires_grad_()
-    predicted = batch.valid[:, 1:].to(end.device)
-    targets = batch.ids[:, 1:].to(end.device)[predicted]
-    weights = torch.full(targets.shape, 1 / max(1, len(targets)), device=end.device)
-    states = decoder(model).norm(end)[:, :-1][predicted]  # type: ignore[operator]
-    loss = lm_loss_sum(states, model.lm_head, targets, weights)  # type: ignore[arg-type]
-    return torch.autograd.grad(loss, end)[0]
+    loss, tokens = stream_loss(model, end, batch)
+    return torch.autograd.grad(loss / max(1, tokens), end)[0]
 
 
 @torch.enable_grad()

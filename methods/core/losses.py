@@ -53,14 +53,25 @@ def next_token_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     """
     if not batch.valid[:, 1:].any():
         raise ValueError("a batch of documents of one token has nothing to predict")
-    device = next(model.parameters()).device
-    ids, valid = batch.ids.to(device), batch.valid.to(device)
-    states = decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
-    hidden, targets = states[:, :-1][valid[:, 1:]], ids[:, 1:][valid[:, 1:]]
+    ids = batch.ids.to(next(model.parameters()).device)
+    return _loss(model, decoder(model)(input_ids=ids, use_cache=False).last_hidden_state, batch)
+
+
+def stream_loss(model: nn.Module, stream: Tensor, batch: Batch) -> tuple[Tensor, int]:
+    """:func:`next_token_loss` from what the last layer returns (B, T, D), before the final norm."""
+    norm = decoder(model).norm
+    assert isinstance(norm, nn.Module)
+    return _loss(model, norm(stream), batch)
+
+
+def _loss(model: nn.Module, states: Tensor, batch: Batch) -> tuple[Tensor, int]:
+    """Sum and number from the states (B, T, D) behind the final norm."""
     head = model.lm_head
     assert isinstance(head, nn.Module)
-    weights = torch.ones(len(targets), device=device)
-    return lm_loss_sum(hidden, head, targets, weights), len(targets)
+    predicted = batch.valid[:, 1:].to(states.device)
+    targets = batch.ids[:, 1:].to(states.device)[predicted]
+    weights = torch.ones(len(targets), device=states.device)
+    return lm_loss_sum(states[:, :-1][predicted], head, targets, weights), len(targets)
 
 
 def _chunk(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:

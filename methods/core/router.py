@@ -122,6 +122,12 @@ def attention_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
     return units
 
 
+def module_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
+    """Attention and FFN of the layers ``which``, in the order in which they run."""
+    pairs = zip(attention_units(model, which), ffn_units(model, which), strict=True)
+    return [unit for pair in pairs for unit in pair]
+
+
 def block_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
     """The layers ``which`` as a whole: all but the input norm, keys and values can be skipped."""
     units = []

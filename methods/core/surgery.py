@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -56,17 +55,6 @@ def replace_layers(
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[index] for index in origins]
     return model
-
-
-@contextmanager
-def layer_skipped(model: PreTrainedModel, index: int) -> Iterator[None]:
-    """Within the context the model runs as if it lacked one layer; nothing is copied."""
-    layer = layers(model)[index]
-    layer.forward = lambda hidden, **_: hidden
-    try:
-        yield
-    finally:
-        del layer.forward
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import candidate_layers, named_layers, nearest
+from methods.core.budget import candidate_layers, named_layers, nearest, shortfall
 from methods.core.calibration import fit_routed
 from methods.core.data import Data
 from methods.core.routed import birthplace, route, router_of
@@ -91,10 +91,8 @@ class Hero(Method):
             return (
                 None if self.params.alpha is not None else "neither a budget nor 'alpha' is given"
             )
-        ceiling = float(self._shares(backbone, self._layers(backbone, request.budget)).sum())
-        if ceiling < request.budget:
-            return f"its candidates hold {ceiling:.1%} of the parameters, less than the budget"
-        return None
+        held = float(self._shares(backbone, self._layers(backbone, request.budget)).sum())
+        return shortfall("candidates", held, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train router and adapters, then calibrate the threshold."""

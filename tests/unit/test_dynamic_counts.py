@@ -28,6 +28,20 @@ def routed(row: str, backbone: Backbone, **params: Any) -> Any:
     return load_method(row, params).build(backbone, START)
 
 
+@pytest.mark.parametrize("row", ["skipgpt-rt", "skipgpt-joint", "d-llm", "mod-d"])
+def test_lora_is_no_part_of_what_is_skipped(row: str) -> None:
+    """A skipped unit saves its dense parameters; LoRA beside them is charged apart."""
+    backbone = empty()
+    ran = {u.kind: u.parameters for u in routed(row, backbone).model.router.units}
+    heads = 2 * 4096 * 4096
+    dense = {
+        "attention": heads,
+        "ffn": 3 * 4096 * 14336,
+        "evicting": BLOCK["llama31_8b"],
+    }
+    assert ran == {kind: dense[kind] for kind in ran}
+
+
 def rates(model: Any, backbone: Backbone, ran: torch.Tensor) -> Rates:
     tally = Tally(Ledger.of(model, backbone.parameters, len(model.model.layers)))
     tally.add(ran, ran.shape[1])

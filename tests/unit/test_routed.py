@@ -20,18 +20,19 @@ from methods.core.router import (
     block_units,
     evicting_units,
     ffn_units,
+    module_units,
 )
 from tests import toy
 
 IDS = torch.arange(24).reshape(2, 12)
 
 
-def both(model: Any, which: Any) -> list[Unit]:
-    pairs = zip(attention_units(model, which), ffn_units(model, which), strict=True)
-    return [unit for pair in pairs for unit in pair]
-
-
-MAKERS = {"ffn": ffn_units, "block": block_units, "attention": attention_units, "both": both}
+MAKERS = {
+    "ffn": ffn_units,
+    "block": block_units,
+    "attention": attention_units,
+    "both": module_units,
+}
 
 
 class EveryThird(Router):
