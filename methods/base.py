@@ -76,6 +76,7 @@ class Method(ABC):
         stochastic: Whether the seed changes the result; others run the first seed only.
         budgeted: Whether a skip budget applies.
         causal: Whether cached decoding equals the full forward and padding changes nothing.
+            Where params decide it, :meth:`batchable` says so of an instance.
         rows: Lines of the table this file makes, with the params that make them.
     """
 
@@ -119,6 +120,10 @@ class Method(ABC):
         Static methods give the module whose weights a file fills; dynamic ones wrap
         ``backbone.model`` and leave ``requires_grad`` set on exactly what they train.
         """
+
+    def batchable(self) -> bool:
+        """Whether sequences padded into one batch are scored as each would be alone."""
+        return self.causal
 
     def authors_skip(self, rates: Rates) -> float:
         """The skip rate as the method's authors count it, from what really ran; a fraction."""

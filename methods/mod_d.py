@@ -40,7 +40,8 @@ class MoDD(Method):
         capacity: C; None: from the budget. Pinned, it is the authors' recipe.
         compare: ``"strict"``, w > tau, runs k - 1 tokens; ``"inclusive"`` runs k.
         inference: ``"topk"`` repeats the training rule: not causal, what follows a token decides
-            with it, and a cached step of one token runs everything. ``"threshold"`` is causal: a
+            with it, a cached step of one token runs everything, and each text is scored in a batch
+            of its own. ``"threshold"`` is causal: a
             token runs where w exceeds the mean tau of the router over validation documents.
         initial: ``"near_one"``, bias 1 and weights of deviation 1e-3; ``"default"``, torch's linear
             layer as upstream, under which w starts near 0 and the trained model is switched off.
@@ -138,6 +139,10 @@ class MoDD(Method):
             )
         router.threshold, router.levels = float(structure["threshold"]), structure["levels"]
         return route(model, router.requires_grad_(True))
+
+    def batchable(self) -> bool:
+        """Under the training rule the pads of a batch would compete: lm-eval masks none."""
+        return bool(self.params.inference == "threshold")
 
     def authors_skip(self, rates: Rates) -> float:
         """The share of routed modules skipped: 1 - C, but for the comparison."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from methods.core.checkpoint import describe, read_card, save
 from methods.core.data import Document
 from methods.core.routed import router_of
 from methods.core.training import Trainer
-from tests import toy
+from tests import steps, toy
 from tests.routing_toys import IDS, VARIANTS, fit, shaken, wrap
 from tests.training_toys import same_bits
 
@@ -147,25 +148,44 @@ def test_training_moves_every_router(variant: str, tmp_path: Path) -> None:
     assert not still
 
 
+def saved(variant: str, levels: Any, backbone: Path, out: Path) -> nn.Module:
+    """A model with untrained routers, in the folder ``out`` as the compress step writes it."""
+    row, params = VARIANTS[variant]
+    structure: dict[str, Any] = {"seed": 7, "threshold": 0.37}
+    if row == "mod-d":
+        structure |= {"capacity": 0.61, "levels": levels}
+    method, wrapped = load_method(row, params), load_backbone(backbone)
+    card = describe(row, method, wrapped, Request(0.25, 7, out.parent), out)
+    model = method.build(wrapped, structure).eval()
+    out.mkdir()
+    save(out, method, Fitted(model, structure, {}), card, None)
+    assert read_card(out)["structure"] == structure
+    return model
+
+
 @ALL
 def test_a_folder_keeps_threshold_levels_and_capacity(
     variant: str, llama: Path, tmp_path: Path
 ) -> None:
-    row, params = VARIANTS[variant]
-    structure: dict[str, Any] = {"seed": 7, "threshold": 0.37}
-    if row == "mod-d":
-        levels = None if variant.endswith("topk") else [[0.1 * n, 1.0 + n] for n in range(8)]
-        structure |= {"capacity": 0.61, "levels": levels}
-    method, backbone = load_method(row, params), load_backbone(llama)
-    card = describe(row, method, backbone, Request(0.25, 7, tmp_path), tmp_path / "made")
-    model = method.build(backbone, structure).eval()
-    (tmp_path / "made").mkdir()
-    save(tmp_path / "made", method, Fitted(model, structure, {}), card, None)
+    levels = None if variant.endswith("topk") else [[0.1 * n, 1.0 + n] for n in range(8)]
+    model = saved(variant, levels, llama, tmp_path / "made")
     loaded = load_model(tmp_path / "made")
-    assert read_card(tmp_path / "made")["structure"] == structure
     kept, was = router_of(loaded), router_of(model)
     for name in ("threshold", "levels", "capacity", "seed"):
         assert getattr(kept, name, None) == getattr(was, name, None)
     assert kept.threshold == 0.37
     with torch.no_grad():
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize(("variant", "size"), [("mod-d", 8), ("mod-d-topk", 1)])
+def test_texts_that_pads_would_join_are_scored_one_by_one(
+    variant: str, size: int, llama: Path, tmp_path: Path
+) -> None:
+    saved(variant, None if size == 1 else [[0.0, 1.0]] * 8, llama, tmp_path / "made")
+    toy.make_tasks(tmp_path / "tasks", items=8)
+    command = ["--model", tmp_path / "made", "--tasks", "toy_choice"]
+    command += ["--task-dir", tmp_path / "tasks", "--batch-size", 8, "--device", "cpu"]
+    steps.call("evaluate", *command, "--out", tmp_path / "record.json")
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["evaluation"]["batch_size"] == size

@@ -92,7 +92,8 @@ def evaluate(
         raise ValueError(f"{args.model} has no tokenizer, so its text tasks cannot be scored")
     if args.limit is not None:
         entries = [dataclasses.replace(entry, limit=args.limit) for entry in entries]
-    lm = CountingLM(model, tokenizer, ledger, args.batch_size, args.max_length)
+    batch_size = args.batch_size if method.batchable() else 1
+    lm = CountingLM(model, tokenizer, ledger, batch_size, args.max_length)
     scored = score(lm, entries, folders)
     pooled = pool(scored.tallies).rates()
     units = [
@@ -102,7 +103,7 @@ def evaluate(
     measured = {
         "scores": scored.scores,
         "rates": rates_by_kind(scored.tallies),
-        "skip_authors": pooled.skip if method is None else method.authors_skip(pooled),
+        "skip_authors": method.authors_skip(pooled),
         "units": units,
         "layers": {
             "kept": ledger.layers,
@@ -110,7 +111,7 @@ def evaluate(
             "removed": described.get("structure", {}).get("removed_layers", []),
         },
         "evaluation": {
-            "batch_size": args.batch_size,
+            "batch_size": batch_size,
             "max_length": lm.max_length,
             "device": device,
             "threads": args.threads,
