@@ -181,6 +181,10 @@ def load_backbone(
         path, config=config, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True
     )
     nn.Module.to(model, device).eval()
+    if model.device.type == "cpu":
+        # Weights are views of one mapped file: surgery that replaces some would free none.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
     tokenizer = read_tokenizer(path, config)
     return Backbone(model, tokenizer, path, revision, hash_folder(path), count(model))
 

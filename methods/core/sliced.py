@@ -9,7 +9,7 @@ gets a small one, its shortcut, that leads from one basis to the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -195,15 +195,23 @@ def shortcut(before: Tensor, after: Tensor, dtype: torch.dtype) -> nn.Linear:
 
 
 def _fold(norm: nn.Module, readers: list[nn.Linear]) -> None:
+    factors = norm.get_parameter("weight").double()
     for matrix in readers:
-        scaled = matrix.weight.double() * norm.weight.double()  # type: ignore[operator]
-        matrix.weight = nn.Parameter(scaled.to(matrix.weight.dtype))
+        folded = _by_rows(matrix.weight, lambda rows: rows * factors, len(factors))
+        matrix.weight = nn.Parameter(folded)
 
 
 def _times(matrix: Tensor, basis: Tensor) -> Tensor:
     """The product of (n, H) and (H, d), formed in float64, in the dtype of ``matrix``."""
-    parts = [(part.double() @ basis).to(matrix.dtype) for part in matrix.split(ROWS)]
-    return torch.cat(parts)
+    return _by_rows(matrix, lambda rows: rows @ basis, basis.shape[1])
+
+
+def _by_rows(matrix: Tensor, change: Callable[[Tensor], Tensor], width: int) -> Tensor:
+    """A matrix (n, width) made from the float64 rows of another, in the dtype of that one."""
+    made = matrix.new_empty(len(matrix), width)
+    for old, new in zip(matrix.split(ROWS), made.split(ROWS), strict=True):
+        new.copy_(change(old.double()))
+    return made
 
 
 def _row(matrix: nn.Linear) -> int:

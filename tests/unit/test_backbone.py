@@ -49,6 +49,13 @@ def test_every_family_loads_as_it_was_saved(kind: str, backbones: dict[str, Path
     assert len(backbone.tokenizer) == 64
 
 
+def test_weights_own_their_memory(llama: Path) -> None:
+    """Views of one mapped file would keep what surgery replaces."""
+    backbone = load_backbone(llama)
+    assert backbone.parameters
+    assert str(llama) not in Path("/proc/self/maps").read_text()
+
+
 def test_shards_are_read(llama: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama)
     model.save_pretrained(tmp_path, max_shard_size="60KB")

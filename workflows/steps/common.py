@@ -13,7 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -178,8 +178,18 @@ def code_hash(folders: Sequence[str] = CODE_FOLDERS) -> str:
     return digest.hexdigest()[:16]
 
 
+def reset_peak_memory() -> None:
+    """Let :func:`peak_memory_mb` look back no further than now, where the kernel allows it."""
+    import torch
+
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
 def peak_memory_mb() -> float:
-    """Peak memory of this process so far in MB: resident set, plus CUDA allocations."""
+    """Peak memory of this process in MB: resident set, plus CUDA allocations."""
     import torch
 
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -32,6 +32,7 @@ from workflows.steps.common import (
     json_argument,
     peak_memory_mb,
     provenance,
+    reset_peak_memory,
     run,
     set_up_torch,
 )
@@ -137,6 +138,8 @@ def fit(
         validation_file=args.validation,
         probe_file=args.probe,
     )
+    # Not the load: it maps the weight files, whose pages would count beside their copies.
+    reset_peak_memory()
     began = time.perf_counter()
     fitted = method.fit(backbone, data, request)
     measured = {
