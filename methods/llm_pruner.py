@@ -199,7 +199,7 @@ def taylor(kind: str, layer: nn.Module, gradients: LayerGradients) -> Saliences:
     """
     for name, linear in projections(layer).items():
         weight = linear.weight.detach()
-        first = weight * gradients.mean[name]
+        first = weight * gradients.first[name]
         if not gradients.squares:
             yield name, first
             continue

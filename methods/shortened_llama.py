@@ -14,12 +14,18 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone, attention_norm, ffn_norm, layers, projections
+from methods.core.backbone import (
+    Backbone,
+    attention_norm,
+    ffn_norm,
+    layers,
+    projection_weights,
+)
 from methods.core.budget import layers_to_remove
 from methods.core.data import Batch, Data
-from methods.core.layerwise import layer_calls
+from methods.core.layerwise import layer_calls, layer_gradients
 from methods.core.ledger import Rates
-from methods.core.losses import next_token_loss, stream_loss
+from methods.core.losses import next_token_loss
 from methods.core.surgery import remove_layers
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -55,22 +61,21 @@ class ShortenedLlama(Method):
         samples: Calibration documents used, the first ones; None: all.
         length: Tokens taken from the middle of each, shorter documents left out; None: whole
             documents.
-        batch_size: Documents per backward pass of taylor; None: all in one. Scores grow with the
-            number of batches, as each adds a mean.
+        batch_size: Documents per loss of taylor; None: all in one. Scores grow with the number of
+            batches, as each adds a mean.
 
-    Memory: magnitude holds the model alone, 16 GB at 8B in bfloat16; ppl adds what enters each
-    block for one batch of 16 documents (0.3 GB for the authors' 1,280 tokens) and logits of 2,048
-    positions. taylor with one batch adds its activations and the gradient of one weight,
-    reduced and freed as soon as it is complete: about 28 GB for the authors' 1,280 tokens; with
-    several batches also a float32 sum per scored weight, 28 GB more.
+    Memory: the model, 16 GB at 8B in bfloat16. ppl adds what enters each block for one batch of 16
+    documents, taylor what enters each block for all documents (0.3 GB for the authors' 1,280
+    tokens) and the activations and gradients of one block (1 GB); both add the logits of 2,048
+    positions.
 
     Source: Kim et al., Shortened LLaMA: Depth Pruning for Large Language Models with Comparison of
         Retraining Methods, arXiv 2402.02834, sections 2 and 3.
     Differs from upstream: the states below a skipped block are computed once, and no model is built
-        without each block; documents
-        are batched (pads left out) instead of one at a time; excerpts come from the middle of the
-        calibration documents, not from a random window of BookCorpus; the number of protected
-        blocks shrinks with depth; ties go to the lower block; no retraining follows.
+        without each block; gradients are taken block by block; documents are batched (pads left
+        out) instead of one at a time; excerpts come from the middle of the calibration documents,
+        not from a random window of BookCorpus; the number of protected blocks shrinks with depth;
+        ties go to the lower block; no retraining follows.
     """
 
     title = "Shortened LLaMA ({criterion})"
@@ -175,7 +180,7 @@ class ShortenedLlama(Method):
             weights = taylor(model, batches, self._weight_score)
         else:
             weights = [
-                [self._weight_score(weight.detach().float()) for weight in scored_weights(layer)]
+                [self._weight_score(w.detach().float()) for w in scored_weights(layer).values()]
                 for layer in layers(model)
             ]
         reduce = REDUCTIONS[params.block_reduction]
@@ -188,10 +193,10 @@ class ShortenedLlama(Method):
         return float(REDUCTIONS[self.params.weight_reduction](outputs.double()))
 
 
-def scored_weights(layer: nn.Module) -> list[nn.Parameter]:
+def scored_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
     """The seven matrices and two norm vectors of a block; biases and head norms are not scored."""
-    modules = [*projections(layer).values(), attention_norm(layer), ffn_norm(layer)]
-    return [module.get_parameter("weight") for module in modules]
+    norms = {"attention norm": attention_norm(layer), "ffn norm": ffn_norm(layer)}
+    return projection_weights(layer) | {n: m.get_parameter("weight") for n, m in norms.items()}
 
 
 @torch.no_grad()
@@ -209,7 +214,7 @@ def perplexities(model: PreTrainedModel, batches: Sequence[Batch]) -> list[float
             hidden = calls[block][0].hidden
             for layer, (call,) in zip(layers(model)[block + 1 :], calls[block + 1 :], strict=True):
                 hidden = layer(hidden, **call.options)
-            loss, number = stream_loss(model, hidden, batch)
+            loss, number = next_token_loss(model, hidden, batch)
             losses[block] += float(loss)
         tokens += number
     return [float(score) for score in (losses / tokens).exp()]
@@ -221,38 +226,18 @@ def taylor(
     """Scores of each block's weights from their signed products with the gradient.
 
     Args:
-        model: Dense model; only scored weights ask for a gradient meanwhile.
+        model: Dense model.
         batches: Each gives one loss, the mean over its predicted tokens.
         score: From the products of a weight, summed over batches, in float32, to its score.
 
     Returns:
         Nine scores per block, (L, 9).
     """
-    weights = [scored_weights(layer) for layer in layers(model)]
-    sums: dict[Tensor, Tensor] = {}
-    scores: dict[Tensor, float] = {}
-
-    def take(weight: Tensor) -> None:
-        assert weight.grad is not None
-        product = weight.detach().float() * weight.grad.float()
-        weight.grad = None
-        if weight in sums:
-            product += sums.pop(weight)
-        if last:
-            scores[weight] = score(product)
-        else:
-            sums[weight] = product
-
-    model.requires_grad_(False)
-    flat = [weight.requires_grad_(True) for block in weights for weight in block]
-    hooks = [weight.register_post_accumulate_grad_hook(take) for weight in flat]
-    try:
-        for number, batch in enumerate(batches, 1):
-            last = number == len(batches)
-            loss, tokens = next_token_loss(model, batch)
-            (loss / tokens).backward()
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.requires_grad_(True)
-    return [[scores[weight] for weight in block] for block in weights]
+    every = range(len(layers(model)))
+    scores: list[list[float]] = [[] for _ in every]
+    for found in layer_gradients(model, batches, every, False, scored_weights, by_batch=True):
+        weights = scored_weights(layers(model)[found.layer])
+        scores[found.layer] = [
+            score(weight.detach().float() * found.first[name]) for name, weight in weights.items()
+        ]
+    return scores

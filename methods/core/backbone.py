@@ -142,6 +142,11 @@ def projections(layer: nn.Module) -> dict[str, nn.Linear]:
     return {name: getattr(block, name) for name, block in found}
 
 
+def projection_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of a layer's seven projections, by name."""
+    return {name: linear.get_parameter("weight") for name, linear in projections(layer).items()}
+
+
 class Widths(NamedTuple):
     """Sizes of a layer; ``head`` is the number of channels per head."""
 

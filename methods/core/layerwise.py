@@ -8,26 +8,27 @@ pass over all documents together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from methods.core.backbone import decoder, layers, projections
+from methods.core.backbone import decoder, layers, projection_weights
 from methods.core.data import Batch
-from methods.core.losses import stream_loss
+from methods.core.losses import next_token_loss
 
 
 class LayerGradients(NamedTuple):
-    """Gradients of the weights of one layer's projections, by name; float32.
+    """Gradients of the weights of one layer, by name; float32.
 
-    ``mean``: of the loss averaged over all predictions of all batches. ``squares``: the mean over
-    batches of the squared gradient of each batch's own mean loss; empty unless asked for.
+    ``first``: of the loss averaged over all predictions of all batches, or the sum over batches of
+    the gradient of each batch's own mean loss. ``squares``: the mean over batches of the square of
+    the latter; empty unless asked for.
     """
 
     layer: int
-    mean: dict[str, Tensor]
+    first: dict[str, Tensor]
     squares: dict[str, Tensor]
 
 
@@ -43,6 +44,8 @@ def layer_gradients(
     batches: Sequence[Batch],
     span: range,
     squared: bool = False,
+    weights_of: Callable[[nn.Module], dict[str, nn.Parameter]] = projection_weights,
+    by_batch: bool = False,
 ) -> Iterator[LayerGradients]:
     """Gradients of the mean next-token loss over all real tokens, layer by layer.
 
@@ -52,6 +55,8 @@ def layer_gradients(
         span: Layers that are asked for, within 0 to L - 1.
         squared: Whether ``squares`` are wanted; with one document per batch they are the diagonal
             of the empirical Fisher matrix.
+        weights_of: The weights of a layer that are asked for.
+        by_batch: Whether ``first`` sums the gradients of the batches' own mean losses.
 
     Yields:
         The layers of ``span``, the last one first.
@@ -64,13 +69,12 @@ def layer_gradients(
         raise ValueError(
             "the calibration documents have no token to predict: all are shorter than 2"
         )
-    shares = [count / sum(predictions) for count in predictions]
+    shares = [1.0 if by_batch else count / sum(predictions) for count in predictions]
     calls, upstream = layer_calls(model, batches, span.start)
     upstream = [_loss_gradient(model, *pair) for pair in zip(upstream, batches, strict=True)]
     for index in reversed(range(span.start, len(layers(model)))):
         layer = layers(model)[index]
-        maps = projections(layer) if index in span else {}
-        weights = {name: linear.weight for name, linear in maps.items()}
+        weights = weights_of(layer) if index in span else {}
         result = LayerGradients(index, _zeros(weights), _zeros(weights) if squared else {})
         for number, call in enumerate(calls.pop()):
             upstream[number], gradients = _backward(layer, call, weights, upstream[number])
@@ -79,7 +83,7 @@ def layer_gradients(
             yield result
 
 
-def _zeros(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _zeros(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: torch.zeros_like(w, dtype=torch.float32) for n, w in weights.items()}
 
 
@@ -124,13 +128,13 @@ def layer_calls(
 def _loss_gradient(model: nn.Module, end: Tensor, batch: Batch) -> Tensor:
     """Gradient (B, T, D) of a batch's mean loss for the output ``end`` of the last layer."""
     end = end.detach().requires_grad_()
-    loss, tokens = stream_loss(model, end, batch)
+    loss, tokens = next_token_loss(model, end, batch)
     return torch.autograd.grad(loss / max(1, tokens), end)[0]
 
 
 @torch.enable_grad()
 def _backward(
-    layer: nn.Module, call: Call, weights: dict[str, Tensor], upstream: Tensor
+    layer: nn.Module, call: Call, weights: Mapping[str, Tensor], upstream: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Gradients for the input of a layer and for ``weights``, given the one for its output."""
     hidden = call.hidden.detach().requires_grad_()
@@ -145,6 +149,6 @@ def _accumulate(
     """Add one batch, in float32 whatever the weights are."""
     for name, gradient in gradients.items():
         exact = gradient.float()
-        result.mean[name].add_(exact, alpha=share)
+        result.first[name].add_(exact, alpha=share)
         if result.squares:
             result.squares[name].addcmul_(exact, exact, value=1 / batches)

@@ -37,41 +37,25 @@ def lm_loss_sum(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tenso
     return total
 
 
-def next_token_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+def next_token_loss(model: nn.Module, stream: Tensor, batch: Batch) -> tuple[Tensor, int]:
     """Sum of the next-token cross-entropies of a batch, and their number.
 
     Args:
         model: Causal LM.
+        stream: What its last layer returned for the batch (B, T, D), before the final norm.
         batch: Right-padded documents; every real token but the first of each is predicted. In a
             causal model no real token reads a pad.
 
     Returns:
         Scalar float32, differentiable, and the number of predicted tokens.
-
-    Raises:
-        ValueError: No document has a second token.
     """
-    if not batch.valid[:, 1:].any():
-        raise ValueError("a batch of documents of one token has nothing to predict")
-    ids = batch.ids.to(next(model.parameters()).device)
-    return _loss(model, decoder(model)(input_ids=ids, use_cache=False).last_hidden_state, batch)
-
-
-def stream_loss(model: nn.Module, stream: Tensor, batch: Batch) -> tuple[Tensor, int]:
-    """:func:`next_token_loss` from what the last layer returns (B, T, D), before the final norm."""
-    norm = decoder(model).norm
+    norm, head = decoder(model).norm, model.lm_head
     assert isinstance(norm, nn.Module)
-    return _loss(model, norm(stream), batch)
-
-
-def _loss(model: nn.Module, states: Tensor, batch: Batch) -> tuple[Tensor, int]:
-    """Sum and number from the states (B, T, D) behind the final norm."""
-    head = model.lm_head
     assert isinstance(head, nn.Module)
-    predicted = batch.valid[:, 1:].to(states.device)
-    targets = batch.ids[:, 1:].to(states.device)[predicted]
-    weights = torch.ones(len(targets), device=states.device)
-    return lm_loss_sum(states[:, :-1][predicted], head, targets, weights), len(targets)
+    predicted = batch.valid[:, 1:].to(stream.device)
+    targets = batch.ids[:, 1:].to(stream.device)[predicted]
+    weights = torch.ones(len(targets), device=stream.device)
+    return lm_loss_sum(norm(stream)[:, :-1][predicted], head, targets, weights), len(targets)
 
 
 def _chunk(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from methods.core.backbone import layers, projections
@@ -46,9 +46,9 @@ def test_the_mean_equals_one_backward_pass(kind: str, size: int) -> None:
     model, texts = toy.make_model(kind), documents(LENGTHS)
     expected = plain_gradients(model, texts)
     for found in layer_gradients(model, in_batches(texts, size), range(1, 3)):
-        assert set(found.mean) == set(projections(layers(model)[0]))
+        assert set(found.first) == set(projections(layers(model)[0]))
         assert found.squares == {}
-        for matrix, gradient in found.mean.items():
+        for matrix, gradient in found.first.items():
             torch.testing.assert_close(
                 gradient, expected[name_of(found.layer, matrix)], rtol=1e-4, atol=1e-6
             )
@@ -65,13 +65,31 @@ def test_squares_are_those_of_single_documents(kind: str) -> None:
             torch.testing.assert_close(square, expected, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_every_batch_may_add_its_own_mean(size: int) -> None:
+    model, texts = toy.make_model(), documents(LENGTHS)
+    groups = [texts[start : start + size] for start in range(0, len(texts), size)]
+    alone = [plain_gradients(model, group) for group in groups]
+
+    def chosen(layer: nn.Module) -> dict[str, nn.Parameter]:
+        return {"norm": layer.get_parameter("input_layernorm.weight")}
+
+    for found in layer_gradients(
+        model, in_batches(texts, size), range(6), weights_of=chosen, by_batch=True
+    ):
+        name = f"model.layers.{found.layer}.input_layernorm.weight"
+        expected = torch.stack([one[name] for one in alone]).sum(0)
+        assert set(found.first) == {"norm"}
+        torch.testing.assert_close(found.first["norm"], expected, rtol=1e-4, atol=1e-6)
+
+
 def test_neither_order_nor_grouping_of_documents_matters() -> None:
     model, texts = toy.make_model(), documents(LENGTHS)
     first = list(layer_gradients(model, in_batches(texts, 5), range(6)))
     other = list(layer_gradients(model, in_batches(texts[::-1], 2), range(6)))
     for a, b in zip(first, other, strict=True):
-        for matrix, gradient in a.mean.items():
-            torch.testing.assert_close(gradient, b.mean[matrix], rtol=1e-4, atol=1e-6)
+        for matrix, gradient in a.first.items():
+            torch.testing.assert_close(gradient, b.first[matrix], rtol=1e-4, atol=1e-6)
 
 
 def test_only_the_layers_asked_for_come_the_last_one_first() -> None:
@@ -97,7 +115,7 @@ def test_gradients_of_16_bit_weights_add_up_in_float32() -> None:
     model = toy.make_model().to(torch.bfloat16)
     exact = plain_gradients(toy.make_model().to(torch.bfloat16).float(), texts)
     for found in layer_gradients(model, in_batches(texts, 1), range(6), squared=True):
-        for matrix, gradient in found.mean.items():
+        for matrix, gradient in found.first.items():
             expected = exact[name_of(found.layer, matrix)]
             assert gradient.dtype == found.squares[matrix].dtype == torch.float32
             assert (gradient - expected).norm() < 0.05 * expected.norm()
@@ -108,7 +126,7 @@ def test_a_document_of_one_token_adds_nothing() -> None:
     with_one = list(layer_gradients(model, in_batches(texts, 1), range(6)))
     without = list(layer_gradients(model, in_batches([texts[0], texts[2]], 1), range(6)))
     for a, b in zip(with_one, without, strict=True):
-        assert all(torch.equal(a.mean[matrix], b.mean[matrix]) for matrix in a.mean)
+        assert all(torch.equal(a.first[matrix], b.first[matrix]) for matrix in a.first)
 
 
 def test_documents_without_a_prediction_are_refused() -> None:

@@ -15,7 +15,6 @@ from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import count, layers
 from methods.core.ledger import Ledger, Tally
-from methods.shortened_llama import taylor
 from tests import toy
 
 # The names of the spec, spelt out: what is scored must not follow from the code under test.
@@ -197,24 +196,6 @@ def test_importance_does_not_depend_on_the_order_of_batches(params: dict[str, An
     first, second = (scores(model, texts, **params) for texts in (EVEN, turned))
     assert first == pytest.approx(second, rel=1e-5)
     assert order(first) == order(second)
-
-
-def test_gradients_are_freed_one_by_one_and_asked_for_only_where_scored() -> None:
-    model = toy.make_model()
-    scored = [layer.get_submodule(name).weight for layer in layers(model) for name in SCORED]
-    asked: list[set[int]] = []
-
-    def score(salience: Tensor) -> float:
-        asked.append({id(p) for p in model.parameters() if p.requires_grad})
-        assert all(p.grad is None for p in model.parameters())
-        return 0.0
-
-    (batch,) = toy.calibration(EVEN).calibration(None)
-    taylor(model, [batch], score)
-    assert len(asked) == len(scored)
-    assert all(ids == {id(weight) for weight in scored} for ids in asked)
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
-    assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 @pytest.mark.parametrize(
