@@ -8,7 +8,7 @@ learns from what later tokens miss. Both forms give the same numbers up to ``EPS
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import LongTensor, Tensor, nn
@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from methods.core.attend import Executing, executing, put, take
 from methods.core.router import Decision
 
 IMPLEMENTATION = "skipbench_key_weights"
@@ -40,13 +41,6 @@ class EvictingCache(DynamicCache):
         self.columns = {
             n: c.index_select(0, beam_idx.to(c.device)) for n, c in self.columns.items()
         }
-
-
-class Executing(NamedTuple):
-    """The tokens of a block that execute: ``places`` (B, m) in the call, ``live`` (B, m) bool."""
-
-    places: Tensor
-    live: Tensor
 
 
 def attend_with_key_weights(
@@ -110,27 +104,11 @@ def evicting_block(
         assert decision.scale is not None
         after = layer(hidden, key_weights=decision.scale, **arguments)
         return hidden + (after - hidden) * decision.scale[..., None].to(hidden.dtype)
-    chosen = _executing(decision.execute & valid)
+    chosen = executing(decision.execute & valid)
     if chosen.places.shape[1] == 0:
         return hidden
-    after = layer(_take(hidden, chosen.places), **_narrowed(number, chosen, hidden, arguments))
-    at = chosen.live.nonzero(as_tuple=True)
-    return hidden.index_put((at[0], chosen.places[at]), after[at].to(hidden.dtype))
-
-
-def _executing(execute: Tensor) -> Executing:
-    """The executing tokens of each sequence in their order, padded to the longest."""
-    counts = execute.sum(dim=1)
-    longest = int(counts.max())
-    index = (~execute).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
-    live = torch.arange(longest, device=execute.device) < counts[:, None]
-    return Executing(index, live)
-
-
-def _take(values: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` (B, m) of (B or 1, T, D)."""
-    values = values.expand(len(index), -1, -1)
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+    after = layer(take(hidden, chosen.places), **_narrowed(number, chosen, hidden, arguments))
+    return put(after, chosen, hidden)
 
 
 def _narrowed(
@@ -160,5 +138,5 @@ def _narrowed(
     return arguments | {
         "attention_mask": mask[:, None],
         "position_ids": positions.gather(1, places),
-        "position_embeddings": (_take(cosine, places), _take(sine, places)),
+        "position_embeddings": (take(cosine, places), take(sine, places)),
     }

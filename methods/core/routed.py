@@ -23,6 +23,7 @@ from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from methods.core.attend import attend
 from methods.core.backbone import attention, attention_kinds, attention_norm, decoder, ffn, ffn_norm
 from methods.core.dispatch import Branch, dispatch
 from methods.core.eviction import IMPLEMENTATION, EvictingCache, evicting_block
@@ -172,16 +173,15 @@ class RoutedDecoder(nn.Module):
             return after, decided, state
         whole = decide("block", None) if "block" in units else None
         reading = decide("attention", None) if "attention" in units else None
-        # Attention runs for every token, also where it is skipped: it leaves the keys and values
-        # that later tokens read.
-        mixed, _ = attention(layer)(hidden_states=attention_norm(layer)(hidden), **arguments)
+        mixed = _mixed(layer, hidden, whole or reading, arguments)
         if reading is not None:
             mixed = _gated(mixed, reading)
         middle = hidden + mixed
-        rows = ffn_norm(layer)(middle)
         if whole is not None:
-            update = _gated(rows, Decision(whole.execute, dense=whole.dense), ffn(layer))
+            half = nn.Sequential(ffn_norm(layer), ffn(layer))
+            update = _gated(middle, Decision(whole.execute, dense=whole.dense), half)
             return hidden + _gated(mixed + update, whole), decided, state
+        rows = ffn_norm(layer)(middle)
         if "ffn" not in units:
             return middle + ffn(layer)(rows), decided, state
         decision = decide("ffn", middle)
@@ -204,6 +204,17 @@ def _by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
             raise ValueError("the first layer cannot evict: its cache counts the tokens")
         others[unit.kind] = index
     return table
+
+
+def _mixed(
+    layer: nn.Module, hidden: Tensor, decision: Decision | None, arguments: dict[str, Any]
+) -> Tensor:
+    """The update of attention (B, T, D), computed for the tokens that read."""
+    heads, normed = attention(layer), attention_norm(layer)(hidden)
+    if decision is None or decision.dense:
+        update: Tensor = heads(hidden_states=normed, **arguments)[0]
+        return update
+    return attend(heads, normed, decision.execute, arguments)
 
 
 def _gated(

@@ -161,6 +161,27 @@ def test_forced_gates_replace_decision_and_scale() -> None:
     assert torch.equal(forced.last_hidden_state, same)
 
 
+@pytest.mark.parametrize("unit", ["attention", "both", "block"])
+def test_queries_and_outputs_are_computed_for_tokens_that_read(unit: str) -> None:
+    """Keys and values for all: what the ledger counts as skipped does not run."""
+    model, router = routed("llama", unit)
+    heads, rows = attention(layers(model)[3]), dict[str, list[int]]()
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        counts = rows.setdefault(name, [])
+        heads.get_submodule(name).register_forward_hook(
+            lambda _, given, out, counts=counts: counts.append(out[..., 0].numel())
+        )
+    number = next(n for n, u in enumerate(router.units) if u.layer == 3)
+    with torch.no_grad():
+        executed = int(model.model(IDS[:1]).executed[:, number].sum())
+        nobody = torch.zeros(1, len(router.units), 12, dtype=torch.bool)
+        model.model(IDS[:1], gates=nobody)
+    assert 0 < executed < 12
+    assert rows == {
+        "q_proj": [executed], "k_proj": [12, 12], "v_proj": [12, 12], "o_proj": [executed]
+    }  # fmt: skip
+
+
 def test_names_of_the_dense_weights_stay() -> None:
     dense = set(toy.make_model().state_dict())
     model, router = routed("llama", "ffn")

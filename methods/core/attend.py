@@ -1,0 +1,103 @@
+"""Attention for the tokens that execute it, beside keys and values for all.
+
+A token that skips an attention still leaves its key and value, so that later tokens read a complete
+cache. Its query, what it reads and the output projection are never computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama.modeling_llama import rotate_half
+
+
+class Executing(NamedTuple):
+    """The tokens of a unit that execute: ``places`` (B, m) in the call, ``live`` (B, m) bool."""
+
+    places: Tensor
+    live: Tensor
+
+
+def executing(execute: Tensor) -> Executing:
+    """The executing tokens (B, T) of each sequence in their order, padded to the longest."""
+    counts = execute.sum(dim=1)
+    longest = int(counts.max())
+    index = (~execute).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+    live = torch.arange(longest, device=execute.device) < counts[:, None]
+    return Executing(index, live)
+
+
+def take(values: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` (B, m) of (B or 1, T, D)."""
+    values = values.expand(len(index), -1, -1)
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def put(rows: Tensor, chosen: Executing, onto: Tensor) -> Tensor:
+    """``onto`` (B, T, D) with the rows (B, m, D) of the executing tokens in their places."""
+    at = chosen.live.nonzero(as_tuple=True)
+    return onto.index_put((at[0], chosen.places[at]), rows[at].to(onto.dtype))
+
+
+def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """What executing tokens read.
+
+    Args:
+        heads: Attention of a decoder layer.
+        normed: Its input (B, T, D).
+        execute: Who reads (B, T), bool.
+        arguments: Of the layer: attention mask, positions, cache.
+
+    Returns:
+        Updates (B, T, D), right where ``execute``. One transfer to the host per call: the largest
+        number of executing tokens.
+    """
+    module: Any = heads
+    chosen = executing(execute)
+    # Other kernels than sdpa take masks in forms of their own: there every token reads.
+    if module.config._attn_implementation != "sdpa" or chosen.places.shape == execute.shape:
+        mixed: Tensor = module(hidden_states=normed, **arguments)[0]
+        return mixed
+    cosine, sine = arguments["position_embeddings"]
+    key = _turned(_split(heads, "k", normed), cosine, sine)
+    value = _split(heads, "v", normed)
+    cache = arguments["past_key_values"]
+    if cache is not None:
+        key, value = cache.update(key, value, module.layer_idx)
+    if not chosen.places.shape[1]:
+        return torch.zeros_like(normed)
+    places = chosen.places
+    query = _split(heads, "q", take(normed, places))
+    query = _turned(query, take(cosine, places), take(sine, places))
+    mask = _rows(arguments["attention_mask"], places, execute.shape[1], key.shape[2])
+    read, _ = sdpa_attention_forward(
+        module, query, key, value, mask, dropout=0.0, scaling=module.scaling
+    )
+    return put(module.o_proj(read.flatten(2)), chosen, torch.zeros_like(normed))
+
+
+def _split(heads: nn.Module, kind: str, rows: Tensor) -> Tensor:
+    """Queries, keys or values by head, (B, heads, n, d)."""
+    made = getattr(heads, f"{kind}_proj")(rows).unflatten(-1, (-1, heads.head_dim))
+    if hasattr(heads, f"{kind}_norm"):  # Qwen3 norms queries and keys
+        made = getattr(heads, f"{kind}_norm")(made)
+    split: Tensor = made.transpose(1, 2)
+    return split
+
+
+def _turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary positions (B or 1, n, d) applied to (B, heads, n, d)."""
+    turned: Tensor = states * cosine[:, None] + rotate_half(states) * sine[:, None]
+    return turned
+
+
+def _rows(mask: Tensor | None, places: Tensor, length: int, keys: int) -> Tensor:
+    """The mask (B, 1, m, K) of the queries at ``places`` (B, m) of the last ``length`` tokens."""
+    if mask is None:
+        columns = torch.arange(keys, device=places.device)
+        return (columns <= (places + keys - length)[..., None])[:, None]
+    mask = mask.expand(len(places), -1, -1, -1)
+    return mask.gather(2, places[:, None, :, None].expand(-1, 1, -1, mask.shape[-1]))
