@@ -92,6 +92,11 @@ def test_packed_documents_do_not_see_each_other() -> None:
             torch.testing.assert_close(chosen, logits, atol=1e-5, rtol=1e-5)
 
 
+def test_the_loss_is_computed_where_model_and_rows_are() -> None:
+    batch = Packer(DEMO, documents(DEMO, "train", 0), TINY).batch().to("meta")
+    assert weighted_loss(model_on_meta(DEMO), batch).device.type == "meta"
+
+
 def test_rate_rises_then_falls_to_zero() -> None:
     recipe = Recipe(tokens=100 * 32 * 64)
     rates = [rate_at(step, recipe) for step in range(recipe.steps)]

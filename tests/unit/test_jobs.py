@@ -95,7 +95,7 @@ def test_a_line_may_start_from_another_row_or_borrow_a_param(root: Path) -> None
 def test_a_row_may_run_seeds_of_its_own(root: Path) -> None:
     derive = {"hero-random": {"from": "hero", "params_from": {"bypass_rates": "hero"}}}
     rows = ["dense", "random-skip", "shortgpt", "hero"]
-    own = {"hero": [42, 43], "hero-random": [43], "shortgpt": [7, 8]}
+    own = {"hero": [42, 43], "hero-random": [43], "shortgpt": [7, 8], "lora": [1]}
     given = config(rows=rows, derive=derive, budgets=[0.25], seeds=[42], row_seeds=own)
     suite = read_suite(given, root)
     assert keys(suite) == [
@@ -249,7 +249,7 @@ WRONG = [
     ({"budgets": []}, "budgets: "),
     ({"seeds": [-1]}, "seeds.0: -1 is less than"),
     ({"seeds": [1.5]}, "seeds.0: 1.5 is not of type 'integer'"),
-    ({"row_seeds": {"lora": [1]}}, "row_seeds: 'lora' is not among the suite's rows"),
+    ({"row_seeds": {"lroa": [1]}}, "row_seeds: unknown row 'lroa' (rows: dense, "),
     ({"row_seeds": {"dense": []}}, "row_seeds.dense: "),
     (
         {
