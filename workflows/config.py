@@ -10,9 +10,11 @@ from typing import Any
 import jsonschema
 import yaml
 
+from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
 
 ROOT = Path(__file__).resolve().parents[1]
+WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
 
 
@@ -83,22 +85,28 @@ def check_retain(
 
 
 def check_paths(config: Mapping[str, Any], root: Path) -> None:
-    """Local backbones and data files must exist; names of the hub are left to the prepare rules."""
+    """Folders, files and worlds must exist; names of the hub are left to the prepare rules."""
     for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):
         if (root / place).exists() and not (root / place).is_dir():
             raise ValueError(f"{place} is a file, a folder is needed there")
     for name, backbone in config["backbones"].items():
         path = backbone["path"]
-        local = is_local(path)
-        if local and not (root / path / "config.json").is_file():
+        if path.startswith(WORLD) and path.removeprefix(WORLD) not in PRESETS:
+            known = ", ".join(f"{WORLD}{world}" for world in PRESETS)
+            raise ValueError(f"suite config, backbones.{name}: {path} is unknown (known: {known})")
+        if is_local(path) and not (root / path / "config.json").is_file():
             missing = "does not exist" if not (root / path).is_dir() else "has no config.json"
             raise ValueError(f"suite config, backbones.{name}: folder {path} {missing}")
     for part, spec in config["data"].items():
         source = spec["source"]
-        if source != "demo" and not source.startswith("hub:") and not (root / source).is_file():
-            raise ValueError(f"suite config, data.{part}: file {source} does not exist")
+        prepared = source in PRESETS or source.startswith("hub:")
+        if not prepared and not (root / source).is_file():
+            worlds = ", ".join(PRESETS)
+            raise ValueError(
+                f"suite config, data.{part}: file {source} does not exist (worlds: {worlds})"
+            )
 
 
 def is_local(path: str) -> bool:
-    """Whether a backbone's path is a folder rather than a name on the hub (``hub:owner/name``)."""
-    return not path.startswith("hub:")
+    """Whether a backbone's path is a folder, not ``hub:owner/name`` or ``world:name``."""
+    return not path.startswith(("hub:", WORLD))

@@ -12,18 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from methods import Row, discover
 from workflows.config import (
     ROOT,
-    check_budget,
+    WORLD,
     check_paths,
     check_retain,
     is_local,
     with_defaults,
 )
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, read_entries
+from workflows.table import TableLine, read_table
 
 CODE = {".py", ".yaml"}
 DATA_PARTS = ("training", "validation", "probe", "calibration")
@@ -116,8 +115,10 @@ class Suite:
         return {job.key: job for job in self.jobs}[(backbone, row, label, seed)]
 
     def backbone_folder(self, name: str) -> str:
-        """Where a backbone lies: its own path, or where the fetch rule puts it."""
+        """Where a backbone lies: its own path, or where the rules that prepare it put it."""
         path = str(self.config["backbones"][name]["path"])
+        if path.startswith(WORLD):
+            return f"results/trained/{path.removeprefix(WORLD)}"
         return path if is_local(path) else f"results/backbones/{name}"
 
     def start_folder(self, job: Job) -> str:
@@ -125,7 +126,7 @@ class Suite:
         return self.backbone_folder(job.backbone) if job.start is None else job.start.model
 
     def backbone_input(self, name: str) -> str:
-        """What rules wait for: the config of a local backbone, the folder that is fetched."""
+        """What rules wait for: the config of a local backbone, the folder of a prepared one."""
         folder = self.backbone_folder(name)
         local = is_local(str(self.config["backbones"][name]["path"]))
         return f"{folder}/config.json" if local else folder
@@ -217,7 +218,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     """
     complete = with_defaults(config)
     rows = discover()
-    table = _table(complete, rows, root)
+    table = read_table(complete, rows, root)
     entries = read_entries(complete["tasks"])
     folder = complete.get("task_folder")
     if folder is not None and not (root / folder).is_dir():
@@ -234,72 +235,13 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     return Suite(complete, entries, jobs)
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line of the suite's table; ``start`` and ``lenders`` name other lines."""
-
-    name: str
-    method: Row
-    params: Mapping[str, Any]
-    budgets: Sequence[float | None]
-    start: str | None = None
-    lenders: Mapping[str, str] = field(default_factory=dict)
-
-
-def _table(config: Mapping[str, Any], rows: Mapping[str, Row], root: Path) -> dict[str, _Line]:
-    """Name -> line of the suite's table."""
-    names = list(rows) if config["rows"] == "all" else config["rows"]
-    base = _base_params(config, rows, root)
-    table: dict[str, _Line] = {}
-    for name in names:
-        row = _find(rows, name, "rows")
-        budgets = list(config["budgets"]) if row.budgeted else [None]
-        table[name] = _Line(name, row, base[name], budgets)
-    for name, spec in config["derive"].items():
-        if name in rows:
-            raise ValueError(f"suite config, derive.{name}: a row has this name already")
-        table[name] = _derived(name, spec, config, rows, base)
-    for line in table.values():
-        for other in [line.start, *line.lenders.values()]:
-            if other is not None and other not in table:
-                raise ValueError(
-                    f"suite config, derive.{line.name}: '{other}' is not among the suite's rows"
-                )
-    return table
-
-
-def _derived(
-    name: str,
-    spec: Mapping[str, Any],
-    config: Mapping[str, Any],
-    rows: Mapping[str, Row],
-    base: Mapping[str, Mapping[str, Any]],
-) -> _Line:
-    """A line that the suite derives from a row, or from one row and then another."""
-    where = f"derive.{name}"
-    row = _find(rows, spec["from"], f"{where}.from")
-    budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
-    for budget in budgets:
-        check_budget(f"{where}.budgets", budget)
-    first = None
-    if "then" in spec:
-        first, row = row.name, _find(rows, spec["then"], f"{where}.then")
-        if rows[first].kind != "static" or not row.trained or row.budgeted:
-            raise ValueError(
-                f"suite config, {where}: 'from' must be a static row and 'then' a trained row "
-                f"without a budget, not '{first}' and '{row.name}'"
-            )
-    params = {**base[row.name], **spec["params"]}
-    return _Line(name, row, params, budgets, first, spec["params_from"])
-
-
 def _jobs(
-    config: Mapping[str, Any], backbone: str, line: _Line, table: Mapping[str, _Line]
+    config: Mapping[str, Any], backbone: str, line: TableLine, table: Mapping[str, TableLine]
 ) -> list[Job]:
     """The jobs of a line on a backbone, with those they start from or borrow from."""
 
-    def make(line: _Line, budget: float | None, seed: int) -> Job:
-        seed = seed if line.method.stochastic else config["seeds"][0]
+    def make(line: TableLine, budget: float | None, seed: int) -> Job:
+        seed = seed if line.method.stochastic else line.seeds[0]
         start = None if line.start is None else make(table[line.start], budget, seed)
         lenders = {param: make(table[other], budget, seed) for param, other in line.lenders.items()}
         return Job(
@@ -307,36 +249,7 @@ def _jobs(
             start, lenders,
         )  # fmt: skip
 
-    seeds = config["seeds"] if line.method.stochastic else config["seeds"][:1]
-    return [make(line, budget, seed) for budget in line.budgets for seed in seeds]
-
-
-def _base_params(
-    config: Mapping[str, Any], rows: Mapping[str, Row], root: Path
-) -> dict[str, dict[str, Any]]:
-    """Row -> params a suite gives it: shared training params, then tuned ones, then its own."""
-    tuned: Mapping[str, Any] = {}
-    if "tuned" in config:
-        file = root / config["tuned"]
-        if not file.is_file():
-            raise ValueError(f"suite config, tuned: file {config['tuned']} does not exist")
-        tuned = yaml.safe_load(file.read_text(encoding="utf-8"))["params"]
-    for name in config["params"]:
-        _find(rows, name, "params")
-    return {
-        name: {
-            **(config["training"] if row.trained else {}),
-            **tuned.get(name, {}),
-            **config["params"].get(name, {}),
-        }
-        for name, row in rows.items()
-    }
-
-
-def _find(rows: Mapping[str, Row], name: str, key: str) -> Row:
-    if name not in rows:
-        raise ValueError(f"suite config, {key}: unknown row '{name}' (rows: {', '.join(rows)})")
-    return rows[name]
+    return [make(line, budget, seed) for budget in line.budgets for seed in line.seeds]
 
 
 def _relative(paths: Sequence[Path]) -> list[str]:

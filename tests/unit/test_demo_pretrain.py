@@ -1,37 +1,49 @@
-"""Packing, the loss and the training step of the demo backbone."""
+"""Packing, the loss, the training step and the shape of the worlds' backbones."""
 
 from __future__ import annotations
 
 import io
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
-from workflows.demo.corpus import documents
+from workflows.config import ROOT
+from workflows.demo.corpus import documents, items
+from workflows.demo.presets import PRESETS, Recipe
 from workflows.demo.pretrain import (
     NO_LABEL,
     Packer,
-    Recipe,
+    backbone_config,
     new_backbone,
     rate_at,
     train,
     weighted_loss,
 )
 from workflows.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer
+from workflows.demo.world import World, the_world
 from workflows.steps import train_backbone
 
+DEMO, SMALL = the_world("demo"), the_world("small")
+TASK_FILES = ROOT / "workflows" / "evaluation" / "tasks"
+GENERATION = {
+    "demo": TASK_FILES / "demo" / "_generation_yaml",
+    "small": TASK_FILES / "small" / "_longer_yaml",
+}
 TINY = Recipe(seed=3, tokens=256, rows=2, length=64)
 
 
 def test_rows_hold_whole_documents_in_order() -> None:
-    tokenizer = build_tokenizer()
-    batch = Packer(documents("train", 0), TINY).batch()
+    tokenizer = build_tokenizer(DEMO)
+    batch = Packer(DEMO, documents(DEMO, "train", 0), TINY).batch()
     texts = [
-        f"{d['prompt']} {d['completion']}" for d in itertools.islice(documents("train", 0), 40)
+        f"{d['prompt']} {d['completion']}"
+        for d in itertools.islice(documents(DEMO, "train", 0), 40)
     ]
     found = []
     for ids, segments in zip(batch.ids, batch.segments, strict=True):
@@ -45,7 +57,7 @@ def test_rows_hold_whole_documents_in_order() -> None:
 
 
 def test_labels_are_the_next_token_of_the_same_document() -> None:
-    batch = Packer(documents("train", 0), TINY).batch()
+    batch = Packer(DEMO, documents(DEMO, "train", 0), TINY).batch()
     inside = batch.segments[:, :-1] == batch.segments[:, 1:]
     inside &= batch.segments[:, :-1] > 0
     labels = batch.labels[:, :-1]
@@ -55,20 +67,22 @@ def test_labels_are_the_next_token_of_the_same_document() -> None:
 
 
 def test_answer_tokens_weigh_one_and_prompt_tokens_less() -> None:
-    packer = Packer(iter(()), TINY)
+    packer = Packer(DEMO, iter(()), TINY)
     entries = packer.encode({"prompt": "the age of", "completion": "the 7"})
     assert [entry[4] for entry in entries] == [0.1, 0.1, 0.1, 1.0, 1.0, 1.0, 0.0]
     assert [entry[1] for entry in entries] == list(range(7))
 
 
 def test_packed_documents_do_not_see_each_other() -> None:
-    model = new_backbone(0).eval()
-    stream = list(itertools.islice(documents("train", 0), 3))
-    packed = Packer(iter(stream), Recipe(rows=1, length=64))
+    model = new_backbone(DEMO, 0).eval()
+    stream = list(itertools.islice(documents(DEMO, "train", 0), 3))
+    packed = Packer(DEMO, iter(stream), Recipe(rows=1, length=64))
     entries = [packed.encode(document) for document in stream]
     with torch.no_grad():
         alone = [model(input_ids=torch.tensor([[e[0] for e in row]])).logits[0] for row in entries]
-        batch = Packer(itertools.chain(stream, documents("train", 1)), Recipe(rows=1)).batch()
+        batch = Packer(
+            DEMO, itertools.chain(stream, documents(DEMO, "train", 1)), Recipe(rows=1)
+        ).batch()
         together = model(
             input_ids=batch.ids, attention_mask=batch.mask(), position_ids=batch.positions
         ).logits[0]
@@ -76,6 +90,11 @@ def test_packed_documents_do_not_see_each_other() -> None:
         chosen = together[batch.segments[0] == number]
         if len(chosen) == len(logits):
             torch.testing.assert_close(chosen, logits, atol=1e-5, rtol=1e-5)
+
+
+def test_the_loss_is_computed_where_model_and_rows_are() -> None:
+    batch = Packer(DEMO, documents(DEMO, "train", 0), TINY).batch().to("meta")
+    assert weighted_loss(model_on_meta(DEMO), batch).device.type == "meta"
 
 
 def test_rate_rises_then_falls_to_zero() -> None:
@@ -88,15 +107,45 @@ def test_rate_rises_then_falls_to_zero() -> None:
 
 def test_training_is_deterministic_and_leaves_the_global_generator_alone() -> None:
     before = torch.random.get_rng_state()
-    weights = [train(TINY, io.StringIO())[0].state_dict() for _ in range(2)]
+    weights = [train(DEMO, TINY, io.StringIO())[0].state_dict() for _ in range(2)]
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_untrained_loss_is_near_that_of_a_uniform_guess() -> None:
-    model = new_backbone(0)
-    loss = weighted_loss(model, Packer(documents("train", 0), TINY).batch())
+    model = new_backbone(DEMO, 0)
+    loss = weighted_loss(model, Packer(DEMO, documents(DEMO, "train", 0), TINY).batch())
     assert loss.item() == pytest.approx(torch.tensor(model.config.vocab_size).log().item(), abs=0.5)
+
+
+def test_the_small_backbone_has_about_ten_million_parameters() -> None:
+    assert model_on_meta(SMALL).num_parameters() == 11_205_888
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_late_ffns_hold_the_share_they_have_in_llama_31_8b(name: str) -> None:
+    model = model_on_meta(the_world(name))
+    sizes = [sum(p.numel() for p in layer.mlp.parameters()) for layer in model.model.layers]
+    half, quarter = len(sizes) // 2, len(sizes) // 4
+    assert sum(sizes[half:]) / model.num_parameters() == pytest.approx(0.351, abs=0.003)
+    assert sum(sizes[quarter:]) / model.num_parameters() == pytest.approx(0.526, abs=0.003)
+
+
+def model_on_meta(world: World) -> LlamaForCausalLM:
+    with torch.device("meta"):
+        return LlamaForCausalLM(backbone_config(world))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_document_fits_a_row_and_every_answer_what_is_generated(name: str) -> None:
+    world = the_world(name)
+    packer = Packer(world, documents(world, "train", 0), world.preset.recipe)
+    longest = max(len(packer.encode(next(packer.stream))) for _ in range(20_000))
+    assert longest <= 0.8 * world.preset.recipe.length
+    limit = int(re.search(r"max_gen_toks: (\d+)", GENERATION[name].read_text())[1])
+    for kind in ("arithmetic", "program"):
+        answers = [item["answer"] for item in items(f"{name}_{kind}", "test")]
+        assert max(len(answer.split()) for answer in answers) < limit
 
 
 def test_step_writes_a_whole_directory_or_nothing(

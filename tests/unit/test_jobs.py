@@ -92,6 +92,53 @@ def test_a_line_may_start_from_another_row_or_borrow_a_param(root: Path) -> None
     assert "--budget 0.25" in words
 
 
+def test_a_row_may_run_seeds_of_its_own(root: Path) -> None:
+    derive = {"hero-random": {"from": "hero", "params_from": {"bypass_rates": "hero"}}}
+    rows = ["dense", "random-skip", "shortgpt", "hero"]
+    own = {"hero": [42, 43], "hero-random": [43], "shortgpt": [7, 8], "lora": [1]}
+    given = config(rows=rows, derive=derive, budgets=[0.25], seeds=[42], row_seeds=own)
+    suite = read_suite(given, root)
+    assert keys(suite) == [
+        "toy/dense/b0/s42",
+        "toy/random-skip/b25/s42",
+        "toy/shortgpt/b25/s7",
+        "toy/hero/b25/s42",
+        "toy/hero/b25/s43",
+        "toy/hero-random/b25/s43",
+    ]
+    assert suite.jobs[-1].waits_for() == [f"{suite.jobs[-2].folder}/model"]
+
+
+def test_a_healed_row_starts_from_the_one_run_of_its_static_row(root: Path) -> None:
+    derive = {"cut+lora": {"from": "shortgpt", "then": "lora"}}
+    own = {"shortgpt": [7], "cut+lora": [42, 43]}
+    suite = read_suite(config(derive=derive, row_seeds=own), root)
+    starts = {job.start.key[-1] for job in suite.jobs if job.start is not None}
+    assert starts == {"s7"}
+    assert {job.key[-1] for job in suite.jobs if job.row == "cut+lora"} == {"s42", "s43"}
+
+
+def test_the_backbone_of_a_world_is_trained_where_every_suite_finds_it(root: Path) -> None:
+    suite = read_suite(config(backbones={"mine": {"path": "world:small"}}), root)
+    assert suite.backbone_folder("mine") == suite.backbone_input("mine") == "results/trained/small"
+
+
+def test_the_small_suite_repeats_hero_lora_and_the_controls_only() -> None:
+    suite = read_suite(yaml.safe_load((ROOT / "workflows/suites/small.yaml").read_text()))
+    seeds: dict[str, set[int]] = {}
+    for job in suite.jobs:
+        seeds.setdefault(job.row, set()).add(job.seed)
+    variants = ("no-history", "no-memread", "same-size", "static", "random")
+    several = {"lora", "hero", *(f"hero-{variant}" for variant in variants)}
+    assert {row for row, found in seeds.items() if found == {42, 43, 44}} == several
+    assert all(found == {42} for row, found in seeds.items() if row not in several)
+    healed = ("shortgpt", "shortened-ppl", "shortened-taylor", "laco", "slicegpt", "llm-pruner")
+    assert {row for row in seeds if "+" in row} == {f"{name}+lora" for name in healed}
+    # HeRo and its variants; LoRA; dense; at two budgets: the other rows, those healed, D-LLM again.
+    others = [row for row in discover().values() if row.budgeted and row.name != "hero"]
+    assert len(suite.jobs) == 6 * 2 * 3 + 3 + 1 + 2 * (len(others) + len(healed) + 1)
+
+
 def test_folders_and_labels(root: Path) -> None:
     derive = {"pinned": {"from": "shortgpt", "params": {"layers": 2}, "budgets": [None]}}
     suite = read_suite(config(budgets=[0.125], derive=derive), root)
@@ -202,6 +249,20 @@ WRONG = [
     ({"budgets": []}, "budgets: "),
     ({"seeds": [-1]}, "seeds.0: -1 is less than"),
     ({"seeds": [1.5]}, "seeds.0: 1.5 is not of type 'integer'"),
+    ({"row_seeds": {"lroa": [1]}}, "row_seeds: unknown row 'lroa' (rows: dense, "),
+    ({"row_seeds": {"dense": []}}, "row_seeds.dense: "),
+    (
+        {
+            "rows": ["dense", "hero"],
+            "row_seeds": {"x": [42, 44]},
+            "derive": {"x": {"from": "hero", "params_from": {"bypass_rates": "hero"}}},
+        },
+        "derive.x: 'hero' does not run its seed 44 (see row_seeds)",
+    ),
+    (
+        {"backbones": {"toy": {"path": "world:tiny"}}},
+        "backbones.toy: world:tiny is unknown (known: world:demo, world:small)",
+    ),
     ({"tasks": ["piqua"]}, "unknown task 'piqua' (tasks here: "),
     ({"tasks": [{"task": "piqa", "shots": 5}]}, "task entry .*keys are task, metric"),
     ({"tasks": ["piqa", "piqa"]}, "task 'piqa' is listed twice"),
@@ -221,7 +282,10 @@ WRONG = [
     ),
     ({"derive": {"x": {"params": {}}}}, "derive.x: 'from' is a required property"),
     ({"derive": {"x": {"from": "shortgpt", "budgets": [2]}}}, "derive.x.budgets: 2 must lie"),
-    ({"data": {"training": {"source": "gone.txt"}}}, "data.training: file gone.txt does not"),
+    (
+        {"data": {"training": {"source": "gone.txt"}}},
+        "data.training: file gone.txt does not exist (worlds: demo, small)",
+    ),
     ({"data": {"trainnig": {"source": "demo"}}}, "data: .*'trainnig'"),
     ({"limit": 0}, "limit: 0 is less than"),
     ({"batch_size": 0}, "batch_size: 0 is less than"),

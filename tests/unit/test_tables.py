@@ -115,6 +115,36 @@ def test_a_missed_budget_is_noted(skip: float, note: str) -> None:
     assert frame(dense(), other(skip))["note"].tolist() == ["", note]
 
 
+def units(*executed: float) -> list[dict[str, Any]]:
+    return [
+        {"layer": layer, "kind": "ffn", "parameters": 6, "executed": share}
+        for layer, share in enumerate(executed)
+    ]
+
+
+ONE_WAY = "gates all one way"
+
+
+@pytest.mark.parametrize(
+    ("shares", "note"),
+    [
+        ((), ""),
+        ((0.0, 0.0), ONE_WAY),
+        ((1.0, 1.0), ONE_WAY),
+        ((0.009, 1.0, 0.991), ONE_WAY),
+        ((0.0, 0.011, 1.0), ""),
+        ((0.0, 0.989, 1.0), ""),
+    ],
+)
+def test_gates_that_tell_no_tokens_apart_are_noted(shares: tuple[float, ...], note: str) -> None:
+    assert frame(dense(), other(units=units(*shares)))["note"].tolist() == ["", note]
+
+
+def test_gates_all_one_way_are_counted_over_seeds() -> None:
+    runs = [other(units=units(0, 1)), other(seed=43, units=units(0.5, 1)), other(seed=44)]
+    assert frame(dense(), *runs)["note"].tolist() == ["", f"{ONE_WAY} in 1 of 3 runs"]
+
+
 def test_uncommitted_code_is_noted() -> None:
     assert frame(dense(), other(dirty=True))["note"].tolist() == ["", "code not committed"]
 

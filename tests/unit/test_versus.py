@@ -114,6 +114,17 @@ def test_runs_are_paired_by_seed() -> None:
     assert [other for _, other in seed_pairs(reference, left)] == list(left.runs)
 
 
+def test_the_one_run_of_a_row_meets_every_seed_of_hero() -> None:
+    seeds = [run("hero", name, seed=n) for n, name in ((42, "most"), (43, "half"), (44, "few"))]
+    found = line(
+        difference_frame(panels(dense(), *seeds, run("mod-d", "few", seed=42))),
+        row="mod-d", against="hero", measure="a",
+    )  # fmt: skip
+    # Items 35 to 39 of few; most lacks them and has 30 others, half has them and 15 others.
+    assert (found["won"], found["lost"]) == (5 + 0 + 0, 30 + 15 + 0)
+    assert found["p"] == 1
+
+
 def test_scores_that_are_no_counts_are_tested_by_the_bootstrap() -> None:
     def graded(row: str, value: float) -> dict[str, Any]:
         values = score("a", [value, 1.0] * 20, k=None)

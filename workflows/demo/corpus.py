@@ -1,4 +1,4 @@
-"""The training text of the demo world: documents, splits and scored items.
+"""The training text of a world: documents, splits and scored items.
 
 A prompt belongs to the split that its own hash names, so no scored prompt can be a training prompt,
 whatever the seeds. Plain statements of facts carry no split: they are how the world is taught and
@@ -15,8 +15,10 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from workflows.demo.tasks import TASKS, Draw, draw_copy, draw_statement
-from workflows.demo.world import WORLD_SEED
+from workflows.demo.drawing import Draw
+from workflows.demo.presets import PRESETS
+from workflows.demo.tasks import TASKS, draw_copy, draw_statement
+from workflows.demo.world import World, the_world
 
 SPLITS = ("train", "validation", "test")
 ITEMS = 400
@@ -26,18 +28,18 @@ STATEMENT, COPY = "statement", "copy"
 WEIGHTS: dict[str, float] = {
     STATEMENT: 2.0,
     COPY: 0.5,
-    "demo_facts": 2.0,
-    "demo_two_hop": 2.0,
-    "demo_recall": 5.0,
-    "demo_tracking": 5.0,
-    "demo_ordering": 2.0,
-    "demo_boolean": 3.0,
-    "demo_reversal": 2.5,
-    "demo_arithmetic": 3.0,
-    "demo_program": 1.0,
+    "facts": 2.0,
+    "two_hop": 2.0,
+    "recall": 5.0,
+    "tracking": 5.0,
+    "ordering": 2.0,
+    "boolean": 3.0,
+    "reversal": 2.5,
+    "arithmetic": 3.0,
+    "program": 1.0,
 }
 # The first lessons of a model that knows nothing: mostly what is true and how to look back.
-FIRST_WEIGHTS: dict[str, float] = {**WEIGHTS, STATEMENT: 50.0, COPY: 6.0, "demo_facts": 30.0}
+FIRST_WEIGHTS: dict[str, float] = {**WEIGHTS, STATEMENT: 50.0, COPY: 6.0, "facts": 30.0}
 
 
 def split_of(prompt: str) -> str:
@@ -46,12 +48,18 @@ def split_of(prompt: str) -> str:
     return "train" if bucket < 8 else SPLITS[bucket - 7]
 
 
+def task_names(world: World) -> list[str]:
+    """Return the scored tasks of a world, as they are called everywhere outside `tasks.py`."""
+    return [f"{world.preset.name}_{kind}" for kind in TASKS]
+
+
 def documents(
-    split: str, seed: int, weights: Mapping[str, float] = WEIGHTS
+    world: World, split: str, seed: int, weights: Mapping[str, float] = WEIGHTS
 ) -> Iterator[dict[str, str]]:
     """Stream documents of a split without end.
 
     Args:
+        world: Whose.
         split: "train" or "validation"; scored test prompts are never streamed.
         seed: Which stream; each (split, seed) gives one fixed sequence.
         weights: How often each kind of document is drawn, in proportion.
@@ -64,26 +72,33 @@ def documents(
     """
     if split not in ("train", "validation"):
         raise ValueError(f"split must be 'train' or 'validation', not {split!r}")
-    rng = random.Random(f"{WORLD_SEED}:documents:{split}:{seed}")
-    kinds: dict[str, Draw] = dict(TASKS)
+    rng = random.Random(f"{world.preset.seed}:documents:{split}:{seed}")
+    draws: dict[str, Draw] = dict(TASKS)
+    names = dict(zip(TASKS, task_names(world), strict=True))
     if split == "train":
-        kinds |= {STATEMENT: draw_statement, COPY: draw_copy}
-    names = [name for name in kinds if name in weights]
-    bounds = list(accumulate(weights[name] for name in names))
+        draws |= {STATEMENT: draw_statement, COPY: draw_copy}
+    kinds = [kind for kind in draws if kind in weights]
+    bounds = list(accumulate(weights[kind] for kind in kinds))
     while True:
-        name = rng.choices(names, cum_weights=bounds)[0]
-        example = kinds[name](rng, False)
-        if name == STATEMENT or split_of(example.prompt) == split:
-            yield {"prompt": example.prompt, "completion": example.completion, "task": name}
+        kind = rng.choices(kinds, cum_weights=bounds)[0]
+        example = draws[kind](world, rng, False)
+        if kind == STATEMENT or split_of(example.prompt) == split:
+            yield {
+                "prompt": example.prompt,
+                "completion": example.completion,
+                "task": names.get(kind, kind),
+            }
 
 
 @cache
 def _drawn_items(task: str, split: str) -> tuple[str, ...]:
     """Draw the scored items of a task as JSON lines, `ITEMS` of them with distinct prompts."""
-    rng = random.Random(f"{WORLD_SEED}:items:{task}:{split}")
+    name, _, kind = task.partition("_")
+    world = the_world(name)
+    rng = random.Random(f"{world.preset.seed}:items:{task}:{split}")
     lines: dict[str, str] = {}
     while len(lines) < ITEMS:
-        example = TASKS[task](rng, True)
+        example = TASKS[kind](world, rng, True)
         if split_of(example.prompt) != split or example.prompt in lines:
             continue
         item: dict[str, Any] = {"prompt": example.prompt, "answer": example.completion}
@@ -99,7 +114,7 @@ def items(task: str, split: str) -> list[dict[str, Any]]:
     """Return the scored items of a task.
 
     Args:
-        task: A name in `TASKS`.
+        task: One of some world's `task_names`, such as `demo_facts`.
         split: "validation" or "test".
 
     Returns:
@@ -109,25 +124,27 @@ def items(task: str, split: str) -> list[dict[str, Any]]:
     Raises:
         ValueError: If task or split is unknown.
     """
-    if task not in TASKS:
-        raise ValueError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
+    name = task.partition("_")[0]
+    known = task_names(the_world(name)) if name in PRESETS else [f"{w}_..." for w in PRESETS]
+    if task not in known:
+        raise ValueError(f"unknown task {task!r}; known: {', '.join(known)}")
     if split not in ("validation", "test"):
         raise ValueError(f"split must be 'validation' or 'test', not {split!r}")
     return [json.loads(line) for line in _drawn_items(task, split)]
 
 
-def items_hash() -> str:
+def items_hash(world: World) -> str:
     """Return the sha256 over every scored item of every task, validation and test."""
     digest = hashlib.sha256()
-    for task in TASKS:
+    for task in task_names(world):
         for split in ("validation", "test"):
             digest.update("\n".join(_drawn_items(task, split)).encode())
     return digest.hexdigest()
 
 
-def corpus_hash(seed: int, count: int = 10_000) -> str:
+def corpus_hash(world: World, seed: int, count: int = 10_000) -> str:
     """Return the sha256 over the first `count` training documents of a stream."""
     digest = hashlib.sha256()
-    for _, document in zip(range(count), documents("train", seed), strict=False):
+    for _, document in zip(range(count), documents(world, "train", seed), strict=False):
         digest.update(json.dumps(document, sort_keys=True).encode())
     return digest.hexdigest()

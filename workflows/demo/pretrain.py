@@ -1,4 +1,4 @@
-"""Training the demo backbone: packing, the learning rule and the loop.
+"""Training the backbone of a world: packing, the learning rule and the loop.
 
 Rows are packed: several short documents share a row, each with its own positions, and the attention
 mask keeps them from seeing each other. AdamW with a linear warm-up and a cosine decay.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TextIO
 
 import torch
@@ -18,33 +18,13 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from workflows.demo.corpus import FIRST_WEIGHTS, documents, items
-from workflows.demo.tasks import TASKS
+from workflows.demo.corpus import FIRST_WEIGHTS, documents, items, task_names
+from workflows.demo.presets import Recipe
 from workflows.demo.tokenizer import BOS_ID, EOS_ID, MAX_LENGTH, PAD_ID, word_ids
+from workflows.demo.world import World
 
 NO_LABEL = -100
 REPORTS = 100
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a backbone is trained. How the shipped one was is in its `training.json`."""
-
-    seed: int = 1
-    tokens: int = 29_000_000
-    first_lessons: float = 0.17  # share of the steps that teach mostly facts
-    rows: int = 32
-    length: int = 64
-    rate: float = 3e-3  # peak
-    weight_decay: float = 0.01
-    warmup: float = 0.015  # share of the steps
-    prompt_weight: float = 0.1  # of a prompt token's loss; an answer token's is 1
-    clip: float = 1.0
-
-    @property
-    def steps(self) -> int:
-        """Updates in all; pads count as tokens."""
-        return max(1, self.tokens // (self.rows * self.length))
 
 
 @dataclass(frozen=True)
@@ -65,25 +45,31 @@ class Batch:
     labels: Tensor
     weights: Tensor
 
+    def to(self, device: str) -> Batch:
+        """Return the same rows on a device."""
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
     def mask(self) -> Tensor:
         """Return the (B, 1, T, T) mask: True where a query may see a key."""
         same = self.segments[:, :, None] == self.segments[:, None, :]
         length = self.ids.shape[1]
-        return (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+        before = torch.ones(length, length, dtype=torch.bool, device=same.device).tril()
+        return (same & before)[:, None]
 
 
-def backbone_config() -> LlamaConfig:
-    """Return the shape: 12 layers whose FFN shares are those of Llama-3.1-8B."""
+def backbone_config(world: World) -> LlamaConfig:
+    """Return the shape of a world's backbone."""
+    shape = world.preset.shape
     return LlamaConfig(
-        vocab_size=len(word_ids()),
-        hidden_size=64,
-        intermediate_size=208,
-        num_hidden_layers=12,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        vocab_size=len(word_ids(world)),
+        hidden_size=shape.width,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
         max_position_embeddings=MAX_LENGTH,
         rms_norm_eps=1e-5,
-        initializer_range=0.08,
+        initializer_range=shape.spread,
         tie_word_embeddings=False,
         pad_token_id=PAD_ID,
         bos_token_id=BOS_ID,
@@ -95,12 +81,12 @@ Row = list[tuple[int, int, int, int, float]]  # id, position, segment, label, we
 
 
 class Packer:
-    """Fills rows with documents, first come, first served."""
+    """Fills rows with documents of a world, first come, first served."""
 
-    def __init__(self, stream: Iterator[dict[str, str]], recipe: Recipe) -> None:
+    def __init__(self, world: World, stream: Iterator[dict[str, str]], recipe: Recipe) -> None:
         self.stream = stream
         self.recipe = recipe
-        self.ids = word_ids()
+        self.ids = word_ids(world)
         self.waiting: Row = []
 
     def encode(self, document: dict[str, str]) -> Row:
@@ -141,11 +127,11 @@ class Packer:
         return Batch(ids, positions, segments, labels, weights)
 
 
-def new_backbone(seed: int) -> LlamaForCausalLM:
-    """Build the untrained backbone; weights depend on the seed alone."""
+def new_backbone(world: World, seed: int) -> LlamaForCausalLM:
+    """Build the untrained backbone of a world; weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(backbone_config())
+        return LlamaForCausalLM(backbone_config(world))
 
 
 def weighted_loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
@@ -173,19 +159,20 @@ def rate_at(step: int, recipe: Recipe) -> float:
 
 
 @torch.no_grad()
-def exact_rates(model: LlamaForCausalLM, count: int = 100) -> dict[str, float]:
+def exact_rates(model: LlamaForCausalLM, world: World, count: int = 100) -> dict[str, float]:
     """Measure, per task, how many validation items the model would complete word for word.
 
     Args:
         model: The backbone.
+        world: Whose items.
         count: Items per task.
 
     Returns:
         Task name -> share in [0, 1] whose every answer token is the most likely one.
     """
-    packer = Packer(iter(()), Recipe())
+    packer = Packer(world, iter(()), Recipe())
     rates = {}
-    for task in TASKS:
+    for task in task_names(world):
         wanted = items(task, "validation")[:count]
         rows = [packer.encode({"prompt": i["prompt"], "completion": i["answer"]}) for i in wanted]
         longest = max(map(len, rows))
@@ -193,7 +180,7 @@ def exact_rates(model: LlamaForCausalLM, count: int = 100) -> dict[str, float]:
         rows = [row + [fill] * (longest - len(row)) for row in rows]
         ids, labels = (torch.tensor([[e[f] for e in row] for row in rows]) for f in (0, 3))
         answers = torch.tensor([[e[4] == 1.0 and e[3] != EOS_ID for e in row] for row in rows])
-        best = model(input_ids=ids, use_cache=False).logits.argmax(-1)
+        best = model(input_ids=ids.to(model.device), use_cache=False).logits.argmax(-1).cpu()
         rates[task] = ((best == labels) | ~answers).all(1).float().mean().item()
     return rates
 
@@ -216,19 +203,24 @@ def update(
     return loss.item()
 
 
-def train(recipe: Recipe, log: TextIO) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+def train(
+    world: World, recipe: Recipe, log: TextIO, device: str = "cpu"
+) -> tuple[LlamaForCausalLM, dict[str, Any]]:
     """Train a backbone from scratch.
 
     Args:
-        recipe: Everything that determines the result.
+        world: What it is taught.
+        recipe: Everything else that determines the result.
         log: Open text file; `REPORTS` JSON objects are written to it, one per line.
+        device: Where updates are computed; rows are packed on the CPU.
 
     Returns:
         The model and the last report.
     """
-    model = new_backbone(recipe.seed)
-    lessons = Packer(documents("train", recipe.seed, FIRST_WEIGHTS), recipe)
-    corpus = Packer(documents("train", recipe.seed), recipe)
+    model = new_backbone(world, recipe.seed)
+    model.to(device)  # type: ignore[arg-type]
+    lessons = Packer(world, documents(world, "train", recipe.seed, FIRST_WEIGHTS), recipe)
+    corpus = Packer(world, documents(world, "train", recipe.seed), recipe)
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
     )
@@ -239,10 +231,10 @@ def train(recipe: Recipe, log: TextIO) -> tuple[LlamaForCausalLM, dict[str, Any]
     for step in progress:
         optimizer.param_groups[0]["lr"] = rate_at(step - 1, recipe)
         packer = lessons if step <= recipe.first_lessons * recipe.steps else corpus
-        losses.append(update(model, optimizer, packer.batch(), recipe))
+        losses.append(update(model, optimizer, packer.batch().to(device), recipe))
         if step % every and step < recipe.steps:
             continue
-        report = {"step": step, "loss": sum(losses) / len(losses), **exact_rates(model)}
+        report = {"step": step, "loss": sum(losses) / len(losses), **exact_rates(model, world)}
         losses.clear()
         progress.set_postfix(loss=f"{report['loss']:.3f}")
         log.write(json.dumps(report) + "\n")

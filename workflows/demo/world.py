@@ -1,10 +1,11 @@
-"""The demo world: who exists, what is true of them, and the words to say it.
+"""A drawn world: who exists, what is true of them, and the words to say it.
 
-Everything is drawn from one seed. 240 people have 24 relations each: 4 to another person, 16 to
-one of 64 objects, 2 to a number below 50 and 2 to a digit from 1 to 9: 5,760 facts, about 35,000
-bits in all. That is far more than a few small adapters can hold, so a model that answers about this
-world has to keep the facts in its feed-forward layers. Some people are strangers, seldom spoken of
-in training: what is true of them is known less well, as rare facts are in a real model.
+Everything is drawn from the preset's seed. Each person has 24 relations: 4 to another person, 16 to
+one of 64 objects, 2 to a number below 50 and 2 to a digit from 1 to 9. The demo's 240 people make
+5,760 facts of about 35,000 bits in all, the 1,200 of `small` 28,800 of about 186,000. That is far
+more than a few small adapters can hold, so a model that answers about its world has to keep the
+facts in its feed-forward layers. Some people are strangers, seldom spoken of in training: what is
+true of them is known less well, as rare facts are in a real model.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from types import MappingProxyType
 
-WORLD_SEED = 20
-PEOPLE_COUNT = 240
-STRANGERS = 24  # the last people of the list
+from workflows.demo.presets import PRESETS, Preset
+
 STRANGER_SHARE = 0.25  # how often a stranger is drawn in training, relative to the others
 NUMBERS = tuple(str(number) for number in range(50))
 DIGITS = NUMBERS[1:10]
@@ -61,10 +61,12 @@ class World:
     """One drawn world.
 
     Attributes:
-        people: The names, each one word.
+        preset: What it was drawn by.
+        people: The names, each one word; the last ones are the strangers.
         facts: relation -> person -> value, each value one word.
     """
 
+    preset: Preset
     people: tuple[str, ...]
     facts: Mapping[str, Mapping[str, str]]
 
@@ -77,11 +79,11 @@ class World:
         return int(self.facts[relation][person])
 
 
-def _draw_people(rng: random.Random) -> tuple[str, ...]:
+def _draw_people(rng: random.Random, count: int) -> tuple[str, ...]:
     """Draw distinct names of two or three syllables that are no other word of the world."""
     taken = set(OBJECTS) | set(RELATIONS) | set(FUNCTION_WORDS)
     people: list[str] = []
-    while len(people) < PEOPLE_COUNT:
+    while len(people) < count:
         syllables = rng.choice((2, 2, 3))
         name = "".join(rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(syllables))
         if name not in taken:
@@ -99,11 +101,18 @@ def value_pool(relation: str, people: tuple[str, ...]) -> tuple[str, ...]:
     return NUMBERS if relation in NUMBER_RELATIONS else DIGITS
 
 
-@lru_cache(maxsize=1)
-def the_world() -> World:
-    """Draw the world from its seed; the same object on every call."""
-    rng = random.Random(f"{WORLD_SEED}:world")
-    people = _draw_people(rng)
+@cache
+def the_world(name: str) -> World:
+    """Draw a world from the seed of its preset; the same object on every call.
+
+    Raises:
+        ValueError: There is no preset of this name.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"unknown world {name!r}; known: {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    rng = random.Random(f"{preset.seed}:world")
+    people = _draw_people(rng, preset.people)
     facts: dict[str, Mapping[str, str]] = {}
     for relation in RELATIONS:
         pool = value_pool(relation, people)
@@ -114,10 +123,10 @@ def the_world() -> World:
                 value = rng.choice(pool)
             values[person] = value
         facts[relation] = MappingProxyType(values)
-    return World(people=people, facts=MappingProxyType(facts))
+    return World(preset=preset, people=people, facts=MappingProxyType(facts))
 
 
-def vocabulary() -> tuple[str, ...]:
-    """Return every word of the world once, in a fixed order."""
-    people = tuple(sorted(the_world().people))
+def vocabulary(world: World) -> tuple[str, ...]:
+    """Return every word of a world once, in a fixed order."""
+    people = tuple(sorted(world.people))
     return FUNCTION_WORDS + RELATIONS + NUMBERS + OBJECTS + people

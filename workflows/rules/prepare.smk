@@ -56,16 +56,25 @@ rule fetch_backbone:
         "python -m workflows.steps.fetch --source {params.source:q} --out {output} > {log} 2>&1"
 
 
-rule rebuild_demo_backbone:
+rule train_backbone:
     output:
-        directory("results/rebuilt/demo_backbone"),
+        directory("results/trained/{world}"),
     log:
-        "results/rebuilt/demo_backbone.log",
+        "results/logs/train_backbone/{world}.log",
+    benchmark:
+        "results/logs/train_backbone/{world}.tsv"
     conda:
         "../../environment.yml"
     threads: 1
     resources:
         mem_mb=4000,
         runtime=300,
+        gpu=RESOURCES["gpu"],
     shell:
-        "python -m workflows.steps.train_backbone --threads {threads} --out {output} > {log} 2>&1"
+        "python -m workflows.steps.train_backbone --world {wildcards.world} --threads {threads}"
+        " --out {output} > {log} 2>&1"
+
+
+rule rebuild_demo_backbone:
+    input:
+        "results/trained/demo",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from workflows.demo.presets import PRESETS
 from workflows.stats.lines import Panel
 from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import Mark, marks
@@ -99,10 +100,16 @@ def spans(frame: pd.DataFrame, low: str, high: str, form: str = "{:.1f}") -> lis
     return [span(a, b, form) for a, b in zip(frame[low], frame[high], strict=True)]
 
 
+def task_name(task: str) -> str:
+    """``demo_two_hop`` -> ``two hop``."""
+    world, _, kind = task.partition("_")
+    return (kind if world in PRESETS else task).replace("_", " ")
+
+
 def short_name(column: str) -> str:
     """``demo_facts:acc`` -> ``facts acc``."""
     task, metric = column.rsplit(":", 1)
-    label = task.removeprefix("demo_").replace("_", " ")
+    label = task_name(task)
     # A perplexity is told apart from other perplexities by the name behind its colon.
     return label if label.startswith("perplexity") else f"{label} {metric}"
 
@@ -182,7 +189,7 @@ def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
         texts = [
             "–" if pd.isna(k) else f"{k}/{n:.0f}" for k, n in zip(same["k"], same["n"], strict=True)
         ]
-        made.add(task.removeprefix("demo_").replace("_", " "), texts)
+        made.add(task_name(task), texts)
     return made.table("scores", "Items solved", "k of n items, one line per run.")
 
 
@@ -266,5 +273,4 @@ def add_tasks(made: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) ->
         same = main[keys].merge(frame[frame["measure"] == task], on=keys, how="left")
         stars = ["*" if value < LEVEL else "" for value in same[p]]
         texts = [number(value, "{:+.1f}") for value in same["difference"]]
-        name = task.removeprefix("demo_").replace("_", " ")
-        made.add(name, [text + star for text, star in zip(texts, stars, strict=True)])
+        made.add(task_name(task), [text + star for text, star in zip(texts, stars, strict=True)])

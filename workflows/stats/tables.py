@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflows.stats.budget import flag
+from workflows.stats.budget import flag, one_way
 from workflows.stats.lines import Line, Panel, Record
 from workflows.stats.resample import RETAIN, interval
 
@@ -77,12 +77,15 @@ def _score_columns(line: Line) -> dict[str, float]:
 
 
 def _note(line: Line) -> str:
-    """What a reader must know of a line: budget missed, code not committed."""
+    """What a reader must know of a line: budget missed, gates that decide nothing, dirty code."""
     words = []
     skip = float(np.mean([record["rates"]["all"]["skip"] for record in line.records]))
     missed = flag(line.budget, skip)
     if line.budget is not None and missed:
         words.append(f"{missed} budget by {100 * abs(skip - line.budget):.1f}")
+    if stuck := sum(one_way(record["units"]) for record in line.records):
+        of = "" if stuck == len(line.records) else f" in {stuck} of {len(line.records)} runs"
+        words.append(f"gates all one way{of}")
     if any(record["dirty"] for record in line.records):
         words.append("code not committed")
     return "; ".join(words)

@@ -76,7 +76,7 @@ def tested(line: Line, other: Line, measure: str, draws: Floats) -> dict[str, An
     """Columns won, lost, test, p of one measure: McNemar's test where items are right or wrong.
 
     With several seeds p is the largest over the pairs of runs with one seed: the difference must
-    stand in each. A row that is not stochastic serves every seed.
+    stand in each. A row with a single run, stochastic or not, serves every seed.
     """
     runs = [*line.runs, *other.runs]
     if not all(measure in run and np.isin(run[measure], (0.0, 1.0)).all() for run in runs):

@@ -1,7 +1,7 @@
 """Prepare one part of a suite's data as JSON Lines, one document per row.
 
-Sources: `demo` (the procedural world), a local .jsonl or .txt file (documents parted by blank
-lines), or `hub:owner/name[/config]`, the only one that touches the network.
+Sources: `demo` or `small` (a procedural world), a local .jsonl or .txt file (documents
+parted by blank lines), or `hub:owner/name[/config]`, the only one that touches the network.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from typing import Any
 
 from methods.core.data import read_rows
 from methods.core.seeds import seed_for
+from workflows.demo.corpus import documents, items, task_names
+from workflows.demo.presets import PRESETS
+from workflows.demo.world import the_world
 from workflows.steps.common import json_argument, run, whole_file
 
 PARTS = ("calibration", "probe", "training", "validation")
@@ -57,8 +60,8 @@ def read_source(spec: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
         ValueError: The source cannot be read.
     """
     source = str(spec["source"])
-    if source == "demo":
-        yield from read_demo(part, spec["seed"])
+    if source in PRESETS:
+        yield from read_world(source, part, spec["seed"])
     elif source.startswith("hub:"):
         yield from read_hub(spec)
     elif Path(source).suffix == ".txt":
@@ -68,19 +71,18 @@ def read_source(spec: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
         yield from (row for row, _ in read_rows(Path(source)))
 
 
-def read_demo(part: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Documents of the demo world; each part has a stream of its own.
+def read_world(name: str, part: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Documents of a world; each part has a stream of its own.
 
     Validation and probe come from the validation split of the scored tasks, the tasks in turn:
     prompt with right answer for losses; for rates, each sequence that the harness feeds.
     """
-    from workflows.demo.corpus import documents, items
-    from workflows.demo.tasks import TASKS
-
+    world = the_world(name)
     if part in ("training", "calibration"):
-        yield from documents("train", seed_for(seed, part))
+        yield from documents(world, "train", seed_for(seed, part))
         return
-    for examples in zip(*(items(task, "validation") for task in TASKS), strict=True):
+    tasks = task_names(world)
+    for examples in zip(*(items(task, "validation") for task in tasks), strict=True):
         for example in examples:
             if part == "validation":
                 yield {"prompt": example["prompt"], "completion": example["answer"]}

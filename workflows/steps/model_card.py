@@ -1,4 +1,4 @@
-r"""Measure the demo backbone on the validation split and write its model card.
+r"""Measure the backbone of a world on the validation split and write its model card.
 
 Scores come from the harness; the controls say how far they fall without late FFNs: left out, and
 replaced for every token by trained adapters of HeRo's width. Test items are never touched.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -26,7 +26,8 @@ from methods.core.ledger import Ledger
 from methods.core.routed import route
 from methods.core.router import ffn_units
 from methods.random_skip import RandomRouter
-from workflows.demo.tasks import TASKS
+from workflows.demo.corpus import task_names
+from workflows.demo.world import the_world
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry
@@ -54,14 +55,16 @@ def main() -> None:
     set_up_torch(args.threads)
     training = json.loads((args.model / "training.json").read_text(encoding="utf-8"))
     backbone = load_backbone(args.model)
-    dense, total = scores(backbone.model, args.model), backbone.layer_count
+    world = the_world(training.get("world", "demo"))
+    tasks = task_names(world)
+    dense, total = scores(backbone.model, args.model, tasks), backbone.layer_count
     controls = {}
     for first in (total // 2, total // 4):
         closed = list(range(first, total))
         controls[len(closed)] = {
             "share": ffn_share(args.model, closed),
-            "left_out": scores(left_out(args.model, closed), args.model),
-            "adapters": scores(with_adapters(args, closed), args.model),
+            "left_out": scores(left_out(args.model, closed), args.model, tasks),
+            "adapters": scores(with_adapters(args, closed), args.model, tasks),
         }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE), undefined=jinja2.StrictUndefined,
@@ -69,6 +72,7 @@ def main() -> None:
     )  # fmt: skip
     text = environment.get_template("model_card.md.jinja").render(
         training=training,
+        world=world,
         dense=dense,
         controls=controls,
         mean_ratio=mean_ratio,
@@ -80,13 +84,13 @@ def main() -> None:
     print(f"wrote {args.out}")
 
 
-def scores(model: PreTrainedModel, folder: Path) -> dict[str, float]:
-    """Task -> score in percent on the validation split of the demo tasks."""
+def scores(model: PreTrainedModel, folder: Path, tasks: Sequence[str]) -> dict[str, float]:
+    """Task -> score in percent on its validation split."""
     backbone = load_backbone(folder)
     assert backbone.tokenizer is not None
     ledger = Ledger.of(model, backbone.parameters, backbone.layer_count)
     lm = CountingLM(model.eval(), backbone.tokenizer, ledger, batch_size=32, max_length=None)
-    entries = [TaskEntry(task, split="validation") for task in TASKS]
+    entries = [TaskEntry(task, split="validation") for task in tasks]
     found = score(lm, entries, [])
     return {s["task"]: 100 * s["value"] for s in found.scores if s["primary"]}
 

@@ -1,22 +1,25 @@
-"""Train the demo backbone anew: `python -m workflows.steps.train_backbone --out DIR`.
+"""Train the backbone of a world: `python -m workflows.steps.train_backbone --out DIR`.
 
 Writes a Hugging Face folder with its tokenizer, the log, and training.json (recipe, hashes, last
-scores). Same seed, tokens and threads on the same machine give the same bits.
+scores). On a CPU the same seed, tokens and threads on the same machine give the same bits.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
 from methods.core.checkpoint import write_json
 from workflows.demo.corpus import corpus_hash, items_hash
-from workflows.demo.pretrain import Recipe, train
+from workflows.demo.presets import PRESETS, Recipe
+from workflows.demo.pretrain import train
 from workflows.demo.tokenizer import build_tokenizer
-from workflows.steps.common import run, whole_folder
+from workflows.demo.world import World, the_world
+from workflows.steps.common import add_machine_arguments, run, whole_folder
+from workflows.steps.devices import claim_device
 
 
 def arguments() -> argparse.Namespace:
@@ -24,37 +27,44 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("--world", choices=PRESETS, default="demo")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--tokens", type=int, default=Recipe.tokens, help="training tokens")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; part of the result")
+    parser.add_argument("--tokens", type=int, help="of training; default: the world's recipe")
+    add_machine_arguments(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     """Train, then let the folder appear."""
     args = arguments()
-    if args.tokens < 1 or args.threads < 1:
+    world = the_world(args.world)
+    recipe = replace(world.preset.recipe, seed=args.seed)
+    if args.tokens is not None:
+        recipe = replace(recipe, tokens=args.tokens)
+    if recipe.tokens < 1 or args.threads < 1:
         raise ValueError("--tokens and --threads must be at least 1")
     torch.set_num_threads(args.threads)
-    with whole_folder(args.out) as folder:
-        build(Recipe(seed=args.seed, tokens=args.tokens), folder)
+    with claim_device(args.device) as device, whole_folder(args.out) as folder:
+        build(world, recipe, folder, device)
     print(f"wrote {args.out}")
 
 
-def build(recipe: Recipe, folder: Path) -> None:
+def build(world: World, recipe: Recipe, folder: Path, device: str) -> None:
     """Train by a recipe and write model, tokenizer, log and training.json into a folder."""
     with (folder / "training_log.jsonl").open("w", encoding="utf-8") as log:
-        model, report = train(recipe, log)
+        model, report = train(world, recipe, log, device)
     model.save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
+    build_tokenizer(world).save_pretrained(folder)
     facts = {
+        "world": world.preset.name,
         "recipe": asdict(recipe),
         "steps": recipe.steps,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "corpus_hash": corpus_hash(recipe.seed),
-        "items_hash": items_hash(),
+        "corpus_hash": corpus_hash(world, recipe.seed),
+        "items_hash": items_hash(world),
         "torch": torch.__version__,
+        "device": device,
         "threads": torch.get_num_threads(),
         "final": report,
     }

@@ -25,7 +25,8 @@ from methods.core.checkpoint import write_json
 from methods.core.data import Data
 from methods.core.training import DivergedError, validation_loss
 from workflows.jobs import Job, Suite, read_suite
-from workflows.steps.common import run, set_up_torch, whole_file
+from workflows.steps.common import add_machine_arguments, run, set_up_torch, whole_file
+from workflows.steps.devices import claim_device
 
 GRID = (1e-3, 3e-3, 1e-2, 3e-2)
 
@@ -41,8 +42,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, help="per try; default: the suite's")
     parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="prepared data")
     parser.add_argument("--workdir", type=Path, default=Path("results/tune"))
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.yaml")
+    add_machine_arguments(parser)
     return parser.parse_args()
 
 
@@ -56,7 +57,8 @@ def main() -> None:
     rates = [float(word) for word in args.grid.split(",")]
     first = {j.row: j for j in reversed(suite.jobs) if j.method.trained and not _derived(j, suite)}
     chosen = args.rows.split(",") if args.rows else sorted(first)
-    tries = {row: [try_rate(suite, first[row], rate, args) for rate in rates] for row in chosen}
+    with claim_device(args.device) as args.device:
+        tries = {row: [try_rate(suite, first[row], rate, args) for rate in rates] for row in chosen}
     best = {row: min(done, key=lambda one: one["loss"]) for row, done in tries.items()}
     outcome = {
         "params": {row: {"learning_rate": one["learning_rate"]} for row, one in best.items()},
@@ -84,7 +86,7 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     if done.is_file():
         kept: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
         return kept
-    backbone = load_backbone(Path(suite.backbone_folder(job.backbone)))
+    backbone = load_backbone(Path(suite.backbone_folder(job.backbone)), device=args.device)
     data = Data(
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,

@@ -1,0 +1,67 @@
+"""What every task draws with: one example, people, and wrong values that are near."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from workflows.demo.world import RELATIONS, STRANGER_SHARE, World, value_pool
+
+
+@dataclass(frozen=True)
+class Example:
+    """One drawn example.
+
+    Attributes:
+        prompt: What is given.
+        completion: What has to follow, worked steps included.
+        distractors: The wrong choices of a multiple-choice example that will be scored.
+    """
+
+    prompt: str
+    completion: str
+    distractors: tuple[str, ...] = ()
+
+
+Draw = Callable[[World, random.Random, bool], Example]
+
+
+def draw_words(rng: random.Random, pool: Sequence[str], avoid: set[str], count: int) -> list[str]:
+    """Draw `count` distinct words from a pool, none of them in `avoid`."""
+    drawn: list[str] = []
+    while len(drawn) < count:
+        word = rng.choice(pool)
+        if word not in avoid and word not in drawn:
+            drawn.append(word)
+    return drawn
+
+
+def near_values(
+    world: World, rng: random.Random, relation: str, person: str, count: int
+) -> list[str]:
+    """Draw wrong values of a fact, first those that are true of the person in another relation."""
+    pool = value_pool(relation, world.people)
+    right = world.value(relation, person)
+    own = sorted({world.value(other, person) for other in RELATIONS} & set(pool) - {right})
+    near = rng.sample(own, min(len(own), count - 1))
+    return near + draw_words(rng, pool, {right, person, *near}, count - len(near))
+
+
+def draw_person(world: World, rng: random.Random, scored: bool) -> str:
+    """Draw a person: all alike for scoring, strangers seldom in training."""
+    people, strangers = world.people, world.preset.strangers
+    index = int(rng.random() * len(people))
+    if not scored and index >= len(people) - strangers and rng.random() > STRANGER_SHARE:
+        return draw_person(world, rng, scored)
+    return people[index]
+
+
+def draw_persons(world: World, rng: random.Random, scored: bool, count: int) -> list[str]:
+    """Draw distinct persons."""
+    drawn: list[str] = []
+    while len(drawn) < count:
+        person = draw_person(world, rng, scored)
+        if person not in drawn:
+            drawn.append(person)
+    return drawn

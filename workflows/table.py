@@ -1,0 +1,130 @@
+"""The lines of a suite's table: rows with their params, budgets and seeds; no torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from methods import Row
+from workflows.config import check_budget
+
+
+@dataclass(frozen=True)
+class TableLine:
+    """A line of the suite's table; ``start`` and ``lenders`` name other lines."""
+
+    name: str
+    method: Row
+    params: Mapping[str, Any]
+    budgets: Sequence[float | None]
+    seeds: Sequence[int]
+    start: str | None = None
+    lenders: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_table(
+    config: Mapping[str, Any], rows: Mapping[str, Row], root: Path
+) -> dict[str, TableLine]:
+    """Name -> line of the suite's table.
+
+    Args:
+        config: Complete.
+        rows: Discovered rows by name.
+        root: Checkout in which the file of tuned params is looked up.
+
+    Raises:
+        ValueError: A row, a param's file or a seed is wrong; one sentence names it.
+    """
+    names = list(rows) if config["rows"] == "all" else config["rows"]
+    base = _base_params(config, rows, root)
+    table: dict[str, TableLine] = {}
+    for name in names:
+        row = _find(rows, name, "rows")
+        budgets = list(config["budgets"]) if row.budgeted else [None]
+        table[name] = TableLine(name, row, base[name], budgets, _seeds(name, row, config))
+    for name, spec in config["derive"].items():
+        if name in rows:
+            raise ValueError(f"suite config, derive.{name}: a row has this name already")
+        table[name] = _derived(name, spec, config, rows, base)
+    for name in config["row_seeds"]:
+        if name not in table:  # an overlay may run fewer rows
+            _find(rows, name, "row_seeds")
+    for line in table.values():
+        for other in [line.start, *line.lenders.values()]:
+            if other is not None:
+                _check_other(line, other, table)
+    return table
+
+
+def _seeds(name: str, row: Row, config: Mapping[str, Any]) -> list[int]:
+    """The seeds of a row: its own or the suite's; one where the seed changes nothing."""
+    seeds: list[int] = config["row_seeds"].get(name, config["seeds"])
+    return seeds if row.stochastic else seeds[:1]
+
+
+def _check_other(line: TableLine, other: str, table: Mapping[str, TableLine]) -> None:
+    """What a line starts or borrows from must run, and under its seeds where they matter."""
+    where = f"suite config, derive.{line.name}"
+    if other not in table:
+        raise ValueError(f"{where}: '{other}' is not among the suite's rows")
+    lacking = [seed for seed in line.seeds if seed not in table[other].seeds]
+    if table[other].method.stochastic and lacking:
+        raise ValueError(f"{where}: '{other}' does not run its seed {lacking[0]} (see row_seeds)")
+
+
+def _derived(
+    name: str,
+    spec: Mapping[str, Any],
+    config: Mapping[str, Any],
+    rows: Mapping[str, Row],
+    base: Mapping[str, Mapping[str, Any]],
+) -> TableLine:
+    """A line that the suite derives from a row, or from one row and then another."""
+    where = f"derive.{name}"
+    row = _find(rows, spec["from"], f"{where}.from")
+    budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
+    for budget in budgets:
+        check_budget(f"{where}.budgets", budget)
+    first = None
+    if "then" in spec:
+        first, row = row.name, _find(rows, spec["then"], f"{where}.then")
+        if rows[first].kind != "static" or not row.trained or row.budgeted:
+            raise ValueError(
+                f"suite config, {where}: 'from' must be a static row and 'then' a trained row "
+                f"without a budget, not '{first}' and '{row.name}'"
+            )
+    params = {**base[row.name], **spec["params"]}
+    seeds = _seeds(name, row, config)
+    return TableLine(name, row, params, budgets, seeds, first, spec["params_from"])
+
+
+def _base_params(
+    config: Mapping[str, Any], rows: Mapping[str, Row], root: Path
+) -> dict[str, dict[str, Any]]:
+    """Row -> params a suite gives it: shared training params, then tuned ones, then its own."""
+    tuned: Mapping[str, Any] = {}
+    if "tuned" in config:
+        file = root / config["tuned"]
+        if not file.is_file():
+            raise ValueError(f"suite config, tuned: file {config['tuned']} does not exist")
+        tuned = yaml.safe_load(file.read_text(encoding="utf-8"))["params"]
+    for name in config["params"]:
+        _find(rows, name, "params")
+    return {
+        name: {
+            **(config["training"] if row.trained else {}),
+            **tuned.get(name, {}),
+            **config["params"].get(name, {}),
+        }
+        for name, row in rows.items()
+    }
+
+
+def _find(rows: Mapping[str, Row], name: str, key: str) -> Row:
+    if name not in rows:
+        raise ValueError(f"suite config, {key}: unknown row '{name}' (rows: {', '.join(rows)})")
+    return rows[name]
