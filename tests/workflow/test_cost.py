@@ -1,0 +1,56 @@
+"""The cost step: what fits of true shapes take, and where the figures are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from methods.core import backbone
+from tests import steps
+from workflows.steps.publish import COST, REFERENCE, cost_block, read_block
+
+TINY = {
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def shape(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(backbone.SHAPES, "cpu_512", TINY)
+    return "cpu_512"
+
+
+def measure(shape: str, rows: str, folder: Path) -> dict[str, dict[str, float]]:
+    """The rows of the report."""
+    sizes = ["--documents", 2, "--length", 8, "--threads", 1, "--device", "cpu"]
+    places = ["--workdir", folder / "work", "--out", folder / "cost.json"]
+    steps.call("cost", "--shape", shape, "--rows", rows, *sizes, *places)
+    found: dict[str, dict[str, float]] = json.loads((folder / "cost.json").read_text())["rows"]
+    return found
+
+
+def test_a_finished_row_is_not_fitted_again(shape: str, tmp_path: Path) -> None:
+    first = measure(shape, "shortgpt", tmp_path)
+    assert first["shortgpt"]["seconds"] > 0
+    assert first["shortgpt"]["peak_memory_mb"] > 50
+    models = [p for p in (tmp_path / "work").rglob("*.safetensors") if "backbone" not in str(p)]
+    assert not models
+    (kept,) = (tmp_path / "work").rglob("shortgpt*.json")
+    marked = json.loads(kept.read_text()) | {"seconds": 1234.5}
+    kept.write_text(json.dumps(marked))
+    assert measure(shape, "shortgpt", tmp_path) == {"shortgpt": marked}
+
+
+def test_a_trained_row_is_refused(shape: str, refuse: steps.Refuse, tmp_path: Path) -> None:
+    said = refuse("cost", "--shape", shape, "--rows", "lora", "--out", tmp_path / "cost.json")
+    assert said == "--rows: 'lora' trains; the efficiency step times training"
+
+
+def test_the_reference_page_shows_the_committed_figures() -> None:
+    """Fails after an edit of either; `python -m workflows.steps.publish` writes it."""
+    assert (REFERENCE / COST).is_file()
+    _, shown, _ = read_block(REFERENCE / "README.md", "costs")
+    assert shown == cost_block(REFERENCE) + "\n"
