@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from methods import discover
-from tests import toy
+from tests import steps, toy
 from workflows.steps.common import ROOT
 
 # Copies for whole runs keep these methods only: cheap rows, with and without a budget.
@@ -93,6 +93,11 @@ def snakemake(folder: Path, *arguments: str, timeout: float = 400) -> tuple[int,
         timeout=timeout,
     )
     return done.returncode, done.stdout
+
+
+@pytest.fixture
+def refuse(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> steps.Refuse:
+    return steps.Refuse(capfd, tmp_path)
 
 
 @pytest.fixture(scope="session")

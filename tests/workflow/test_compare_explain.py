@@ -18,11 +18,6 @@ from tests.made_records import dense, score, suite, write_run, write_suite
 from workflows.stats.resample import bootstrap, interval
 
 
-@pytest.fixture
-def refuse(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> steps.Refuse:
-    return steps.Refuse(capfd, tmp_path)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``a``, and ``b``: without LoRA, one item of shortgpt+lora lost, other code, one HeRo seed."""

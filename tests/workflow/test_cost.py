@@ -34,7 +34,7 @@ def measure(shape: str, rows: str, folder: Path) -> dict[str, dict[str, float]]:
 
 def test_a_finished_row_is_not_fitted_again(shape: str, tmp_path: Path) -> None:
     first = measure(shape, "shortgpt", tmp_path)
-    assert first["shortgpt"]["seconds"] > 0
+    assert first["shortgpt"]["threads"] == 1
     assert first["shortgpt"]["peak_memory_mb"] > 50
     models = [p for p in (tmp_path / "work").rglob("*.safetensors") if "backbone" not in str(p)]
     assert not models

@@ -97,7 +97,7 @@ def test_publishing_writes_every_frame_and_the_readme(published: Path) -> None:
 
 def test_publishing_twice_changes_nothing(published: Path) -> None:
     before = (published / "README.md").read_bytes()
-    put_block(published / "README.md", published / "reference")
+    put_block(published / "README.md", "made", block(published / "reference"))
     assert (published / "README.md").read_bytes() == before
 
 

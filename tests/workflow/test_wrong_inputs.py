@@ -17,11 +17,6 @@ from tests import steps, toy
 
 
 @pytest.fixture
-def refuse(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> steps.Refuse:
-    return steps.Refuse(capfd, tmp_path)
-
-
-@pytest.fixture
 def copy(llama: Path, tmp_path: Path) -> Path:
     return shutil.copytree(llama, tmp_path / "backbone")
 

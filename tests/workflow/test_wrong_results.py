@@ -17,11 +17,6 @@ Edit = Callable[[Path], None]
 
 
 @pytest.fixture
-def refuse(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> steps.Refuse:
-    return steps.Refuse(capfd, tmp_path)
-
-
-@pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Dense and HeRo."""
     folder = tmp_path / "results"

@@ -105,11 +105,12 @@ def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespac
     card = read_card(out)
     if "not_applicable" in card:
         raise ValueError(f"row '{row}' does not apply: {card['not_applicable']}")
-    write_json(done, card["fit"])
+    measured = card["fit"] | {"commit": card["commit"]}
+    write_json(done, measured)
     for file in out.iterdir():
         file.unlink()
     out.rmdir()
-    return card["fit"]
+    return measured
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 Writes every frame of the report and source.json (which code, machine and records made them) below
 reports/reference/SUITE, and renders retain.csv with ranks.csv into the README, between two marks.
-The README is never edited by hand there.
+The demo's costs stand beside those of the cost step in reports/reference/README.md. Between marks
+neither README is edited by hand.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ REFERENCE = ROOT / "reports" / "reference"
 # What can change a number of a suite; statistics and pages are made anew from the records.
 NUMBERS = ("methods", "workflows/demo", "workflows/evaluation")
 SOURCE = "source.json"
+# What the cost step wrote.
+COST = "cost_llama32_1b.json"
 
 
 def arguments() -> argparse.Namespace:
@@ -52,7 +55,9 @@ def main() -> None:
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:
         write_json(file, source(results))
-    put_block(args.readme, out)
+    put_block(args.readme, results.settings["suite"], block(out))
+    if (out.parent / COST).is_file():
+        put_block(out.parent / "README.md", "costs", cost_block(out.parent))
     print(f"wrote {out} and its table in {args.readme}")
 
 
@@ -167,12 +172,35 @@ def read_block(readme: Path, suite: str) -> tuple[str, str, str]:
     return before, between, behind
 
 
-def put_block(readme: Path, folder: Path) -> None:
-    """Show published frames between the marks of their suite."""
-    told: Mapping[str, Any] = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
-    before, _, behind = read_block(readme, told["suite"])
-    first, last = _limits(told["suite"])
-    write_text(readme, f"{before}{first}{block(folder)}\n{last}{behind}")
+def put_block(readme: Path, name: str, text: str) -> None:
+    """Show a table between the marks of that name."""
+    before, _, behind = read_block(readme, name)
+    first, last = _limits(name)
+    write_text(readme, f"{before}{first}{text}\n{last}{behind}")
+
+
+def cost_block(reference: Path) -> str:
+    """Seconds and memory of fits on the demo's backbone and at a true shape, as Markdown."""
+    told = json.loads((reference / COST).read_text(encoding="utf-8"))
+    demo = pd.read_csv(reference / "demo/costs.csv").set_index("row")
+    rows, weights = list(told["rows"]), told["weights_mb"] / 1024
+    sizes = [told["rows"][row]["peak_memory_mb"] / 1024 for row in rows]
+    made = Builder()
+    made.add("Row", rows)
+    made.add("Demo, s", [f"{demo.loc[row, 'fit_seconds']:.1f}" for row in rows])
+    made.add("Demo, MB", [f"{demo.loc[row, 'fit_memory_mb']:.0f}" for row in rows])
+    made.add("1B, s", [f"{told['rows'][row]['seconds']:,.0f}" for row in rows])
+    made.add("1B, GB", [f"{size:.1f}" for size in sizes])
+    made.add("over its weights", [f"{size / weights:.2f}" for size in sizes])
+    commits = dict.fromkeys(told["rows"][row]["commit"][:12] for row in rows)
+    asked = told["command"]
+    note = (
+        f"Shape {asked['shape']}, random weights of {weights:.1f} GB ({asked['dtype']}), "
+        f"{asked['documents']} x {asked['length']} calibration tokens, budget {asked['budget']}, "
+        f"{asked['threads']} thread on {told['hardware']['processor']}, other work beside; "
+        f"commits {', '.join(commits)}."
+    )
+    return markdown(made.table("costs", "Cost", note))
 
 
 if __name__ == "__main__":
