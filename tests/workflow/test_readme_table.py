@@ -18,7 +18,7 @@ from tests.made_records import suite, write_run, write_suite
 from workflows.jobs import Suite, read_suite
 from workflows.steps import publish
 from workflows.steps.common import ROOT, code_hash
-from workflows.steps.publish import REFERENCE, SOURCE, block, put_block, read_block, stale
+from workflows.steps.publish import REFERENCE, SOURCE, block, page_of, put_block, read_block, stale
 
 DEMO = REFERENCE / "demo"
 PUBLISHED = sorted(file.parent.name for file in REFERENCE.glob(f"*/{SOURCE}"))
@@ -33,15 +33,20 @@ def demo() -> Suite:
 @pytest.mark.parametrize("suite", PUBLISHED)
 def test_the_readme_shows_the_committed_frames(suite: str) -> None:
     """Fails after an edit of either; `python -m workflows.steps.publish` writes both."""
-    _, shown, _ = read_block(ROOT / "README.md", suite)
-    assert shown == block(REFERENCE / suite) + "\n"
+    page = page_of(suite)
+    _, shown, _ = read_block(page, suite)
+    assert shown == block(REFERENCE / suite, page) + "\n"
+    (link,) = re.findall(r"\]\(([^)]*retain\.csv)\)", shown)
+    assert (page.parent / link).is_file()
 
 
-def test_the_committed_frames_say_when_they_are_stale(demo: Suite) -> None:
+@pytest.mark.parametrize("suite", PUBLISHED)
+def test_the_committed_frames_say_when_they_are_stale(suite: str) -> None:
     """A warning, not a failure: a new method file or a comment must not need a run of an hour."""
-    for sentence in stale(DEMO, demo):
-        warnings.warn(f"reports/reference/demo is stale: {sentence}", stacklevel=1)
-    assert json.loads((DEMO / SOURCE).read_text())["suite"] == "demo"
+    config = yaml.safe_load((ROOT / f"workflows/suites/{suite}.yaml").read_text())
+    for sentence in stale(REFERENCE / suite, read_suite(config)):
+        warnings.warn(f"reports/reference/{suite} is stale: {sentence}", stacklevel=1)
+    assert json.loads((REFERENCE / suite / SOURCE).read_text())["suite"] == suite
 
 
 def test_the_committed_scores_of_dense_are_still_those_of_the_demo(tmp_path: Path) -> None:
@@ -61,7 +66,7 @@ def test_the_committed_scores_of_dense_are_still_those_of_the_demo(tmp_path: Pat
 
 def test_every_number_of_the_block_stands_in_a_frame() -> None:
     retain = pd.read_csv(DEMO / "retain.csv")
-    lines = block(DEMO).splitlines()[2:]
+    lines = block(DEMO, ROOT / "README.md").splitlines()[2:]
     for told, line in zip(retain.to_dict("records"), lines, strict=False):
         cells = [re.sub(r"\*\*|</?u>| ≈", "", cell.strip()) for cell in line.split("|")[1:-1]]
         assert cells[0] == told["title"].replace("_", r"\_")
@@ -78,7 +83,7 @@ def published(tmp_path: Path) -> Path:
     readme = tmp_path / "README.md"
     readme.write_text("Before.\n" + MARKS.format("made") + "Behind.\n")
     out = tmp_path / "reference"
-    steps.call("publish", "--results", results, "--out", out, "--readme", readme)
+    steps.call("publish", "--results", results, "--out", out, "--page", readme)
     return tmp_path
 
 
@@ -92,12 +97,14 @@ def test_publishing_writes_every_frame_and_the_readme(published: Path) -> None:
     names = {file.stem for file in (published / "reference").glob("*.csv")}
     assert names == {"retain", "ranks", "differences", "budgets", "costs", "noise", "scores"}
     _, shown, _ = read_block(published / "README.md", "made")
-    assert shown == block(published / "reference") + "\n"
+    assert shown == block(published / "reference", published / "README.md") + "\n"
 
 
 def test_publishing_twice_changes_nothing(published: Path) -> None:
     before = (published / "README.md").read_bytes()
-    put_block(published / "README.md", "made", block(published / "reference"))
+    put_block(
+        published / "README.md", "made", block(published / "reference", published / "README.md")
+    )
     assert (published / "README.md").read_bytes() == before
 
 
@@ -119,11 +126,11 @@ def test_an_edit_of_the_readme_or_of_a_frame_is_seen(published: Path) -> None:
     text = readme.read_text()
     readme.write_text(text.replace("25.03", "26.03"))
     _, shown, _ = read_block(readme, "made")
-    assert shown != block(published / "reference") + "\n"
+    assert shown != block(published / "reference", published / "README.md") + "\n"
     readme.write_text(text)
     frame.write_text(frame.read_text().replace("25.03", "26.03"))
     _, shown, _ = read_block(readme, "made")
-    assert shown != block(published / "reference") + "\n"
+    assert shown != block(published / "reference", published / "README.md") + "\n"
 
 
 def with_source(folder: Path, **changes: Any) -> Path:
@@ -158,7 +165,7 @@ def test_the_code_is_vouched_for_only_where_every_record_was_made_by_it(tmp_path
         for run, code in zip(suite()[:2], codes, strict=True):
             write_run(tmp_path / name, run | {"code_hash": code, "fit_code_hash": code})
         out = tmp_path / f"{name}_out"
-        command = ["--results", tmp_path / name, "--out", out, "--readme", readme]
+        command = ["--results", tmp_path / name, "--out", out, "--page", readme]
         steps.call("publish", *command)
         told = json.loads((out / SOURCE).read_text())["numbers"]
         assert told == (code_hash(publish.NUMBERS) if name == "same" else None)
@@ -170,5 +177,5 @@ def test_a_readme_without_marks_is_refused(
     results = write_suite(tmp_path / "results")
     (tmp_path / "README.md").write_text("Nothing.\n")
     refuse = steps.Refuse(capfd, tmp_path)
-    command = ["--results", results, "--out", tmp_path / "out", "--readme", tmp_path / "README.md"]
+    command = ["--results", results, "--out", tmp_path / "out", "--page", tmp_path / "README.md"]
     assert "has no line '<!-- table of made: made by" in refuse("publish", *command)

@@ -1,15 +1,16 @@
-"""Commit a suite's tables and show the main one in the README: `python -m workflows.steps.publish`.
+"""Commit a suite's tables and show the main one in a README: `python -m workflows.steps.publish`.
 
 Writes every frame of the report and source.json (which code, machine and records made them) below
-reports/reference/SUITE, and renders retain.csv with ranks.csv into the README, between two marks.
-The demo's costs stand beside those of the cost step in reports/reference/README.md. Between marks
-neither README is edited by hand.
+reports/reference/SUITE, and renders retain.csv with ranks.csv between two marks of README.md or
+reports/reference/README.md, which nobody edits by hand there. The demo's costs stand beside those
+of the cost step in the latter.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from workflows.steps.report_render import markdown
 from workflows.steps.report_results import Results, read_results
 
 REFERENCE = ROOT / "reports" / "reference"
+PAGES = (ROOT / "README.md", REFERENCE / "README.md")
 # What can change a number of a suite; statistics and pages are made anew from the records.
 NUMBERS = ("methods", "workflows/demo", "workflows/evaluation")
 SOURCE = "source.json"
@@ -41,7 +43,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--results", required=True, type=Path, metavar="DIR")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: reports/reference/SUITE")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="FILE")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="default: the README that has marks"
+    )
     return parser.parse_args()
 
 
@@ -49,16 +53,18 @@ def main() -> None:
     """Frames, their source, then the README."""
     args = arguments()
     results = read_results(args.results)
-    out = args.out or REFERENCE / results.settings["suite"]
-    read_block(args.readme, results.settings["suite"])
+    suite = results.settings["suite"]
+    out = args.out or REFERENCE / suite
+    page = args.page or page_of(suite)
+    read_block(page, suite)
     for name, frame in make_frames(results).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:
         write_json(file, source(results))
-    put_block(args.readme, results.settings["suite"], block(out))
+    put_block(page, suite, block(out, page))
     if (out.parent / COST).is_file():
         put_block(out.parent / "README.md", "costs", cost_block(out.parent))
-    print(f"wrote {out} and its table in {args.readme}")
+    print(f"wrote {out} and its table in {page}")
 
 
 def source(results: Results) -> dict[str, Any]:
@@ -104,15 +110,15 @@ def stale(folder: Path, suite: Suite) -> list[str]:
     return sentences
 
 
-def block(folder: Path) -> str:
-    """The main table of published frames, with its source, as Markdown."""
+def block(folder: Path, page: Path) -> str:
+    """The main table of published frames, with its source, as Markdown of a page."""
     retain, ranks, noise = (pd.read_csv(folder / f"{n}.csv") for n in ("retain", "ranks", "noise"))
     told = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
     commits = ", ".join(commit[:12] for commit in told["commits"])
     made = (
         f"{told['runs']} runs of the suite `{told['suite']}` on {told['hardware']['processor']}, "
         f"commit {commits}; scores per task, differences and cost beside "
-        f"[retain.csv](reports/reference/{told['suite']}/retain.csv)."
+        f"[retain.csv]({os.path.relpath(folder / 'retain.csv', page.parent)})."
     )
     floor = [
         f"Noise floor: `{line['row']}` again at batch size {line['batch_size']} moves "
@@ -153,30 +159,37 @@ def _marks(both: pd.DataFrame) -> Sequence[Mark]:
     return found
 
 
-def _limits(suite: str) -> tuple[str, str]:
-    return f"<!-- table of {suite}: made by workflows.steps.publish -->\n", "<!-- end of table -->"
+def _limits(name: str) -> tuple[str, str]:
+    return f"<!-- table of {name}: made by workflows.steps.publish -->\n", "<!-- end of table -->"
 
 
-def read_block(readme: Path, suite: str) -> tuple[str, str, str]:
-    """What stands before, between and behind the marks of a suite.
+def page_of(name: str) -> Path:
+    """The page that has the marks of a table; the project's README where none has."""
+    first, _ = _limits(name)
+    found = [page for page in PAGES if first in page.read_text(encoding="utf-8")]
+    return found[0] if found else PAGES[0]
+
+
+def read_block(page: Path, name: str) -> tuple[str, str, str]:
+    """What stands before, between and behind the marks of a table.
 
     Raises:
         ValueError: The marks are missing.
     """
-    text = readme.read_text(encoding="utf-8")
-    first, last = _limits(suite)
+    text = page.read_text(encoding="utf-8")
+    first, last = _limits(name)
     before, found, rest = text.partition(first)
     between, closed, behind = rest.partition(last)
     if not found or not closed:
-        raise ValueError(f"{readme} has no line '{first.strip()}' followed by '{last}'")
+        raise ValueError(f"{page} has no line '{first.strip()}' followed by '{last}'")
     return before, between, behind
 
 
-def put_block(readme: Path, name: str, text: str) -> None:
+def put_block(page: Path, name: str, text: str) -> None:
     """Show a table between the marks of that name."""
-    before, _, behind = read_block(readme, name)
+    before, _, behind = read_block(page, name)
     first, last = _limits(name)
-    write_text(readme, f"{before}{first}{text}\n{last}{behind}")
+    write_text(page, f"{before}{first}{text}\n{last}{behind}")
 
 
 def cost_block(reference: Path) -> str:
