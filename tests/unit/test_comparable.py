@@ -77,3 +77,15 @@ def test_what_moves_last_digits_is_said_in_a_sentence(changes: dict[str, Any], w
     check_comparable(records)
     (sentence,) = cautions(records)
     assert words in sentence
+
+
+def test_a_caution_counts_rows_where_there_are_many() -> None:
+    usual = [record(f"row{n}", 0.2, score("a", [1, 1])) for n in range(7)]
+    (sentence,) = cautions(
+        [
+            *usual,
+            record("odd", 0.2, score("a", [1, 1]), dirty=False)
+            | {"evaluation": dense()["evaluation"] | {"batch_size": 4}},
+        ]
+    )
+    assert sentence == "The records of 'toy' differ in batch size: 16 (7 rows), 4 (odd)."

@@ -7,6 +7,8 @@ from typing import Any
 
 from workflows.stats.lines import Record
 
+# Rows that a caution names before it counts them.
+NAMED = 6
 # Per score: what must be equal, or two numbers of one column measure different things.
 SAME_SCORE = {
     "prompt_hash": "on different prompts of",
@@ -103,7 +105,10 @@ def settings(record: Record) -> dict[str, Any]:
 
 
 def _listed(groups: dict[Any, list[str]]) -> str:
-    """``a (dense, lora), b (hero)``."""
-    return ", ".join(
-        f"{value} ({', '.join(dict.fromkeys(rows))})" for value, rows in groups.items()
-    )
+    """``a (dense, lora), b (hero)``; long lists are counted."""
+    return ", ".join(f"{value} ({_named(rows)})" for value, rows in groups.items())
+
+
+def _named(rows: Sequence[str]) -> str:
+    names = list(dict.fromkeys(rows))
+    return ", ".join(names) if len(names) <= NAMED else f"{len(names)} rows"
