@@ -23,6 +23,7 @@ from methods.core.backbone import (
 from methods.core.checkpoint import CARD, DECISIONS, TRAINED, load, read_card
 from methods.core.ledger import Tally
 from tests import steps, toy
+from workflows.steps.records import removed_layers
 
 BUDGET, SEED = 0.25, 3
 ROWS = discover()
@@ -348,6 +349,8 @@ def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
     assert (logits(healed.model) - logits(first.model)).abs().max() > 1e-4
     assert healed.card["budget"] == BUDGET
     assert healed.card["start"]["row"] == row
+    gone = removed_layers(healed.card, tmp_path / "there" / "healed", None)
+    assert gone == first.card["structure"].get("removed_layers", [])
     rates = []
     for loaded in (first, healed):
         tally = Tally(loaded.ledger)

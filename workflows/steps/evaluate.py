@@ -28,7 +28,13 @@ from workflows.steps.common import (
     whole_file,
 )
 from workflows.steps.devices import claim_device
-from workflows.steps.records import check_record, describe_model, load_any, new_record
+from workflows.steps.records import (
+    check_record,
+    describe_model,
+    load_any,
+    new_record,
+    removed_layers,
+)
 
 
 def arguments() -> argparse.Namespace:
@@ -108,7 +114,7 @@ def evaluate(
         "layers": {
             "kept": ledger.layers,
             "dense": ledger.dense_layers,
-            "removed": described.get("structure", {}).get("removed_layers", []),
+            "removed": removed_layers(described, args.model, args.backbone),
         },
         "evaluation": {
             "batch_size": batch_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from workflows.stats.paired import LEVEL
 from workflows.stats.resample import RETAIN
 from workflows.stats.versus import FOCUS
 
+NAME_HEIGHT = 0.17  # inches of a figure that a name beside a point needs
+NEAR = 6.0  # points of skip that a column of names is wide
 KIND_STYLE = {
     "reference": ("#333333", "s", "reference"),
     "static": ("#c1651a", "o", "static: fixed before use"),
@@ -61,9 +63,11 @@ def retain_over_skip(frame: pd.DataFrame) -> Figure:
     """Retain with its interval against the realised skip, one point per line of the table."""
     shown = frame[frame["retain"].notna()]
     backbones = list(dict.fromkeys(shown["backbone"]))
-    figure, axes = plt.subplots(
-        1, len(backbones), figsize=(6.4 * len(backbones), 4.0), squeeze=False, sharey=True
-    )
+    columns = [_columns(part) for _, part in shown.groupby("backbone")]
+    most = max((len(column) for found in columns for column in found), default=0)
+    size = (6.4 if most <= 20 else 9.0) * len(backbones), max(4.0, NAME_HEIGHT * most)
+    figure, axes = plt.subplots(1, len(backbones), figsize=size, squeeze=False, sharey=True)
+    figure.subplots_adjust(bottom=0.44 / size[1], top=1 - 0.48 / size[1])
     for axis, backbone in zip(axes[0], backbones, strict=True):
         part = shown[shown["backbone"] == backbone]
         for _, line in part.iterrows():
@@ -88,22 +92,50 @@ def retain_over_skip(frame: pd.DataFrame) -> Figure:
     ]
     figure.legend(
         handles, [KIND_STYLE[k][2] for k in present], loc="lower center", ncols=len(present),
-        frameon=False, bbox_to_anchor=(0.5, -0.1),
+        frameon=False, bbox_to_anchor=(0.5, -0.4 / size[1]),
     )  # fmt: skip
     return figure
 
 
+def _columns(part: pd.DataFrame) -> list[pd.DataFrame]:
+    """Lines that share a column of names: those of a target, and targets that lie close."""
+    found: list[pd.DataFrame] = []
+    groups = [group for _, group in part.groupby("target", dropna=False)]
+    for group in sorted(groups, key=lambda lines: float(lines["skip"].max())):
+        if found and group["skip"].max() - found[-1]["skip"].max() < NEAR:
+            found[-1] = pd.concat([found[-1], group])
+        else:
+            found.append(group)
+    return [lines.sort_values("retain", ascending=False) for lines in found]
+
+
+def _apart(wanted: Sequence[float], step: float, lowest: float) -> list[float]:
+    """Falling heights near the wanted ones, ``step`` apart, above ``lowest`` if there is room."""
+    heights: list[float] = []
+    for height in wanted:
+        heights.append(min(height, heights[-1] - step) if heights else height)
+    for place in reversed(range(len(heights))):
+        heights[place] = max(heights[place], lowest)
+        lowest = heights[place] + step
+    return heights
+
+
 def _label_points(axis: Axes, part: pd.DataFrame) -> None:
     """Names in a column right of the points of each target, apart from each other, with leaders."""
-    step = max(part["retain_high"].max() - part["retain_low"].min(), 1.0) * 0.05
-    for _, group in part.groupby("target", dropna=False):
-        column, height = group["skip"].max() + 1.2, float("inf")
-        for _, line in group.sort_values("retain", ascending=False).iterrows():
-            height = min(line["retain"], height - step)
+    low, high = part["retain_low"].min(), part["retain_high"].max()
+    figure = axis.figure
+    assert isinstance(figure, Figure)
+    step = max(high - low, 1.0) * NAME_HEIGHT / figure.get_size_inches()[1]
+    for lines in _columns(part):
+        column = lines["skip"].max() + 1.2
+        heights = _apart(lines["retain"].tolist(), step, low)
+        for height, (_, line) in zip(heights, lines.iterrows(), strict=True):
             axis.annotate(
                 line["title"], (line["skip"], line["retain"]), xytext=(column, height),
                 va="center", fontsize=7.5,
-                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "#888888"},
+                arrowprops={
+                    "arrowstyle": "-", "linewidth": 0.4, "color": "#888888", "relpos": (0, 0.5)
+                },
             )  # fmt: skip
     axis.set_xlim(part["skip"].min() - 1.5, part["skip"].max() + 11)
 
