@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ def set_up_torch(threads: int) -> None:
 def provenance() -> dict[str, Any]:
     """Versions, commit, state of the code and hardware, for a record."""
     return {
-        "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
+        "versions": {"python": platform.python_version()} | dict(_versions()),
         "commit": _git("rev-parse", "HEAD"),
         # Outside git nothing says which code ran, so it counts as not committed.
         "dirty": _git("status", "--porcelain", "--untracked-files=no", *CODE_FOLDERS) != "",
@@ -166,6 +166,13 @@ def provenance() -> dict[str, Any]:
             "accelerator": _accelerator(),
         },
     }
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    """Versions of what is installed: a machine that only fits has no lm_eval."""
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            yield package, version(package)
 
 
 def code_hash(folders: Sequence[str] = CODE_FOLDERS) -> str:

@@ -1,0 +1,34 @@
+"""Fits, timings and backbones on a machine that has neither the harness nor Snakemake."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from tests import steps
+from workflows.steps import common
+
+STEPS = ("compress", "cost", "data", "efficiency", "train_backbone", "tune")
+
+
+def test_these_steps_import_neither() -> None:
+    names = ", ".join(f"workflows.steps.{step}" for step in STEPS)
+    found = "[m for m in ('lm_eval', 'snakemake', 'datasets') if m in sys.modules]"
+    done = steps.python("-c", f"import sys, {names}; print({found})")
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_a_record_names_the_versions_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = common.version
+
+    def version(package: str) -> str:
+        if package == "lm_eval":
+            raise PackageNotFoundError(package)
+        return real(package)
+
+    assert "lm_eval" in common.provenance()["versions"]
+    monkeypatch.setattr(common, "version", version)
+    found = common.provenance()["versions"]
+    assert "lm_eval" not in found
+    assert {"python", "torch", "transformers"} <= set(found)
