@@ -23,7 +23,7 @@ from methods.core.backbone import (
 )
 from methods.core.budget import layers_to_remove
 from methods.core.data import Batch, Data
-from methods.core.layerwise import layer_calls, layer_gradients
+from methods.core.layerwise import layer_calls, layer_gradients, predicted_tokens
 from methods.core.ledger import Rates
 from methods.core.losses import next_token_loss
 from methods.core.surgery import remove_layers
@@ -206,17 +206,15 @@ def perplexities(model: PreTrainedModel, batches: Sequence[Batch]) -> list[float
     The exponential of the mean next-token loss, all tokens of all documents pooled. What enters a
     block does not depend on the block, so each trial runs only the blocks above it.
     """
-    losses = torch.zeros(len(layers(model)), dtype=torch.float64)
-    tokens = 0
+    tokens, stack = sum(predicted_tokens(batches)), layers(model)
+    losses = torch.zeros(len(stack), dtype=torch.float64)
     for batch in tqdm(batches, desc="batches", mininterval=2, file=sys.stderr):
-        calls, _ = layer_calls(model, [batch])
-        for block in range(len(calls)):
-            hidden = calls[block][0].hidden
-            for layer, (call,) in zip(layers(model)[block + 1 :], calls[block + 1 :], strict=True):
+        calls = [call for (call,) in layer_calls(model, [batch])[0]]
+        for block, skipped in enumerate(calls):
+            hidden = skipped.hidden
+            for layer, call in zip(stack[block + 1 :], calls[block + 1 :], strict=True):
                 hidden = layer(hidden, **call.options)
-            loss, number = next_token_loss(model, hidden, batch)
-            losses[block] += float(loss)
-        tokens += number
+            losses[block] += float(next_token_loss(model, hidden, batch)[0])
     return [float(score) for score in (losses / tokens).exp()]
 
 
@@ -235,7 +233,7 @@ def taylor(
     """
     every = range(len(layers(model)))
     scores: list[list[float]] = [[] for _ in every]
-    for found in layer_gradients(model, batches, every, False, scored_weights, by_batch=True):
+    for found in layer_gradients(model, batches, every, weights_of=scored_weights, by_batch=True):
         weights = scored_weights(layers(model)[found.layer])
         scores[found.layer] = [
             score(weight.detach().float() * found.first[name]) for name, weight in weights.items()

@@ -64,11 +64,7 @@ def layer_gradients(
     Raises:
         ValueError: No document has a token to predict.
     """
-    predictions = [int(batch.valid[:, 1:].sum()) for batch in batches]
-    if not sum(predictions):
-        raise ValueError(
-            "the calibration documents have no token to predict: all are shorter than 2"
-        )
+    predictions = predicted_tokens(batches)
     shares = [1.0 if by_batch else count / sum(predictions) for count in predictions]
     calls, upstream = layer_calls(model, batches, span.start)
     upstream = [_loss_gradient(model, *pair) for pair in zip(upstream, batches, strict=True)]
@@ -81,6 +77,20 @@ def layer_gradients(
             _accumulate(result, gradients, shares[number], len(batches))
         if index in span:
             yield result
+
+
+def predicted_tokens(batches: Sequence[Batch]) -> list[int]:
+    """Tokens that each batch predicts: all real ones but the first of every document.
+
+    Raises:
+        ValueError: No document has a token to predict.
+    """
+    counts = [int(batch.valid[:, 1:].sum()) for batch in batches]
+    if not sum(counts):
+        raise ValueError(
+            "the calibration documents have no token to predict: all are shorter than 2"
+        )
+    return counts
 
 
 def _zeros(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

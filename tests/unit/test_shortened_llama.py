@@ -117,6 +117,12 @@ def test_ppl_pools_tokens_not_documents() -> None:
     assert abs(pooled - sum(alone) / 2) > 1e-3
 
 
+@pytest.mark.parametrize("criterion", ["ppl", "taylor"])
+def test_documents_without_a_prediction_are_refused(criterion: str) -> None:
+    with pytest.raises(ValueError, match="no token to predict"):
+        scores(toy.make_model(), toy.ids_of([1, 1]), criterion=criterion)
+
+
 def test_a_trial_runs_only_the_blocks_above_the_one_left_out() -> None:
     model, calls = toy.make_model(), [0] * 6
     for number, layer in enumerate(layers(model)):
