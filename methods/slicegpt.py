@@ -25,7 +25,7 @@ from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.routed import attention_masks
 from methods.core.seeds import generator
-from methods.core.sliced import ROWS, fuse_norms, slice_stream, sliced_parameters
+from methods.core.sliced import by_rows, fuse_norms, slice_stream, sliced_parameters
 
 DAMPING = 0.01  # of the mean squared activation, added to the diagonal: as in the authors' code
 
@@ -280,9 +280,9 @@ def kept_directions(full: int, slice_fraction: float, round_to: int) -> int:
 @torch.no_grad()
 def center(embeddings: nn.Embedding) -> None:
     """Subtract from every row (H,) its mean."""
-    for part in embeddings.weight.split(ROWS):
-        rows = part.double()
-        part.copy_(rows - rows.mean(dim=1, keepdim=True))
+    weight = embeddings.weight
+    centered = by_rows(weight, lambda rows: rows - rows.mean(dim=1, keepdim=True), weight.shape[1])
+    embeddings.weight = nn.Parameter(centered)
 
 
 def random_rotation(size: int, seed: int, purpose: str) -> Tensor:

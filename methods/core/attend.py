@@ -56,9 +56,9 @@ def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[st
         number of executing tokens.
     """
     module: Any = heads
-    chosen = executing(execute)
     # Other kernels than sdpa take masks in forms of their own: there every token reads.
-    if module.config._attn_implementation != "sdpa" or chosen.places.shape == execute.shape:
+    chosen = executing(execute) if module.config._attn_implementation == "sdpa" else None
+    if chosen is None or chosen.places.shape == execute.shape:
         mixed: Tensor = module(hidden_states=normed, **arguments)[0]
         return mixed
     cosine, sine = arguments["position_embeddings"]

@@ -34,7 +34,7 @@ from methods.core.routed import router_of
 from methods.discovery import load_method
 
 # What a card keeps of the run it started from.
-START = ("row", "params", "seed", "backbone")
+START = ("row", "params", "seed", "backbone", "structure")
 CARD, DECISIONS, TRAINED = "skipbench.json", "decisions.json", "trained.safetensors"
 
 
@@ -98,7 +98,7 @@ def describe(
         "params": vars(method.params),
         "budget": request.budget if start is None else start["budget"],
         "seed": request.seed,
-        "start": None if start is None else {k: start[k] for k in START},
+        "start": None if start is None else origin(start),
         "backbone": {
             "path": str(path),
             "relative_path": os.path.relpath(path, folder.resolve()),
@@ -110,6 +110,11 @@ def describe(
             "config": backbone.config.to_diff_dict(),
         },
     }
+
+
+def origin(card: dict[str, Any]) -> dict[str, Any]:
+    """What a card keeps of the run it started from; without a model there is no structure."""
+    return {key: card[key] for key in START if key in card}
 
 
 def read_card(folder: Path) -> dict[str, Any]:

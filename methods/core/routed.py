@@ -178,8 +178,9 @@ class RoutedDecoder(nn.Module):
             mixed = _gated(mixed, reading)
         middle = hidden + mixed
         if whole is not None:
-            half = nn.Sequential(ffn_norm(layer), ffn(layer))
-            update = _gated(middle, Decision(whole.execute, dense=whole.dense), half)
+            norm, branch = ffn_norm(layer), ffn(layer)
+            gate = Decision(whole.execute, dense=whole.dense)
+            update = _gated(middle, gate, lambda rows: branch(norm(rows)))
             return hidden + _gated(mixed + update, whole), decided, state
         rows = ffn_norm(layer)(middle)
         if "ffn" not in units:

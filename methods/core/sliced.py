@@ -197,16 +197,16 @@ def shortcut(before: Tensor, after: Tensor, dtype: torch.dtype) -> nn.Linear:
 def _fold(norm: nn.Module, readers: list[nn.Linear]) -> None:
     factors = norm.get_parameter("weight").double()
     for matrix in readers:
-        folded = _by_rows(matrix.weight, lambda rows: rows * factors, len(factors))
+        folded = by_rows(matrix.weight, lambda rows: rows * factors, len(factors))
         matrix.weight = nn.Parameter(folded)
 
 
 def _times(matrix: Tensor, basis: Tensor) -> Tensor:
     """The product of (n, H) and (H, d), formed in float64, in the dtype of ``matrix``."""
-    return _by_rows(matrix, lambda rows: rows @ basis, basis.shape[1])
+    return by_rows(matrix, lambda rows: rows @ basis, basis.shape[1])
 
 
-def _by_rows(matrix: Tensor, change: Callable[[Tensor], Tensor], width: int) -> Tensor:
+def by_rows(matrix: Tensor, change: Callable[[Tensor], Tensor], width: int) -> Tensor:
     """A matrix (n, width) made from the float64 rows of another, in the dtype of that one."""
     made = matrix.new_empty(len(matrix), width)
     for old, new in zip(matrix.split(ROWS), made.split(ROWS), strict=True):

@@ -349,8 +349,7 @@ def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
     assert (logits(healed.model) - logits(first.model)).abs().max() > 1e-4
     assert healed.card["budget"] == BUDGET
     assert healed.card["start"]["row"] == row
-    gone = removed_layers(healed.card, tmp_path / "there" / "healed", None)
-    assert gone == first.card["structure"].get("removed_layers", [])
+    assert removed_layers(healed.card) == first.card["structure"].get("removed_layers", [])
     rates = []
     for loaded in (first, healed):
         tally = Tally(loaded.ledger)

@@ -87,6 +87,10 @@ def published(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def made_block(published: Path) -> str:
+    return block(published / "reference", published / "README.md")
+
+
 def test_publishing_writes_every_frame_and_the_readme(published: Path) -> None:
     text = (published / "README.md").read_text()
     assert text.startswith("Before.\n")
@@ -97,14 +101,12 @@ def test_publishing_writes_every_frame_and_the_readme(published: Path) -> None:
     names = {file.stem for file in (published / "reference").glob("*.csv")}
     assert names == {"retain", "ranks", "differences", "budgets", "costs", "noise", "scores"}
     _, shown, _ = read_block(published / "README.md", "made")
-    assert shown == block(published / "reference", published / "README.md") + "\n"
+    assert shown == made_block(published) + "\n"
 
 
 def test_publishing_twice_changes_nothing(published: Path) -> None:
     before = (published / "README.md").read_bytes()
-    put_block(
-        published / "README.md", "made", block(published / "reference", published / "README.md")
-    )
+    put_block(published / "README.md", "made", made_block(published))
     assert (published / "README.md").read_bytes() == before
 
 
@@ -126,11 +128,11 @@ def test_an_edit_of_the_readme_or_of_a_frame_is_seen(published: Path) -> None:
     text = readme.read_text()
     readme.write_text(text.replace("25.03", "26.03"))
     _, shown, _ = read_block(readme, "made")
-    assert shown != block(published / "reference", published / "README.md") + "\n"
+    assert shown != made_block(published) + "\n"
     readme.write_text(text)
     frame.write_text(frame.read_text().replace("25.03", "26.03"))
     _, shown, _ = read_block(readme, "made")
-    assert shown != block(published / "reference", published / "README.md") + "\n"
+    assert shown != made_block(published) + "\n"
 
 
 def with_source(folder: Path, **changes: Any) -> Path:
@@ -171,12 +173,9 @@ def test_the_code_is_vouched_for_only_where_every_record_was_made_by_it(tmp_path
         assert told == (code_hash(publish.NUMBERS) if name == "same" else None)
 
 
-def test_a_readme_without_marks_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_readme_without_marks_is_refused(tmp_path: Path, refuse: steps.Refuse) -> None:
     results = write_suite(tmp_path / "results")
     (tmp_path / "README.md").write_text("Nothing.\n")
-    refuse = steps.Refuse(capfd, tmp_path)
     command = ["--results", results, "--out", tmp_path / "out", "--page", tmp_path / "README.md"]
     assert "has no line '<!-- table of made: made by" in refuse("publish", *command)
 

@@ -17,9 +17,9 @@ from methods.base import Method, Request
 from methods.core.budget import check_budget
 from methods.core.checkpoint import (
     CARD,
-    START,
     describe,
     open_backbone,
+    origin,
     read_card,
     read_json,
     save,
@@ -120,7 +120,7 @@ def fit(
     if "not_applicable" in start:
         # What a row that does not apply would have started is not applicable for the same reason.
         own = {"row": args.method, "params": vars(method.params), "seed": request.seed}
-        write_json(folder / CARD, start | own | {"start": {k: start[k] for k in START}})
+        write_json(folder / CARD, start | own | {"start": origin(start)})
         return
     backbone = open_backbone(args.backbone, args.dtype, device, args.revision)
     card = describe(args.method, method, backbone, request, args.out)

@@ -114,7 +114,7 @@ def evaluate(
         "layers": {
             "kept": ledger.layers,
             "dense": ledger.dense_layers,
-            "removed": removed_layers(described, args.model, args.backbone),
+            "removed": removed_layers(described),
         },
         "evaluation": {
             "batch_size": batch_size,

@@ -91,23 +91,11 @@ def describe_model(folder: Path) -> dict[str, Any]:
     return describe("dense", load_method("dense"), backbone, Request(None, 0, folder), folder)
 
 
-def removed_layers(card: Mapping[str, Any], folder: Path, backbone: Path | None) -> list[int]:
-    """Dense layers that a fit removed, or the fit whose model it started from.
-
-    Args:
-        card: Of the model.
-        folder: Where the model lies.
-        backbone: Where it finds what it started from; None: as the card says.
-    """
-    from methods.core.checkpoint import CARD, read_card
-
-    if card["start"] is None:
-        found: list[int] = card.get("structure", {}).get("removed_layers", [])
-        return found
-    origin = card["backbone"]
-    places = [backbone or folder / origin["relative_path"], Path(origin["path"])]
-    first = next(place for place in places if (place / CARD).is_file())
-    return removed_layers(read_card(first), first, None)
+def removed_layers(card: Mapping[str, Any]) -> list[int]:
+    """Dense layers that a fit removed, or the fit whose model it started from."""
+    made = card["start"] or card
+    found: list[int] = made.get("structure", {}).get("removed_layers", [])
+    return found
 
 
 def load_any(folder: Path, backbone: Path | None, device: str) -> tuple[Any, Any, Any, Any]:

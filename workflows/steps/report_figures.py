@@ -63,8 +63,8 @@ def retain_over_skip(frame: pd.DataFrame) -> Figure:
     """Retain with its interval against the realised skip, one point per line of the table."""
     shown = frame[frame["retain"].notna()]
     backbones = list(dict.fromkeys(shown["backbone"]))
-    columns = [_columns(part) for _, part in shown.groupby("backbone")]
-    most = max((len(column) for found in columns for column in found), default=0)
+    columns = {name: _columns(shown[shown["backbone"] == name]) for name in backbones}
+    most = max((len(lines) for found in columns.values() for lines in found), default=0)
     size = (6.4 if most <= 20 else 9.0) * len(backbones), max(4.0, NAME_HEIGHT * most)
     figure, axes = plt.subplots(1, len(backbones), figsize=size, squeeze=False, sharey=True)
     figure.subplots_adjust(bottom=0.44 / size[1], top=1 - 0.48 / size[1])
@@ -80,7 +80,7 @@ def retain_over_skip(frame: pd.DataFrame) -> Figure:
                 line["skip"], line["retain"], yerr=np.clip(spread, 0, None), fmt=marker,
                 color=color, capsize=2, markersize=5, linewidth=1,
             )  # fmt: skip
-        _label_points(axis, part)
+        _label_points(axis, part, columns[backbone])
         axis.axhline(100, color="#999999", linewidth=0.8, linestyle=":")
         axis.set_xlabel("parameters skipped per token, realised (%)")
         axis.set_title(backbone if len(backbones) > 1 else "", fontsize=9)
@@ -120,13 +120,13 @@ def _apart(wanted: Sequence[float], step: float, lowest: float) -> list[float]:
     return heights
 
 
-def _label_points(axis: Axes, part: pd.DataFrame) -> None:
+def _label_points(axis: Axes, part: pd.DataFrame, columns: Sequence[pd.DataFrame]) -> None:
     """Names in a column right of the points of each target, apart from each other, with leaders."""
     low, high = part["retain_low"].min(), part["retain_high"].max()
     figure = axis.figure
     assert isinstance(figure, Figure)
     step = max(high - low, 1.0) * NAME_HEIGHT / figure.get_size_inches()[1]
-    for lines in _columns(part):
+    for lines in columns:
         column = lines["skip"].max() + 1.2
         heights = _apart(lines["retain"].tolist(), step, low)
         for height, (_, line) in zip(heights, lines.iterrows(), strict=True):
