@@ -40,7 +40,8 @@ def read_table(
         ValueError: A row, a param's file or a seed is wrong; one sentence names it.
     """
     names = list(rows) if config["rows"] == "all" else config["rows"]
-    base = _base_params(config, rows, root)
+    tuned = _tuned(config, root)
+    base = _base_params(config, rows, tuned)
     table: dict[str, TableLine] = {}
     for name in names:
         row = _find(rows, name, "rows")
@@ -49,7 +50,7 @@ def read_table(
     for name, spec in config["derive"].items():
         if name in rows:
             raise ValueError(f"suite config, derive.{name}: a row has this name already")
-        table[name] = _derived(name, spec, config, rows, base)
+        table[name] = _derived(name, spec, config, rows, base, tuned)
     for name in config["row_seeds"]:
         if name not in table:  # an overlay may run fewer rows
             _find(rows, name, "row_seeds")
@@ -82,6 +83,7 @@ def _derived(
     config: Mapping[str, Any],
     rows: Mapping[str, Row],
     base: Mapping[str, Mapping[str, Any]],
+    tuned: Mapping[str, Mapping[str, Any]],
 ) -> TableLine:
     """A line that the suite derives from a row, or from one row and then another."""
     where = f"derive.{name}"
@@ -97,21 +99,26 @@ def _derived(
                 f"suite config, {where}: 'from' must be a static row and 'then' a trained row "
                 f"without a budget, not '{first}' and '{row.name}'"
             )
-    params = {**base[row.name], **spec["params"]}
+    params = {**base[row.name], **tuned.get(name, {}), **spec["params"]}
     seeds = _seeds(name, row, config)
     return TableLine(name, row, params, budgets, seeds, first, spec["params_from"])
 
 
+def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, dict[str, Any]]:
+    """Line -> params that the tune step chose for it."""
+    if "tuned" not in config:
+        return {}
+    file = root / config["tuned"]
+    if not file.is_file():
+        raise ValueError(f"suite config, tuned: file {config['tuned']} does not exist")
+    chosen: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))["params"]
+    return chosen
+
+
 def _base_params(
-    config: Mapping[str, Any], rows: Mapping[str, Row], root: Path
+    config: Mapping[str, Any], rows: Mapping[str, Row], tuned: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Row -> params a suite gives it: shared training params, then tuned ones, then its own."""
-    tuned: Mapping[str, Any] = {}
-    if "tuned" in config:
-        file = root / config["tuned"]
-        if not file.is_file():
-            raise ValueError(f"suite config, tuned: file {config['tuned']} does not exist")
-        tuned = yaml.safe_load(file.read_text(encoding="utf-8"))["params"]
     for name in config["params"]:
         _find(rows, name, "params")
     return {

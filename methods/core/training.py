@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,7 @@ class TrainingParams:
         updates: Optimizer steps. 7,339 = one epoch of Tulu-3 at 128 examples.
         batch_tokens: Tokens per update, all processes together. 128 examples of about 650.
         learning_rate: Peak, reached after the warm-up.
+        lora_rate: Learning rate of LoRA's matrices, relative to what is trained beside them.
         schedule: What follows the warm-up.
         warmup: Share of the updates.
         weight_decay: On matrices; vectors and scalars never decay.
@@ -69,6 +70,7 @@ class TrainingParams:
     updates: int = 7339
     batch_tokens: int = 83_200
     learning_rate: float = 1e-4
+    lora_rate: float = 1.0
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: float = 0.03
     weight_decay: float = 0.01
@@ -88,7 +90,7 @@ class TrainingParams:
         for name in ("updates", "batch_tokens", "micro_batches", "snapshot_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 1")
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "lora_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"param '{name}' is {getattr(self, name)}, must be positive")
         for name in ("warmup", "prompt_weight"):
@@ -125,18 +127,22 @@ class Trainer:
         if not self.trained:
             raise ValueError("nothing to train: no parameter asks for a gradient")
         self._set_checkpointing()
-        matrices = [p for p in self.trained.values() if p.dim() > 1]
-        others = [p for p in self.trained.values() if p.dim() <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": self.params.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=self.params.learning_rate, fused=True
-        )
+        self.optimizer = torch.optim.AdamW(self._groups(), fused=True)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.log: list[dict[str, float]] = []
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Trained parameters by weight decay and by their share of the learning rate."""
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, parameter in self.trained.items():
+            decay = self.params.weight_decay if parameter.dim() > 1 else 0.0
+            share = self.params.lora_rate if "lora_" in name else 1.0
+            groups.setdefault((decay, share), []).append(parameter)
+        return [
+            {"params": members, "weight_decay": decay, "share": share}
+            for (decay, share), members in groups.items()
+        ]
 
     def _set_checkpointing(self) -> None:
         if isinstance(self.model.model, RoutedDecoder):
@@ -201,7 +207,7 @@ class Trainer:
         self._sum(sums)
         norm = nn.utils.clip_grad_norm_(self.trained.values(), self.params.clip)
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate(update)
+            group["lr"] = self._rate(update) * group["share"]
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
         loss, penalty, skipped, soft_skipped, executed = (float(value) for value in sums)

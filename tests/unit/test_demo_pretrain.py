@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import re
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM
 
 from workflows.config import ROOT
+from workflows.demo import pretrain
 from workflows.demo.corpus import documents, items
 from workflows.demo.presets import PRESETS, Recipe
 from workflows.demo.pretrain import (
     NO_LABEL,
+    Lessons,
     Packer,
     backbone_config,
     new_backbone,
     rate_at,
     train,
+    update,
     weighted_loss,
 )
 from workflows.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer
@@ -105,11 +110,52 @@ def test_rate_rises_then_falls_to_zero() -> None:
     assert rates[-1] < 0.01 * recipe.rate
 
 
-def test_training_is_deterministic_and_leaves_the_global_generator_alone() -> None:
+def test_training_is_deterministic_and_leaves_the_global_generator_alone(tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
-    weights = [train(DEMO, TINY, io.StringIO())[0].state_dict() for _ in range(2)]
+    weights = [train(DEMO, TINY, tmp_path / name)[0].state_dict() for name in ("one", "other")]
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_an_interrupted_training_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(TINY, tokens=8 * 128, first_lessons=0.5)
+    whole, reports = train(DEMO, recipe, tmp_path / "whole")
+    made: list[int] = []
+
+    def failing(*args: Any) -> float:
+        made.append(1)
+        if len(made) == 6:
+            raise KeyboardInterrupt
+        return update(*args)
+
+    monkeypatch.setattr(pretrain, "update", failing)
+    with pytest.raises(KeyboardInterrupt):
+        train(DEMO, recipe, tmp_path / "cut")
+    resumed, again = train(DEMO, recipe, tmp_path / "cut")
+    assert len(made) == 5 + 1 + 3
+    assert again == reports
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], weight), name
+
+
+def test_a_snapshot_of_another_recipe_is_left_alone(tmp_path: Path) -> None:
+    train(DEMO, replace(TINY, tokens=3 * 128), tmp_path)
+    again, reports = train(DEMO, TINY, tmp_path)
+    anew, _ = train(DEMO, TINY, tmp_path / "new")
+    assert [report["step"] for report in reports] == [1, 2]
+    assert torch.equal(again.lm_head.weight, anew.lm_head.weight)
+
+
+def test_batches_packed_in_another_process_are_the_same() -> None:
+    recipe = replace(TINY, tokens=4 * 128, first_lessons=0.5)
+    here = list(Lessons(DEMO, recipe, 1))
+    there = list(DataLoader(Lessons(DEMO, recipe, 1), batch_size=None, num_workers=1))
+    assert len(here) == len(there) == 3
+    for one, other in zip(here, there, strict=True):
+        for field in fields(one):
+            assert torch.equal(getattr(one, field.name), getattr(other, field.name))
 
 
 def test_untrained_loss_is_near_that_of_a_uniform_guess() -> None:
@@ -158,5 +204,7 @@ def test_step_writes_a_whole_directory_or_nothing(
     weights = load_file(out / "model.safetensors")
     assert facts["parameters"] == sum(weight.numel() for weight in weights.values())
     assert not [path for path in tmp_path.iterdir() if path != out]
+    log = [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
+    assert log[-1] == facts["final"]
     with pytest.raises(ValueError, match="exists already"):
         train_backbone.main()

@@ -256,6 +256,21 @@ def test_learning_rate_by_hand(schedule: str, later: dict[int, float], tmp_path:
     assert {n: rates[n] for n in later} == pytest.approx(later)
 
 
+def test_lora_learns_at_its_own_rate(tmp_path: Path) -> None:
+    # Adam's first step moves every weight by its learning rate, whatever the gradient.
+    fixed = {"updates": 1, "warmup": 0.0, "schedule": "constant", "weight_decay": 0.0}
+    model = built("skipgpt-joint", rank=4)
+    trainer = trainer_for("skipgpt-joint", tmp_path, model=model, lora_rate=0.1, **fixed)
+    before = values(trainer)
+    trainer.run()
+    moved = {n: float((values(trainer)[n] - before[n]).abs().max()) for n in before}
+    lora = {name for name in moved if "lora_" in name}
+    routers = {name for name in moved if ".router." in name}
+    assert lora | routers == moved.keys()
+    assert [moved[name] for name in lora] == pytest.approx([3e-4] * len(lora), rel=1e-2)
+    assert [moved[name] for name in routers] == pytest.approx([3e-3] * len(routers), rel=1e-2)
+
+
 def test_weight_decay_takes_matrices_only(tmp_path: Path) -> None:
     trainer = trainer_for("hero", tmp_path, updates=1, weight_decay=0.5, warmup=0.0)
     for adapter in trainer.model.model.router.adapters:
@@ -362,7 +377,14 @@ def test_thinned_log_keeps_the_ends() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("updates", 0), ("micro_batches", 0), ("learning_rate", 0.0), ("warmup", 1.5), ("clip", -1.0)],
+    [
+        ("updates", 0),
+        ("micro_batches", 0),
+        ("learning_rate", 0.0),
+        ("lora_rate", 0.0),
+        ("warmup", 1.5),
+        ("clip", -1.0),
+    ],
 )
 def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):

@@ -6,19 +6,22 @@ mask keeps them from seeing each other. AdamW with a linear warm-up and a cosine
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, TextIO
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from workflows.demo.corpus import FIRST_WEIGHTS, documents, items, task_names
+from methods.core.snapshots import read_snapshot, write_snapshot
+from workflows.demo.corpus import FIRST_WEIGHTS, corpus_hash, documents, items, task_names
 from workflows.demo.presets import Recipe
 from workflows.demo.tokenizer import BOS_ID, EOS_ID, MAX_LENGTH, PAD_ID, word_ids
 from workflows.demo.world import World
@@ -203,40 +206,72 @@ def update(
     return loss.item()
 
 
+class Lessons(IterableDataset[Batch]):
+    """The batches of a training in their order, from a step on.
+
+    Args:
+        world: What is taught.
+        recipe: Of the training.
+        done: Steps made already; their batches are drawn and left out.
+    """
+
+    def __init__(self, world: World, recipe: Recipe, done: int) -> None:
+        self.world, self.recipe, self.done = world, recipe, done
+
+    def __iter__(self) -> Iterator[Batch]:
+        recipe, seed = self.recipe, self.recipe.seed
+        first = Packer(self.world, documents(self.world, "train", seed, FIRST_WEIGHTS), recipe)
+        later = Packer(self.world, documents(self.world, "train", seed), recipe)
+        turn = int(recipe.first_lessons * recipe.steps)
+        packers = (first if step < turn else later for step in range(recipe.steps))
+        return islice((packer.batch() for packer in packers), self.done, None)
+
+
 def train(
-    world: World, recipe: Recipe, log: TextIO, device: str = "cpu"
-) -> tuple[LlamaForCausalLM, dict[str, Any]]:
-    """Train a backbone from scratch.
+    world: World, recipe: Recipe, workdir: Path, device: str = "cpu"
+) -> tuple[LlamaForCausalLM, list[dict[str, Any]]]:
+    """Train a backbone from scratch, or go on from the snapshot of an interrupted training.
 
     Args:
         world: What it is taught.
         recipe: Everything else that determines the result.
-        log: Open text file; `REPORTS` JSON objects are written to it, one per line.
-        device: Where updates are computed; rows are packed on the CPU.
+        workdir: For snapshots, one with every report.
+        device: Where updates are computed. Rows are packed on the CPU, for an accelerator in a
+            process of their own.
 
     Returns:
-        The model and the last report.
+        The model and about `REPORTS` reports, evenly spaced: step, mean loss since the one before,
+        and what `exact_rates` measures.
     """
     model = new_backbone(world, recipe.seed)
     model.to(device)  # type: ignore[arg-type]
-    lessons = Packer(world, documents(world, "train", recipe.seed, FIRST_WEIGHTS), recipe)
-    corpus = Packer(world, documents(world, "train", recipe.seed), recipe)
+    trained = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(
-        model.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
+        trained.values(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
     )
-    report: dict[str, Any] = {}
+    identity = repr((world.preset, recipe, corpus_hash(world, recipe.seed), device))
+    state = read_snapshot(workdir, trained, optimizer, identity) or {"reports": [], "done": 0}
+    reports: list[dict[str, Any]] = state["reports"]
     losses: list[float] = []
     every = max(1, recipe.steps // REPORTS)
-    progress = tqdm(range(1, recipe.steps + 1), desc="backbone", unit="step", mininterval=1.0)
-    for step in progress:
+    batches = DataLoader(
+        Lessons(world, recipe, state["done"]),
+        batch_size=None,
+        num_workers=0 if device == "cpu" else 1,
+        generator=torch.Generator(),  # not the global one, which it would advance
+    )
+    progress = tqdm(
+        batches, "backbone", recipe.steps, initial=state["done"], unit="step", mininterval=1.0
+    )
+    for step, batch in enumerate(progress, start=state["done"] + 1):
         optimizer.param_groups[0]["lr"] = rate_at(step - 1, recipe)
-        packer = lessons if step <= recipe.first_lessons * recipe.steps else corpus
-        losses.append(update(model, optimizer, packer.batch().to(device), recipe))
+        losses.append(update(model, optimizer, batch.to(device), recipe))
         if step % every and step < recipe.steps:
             continue
-        report = {"step": step, "loss": sum(losses) / len(losses), **exact_rates(model, world)}
+        rates = exact_rates(model, world)
+        reports.append({"step": step, "loss": sum(losses) / len(losses), **rates})
         losses.clear()
-        progress.set_postfix(loss=f"{report['loss']:.3f}")
-        log.write(json.dumps(report) + "\n")
-        log.flush()
-    return model, report
+        progress.set_postfix(loss=f"{reports[-1]['loss']:.3f}")
+        kept = {"identity": identity, "done": step, "reports": reports}
+        write_snapshot(workdir, trained, optimizer, kept)
+    return model, reports

@@ -1,12 +1,15 @@
 """Train the backbone of a world: `python -m workflows.steps.train_backbone --out DIR`.
 
 Writes a Hugging Face folder with its tokenizer, the log, and training.json (recipe, hashes, last
-scores). On a CPU the same seed, tokens and threads on the same machine give the same bits.
+scores). On a CPU the same seed, tokens and threads on the same machine give the same bits. An
+interrupted training continues from its snapshot in `DIR.checkpoints`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -45,15 +48,18 @@ def main() -> None:
     if recipe.tokens < 1 or args.threads < 1:
         raise ValueError("--tokens and --threads must be at least 1")
     torch.set_num_threads(args.threads)
+    workdir = args.out.parent / f"{args.out.name}.checkpoints"
     with claim_device(args.device) as device, whole_folder(args.out) as folder:
-        build(world, recipe, folder, device)
+        build(world, recipe, workdir, folder, device)
+    shutil.rmtree(workdir)
     print(f"wrote {args.out}")
 
 
-def build(world: World, recipe: Recipe, folder: Path, device: str) -> None:
+def build(world: World, recipe: Recipe, workdir: Path, folder: Path, device: str) -> None:
     """Train by a recipe and write model, tokenizer, log and training.json into a folder."""
-    with (folder / "training_log.jsonl").open("w", encoding="utf-8") as log:
-        model, report = train(world, recipe, log, device)
+    model, reports = train(world, recipe, workdir, device)
+    log = "".join(json.dumps(report) + "\n" for report in reports)
+    (folder / "training_log.jsonl").write_text(log, encoding="utf-8")
     model.save_pretrained(folder)
     build_tokenizer(world).save_pretrained(folder)
     facts = {
@@ -66,7 +72,7 @@ def build(world: World, recipe: Recipe, folder: Path, device: str) -> None:
         "torch": torch.__version__,
         "device": device,
         "threads": torch.get_num_threads(),
-        "final": report,
+        "final": reports[-1],
     }
     write_json(folder / "training.json", facts)
 

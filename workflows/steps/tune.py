@@ -1,11 +1,13 @@
 r"""Choose the learning rate of every trained row of a suite: same grid, updates and data for all.
 
-Each row is fitted once per rate at the suite's first budget; the rate with the lowest loss on the
-validation split wins. Scored items are never touched. The outcome is a small YAML file, committed,
-which the suite reads under `tuned:`; tries are kept in --workdir, so an interrupted call continues.
+Each row is fitted once per rate at the suite's first budget. Of the rates whose model meets the
+budget, the one with the lowest loss on the validation split wins. Scored items are never touched. A
+healed row starts from the static model that a run of the suite left. The outcome is a small YAML
+file, committed, which suites read under `tuned:`; tries are kept in --workdir, so that an
+interrupted call continues.
 
-    python -m workflows.steps.tune --suite workflows/suites/demo.yaml \
-        --data results/demo/data --out workflows/suites/tuned/demo.yaml
+    python -m workflows.steps.tune --suite workflows/suites/demo_full.yaml --updates 500 \
+        --data results/demo_full/data --out workflows/suites/tuned/demo.yaml
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +23,15 @@ import yaml
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import load_backbone
-from methods.core.checkpoint import write_json
+from methods.core.checkpoint import open_backbone, write_json
 from methods.core.data import Data
 from methods.core.training import DivergedError, validation_loss
 from workflows.jobs import Job, Suite, read_suite
+from workflows.stats.budget import flag
 from workflows.steps.common import add_machine_arguments, run, set_up_torch, whole_file
 from workflows.steps.devices import claim_device
 
-GRID = (1e-3, 3e-3, 1e-2, 3e-2)
+GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 
 
 def arguments() -> argparse.Namespace:
@@ -55,11 +58,10 @@ def main() -> None:
     suite = read_suite({key: value for key, value in config.items() if key != "tuned"})
     set_up_torch(args.threads)
     rates = [float(word) for word in args.grid.split(",")]
-    first = {j.row: j for j in reversed(suite.jobs) if j.method.trained and not _derived(j, suite)}
-    chosen = args.rows.split(",") if args.rows else sorted(first)
+    jobs = jobs_to_tune(suite, args.rows.split(",") if args.rows else None)
     with claim_device(args.device) as args.device:
-        tries = {row: [try_rate(suite, first[row], rate, args) for rate in rates] for row in chosen}
-    best = {row: min(done, key=lambda one: one["loss"]) for row, done in tries.items()}
+        tries = {job.row: [try_rate(suite, job, rate, args) for rate in rates] for job in jobs}
+    best = {job.row: best_try(job, tries[job.row]) for job in jobs}
     outcome = {
         "params": {row: {"learning_rate": one["learning_rate"]} for row, one in best.items()},
         "tries": tries,
@@ -72,8 +74,32 @@ def main() -> None:
     print(f"wrote {args.out}")
 
 
-def _derived(job: Job, suite: Suite) -> bool:
-    return job.row in suite.config["derive"]
+def jobs_to_tune(suite: Suite, rows: Sequence[str] | None) -> list[Job]:
+    """The first job of each row: by default of every trained one, and of what they heal.
+
+    Raises:
+        ValueError: One of ``rows`` is not a trained row of the suite.
+    """
+    first = {job.row: job for job in reversed(suite.jobs) if job.method.trained}
+    if rows is None:
+        derived = suite.config["derive"]
+        rows = sorted(r for r, j in first.items() if r not in derived or j.start is not None)
+    for row in rows:
+        if row not in first:
+            raise ValueError(f"--rows: '{row}' is not a trained row of the suite ({list(first)})")
+    return [first[row] for row in rows]
+
+
+def best_try(job: Job, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The try with the lowest loss among those that meet the job's budget.
+
+    Raises:
+        ValueError: None meets it.
+    """
+    meeting = [one for one in tries if not flag(job.budget, one.get("skip", job.budget))]
+    if not meeting:
+        raise ValueError(f"{job.row}: no learning rate meets the budget {job.budget}")
+    return min(meeting, key=lambda one: float(one["loss"]))
 
 
 def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> dict[str, Any]:
@@ -86,7 +112,10 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     if done.is_file():
         kept: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
         return kept
-    backbone = load_backbone(Path(suite.backbone_folder(job.backbone)), device=args.device)
+    start = Path(suite.start_folder(job))
+    if job.start is not None and not start.is_dir():
+        raise ValueError(f"{job.row} starts from {start}, which a run of the suite makes first")
+    backbone = open_backbone(start, device=args.device)
     data = Data(
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,
@@ -96,14 +125,19 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
         probe_file=args.data / "probe.jsonl",
     )
     method = load_method(job.method.name, params)
+    budget = None if job.start is not None else job.budget
+    outcome: dict[str, Any] = {"learning_rate": rate}
     try:
-        fitted = method.fit(backbone, data, Request(job.budget, job.seed, folder / "checkpoints"))
-        weight = method.params.prompt_weight
-        loss = validation_loss(fitted.model.eval(), data.validation(), weight)
+        fitted = method.fit(backbone, data, Request(budget, job.seed, folder / "checkpoints"))
+        loss = validation_loss(fitted.model.eval(), data.validation(), method.params.prompt_weight)
+        trace = fitted.decisions.get("calibration", [])
+        if budget is not None and trace:
+            skip = min((one["skip"] for one in trace), key=lambda one: abs(one - budget))
+            outcome["skip"] = round(skip, 4)
     except DivergedError as error:
         print(f"{job.row} at {rate:g}: {error}")
         loss = 1e9
-    outcome = {"learning_rate": rate, "loss": round(loss, 5)}
+    outcome["loss"] = round(loss, 5)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(done, outcome)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)

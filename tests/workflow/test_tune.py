@@ -1,0 +1,97 @@
+"""The tune step: what is tried, what wins, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import steps
+from workflows.config import ROOT
+from workflows.jobs import Suite, read_suite
+from workflows.steps.tune import best_try, jobs_to_tune
+
+TRAINING = {"updates": 2, "batch_tokens": 128, "row_length": 64}
+CONFIG = {
+    "suite": "tuning",
+    "backbones": {"demo": {"path": "workflows/demo/backbone"}},
+    "rows": ["dense", "shortgpt", "lora", "hero"],
+    "derive": {
+        "healed": {"from": "shortgpt", "then": "lora", "params": {"rank": 2}},
+        "hero-no-history": {"from": "hero", "params": {"variant": "no-history"}},
+    },
+    "budgets": [0.25],
+    "seeds": [42],
+    "tasks": ["demo_facts"],
+    "max_length": 256,
+    "training": TRAINING,
+    "data": {part: {"source": "demo", "rows": 40} for part in ("training", "validation", "probe")},
+}
+
+
+@pytest.fixture
+def suite() -> Suite:
+    return read_suite(CONFIG)
+
+
+def test_trained_rows_and_healed_ones_are_tuned_but_no_variants(suite: Suite) -> None:
+    assert [job.row for job in jobs_to_tune(suite, None)] == ["healed", "hero", "lora"]
+    assert [job.row for job in jobs_to_tune(suite, ["hero-no-history"])] == ["hero-no-history"]
+
+
+def test_a_rate_at_which_nothing_is_skipped_cannot_win(suite: Suite) -> None:
+    job = jobs_to_tune(suite, ["hero"])[0]
+    skipping = {"learning_rate": 1e-3, "loss": 2.0, "skip": 0.243}
+    tries = [{"learning_rate": 1e-1, "loss": 1.0, "skip": 0.0}, skipping]
+    assert best_try(job, tries) == skipping
+    with pytest.raises(ValueError, match="hero: no learning rate meets the budget 0.25"):
+        best_try(job, tries[:1])
+
+
+def test_rates_are_tried_once_and_the_best_reaches_its_row(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    for part in ("training", "validation", "probe"):
+        source = suite.data_source(part)
+        steps.call("data", "--part", part, "--source", source, "--out", data / f"{part}.jsonl")
+    file, out = tmp_path / "suite.yaml", tmp_path / "tuned.yaml"
+    file.write_text(yaml.safe_dump(CONFIG))
+    fixed = ["--suite", file, "--data", data, "--workdir", tmp_path / "work", "--device", "cpu"]
+    steps.call("tune", *fixed, "--rows", "lora", "--grid", "0.001,0.01", "--out", out)
+    outcome = yaml.safe_load(out.read_text())
+    tries = outcome["tries"]["lora"]
+    assert [one["learning_rate"] for one in tries] == [0.001, 0.01]
+    assert outcome["updates"] == 2
+    best = min(tries, key=lambda one: one["loss"])["learning_rate"]
+    monkeypatch.setattr("workflows.steps.tune.load_method", None)  # a second fit would fail
+    steps.call("tune", *fixed, "--rows", "lora", "--grid", "0.001,0.01", "--out", out)
+    assert yaml.safe_load(out.read_text()) == outcome
+    jobs = read_suite({**CONFIG, "tuned": str(out)}).jobs
+    assert {job.params["learning_rate"] for job in jobs if job.row == "lora"} == {best}
+
+
+def test_the_tuned_rate_of_a_healed_row_is_its_own(tmp_path: Path) -> None:
+    chosen = {"lora": {"learning_rate": 0.5}, "healed": {"learning_rate": 0.25}}
+    (tmp_path / "tuned.yaml").write_text(yaml.safe_dump({"params": chosen}))
+    jobs = read_suite({**CONFIG, "tuned": str(tmp_path / "tuned.yaml")}).jobs
+    rates = {job.row: job.params["learning_rate"] for job in jobs if "lora" in job.method.name}
+    assert rates == {"lora": 0.5, "healed": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ("healed", "healed starts from results/tuning/demo/shortgpt/b25/s42/model, which a run"),
+        ("shortgpt", "--rows: 'shortgpt' is not a trained row of the suite"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(
+    row: str, sentence: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "suite.yaml"
+    file.write_text(yaml.safe_dump(CONFIG))
+    refuse = steps.Refuse(capfd, tmp_path)
+    fixed = ["--suite", file, "--data", ROOT, "--workdir", tmp_path / "w", "--device", "cpu"]
+    assert sentence in refuse("tune", *fixed, "--rows", row, "--out", tmp_path / "tuned.yaml")
