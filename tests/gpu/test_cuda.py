@@ -1,5 +1,7 @@
 """What only a GPU can show; skipped elsewhere."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,9 @@ import torch
 from methods.core.dispatch import dispatch, dispatch_masked
 from methods.hero.branch import Adapter
 from tests.slicing_toys import IDS, dense, fit, logits
+from workflows.demo.presets import Recipe
+from workflows.demo.pretrain import train
+from workflows.demo.world import the_world
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,3 +56,16 @@ def test_slicing_agrees_with_the_cpu(orientation: str) -> None:
     np.testing.assert_allclose(second, first, rtol=1e-6)
     ours = logits(fits[1].model, IDS.cuda()).cpu()
     torch.testing.assert_close(ours, logits(fits[0].model), rtol=0, atol=1e-5)
+
+
+def test_a_backbone_learns_as_on_the_cpu(tmp_path: Path) -> None:
+    recipe = Recipe(tokens=5 * 256, rows=4, length=64)
+    on_cpu, on_gpu = (
+        [
+            report["loss"]
+            for report in train(the_world("small"), recipe, tmp_path / device, device)[1]
+        ]
+        for device in ("cpu", "cuda")
+    )
+    assert len(on_cpu) == 5
+    assert on_gpu == pytest.approx(on_cpu, rel=1e-3)
