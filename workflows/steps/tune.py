@@ -6,8 +6,8 @@ healed row starts from the static model that a run of the suite left. The outcom
 file, committed, which suites read under `tuned:`; tries are kept in --workdir, so that an
 interrupted call continues.
 
-    python -m workflows.steps.tune --suite workflows/suites/demo_full.yaml --updates 500 \
-        --data results/demo_full/data --out workflows/suites/tuned/demo.yaml
+    python -m workflows.steps.tune --suite workflows/suites/demo.yaml --updates 500 \
+        --data results/demo/data --out workflows/suites/tuned/demo.yaml
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from workflows.stats.budget import flag
 from workflows.steps.common import add_machine_arguments, run, set_up_torch, whole_file
 from workflows.steps.devices import claim_device
 
-GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+GRID = (1e-3, 3e-3, 1e-2, 3e-2)
 
 
 def arguments() -> argparse.Namespace:
