@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from methods.core.backbone import decoder
-from methods.core.data import Batch
+from methods.core.data import Batch, Document
+from methods.core.packing import lay_out
 
 CHUNK = 2048
 
@@ -56,6 +59,30 @@ def next_token_loss(model: nn.Module, stream: Tensor, batch: Batch) -> tuple[Ten
     targets = batch.ids[:, 1:].to(stream.device)[predicted]
     weights = torch.ones(len(targets), device=stream.device)
     return lm_loss_sum(norm(stream)[:, :-1][predicted], head, targets, weights), len(targets)
+
+
+@torch.no_grad()
+def answer_loss(model: nn.Module, documents: Sequence[Document], batch_size: int = 32) -> float:
+    """Mean next-token loss of the answers; where a document has no prompt, of all its tokens.
+
+    Args:
+        model: Causal LM in eval mode.
+        documents: Validation documents.
+        batch_size: Documents per forward pass.
+    """
+    device, head = next(model.parameters()).device, model.lm_head
+    assert isinstance(head, nn.Module)
+    loss, answers = 0.0, 0.0
+    for start in range(0, len(documents), batch_size):
+        rows = lay_out(documents[start : start + batch_size], 0, prompt_weight=0.0).to(device)
+        states = decoder(model)(
+            input_ids=rows.ids, position_ids=rows.positions, use_cache=False
+        ).last_hidden_state
+        at = rows.weights.flatten().nonzero().squeeze(1)
+        targets, weights = rows.ids.flatten()[at + 1], rows.weights.flatten()[at]
+        loss += float(lm_loss_sum(states.flatten(0, 1)[at], head, targets, weights))
+        answers += float(weights.sum())
+    return loss / answers
 
 
 def _chunk(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:

@@ -22,8 +22,10 @@ class Steering:
     y is a smoothed skip rate: of the gates before the threshold at first, of the decisions behind
     ``ramp``, mixed linearly between. Decisions alone stay silent until gates cross the threshold,
     by when they may have saturated where no gradient reaches them. The target rises linearly from
-    the first y to the budget over ``ramp``, so that adapters learn while few tokens need them;
-    alpha may turn slightly negative, which reopens gates.
+    the first y to the budget over ``ramp``, so that adapters learn while few tokens need them.
+    Behind the ramp alpha may turn slightly negative, which reopens gates; its floor falls from 0
+    along the ramp. Untrained adapters let the loss open gates by itself, and a push on top of that
+    can saturate all of them within twenty updates.
 
     Args:
         sizes: Share of the dense parameters in each unit (U,), float64.
@@ -32,7 +34,7 @@ class Steering:
         integral: Change of alpha per update and unit of error.
         proportional: Change of alpha per unit of change of the error.
         ramp: Share of training until the target is the budget.
-        limits: Lowest and highest alpha; a strongly negative one would saturate gates.
+        limits: Lowest alpha behind the ramp, and the highest.
         unit: Multiplies gains and limits, for penalties of another size than HeRo's.
     """
 
@@ -68,7 +70,7 @@ class Steering:
         )
         self.memory |= {"smoothed": smoothed, "error": error}
         low, high = (self.unit * limit for limit in self.limits)
-        self.alpha = min(high, max(low, self.alpha + self.unit * change))
+        self.alpha = min(high, max(share * low, self.alpha + self.unit * change))
 
     def state(self) -> dict[str, Any]:
         """What a snapshot keeps."""

@@ -326,30 +326,3 @@ def thinned(log: list[dict[str, float]], keep: int = 200) -> list[dict[str, floa
     """At most about ``keep`` entries of a training log, the last one among them."""
     step = max(1, len(log) // keep)
     return [*log[:-1:step], *log[-1:]]
-
-
-@torch.no_grad()
-def validation_loss(
-    model: nn.Module, documents: Sequence[Document], prompt_weight: float, batch_size: int = 32
-) -> float:
-    """Mean weighted next-token loss over documents, as in training, without penalty.
-
-    Args:
-        model: Causal LM in eval mode.
-        documents: Validation documents.
-        prompt_weight: Loss weight of prompt tokens.
-        batch_size: Documents per forward pass.
-    """
-    device, head = next(model.parameters()).device, model.lm_head
-    assert isinstance(head, nn.Module)
-    loss, weight = 0.0, 0.0
-    for start in range(0, len(documents), batch_size):
-        rows = lay_out(documents[start : start + batch_size], 0, prompt_weight).to(device)
-        states = decoder(model)(
-            input_ids=rows.ids, position_ids=rows.positions, use_cache=False
-        ).last_hidden_state
-        at = rows.counted.flatten().nonzero().squeeze(1)
-        targets, weights = rows.ids.flatten()[at + 1], rows.weights.flatten()[at]
-        loss += float(lm_loss_sum(states.flatten(0, 1)[at], head, targets, weights))
-        weight += float(weights.sum())
-    return loss / weight

@@ -45,6 +45,15 @@ def test_steering_by_hand() -> None:
     assert copy.alpha == steering.alpha
 
 
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.25, 0.5), (0.5, 1.0), (0.9, 1.0)])
+def test_the_floor_of_alpha_falls_along_the_ramp(progress: float, share: float) -> None:
+    steering = Steering(torch.ones(1), 0.25, 1e-3, ramp=0.5)
+    steering.memory["first"] = 0.0
+    for _ in range(600):
+        steering.observe(0.5, 0.5, progress)
+    assert steering.alpha == pytest.approx(share * steering.limits[0])
+
+
 def test_a_fixed_alpha_stays() -> None:
     steering = Steering(torch.ones(1), None, 1e-3)
     for step in range(9):

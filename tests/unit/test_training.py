@@ -17,12 +17,12 @@ from torch.nn.functional import cross_entropy
 from methods.core import losses
 from methods.core.backbone import layers
 from methods.core.data import Document
-from methods.core.losses import lm_loss_sum
+from methods.core.losses import answer_loss, lm_loss_sum
 from methods.core.packing import lay_out, plan
 from methods.core.routed import route
 from methods.core.snapshots import NAME
 from methods.core.steering import Steering
-from methods.core.training import DivergedError, Trainer, TrainingParams, thinned, validation_loss
+from methods.core.training import DivergedError, Trainer, TrainingParams, thinned
 from methods.hero import penalty
 from tests import toy
 from tests.training_toys import (
@@ -306,10 +306,6 @@ def test_loss_is_the_weighted_mean_over_predictions(tmp_path: Path) -> None:
         # Positions 0 and 1 predict the prompt's second and third token.
         weights = torch.tensor([0.25] * 2 + [1.0] * (len(document.ids) - 3))
         above, below = above + float(wrong @ weights), below + float(weights.sum())
-    for batch_size in (1, 2, 3):
-        assert validation_loss(dense, weighted, 0.25, batch_size) == pytest.approx(
-            above / below, rel=1e-5
-        )
     model = built("lora", rank=4)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -319,6 +315,21 @@ def test_loss_is_the_weighted_mean_over_predictions(tmp_path: Path) -> None:
         "lora", tmp_path, weighted, model, updates=1, batch_tokens=tokens, prompt_weight=0.25
     )  # fmt: skip
     assert trainer.run()[0]["loss"] == pytest.approx(above / below, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_answer_loss_counts_answers_only(batch_size: int) -> None:
+    model = toy.make_model()
+    made = zip(documents(3), (3, 0, 2), strict=True)
+    texts = [document._replace(prompt=lead) for document, lead in made]
+    wrong = list[torch.Tensor]()
+    for document in texts:
+        logits = model(torch.tensor([document.ids])).logits[0, :-1]
+        each = cross_entropy(logits, torch.tensor(document.ids[1:]), reduction="none").detach()
+        # The last token of a prompt predicts the answer's first one.
+        wrong.append(each[max(0, document.prompt - 1) :])
+    mean = float(torch.cat(wrong).mean())
+    assert answer_loss(model, texts, batch_size) == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

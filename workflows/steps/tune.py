@@ -1,13 +1,14 @@
 r"""Choose the learning rate of every trained row of a suite: same grid, updates and data for all.
 
 Each row is fitted once per rate at the suite's first budget. Of the rates whose model meets the
-budget, the one with the lowest loss on the validation split wins. Scored items are never touched. A
-healed row starts from the static model that a run of the suite left. The outcome is a small YAML
-file, committed, which suites read under `tuned:`; tries are kept in --workdir, so that an
-interrupted call continues.
+budget, the one with the lowest loss on the answers of the validation split wins: answers are what
+is scored, and prompts in wordings that training lacks would drown them. Scored items are never
+touched. A healed row starts from the static model that a run of the suite left. The outcome is a
+small YAML file, committed, which suites read under `tuned:`; tries are kept in --workdir, so that
+an interrupted call continues.
 
-    python -m workflows.steps.tune --suite workflows/suites/demo.yaml --updates 500 \
-        --data results/demo/data --out workflows/suites/tuned/demo.yaml
+    python -m workflows.steps.tune --suite workflows/suites/demo_full.yaml --updates 500 \
+        --data results/demo_full/data --out workflows/suites/tuned/demo.yaml
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from methods import load_method
 from methods.base import Request
 from methods.core.checkpoint import open_backbone, write_json
 from methods.core.data import Data
-from methods.core.training import DivergedError, validation_loss
+from methods.core.losses import answer_loss
+from methods.core.training import DivergedError
 from workflows.jobs import Job, Suite, read_suite
 from workflows.stats.budget import flag
 from workflows.steps.common import add_machine_arguments, run, set_up_torch, whole_file
 from workflows.steps.devices import claim_device
 
-GRID = (1e-3, 3e-3, 1e-2, 3e-2)
+GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 
 
 def arguments() -> argparse.Namespace:
@@ -129,7 +131,7 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     outcome: dict[str, Any] = {"learning_rate": rate}
     try:
         fitted = method.fit(backbone, data, Request(budget, job.seed, folder / "checkpoints"))
-        loss = validation_loss(fitted.model.eval(), data.validation(), method.params.prompt_weight)
+        loss = answer_loss(fitted.model.eval(), data.validation())
         trace = fitted.decisions.get("calibration", [])
         if budget is not None and trace:
             skip = min((one["skip"] for one in trace), key=lambda one: abs(one - budget))
@@ -141,7 +143,7 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     folder.mkdir(parents=True, exist_ok=True)
     write_json(done, outcome)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    print(f"{job.row} at {rate:g}: validation loss {loss:.4f}", flush=True)
+    print(f"{job.row} at {rate:g}: loss of validation answers {loss:.4f}", flush=True)
     return outcome
 
 
