@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,28 +62,49 @@ def next_token_loss(model: nn.Module, stream: Tensor, batch: Batch) -> tuple[Ten
     return lm_loss_sum(norm(stream)[:, :-1][predicted], head, targets, weights), len(targets)
 
 
+class Answers(NamedTuple):
+    """How well a model knows answers.
+
+    ``right``: share of the documents in which the likeliest token is the answer's at every place.
+    ``loss``: mean next-token loss over the answers' tokens.
+    """
+
+    right: float
+    loss: float
+
+
 @torch.no_grad()
-def answer_loss(model: nn.Module, documents: Sequence[Document], batch_size: int = 32) -> float:
-    """Mean next-token loss of the answers; where a document has no prompt, of all its tokens.
+def score_answers(model: nn.Module, documents: Sequence[Document], batch_size: int = 32) -> Answers:
+    """Predict the answers of documents; where one has no prompt, all its tokens are the answer.
 
     Args:
         model: Causal LM in eval mode.
-        documents: Validation documents.
+        documents: Of two tokens or more.
         batch_size: Documents per forward pass.
     """
     device, head = next(model.parameters()).device, model.lm_head
     assert isinstance(head, nn.Module)
-    loss, answers = 0.0, 0.0
+    losses, right = list[Tensor](), list[Tensor]()
     for start in range(0, len(documents), batch_size):
         rows = lay_out(documents[start : start + batch_size], 0, prompt_weight=0.0).to(device)
         states = decoder(model)(
             input_ids=rows.ids, position_ids=rows.positions, use_cache=False
         ).last_hidden_state
-        at = rows.weights.flatten().nonzero().squeeze(1)
-        targets, weights = rows.ids.flatten()[at + 1], rows.weights.flatten()[at]
-        loss += float(lm_loss_sum(states.flatten(0, 1)[at], head, targets, weights))
-        answers += float(weights.sum())
-    return loss / answers
+        predicting = rows.weights > 0
+        targets = rows.ids[:, 1:][predicting[:, :-1]]
+        whole = torch.ones(len(rows.ids), dtype=torch.bool, device=device)
+        pieces = zip(
+            states[predicting].split(CHUNK),
+            targets.split(CHUNK),
+            predicting.nonzero()[:, 0].split(CHUNK),
+            strict=True,
+        )
+        for part, words, document in pieces:
+            logits = head(part).float()
+            losses.append(cross_entropy(logits, words, reduction="none").double())
+            whole[document[logits.argmax(dim=-1) != words]] = False
+        right.append(whole)
+    return Answers(float(torch.cat(right).double().mean()), float(torch.cat(losses).mean()))
 
 
 def _chunk(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:

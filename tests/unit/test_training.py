@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from methods.core import losses
 from methods.core.backbone import layers
 from methods.core.data import Document
-from methods.core.losses import answer_loss, lm_loss_sum
+from methods.core.losses import lm_loss_sum, score_answers
 from methods.core.packing import lay_out, plan
 from methods.core.routed import route
 from methods.core.snapshots import NAME
@@ -318,18 +318,26 @@ def test_loss_is_the_weighted_mean_over_predictions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_answer_loss_counts_answers_only(batch_size: int) -> None:
+@pytest.mark.parametrize("chunk", [3, 2048])
+def test_answers_are_scored_and_prompts_are_not(
+    batch_size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("methods.core.losses.CHUNK", chunk)
     model = toy.make_model()
-    made = zip(documents(3), (3, 0, 2), strict=True)
-    texts = [document._replace(prompt=lead) for document, lead in made]
-    wrong = list[torch.Tensor]()
-    for document in texts:
-        logits = model(torch.tensor([document.ids])).logits[0, :-1]
-        each = cross_entropy(logits, torch.tensor(document.ids[1:]), reduction="none").detach()
+    wrong, texts = list[Tensor](), list[Document]()
+    for document, lead in zip(documents(3), (3, 0, 2), strict=True):
+        ids = torch.tensor(document.ids)
+        if lead == 2:
+            # An answer that the model itself continues is right, whatever its prompt.
+            for place in range(lead, len(ids)):
+                ids[place] = model(ids[None, :place]).logits[0, -1].argmax()
+        logits = model(ids[None]).logits[0, :-1].detach()
         # The last token of a prompt predicts the answer's first one.
-        wrong.append(each[max(0, document.prompt - 1) :])
-    mean = float(torch.cat(wrong).mean())
-    assert answer_loss(model, texts, batch_size) == pytest.approx(mean, rel=1e-5)
+        wrong.append(cross_entropy(logits, ids[1:], reduction="none")[max(0, lead - 1) :])
+        texts.append(Document(ids.tolist(), lead))
+    right, loss = score_answers(model, texts, batch_size)
+    assert right == pytest.approx(1 / 3)
+    assert loss == pytest.approx(float(torch.cat(wrong).mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -42,11 +42,20 @@ def test_trained_rows_and_healed_ones_are_tuned_but_no_variants(suite: Suite) ->
 
 def test_a_rate_at_which_nothing_is_skipped_cannot_win(suite: Suite) -> None:
     job = jobs_to_tune(suite, ["hero"])[0]
-    skipping = {"learning_rate": 1e-3, "loss": 2.0, "skip": 0.243}
-    tries = [{"learning_rate": 1e-1, "loss": 1.0, "skip": 0.0}, skipping]
+    skipping = {"learning_rate": 1e-3, "right": 0.5, "loss": 2.0, "skip": 0.243}
+    tries = [{"learning_rate": 1e-1, "right": 0.9, "loss": 1.0, "skip": 0.0}, skipping]
     assert best_try(job, tries) == skipping
     with pytest.raises(ValueError, match="hero: no learning rate meets the budget 0.25"):
         best_try(job, tries[:1])
+
+
+def test_right_answers_decide_and_the_loss_among_equals(suite: Suite) -> None:
+    job = jobs_to_tune(suite, ["lora"])[0]
+    tries = [
+        {"learning_rate": rate, "right": right, "loss": loss}
+        for rate, right, loss in ((1e-3, 0.5, 1.0), (1e-2, 0.6, 3.0), (1e-1, 0.6, 2.0))
+    ]
+    assert best_try(job, tries)["learning_rate"] == 1e-1
 
 
 def test_rates_are_tried_once_and_the_best_reaches_its_row(
@@ -64,10 +73,13 @@ def test_rates_are_tried_once_and_the_best_reaches_its_row(
     tries = outcome["tries"]["lora"]
     assert [one["learning_rate"] for one in tries] == [0.001, 0.01]
     assert outcome["updates"] == 2
-    best = min(tries, key=lambda one: one["loss"])["learning_rate"]
+    best = max(tries, key=lambda one: (one["right"], -one["loss"]))["learning_rate"]
     monkeypatch.setattr("workflows.steps.tune.load_method", None)  # a second fit would fail
     steps.call("tune", *fixed, "--rows", "lora", "--grid", "0.001,0.01", "--out", out)
     assert yaml.safe_load(out.read_text()) == outcome
+    (data / "validation.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(TypeError):  # other data: another try
+        steps.call("tune", *fixed, "--rows", "lora", "--grid", "0.001", "--out", out)
     jobs = read_suite({**CONFIG, "tuned": str(out)}).jobs
     assert {job.params["learning_rate"] for job in jobs if job.row == "lora"} == {best}
 

@@ -1,11 +1,11 @@
 r"""Choose the learning rate of every trained row of a suite: same grid, updates and data for all.
 
 Each row is fitted once per rate at the suite's first budget. Of the rates whose model meets the
-budget, the one with the lowest loss on the answers of the validation split wins: answers are what
-is scored, and prompts in wordings that training lacks would drown them. Scored items are never
-touched. A healed row starts from the static model that a run of the suite left. The outcome is a
-small YAML file, committed, which suites read under `tuned:`; tries are kept in --workdir, so that
-an interrupted call continues.
+budget, the one wins whose likeliest tokens spell the most answers of the validation split; among
+equals the one with the lowest loss on these answers. Scored items are never touched. A healed row
+starts from the static model that a run of the suite left. The outcome is a small YAML file,
+committed, which suites read under `tuned:`; tries are kept in --workdir, so that an interrupted
+call continues.
 
     python -m workflows.steps.tune --suite workflows/suites/demo_full.yaml --updates 500 \
         --data results/demo_full/data --out workflows/suites/tuned/demo.yaml
@@ -14,6 +14,7 @@ an interrupted call continues.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -26,14 +27,15 @@ from methods import load_method
 from methods.base import Request
 from methods.core.checkpoint import open_backbone, write_json
 from methods.core.data import Data
-from methods.core.losses import answer_loss
+from methods.core.losses import Answers, score_answers
 from methods.core.training import DivergedError
 from workflows.jobs import Job, Suite, read_suite
 from workflows.stats.budget import flag
-from workflows.steps.common import add_machine_arguments, run, set_up_torch, whole_file
+from workflows.steps.common import add_machine_arguments, code_hash, run, set_up_torch, whole_file
 from workflows.steps.devices import claim_device
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+PARTS = ("training", "validation", "probe")
 
 
 def arguments() -> argparse.Namespace:
@@ -93,7 +95,7 @@ def jobs_to_tune(suite: Suite, rows: Sequence[str] | None) -> list[Job]:
 
 
 def best_try(job: Job, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The try with the lowest loss among those that meet the job's budget.
+    """The try with the most right answers among those that meet the job's budget.
 
     Raises:
         ValueError: None meets it.
@@ -101,7 +103,7 @@ def best_try(job: Job, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     meeting = [one for one in tries if not flag(job.budget, one.get("skip", job.budget))]
     if not meeting:
         raise ValueError(f"{job.row}: no learning rate meets the budget {job.budget}")
-    return min(meeting, key=lambda one: float(one["loss"]))
+    return max(meeting, key=lambda one: (one["right"], -one["loss"]))
 
 
 def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> dict[str, Any]:
@@ -109,42 +111,49 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     params = {**job.params, "learning_rate": rate}
     if args.updates is not None:
         params["updates"] = args.updates
-    folder = args.workdir / suite.name / job.row / f"{rate:g}"
+    start = Path(suite.start_folder(job))
+    if job.start is not None and not start.is_dir():
+        raise ValueError(f"{job.row} starts from {start}, which a run of the suite makes first")
+    folder = args.workdir / suite.name / job.row / f"{rate:g}-{_identity(job, params, args.data)}"
     done = folder / "try.json"
     if done.is_file():
         kept: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
         return kept
-    start = Path(suite.start_folder(job))
-    if job.start is not None and not start.is_dir():
-        raise ValueError(f"{job.row} starts from {start}, which a run of the suite makes first")
     backbone = open_backbone(start, device=args.device)
     data = Data(
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,
         max_length=suite.config["max_length"],
-        training_file=args.data / "training.jsonl",
-        validation_file=args.data / "validation.jsonl",
-        probe_file=args.data / "probe.jsonl",
+        **{f"{part}_file": args.data / f"{part}.jsonl" for part in PARTS},
     )
     method = load_method(job.method.name, params)
     budget = None if job.start is not None else job.budget
     outcome: dict[str, Any] = {"learning_rate": rate}
     try:
         fitted = method.fit(backbone, data, Request(budget, job.seed, folder / "checkpoints"))
-        loss = answer_loss(fitted.model.eval(), data.validation())
+        answers = score_answers(fitted.model.eval(), data.validation())
         trace = fitted.decisions.get("calibration", [])
         if budget is not None and trace:
             skip = min((one["skip"] for one in trace), key=lambda one: abs(one - budget))
             outcome["skip"] = round(skip, 4)
     except DivergedError as error:
         print(f"{job.row} at {rate:g}: {error}")
-        loss = 1e9
-    outcome["loss"] = round(loss, 5)
+        answers = Answers(0.0, 1e9)
+    outcome |= {"right": round(answers.right, 5), "loss": round(answers.loss, 5)}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(done, outcome)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    print(f"{job.row} at {rate:g}: loss of validation answers {loss:.4f}", flush=True)
+    print(f"{job.row} at {rate:g}: {outcome}", flush=True)
     return outcome
+
+
+def _identity(job: Job, params: Mapping[str, Any], data: Path) -> str:
+    """What a kept try must share with the one asked for: params, budget, seed, data and code."""
+    digest = hashlib.sha256(code_hash(("methods",)).encode())
+    digest.update(json.dumps([params, job.budget, job.seed], sort_keys=True).encode())
+    for part in PARTS:
+        digest.update(hashlib.sha256((data / f"{part}.jsonl").read_bytes()).digest())
+    return digest.hexdigest()[:12]
 
 
 if __name__ == "__main__":
