@@ -51,8 +51,8 @@ class LaCo(Method):
             budget is ignored and the walk goes on to Lw.
         clamp: The paper's bound l <= len(M*) - C after a merge, which the notebook lacks.
         sentences: Calibration documents used, the first ones; None: all.
-        length: Tokens taken from the middle of each, shorter documents left out; None: whole
-            documents.
+        length: Tokens taken from the middle of each (cut to ``max_length``), shorter documents left
+            out; None: whole documents.
 
     The notebook's H, Lw and I are the defaults since they are what its merge was run with; relative
     to depth they hold for any L. The paper has H = L, Lw = 1, I = 2.

@@ -40,8 +40,9 @@ class LLMPruner(Method):
     Args of ``Params``:
         ratio: Share of heads and channels to remove per layer, in [0, 1); None: the thousandth
             whose parameter count is nearest to the budget.
-        start: First layer that is pruned, 0-based; None: round(L / 8).
-        end: Layer behind the last that is pruned; None: L - round(L / 16). Together 4 and 30 of 32.
+        start: First layer that is pruned, 0-based; None: round(L / 8), at most the authors'
+            4.
+        end: Layer behind the last that is pruned; None: L - round(L / 16), at least L - 2.
         importance: ``"param_first"`` (the code's default), ``"param_second"``, ``"param_mix"``,
             ``"vectorize"``; or the authors' controls ``"l1"``, ``"l2"``: s = |w|, s = w w.
         group_reduction: Over the coupled matrices: ``"sum"``, ``"mean"``, ``"max"``, ``"prod"``,
@@ -58,9 +59,10 @@ class LLMPruner(Method):
     Differs from upstream: with grouped queries, scores fold onto the heads that are removed (the
         released script folds onto others: ``gqa_fold``); gradients are accumulated in float32 layer
         by layer, at any batch size; ties go to the lower unit; a ratio that would empty a layer is
-        refused, where the code silently leaves the layer whole. Without the random control, the
-        global and iterative selection and the channel- and layer-wise modes, which no published
-        command uses. The authors' skip is ours: parameters removed over all parameters.
+        refused, where the code silently leaves the layer whole; it reads the suite's calibration
+        documents, where the authors take 10 texts of 64 tokens from BookCorpus. Without the random
+        control, the global and iterative selection and the channel- and layer-wise modes, which no
+        published command uses. The authors' skip is ours: parameters removed over all parameters.
     """
 
     title = "LLM-Pruner"
@@ -124,8 +126,8 @@ class LLMPruner(Method):
     def _span(self, total: int) -> range:
         """The layers that are pruned."""
         start, end = self.params.start, self.params.end
-        start = round(total / 8) if start is None else start
-        end = total - round(total / 16) if end is None else end
+        start = min(4, round(total / 8)) if start is None else start
+        end = total - min(2, round(total / 16)) if end is None else end
         if not 0 <= start < end <= total:
             raise ValueError(
                 f"param 'start' is {start} and param 'end' is {end}, "

@@ -59,8 +59,8 @@ class ShortenedLlama(Method):
             at most 4, and the last round(L / 16), at most 2 (the authors' 4 and 2 at 32 blocks and
             beyond); false keeps none; two numbers keep the first and the last so many.
         samples: Calibration documents used, the first ones; None: all.
-        length: Tokens taken from the middle of each, shorter documents left out; None: whole
-            documents.
+        length: Tokens taken from the middle of each (cut to ``max_length``), shorter documents left
+            out; None: whole documents.
         batch_size: Documents per loss of taylor; None: all in one. Scores grow with the number of
             batches, as each adds a mean.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone, layers
+from methods.core.backbone import Backbone, decoder, layers
 from methods.core.budget import layers_to_remove
 from methods.core.data import Data
 from methods.core.ledger import Rates
@@ -36,9 +36,10 @@ class ShortGPT(Method):
             and does not use.
     Source: Men et al., ShortGPT: Layers in Large Language Models are More Redundant Than You
         Expect, arXiv 2403.03853, equation 1 and section 3.2.
-    Differs from upstream: the mean over tokens replaces the sum (same order); documents are read
-        whole, not in chunks of 256 tokens; cosines in float32 instead of float16, whose products
-        overflow on the first token's state; ties go to the lower layer.
+    Differs from upstream: the mean over tokens replaces the sum (same order); each document is
+        read in one piece, its first ``max_length`` tokens, not in chunks of 256; cosines in float32
+        instead of float16, whose products overflow on the first token's state; ties go to the lower
+        layer.
     """
 
     title = "ShortGPT"
@@ -110,13 +111,13 @@ def block_influence(backbone: Backbone, data: Data, last_layer: str, distance: s
             raw.clear()
             ids, valid = batch.ids.to(model.device), batch.valid.to(model.device)
             # Right padding leaves real tokens untouched in a causal model.
-            states = list(model(ids, output_hidden_states=True, use_cache=False).hidden_states)
-            if last_layer == "raw":
-                states[-1] = raw[0]
-            kept = [state[valid].float() for state in states]
-            pairs = pairwise(kept)
-            sums += torch.stack([_distance(a, b, distance).double().sum() for a, b in pairs]).cpu()
+            output = decoder(model)(ids, output_hidden_states=True, use_cache=False)
+            ends = raw if last_layer == "raw" else output.hidden_states[-1:]
+            kept = (s[valid].float() for s in (*output.hidden_states[:-1], *ends))
+            each = [_distance(a, b, distance).double().sum() for a, b in pairwise(kept)]
+            sums += torch.stack(each).cpu()
             tokens += int(valid.sum())
+            del output, ends, kept  # before the next batch makes its own
     finally:
         hook.remove()
     return [float(value) for value in sums / tokens]

@@ -54,10 +54,12 @@ class SliceGPT(Method):
         do_slice_head: Slice the stream behind the last layer too, which the head reads.
     Source: Ashkboos et al., SliceGPT: Compress Large Language Models by Deleting Rows and Columns,
         arXiv 2401.15024, section 3.
-    Differs from upstream: embeddings are not centred (exact at s = 0); eps comes from the config
-        instead of 1e-5; ``orientation`` defaults to ``"pca"``, which needs no random numbers;
-        calibration runs the layers in the dense basis with the stream projected at each cut, the
-        same function as running the sliced parts, at one forward pass per layer in place of two.
+    Differs from upstream: it reads the calibration documents of all rows, where the authors take
+        128 texts of WikiText-2; embeddings are not centred (exact at s = 0); eps comes from the
+        config instead of 1e-5; ``orientation`` defaults to ``"pca"``, which needs no random
+        numbers; calibration runs the layers in the dense basis with the stream projected at each
+        cut, the same function as running the sliced parts, at one forward pass per layer in place
+        of two.
     """
 
     title = "SliceGPT"

@@ -72,6 +72,8 @@ def check_retain(
 ) -> None:
     """Tasks of the Retain and the row it refers to must be in the suite; perplexity never is."""
     scored = [entry.task for entry in entries if not entry.is_perplexity]
+    if not scored:
+        raise ValueError("suite config, tasks: Retain needs a task beside perplexity")
     config.setdefault("retain_tasks", scored)
     for task in config["retain_tasks"]:
         if task not in scored:

@@ -75,6 +75,9 @@ def _check_other(line: TableLine, other: str, table: Mapping[str, TableLine]) ->
     lacking = [seed for seed in line.seeds if seed not in table[other].seeds]
     if table[other].method.stochastic and lacking:
         raise ValueError(f"{where}: '{other}' does not run its seed {lacking[0]} (see row_seeds)")
+    missing = [budget for budget in line.budgets if budget not in table[other].budgets]
+    if table[other].method.budgeted and missing:
+        raise ValueError(f"{where}: '{other}' does not run its budget {missing[0]}")
 
 
 def _derived(
@@ -111,8 +114,13 @@ def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, dict[str, Any]]:
     file = root / config["tuned"]
     if not file.is_file():
         raise ValueError(f"suite config, tuned: file {config['tuned']} does not exist")
-    chosen: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))["params"]
-    return chosen
+    try:
+        told = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return {row: dict(params) for row, params in told["params"].items()}
+    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, AttributeError, ValueError):
+        raise ValueError(
+            f"suite config, tuned: {config['tuned']} is no file of the tune step (params per row)"
+        ) from None
 
 
 def _base_params(

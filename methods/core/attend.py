@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import rotate_half
 
@@ -38,8 +39,10 @@ def take(values: Tensor, index: Tensor) -> Tensor:
 
 def put(rows: Tensor, chosen: Executing, onto: Tensor) -> Tensor:
     """``onto`` (B, T, D) with the rows (B, m, D) of the executing tokens in their places."""
-    at = chosen.live.nonzero(as_tuple=True)
-    return onto.index_put((at[0], chosen.places[at]), rows[at].to(onto.dtype))
+    length = onto.shape[1]
+    # A spare row behind the last takes what pads the shorter sequences.
+    at = torch.where(chosen.live, chosen.places, length)[..., None].expand_as(rows)
+    return pad(onto, (0, 0, 0, 1)).scatter(1, at, rows.to(onto.dtype))[:, :length]
 
 
 def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[str, Any]) -> Tensor:

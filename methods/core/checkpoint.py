@@ -157,7 +157,7 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
         assert isinstance(built, PreTrainedModel)
         model, tokenizer = built, found.tokenizer
         _fill_trained(model, folder)
-        _cast_branches(model)
+        cast_branches(model)
     ledger = Ledger.of(model, dense["parameters"], dense["layers"])
     torch.nn.Module.to(model, device).eval()
     return Loaded(model, tokenizer, card, method, ledger)
@@ -217,8 +217,8 @@ def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
     _assign(model, tensors, folder)
 
 
-def _cast_branches(model: PreTrainedModel) -> None:
-    """Adapters in the dtype they run in: training keeps them in float32 and casts at every call."""
+def cast_branches(model: PreTrainedModel) -> None:
+    """Adapters in the dtype of the backbone: training keeps them in float32, cast at every call."""
     router = router_of(model)
     if router is None:
         return

@@ -14,9 +14,11 @@ or, for calibration alone, a NumPy file of int64 ids (N, T), used as given.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +31,7 @@ from transformers import PreTrainedTokenizerBase
 class Document(NamedTuple):
     """Token ids of one document and how many of them belong to its prompt."""
 
-    ids: list[int]
+    ids: Sequence[int]
     prompt: int
 
 
@@ -70,8 +72,8 @@ class Data:
         Args:
             batch_size: Documents per batch; None: all in one.
             rows: The first so many documents; None: all.
-            length: Of each document the so many tokens in its middle, of longer ones only; None:
-                whole documents.
+            length: The so many tokens in the middle of each document (cut to ``max_length``), of
+                longer ones only; None: whole documents.
 
         Raises:
             ValueError: There is no such file, it does not fit the vocabulary, or it holds fewer
@@ -129,7 +131,9 @@ class Data:
             return read_ids(path, self.vocab_size)
         if path.suffix != ".jsonl":
             raise ValueError(f"{purpose} file {path} must end in .jsonl or .npy")
-        documents = self._encode(list(read_rows(path)))
+        documents, rows = list[Document](), read_rows(path)
+        while part := list(islice(rows, 1000)):  # a tokenizer's own output is large
+            documents += self._encode(part)
         if not documents:
             raise ValueError(f"{purpose} file {path} holds no document")
         return documents
@@ -147,7 +151,8 @@ class Data:
             if eos is not None and ids[-1:] != [eos] and "fed" not in row:
                 closed = [*ids, eos]
             lead = next(leads) if prompt else 0
-            documents.append(Document(closed[: self.max_length], min(lead, self.max_length)))
+            cut = array("i", closed[: self.max_length])
+            documents.append(Document(cut, min(lead, self.max_length)))
         return documents
 
     def _parts(self, row: Any, where: str) -> tuple[str, str]:
@@ -178,7 +183,9 @@ class Data:
         bos = self.tokenizer.bos_token
         # A chat template writes its own BOS, which must not be doubled.
         own = bool(bos) and texts[0].startswith(str(bos))
-        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=not own)["input_ids"]
+        encoded: list[list[int]] = self.tokenizer(
+            texts, add_special_tokens=not own, return_attention_mask=False
+        )["input_ids"]
         return encoded
 
 

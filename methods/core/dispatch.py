@@ -47,8 +47,7 @@ def dispatch(
     if otherwise is None:
         order = order[:executing]
     else:
-        # Both branches run even on zero rows, so that every process of a DDP group sees every
-        # parameter in its graph.
+        # Both branches run even on zero rows: the graph does not depend on the decisions.
         update = torch.cat([update, otherwise(rows[order[executing:]]).to(update.dtype)])
     update = _scaled(update, None if scale is None else scale[order])
     # Rows are unique, so index_copy needs no atomics and is deterministic in both directions.

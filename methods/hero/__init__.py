@@ -108,7 +108,9 @@ class Hero(Method):
         if alpha is not None:
             request = request.pinned()
         steered = isinstance(router_of(model), HeroRouter)
-        steering = Steering(shares, request.budget if steered else None, alpha or START)
+        steering = Steering(
+            shares, request.budget if steered else None, START if alpha is None else alpha
+        )
         decisions = fit_routed(model, self.params, data, request, steering, penalty)
         structure["threshold"] = getattr(router_of(model), "threshold", 0.5)
         return Fitted(model, structure, decisions)

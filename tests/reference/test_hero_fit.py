@@ -77,11 +77,12 @@ def test_static_gates_close_whole_blocks(
     assert ran[-1] == len(router.units) - closed
 
 
+@pytest.mark.parametrize("alpha", [0.0, 3e-3])
 def test_a_pinned_alpha_is_neither_steered_nor_calibrated(
-    llama: Path, data_files: dict[str, Path], tmp_path: Path
+    alpha: float, llama: Path, data_files: dict[str, Path], tmp_path: Path
 ) -> None:
-    result, _ = fitted(llama, data_files, tmp_path, None, alpha=1e-3)
-    assert {entry["alpha"] for entry in result.decisions["training"]} == {1e-3}
+    result, _ = fitted(llama, data_files, tmp_path, None, alpha=alpha)
+    assert {entry["alpha"] for entry in result.decisions["training"]} == {alpha}
     assert "calibration" not in result.decisions
     assert result.structure["threshold"] == 0.5
     # Gates start at 0.88: three of them, squared and summed.

@@ -14,7 +14,8 @@ from tests.toy import EOS, UNK
 
 def read(file: Path, **changes: object) -> list[Document]:
     given = {"tokenizer": toy.make_tokenizer(), "vocab_size": 64, "training_file": file}
-    return list(Data(**(given | changes)).training())
+    documents = Data(**(given | changes)).training()
+    return [document._replace(ids=list(document.ids)) for document in documents]
 
 
 def jsonl(folder: Path, *rows: object) -> Path:

@@ -260,6 +260,18 @@ WRONG = [
         "derive.x: 'hero' does not run its seed 44 (see row_seeds)",
     ),
     (
+        {
+            "rows": ["dense", "hero"],
+            "budgets": [0.3],
+            "derive": {
+                "x": {"from": "hero", "params_from": {"alpha": "hero"}, "budgets": [0.25]},
+            },
+        },
+        "derive.x: 'hero' does not run its budget 0.25",
+    ),
+    ({"tuned": "gone.yaml"}, "tuned: file gone.yaml does not exist"),
+    ({"tuned": "text.txt"}, "tuned: text.txt is no file of the tune step"),
+    (
         {"backbones": {"toy": {"path": "world:tiny"}}},
         "backbones.toy: world:tiny is unknown (known: world:demo, world:small)",
     ),
@@ -269,6 +281,10 @@ WRONG = [
     ({"tasks": [{"task": "piqa", "split": "train"}]}, "split is test or validation"),
     ({"tasks": ["perplexity"]}, "a perplexity needs a text file"),
     ({"tasks": [{"task": "perplexity", "file": "gone.txt"}]}, "text file gone.txt of task"),
+    (
+        {"tasks": [{"task": "perplexity:text", "file": "README.md"}]},
+        "tasks: Retain needs a task beside perplexity",
+    ),
     ({"retain_tasks": ["boolq", "arc_easy"]}, "retain_tasks: 'arc_easy' is not scored"),
     ({"reference_row": "lora"}, "reference_row: 'lora' is not among the rows"),
     ({"task_folder": "gone"}, "task_folder 'gone' is no folder"),

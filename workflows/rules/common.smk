@@ -5,6 +5,8 @@ LOG = "results/{suite}/logs/{backbone}/{row}/{budget}/{seed}"
 CHECKED = f"results/{SUITE.name}/suite.json"
 MODEL = directory(f"{RUN}/model")
 RESOURCES = SUITE.config["resources"]
+# A suite that asks for no GPU gives the same bits on a machine that has one.
+DEVICE = "auto" if RESOURCES["gpu"] else "cpu"
 
 
 def job(wildcards):

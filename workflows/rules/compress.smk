@@ -28,4 +28,5 @@ rule compress:
         workdir=f"{RUN}/checkpoints",
     shell:
         "python -m workflows.steps.compress {params.run} --backbone {params.start:q} {params.data}"
-        " --workdir {params.workdir} --threads {threads} --out {output} > {log} 2>&1"
+        " --workdir {params.workdir} --device {DEVICE} --threads {threads}"
+        " --out {output} > {log} 2>&1"

@@ -24,7 +24,7 @@ rule evaluate:
         tasks=SUITE.tasks_json,
     shell:
         "python -m workflows.steps.evaluate --model {input.model} --tasks {params.tasks:q} {params.run}"
-        " --threads {threads} --out {output} > {log} 2>&1"
+        " --device {DEVICE} --threads {threads} --out {output} > {log} 2>&1"
 
 
 rule noise:
@@ -50,4 +50,4 @@ rule noise:
         tasks=SUITE.tasks_json,
     shell:
         "python -m workflows.steps.evaluate --model {input.model} --tasks {params.tasks:q} {params.run}"
-        " --threads {threads} --out {output} > {log} 2>&1"
+        " --device {DEVICE} --threads {threads} --out {output} > {log} 2>&1"

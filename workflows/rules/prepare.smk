@@ -71,8 +71,8 @@ rule train_backbone:
         runtime=300,
         gpu=RESOURCES["gpu"],
     shell:
-        "python -m workflows.steps.train_backbone --world {wildcards.world} --threads {threads}"
-        " --out {output} > {log} 2>&1"
+        "python -m workflows.steps.train_backbone --world {wildcards.world} --device {DEVICE}"
+        " --threads {threads} --out {output} > {log} 2>&1"
 
 
 rule rebuild_demo_backbone:

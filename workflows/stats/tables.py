@@ -79,16 +79,21 @@ def _score_columns(line: Line) -> dict[str, float]:
 def _note(line: Line) -> str:
     """What a reader must know of a line: budget missed, gates that decide nothing, dirty code."""
     words = []
-    skip = float(np.mean([record["rates"]["all"]["skip"] for record in line.records]))
-    missed = flag(line.budget, skip)
-    if line.budget is not None and missed:
-        words.append(f"{missed} budget by {100 * abs(skip - line.budget):.1f}")
+    skips = [record["rates"]["all"]["skip"] for record in line.records]
+    for side in ("under", "over"):
+        missed = [abs(s - line.budget) for s in skips if flag(line.budget, s) == side]
+        if missed:
+            words.append(f"{side} budget by {100 * max(missed):.1f}{_of(line, len(missed))}")
     if stuck := sum(one_way(record["units"]) for record in line.records):
-        of = "" if stuck == len(line.records) else f" in {stuck} of {len(line.records)} runs"
-        words.append(f"gates all one way{of}")
+        words.append(f"gates all one way{_of(line, stuck)}")
     if any(record["dirty"] for record in line.records):
         words.append("code not committed")
     return "; ".join(words)
+
+
+def _of(line: Line, runs: int) -> str:
+    """How many of a line's runs a note is about; nothing if all."""
+    return "" if runs == len(line.records) else f" in {runs} of {len(line.records)} runs"
 
 
 def score_frame(records: Sequence[Record]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ Under torchrun the processes share each update of a trained row.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,10 @@ def main() -> None:
     request = Request(budget, args.seed, workdir)
     with process_group(args.device, args.out) as (device, folder):
         fit(args, method, request, device, folder)
-    # The folder is complete: a snapshot could only be continued by mistake.
-    (workdir / SNAPSHOT).unlink(missing_ok=True)
-    print(f"wrote {args.out}")
+    if os.environ.get("RANK", "0") == "0":
+        # The folder is complete: a snapshot could only be continued by mistake.
+        (workdir / SNAPSHOT).unlink(missing_ok=True)
+        print(f"wrote {args.out}")
 
 
 def json_object(text: str, name: str, example: str) -> dict[str, Any]:

@@ -7,18 +7,22 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
+from time import sleep
 
 
 @contextmanager
 def claim_device(wish: str) -> Iterator[str]:
-    """A torch device for the length of the block.
+    """A torch device for the length of the block; a GPU becomes torch's current one, which clocks
+    and memory counters read.
 
-    ``auto`` takes the first GPU whose lock file is free, the CPU where there is no GPU; steps of
-    one user on one machine see each other's locks. A named device is taken as it is.
+    ``auto`` takes the first GPU whose lock file is free and waits for one while all are claimed,
+    the CPU where there is no GPU; steps of one user on one machine see each other's locks. A named
+    device is taken as it is.
 
     Raises:
-        ValueError: The device does not exist, or every GPU is claimed.
+        ValueError: The device does not exist.
     """
     import torch
 
@@ -31,18 +35,19 @@ def claim_device(wish: str) -> Iterator[str]:
             raise ValueError(f"device '{wish}' is unknown (allowed: auto, cpu, cuda, cuda:N)")
         if wish.startswith("cuda") and count == 0:
             raise ValueError(f"device '{wish}' was asked for, but torch sees no GPU")
+        if wish.startswith("cuda:"):
+            torch.cuda.set_device(wish)
         yield wish
         return
     folder = Path(tempfile.gettempdir()) / f"skipbench-gpus-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    for number in range(count):
+    for number in cycle(range(count)):
         with (folder / f"{number}.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                sleep(1)
                 continue
+            torch.cuda.set_device(number)
             yield f"cuda:{number}"
             return
-    raise ValueError(
-        f"all {count} GPUs are claimed by other steps; start fewer jobs (gpu resource)"
-    )

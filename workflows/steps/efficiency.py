@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from methods import load_method
 from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
 from methods.core.budget import candidate_layers
-from methods.core.checkpoint import load, read_card, write_json
+from methods.core.checkpoint import cast_branches, load, read_card, write_json
 from methods.core.routed import router_of
 from workflows.steps.common import (
     add_machine_arguments,
@@ -104,14 +104,17 @@ def measure_shape(args: argparse.Namespace, bench: Bench) -> list[Line]:
     """Random weights of a true shape under forced bypass rates."""
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
     chosen = args.modes.split(",")
+    rates = [float(word) for word in args.bypass.split(",")]
     lines: list[Line] = []
-    for rate in (float(word) for word in args.bypass.split(",")):
+    if "training" in chosen:
+        for rate in rates:
+            for case in cases(args.training):
+                lines += time_training(routed, case, rate, bench)
+    cast_branches(routed)
+    for rate in rates:
         if "block" in chosen:
             lines += time_block(routed, rate, bench)
         lines += inference(dense, routed, rate, args, bench)
-        if "training" in chosen:
-            for case in cases(args.training):
-                lines += time_training(routed, case, rate, bench)
     return lines
 
 

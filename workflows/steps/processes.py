@@ -29,6 +29,8 @@ def process_group(device: str, out: Path) -> Iterator[tuple[str, Path]]:
     gpu = torch.cuda.is_available() and device != "cpu"
     dist.init_process_group("nccl" if gpu else "gloo")
     own = f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu"
+    if gpu:
+        torch.cuda.set_device(own)
     target = whole_folder(out) if dist.get_rank() == 0 else tempfile.TemporaryDirectory()
     try:
         with target as folder:
