@@ -26,7 +26,8 @@ rule compress:
         start=start_folder,
         data=data_arguments,
         workdir=f"{RUN}/checkpoints",
+        device=DEVICE,
     shell:
         "python -m workflows.steps.compress {params.run} --backbone {params.start:q} {params.data}"
-        " --workdir {params.workdir} --device {DEVICE} --threads {threads}"
+        " --workdir {params.workdir} --device {params.device} --threads {threads}"
         " --out {output} > {log} 2>&1"

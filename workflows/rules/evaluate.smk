@@ -22,9 +22,10 @@ rule evaluate:
     params:
         run=lambda wildcards: SUITE.evaluate_arguments(job(wildcards)),
         tasks=SUITE.tasks_json,
+        device=DEVICE,
     shell:
         "python -m workflows.steps.evaluate --model {input.model} --tasks {params.tasks:q} {params.run}"
-        " --device {DEVICE} --threads {threads} --out {output} > {log} 2>&1"
+        " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"
 
 
 rule noise:
@@ -48,6 +49,7 @@ rule noise:
             job(wildcards), int(wildcards.size)
         ),
         tasks=SUITE.tasks_json,
+        device=DEVICE,
     shell:
         "python -m workflows.steps.evaluate --model {input.model} --tasks {params.tasks:q} {params.run}"
-        " --device {DEVICE} --threads {threads} --out {output} > {log} 2>&1"
+        " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"

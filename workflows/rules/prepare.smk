@@ -70,8 +70,10 @@ rule train_backbone:
         mem_mb=4000,
         runtime=300,
         gpu=RESOURCES["gpu"],
+    params:
+        device=DEVICE,
     shell:
-        "python -m workflows.steps.train_backbone --world {wildcards.world} --device {DEVICE}"
+        "python -m workflows.steps.train_backbone --world {wildcards.world} --device {params.device}"
         " --threads {threads} --out {output} > {log} 2>&1"
 
 
