@@ -76,7 +76,7 @@ def test_what_a_ratio_removes_from_all_layers(shape: str, ratio: float, percent:
         ("llama31_8b", 0.25, 0.374, 24.73),
         ("llama31_8b", 0.40, 0.582, 39.99),
         ("llama2_7b", 0.25, 0.324, 25.00),
-        ("llama2_13b", 0.25, 0.316, 24.99),
+        ("llama2_13b", 0.25, 0.303, 25.02),
     ],
 )
 def test_the_search_in_thousandths(shape: str, budget: float, ratio: float, percent: float) -> None:
