@@ -117,7 +117,7 @@ def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, dict[str, Any]]:
     try:
         told = yaml.safe_load(file.read_text(encoding="utf-8"))
         return {row: dict(params) for row, params in told["params"].items()}
-    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, AttributeError, ValueError):
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError):
         raise ValueError(
             f"suite config, tuned: {config['tuned']} is no file of the tune step (params per row)"
         ) from None

@@ -14,12 +14,12 @@ from time import sleep
 
 @contextmanager
 def claim_device(wish: str) -> Iterator[str]:
-    """A torch device for the length of the block; a GPU becomes torch's current one, which clocks
-    and memory counters read.
+    """A torch device for the length of the block.
 
-    ``auto`` takes the first GPU whose lock file is free and waits for one while all are claimed,
-    the CPU where there is no GPU; steps of one user on one machine see each other's locks. A named
-    device is taken as it is.
+    A GPU becomes torch's current device, which clocks and memory counters read. ``auto`` takes the
+    first GPU whose lock file is free and waits for one while all are claimed, the CPU where there
+    is no GPU; steps of one user on one machine see each other's locks. A named device is taken as
+    it is.
 
     Raises:
         ValueError: The device does not exist.

@@ -28,12 +28,10 @@ def process_group(device: str, out: Path) -> Iterator[tuple[str, Path]]:
         return
     gpu = torch.cuda.is_available() and device != "cpu"
     dist.init_process_group("nccl" if gpu else "gloo")
-    own = f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu"
-    if gpu:
-        torch.cuda.set_device(own)
+    wish = f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu"
     target = whole_folder(out) if dist.get_rank() == 0 else tempfile.TemporaryDirectory()
     try:
-        with target as folder:
+        with claim_device(wish) as own, target as folder:
             yield own, Path(folder)
     finally:
         dist.destroy_process_group()

@@ -114,12 +114,13 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     start = Path(suite.start_folder(job))
     if job.start is not None and not start.is_dir():
         raise ValueError(f"{job.row} starts from {start}, which a run of the suite makes first")
-    folder = args.workdir / suite.name / job.row / f"{rate:g}-{_identity(job, params, args.data)}"
+    backbone = open_backbone(start, device=args.device)
+    identity = _identity(job, params, args.data, backbone.hash)
+    folder = args.workdir / suite.name / job.row / f"{rate:g}-{identity}"
     done = folder / "try.json"
     if done.is_file():
         kept: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
         return kept
-    backbone = open_backbone(start, device=args.device)
     data = Data(
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,
@@ -147,10 +148,10 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     return outcome
 
 
-def _identity(job: Job, params: Mapping[str, Any], data: Path) -> str:
-    """What a kept try must share with the one asked for: params, budget, seed, data and code."""
+def _identity(job: Job, params: Mapping[str, Any], data: Path, start: str) -> str:
+    """What a kept try must share with the one asked for: fit, start model, data and code."""
     digest = hashlib.sha256(code_hash(("methods",)).encode())
-    digest.update(json.dumps([params, job.budget, job.seed], sort_keys=True).encode())
+    digest.update(json.dumps([params, job.budget, job.seed, start], sort_keys=True).encode())
     for part in PARTS:
         digest.update(hashlib.sha256((data / f"{part}.jsonl").read_bytes()).digest())
     return digest.hexdigest()[:12]
