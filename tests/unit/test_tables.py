@@ -200,7 +200,8 @@ def test_layers_of_two_backbones_are_both_shown() -> None:
 
 def test_budgets_by_hand() -> None:
     line = budget_frame(panels(dense(), other(0.25), other(0.29, seed=43))).to_dict("records")[1]
-    assert (line["target"], line["seeds"], line["flag"]) == (25, 2, "over")
+    assert (line["target"], line["seeds"]) == (25, 2)
+    assert line["missed"] == "over budget by 4.0 in 1 of 2 runs"
     assert line["skip"] == pytest.approx(27)
     assert line["skip_std"] == pytest.approx(np.std([25, 29], ddof=1))
     assert (line["skip_net"], line["skip_authors"]) == (pytest.approx(26), 50)

@@ -14,7 +14,7 @@ from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import Mark, marks
 from workflows.stats.resample import RETAIN
 
-WORDS = frozenset({"Backbone", "Row", "Note", "Flag", "Device"})
+WORDS = frozenset({"Backbone", "Row", "Note", "Missed", "Device"})
 MARKED = (
     "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
     "best reaches zero. References do not compete."
@@ -204,10 +204,10 @@ def budget_table(frame: pd.DataFrame) -> Table:
         "Prompt": "skip_prompt", "Answer": "skip_answer", "Generated": "skip_generated",
     }  # fmt: skip
     made.numbers(frame, {name: (column, "{:.2f}") for name, column in named.items()})
-    made.add("Flag", frame["flag"].tolist())
+    made.add("Missed", frame["missed"].tolist())
     note = (
         "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
-        "Flag: more than one point over or under the target."
+        "Missed: runs more than one point over or under the target."
     )
     return made.table("budgets", "Budgets", note)
 

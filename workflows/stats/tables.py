@@ -78,16 +78,22 @@ def _score_columns(line: Line) -> dict[str, float]:
 
 def _note(line: Line) -> str:
     """What a reader must know of a line: budget missed, gates that decide nothing, dirty code."""
+    words = [missed] if (missed := _missed(line)) else []
+    if stuck := sum(one_way(record["units"]) for record in line.records):
+        words.append(f"gates all one way{_of(line, stuck)}")
+    if any(record["dirty"] for record in line.records):
+        words.append("code not committed")
+    return "; ".join(words)
+
+
+def _missed(line: Line) -> str:
+    """By how much a line's runs missed their budget, each run judged by itself; empty if none did."""
     words = []
     skips = [record["rates"]["all"]["skip"] for record in line.records]
     for side in ("under", "over"):
         missed = [abs(s - line.budget) for s in skips if flag(line.budget, s) == side]
         if missed:
             words.append(f"{side} budget by {100 * max(missed):.1f}{_of(line, len(missed))}")
-    if stuck := sum(one_way(record["units"]) for record in line.records):
-        words.append(f"gates all one way{_of(line, stuck)}")
-    if any(record["dirty"] for record in line.records):
-        words.append("code not committed")
     return "; ".join(words)
 
 
@@ -120,7 +126,7 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
 
     Columns: backbone, target, row, title, seeds, skip (mean over scored tokens), skip_std (over
     seeds), skip_net, skip_authors, token_std (spread over tokens), one column per kind of token,
-    flag (over, under, or empty within one point).
+    missed (which runs lie more than one point off, and by how much; empty if none).
     """
     lines = []
     for line in (line for panel in panels for line in panel.done):
@@ -135,7 +141,7 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
                 "skip_authors": _mean(line, lambda record: record["skip_authors"]),
                 "token_std": _mean(line, lambda record: record["rates"]["all"]["skip_std"]),
                 **{f"skip_{kind}": _kind_mean(line, kind) for kind in KINDS},
-                "flag": flag(line.budget, float(np.mean(skips))),
+                "missed": _missed(line),
             }
         )
     return pd.DataFrame(lines)
