@@ -173,6 +173,25 @@ def test_the_code_is_vouched_for_only_where_every_record_was_made_by_it(tmp_path
         assert told == (code_hash(publish.NUMBERS) if name == "same" else None)
 
 
+@pytest.mark.parametrize(
+    ("changes", "told", "expected"),
+    [
+        ({}, "", True),
+        ({}, "methods/hero.py", False),
+        ({}, None, False),
+        ({"dirty": True}, "", False),
+        ({"fit_code_hash": "d"}, "", False),
+        ({"commit": None}, "", False),
+    ],
+)
+def test_git_vouches_for_records_of_an_older_commit(
+    changes: dict[str, Any], told: str | None, expected: bool, monkeypatch: Any
+) -> None:
+    older = {"code_hash": "c", "fit_code_hash": "c", "commit": "abc", "dirty": False}
+    monkeypatch.setattr(publish, "git", lambda *arguments: told)
+    assert publish.made_by_this_code(older | changes) == expected
+
+
 def test_a_readme_without_marks_is_refused(tmp_path: Path, refuse: steps.Refuse) -> None:
     results = write_suite(tmp_path / "results")
     (tmp_path / "README.md").write_text("Nothing.\n")

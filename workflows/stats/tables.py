@@ -87,7 +87,7 @@ def _note(line: Line) -> str:
 
 
 def _missed(line: Line) -> str:
-    """By how much a line's runs missed their budget, each run judged by itself; empty if none did."""
+    """By how much runs missed their budget, each judged by itself; empty if none did."""
     words = []
     skips = [record["rates"]["all"]["skip"] for record in line.records]
     for side in ("under", "over"):

@@ -155,9 +155,9 @@ def provenance() -> dict[str, Any]:
     """Versions, commit, state of the code and hardware, for a record."""
     return {
         "versions": {"python": platform.python_version()} | dict(_versions()),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": git("rev-parse", "HEAD"),
         # Outside git nothing says which code ran, so it counts as not committed.
-        "dirty": _git("status", "--porcelain", "--untracked-files=no", *CODE_FOLDERS) != "",
+        "dirty": git("status", "--porcelain", "--untracked-files=no", *CODE_FOLDERS) != "",
         "code_hash": code_hash(),
         "hardware": {
             "machine": platform.machine(),
@@ -204,7 +204,8 @@ def peak_memory_mb() -> float:
     return round(resident + cuda, 1)
 
 
-def _git(*arguments: str) -> str | None:
+def git(*arguments: str) -> str | None:
+    """What git prints in the checkout; None outside git or where it fails."""
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True

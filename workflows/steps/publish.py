@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from workflows.jobs import Suite
 from workflows.stats.comparable import cautions
 from workflows.stats.display import MARKED, Builder, Table, plus, spans
 from workflows.stats.ranking import Mark, places
-from workflows.steps.common import ROOT, code_hash, run, whole_file, write_text
+from workflows.steps.common import ROOT, code_hash, git, run, whole_file, write_text
 from workflows.steps.report import make_frames
 from workflows.steps.report_render import markdown
 from workflows.steps.report_results import Results, read_results
@@ -71,7 +71,7 @@ def source(results: Results) -> dict[str, Any]:
     """Where the numbers come from.
 
     ``numbers`` is the hash of the code that can change them, known where every record was made
-    from the code of this checkout, else None.
+    from that code as this checkout has it, else None.
     """
     done = [record for record in results.records if record["status"] == "ok"]
     codes = sorted({r[key] for r in done for key in ("code_hash", "fit_code_hash") if r[key]})
@@ -80,11 +80,26 @@ def source(results: Results) -> dict[str, Any]:
         "runs": len(done),
         "commits": sorted({str(record["commit"]) for record in done}),
         "code_hashes": codes,
-        "numbers": code_hash(NUMBERS) if codes == [code_hash()] else None,
+        "numbers": code_hash(NUMBERS) if all(made_by_this_code(r) for r in done) else None,
         "versions": done[0]["versions"],
         "hardware": done[0]["hardware"],
         "cautions": cautions(results.records),
     }
+
+
+def made_by_this_code(record: Mapping[str, Any]) -> bool:
+    """Whether nothing that can change a number differs between a record's code and the checkout's.
+
+    Files tell by their hash, or else git by the record's commit: statistics may change without a
+    run of hours.
+    """
+    codes = {record[key] for key in ("code_hash", "fit_code_hash") if record[key]}
+    if codes == {code_hash()}:
+        return True
+    commit = record["commit"]
+    if len(codes) > 1 or record["dirty"] or not commit:
+        return False
+    return git("diff", "--name-only", commit, "--", *NUMBERS) == ""
 
 
 def stale(folder: Path, suite: Suite) -> list[str]:
