@@ -189,7 +189,7 @@ def test_git_vouches_for_records_of_an_older_commit(
 ) -> None:
     older = {"code_hash": "c", "fit_code_hash": "c", "commit": "abc", "dirty": False}
     monkeypatch.setattr(publish, "git", lambda *arguments: told)
-    assert publish.made_by_this_code(older | changes) == expected
+    assert publish.made_by_this_code([older, older | changes]) == expected
 
 
 def test_a_readme_without_marks_is_refused(tmp_path: Path, refuse: steps.Refuse) -> None:

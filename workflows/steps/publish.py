@@ -74,32 +74,35 @@ def source(results: Results) -> dict[str, Any]:
     from that code as this checkout has it, else None.
     """
     done = [record for record in results.records if record["status"] == "ok"]
-    codes = sorted({r[key] for r in done for key in ("code_hash", "fit_code_hash") if r[key]})
     return {
         "suite": results.settings["suite"],
         "runs": len(done),
         "commits": sorted({str(record["commit"]) for record in done}),
-        "code_hashes": codes,
-        "numbers": code_hash(NUMBERS) if all(made_by_this_code(r) for r in done) else None,
+        "code_hashes": sorted(code_hashes(done)),
+        "numbers": code_hash(NUMBERS) if made_by_this_code(done) else None,
         "versions": done[0]["versions"],
         "hardware": done[0]["hardware"],
         "cautions": cautions(results.records),
     }
 
 
-def made_by_this_code(record: Mapping[str, Any]) -> bool:
-    """Whether nothing that can change a number differs between a record's code and the checkout's.
+def code_hashes(records: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Of the code that fitted and that scored."""
+    return {r[key] for r in records for key in ("code_hash", "fit_code_hash") if r[key]}
 
-    Files tell by their hash, or else git by the record's commit: statistics may change without a
+
+def made_by_this_code(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether nothing that can change a number differs between the records' code and this one.
+
+    Files tell by their hash, or else git by the records' commits: statistics may change without a
     run of hours.
     """
-    codes = {record[key] for key in ("code_hash", "fit_code_hash") if record[key]}
-    if codes == {code_hash()}:
+    if code_hashes(records) == {code_hash()}:
         return True
-    commit = record["commit"]
-    if len(codes) > 1 or record["dirty"] or not commit:
+    if any(r["dirty"] or not r["commit"] or len(code_hashes([r])) > 1 for r in records):
         return False
-    return git("diff", "--name-only", commit, "--", *NUMBERS) == ""
+    commits = {r["commit"] for r in records}
+    return all(git("diff", "--name-only", commit, "--", *NUMBERS) == "" for commit in commits)
 
 
 def stale(folder: Path, suite: Suite) -> list[str]:

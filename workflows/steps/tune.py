@@ -25,6 +25,7 @@ import yaml
 
 from methods import load_method
 from methods.base import Request
+from methods.core.backbone import hash_folder
 from methods.core.checkpoint import open_backbone, write_json
 from methods.core.data import Data
 from methods.core.losses import Answers, score_answers
@@ -114,13 +115,13 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     start = Path(suite.start_folder(job))
     if job.start is not None and not start.is_dir():
         raise ValueError(f"{job.row} starts from {start}, which a run of the suite makes first")
-    backbone = open_backbone(start, device=args.device)
-    identity = _identity(job, params, args.data, backbone.hash)
+    identity = _identity(job, params, args.data, start)
     folder = args.workdir / suite.name / job.row / f"{rate:g}-{identity}"
     done = folder / "try.json"
     if done.is_file():
         kept: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
         return kept
+    backbone = open_backbone(start, device=args.device)
     data = Data(
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,
@@ -148,10 +149,11 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     return outcome
 
 
-def _identity(job: Job, params: Mapping[str, Any], data: Path, start: str) -> str:
+def _identity(job: Job, params: Mapping[str, Any], data: Path, start: Path) -> str:
     """What a kept try must share with the one asked for: fit, start model, data and code."""
     digest = hashlib.sha256(code_hash(("methods",)).encode())
-    digest.update(json.dumps([params, job.budget, job.seed, start], sort_keys=True).encode())
+    told = [params, job.budget, job.seed, hash_folder(start)]
+    digest.update(json.dumps(told, sort_keys=True).encode())
     for part in PARTS:
         digest.update(hashlib.sha256((data / f"{part}.jsonl").read_bytes()).digest())
     return digest.hexdigest()[:12]
