@@ -122,7 +122,7 @@ class Method(ABC):
         """
 
     def batchable(self) -> bool:
-        """Whether sequences padded into one batch are scored as each would be alone."""
+        """Whether pads change nothing; if not, only sequences of one length share a batch."""
         return self.causal
 
     def authors_skip(self, rates: Rates) -> float:

@@ -40,9 +40,9 @@ class MoDD(Method):
         capacity: C; None: from the budget. Pinned, it is the authors' recipe.
         compare: ``"strict"``, w > tau, runs k - 1 tokens; ``"inclusive"`` runs k.
         inference: ``"topk"`` repeats the training rule: not causal, what follows a token decides
-            with it, a cached step of one token runs everything, and each text is scored in a batch
-            of its own. ``"threshold"`` is causal: a token runs where w exceeds the mean tau of the
-            router over validation documents.
+            with it, a cached step of one token runs everything, and texts of different lengths are
+            not scored in one batch. ``"threshold"`` is causal: a token runs where w exceeds the
+            mean tau of the router over validation documents.
         initial: ``"near_one"``, bias 1 and weights of deviation 1e-3; ``"default"``, torch's linear
             layer as upstream, under which w starts near 0 and the trained model is switched off.
         protected_first, protected_last: Layers without routers at either end.

@@ -21,6 +21,10 @@ from methods.core.training import Trainer
 from tests import steps, toy
 from tests.routing_toys import IDS, VARIANTS, fit, shaken, wrap
 from tests.training_toys import same_bits
+from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.score import score
+from workflows.evaluation.tasklist import parse_tasks
+from workflows.steps.records import load_any
 
 ALL = pytest.mark.parametrize("variant", VARIANTS)
 TRAINED = pytest.mark.parametrize(
@@ -178,14 +182,26 @@ def test_a_folder_keeps_threshold_levels_and_capacity(
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
 
-@pytest.mark.parametrize(("variant", "size"), [("mod-d", 8), ("mod-d-topk", 1)])
-def test_texts_that_pads_would_join_are_scored_one_by_one(
-    variant: str, size: int, llama: Path, tmp_path: Path
+@pytest.mark.parametrize(("variant", "pads"), [("mod-d", True), ("mod-d-topk", False)])
+def test_texts_that_compete_with_pads_are_scored_as_alone(
+    variant: str, pads: bool, llama: Path, tmp_path: Path
 ) -> None:
-    saved(variant, None if size == 1 else [[0.0, 1.0]] * 8, llama, tmp_path / "made")
-    toy.make_tasks(tmp_path / "tasks", items=8)
-    command = ["--model", tmp_path / "made", "--tasks", "toy_choice"]
-    command += ["--task-dir", tmp_path / "tasks", "--batch-size", 8, "--device", "cpu"]
-    steps.call("evaluate", *command, "--out", tmp_path / "record.json")
+    saved(variant, [[0.0, 1.0]] * 8 if pads else None, llama, tmp_path / "made")
+    tasks = toy.make_tasks(tmp_path / "tasks", items=12)
+    model, tokenizer, ledger, method = load_any(tmp_path / "made", None, "cpu")
+    assert method.batchable() == pads
+
+    def rates(batch_size: int, may_pad: bool) -> list[Any]:
+        lm = CountingLM(model, tokenizer, ledger, batch_size, None, may_pad)
+        scored = score(lm, parse_tasks("toy_choice,toy_write"), [tasks])
+        return [[part["value"], part["rates"]["all"]["skip"]] for part in scored.scores]
+
+    alone = rates(1, True)
+    assert rates(8, pads) == alone
+    assert (rates(8, True) == alone) == pads
+    steps.call(
+        "evaluate", "--model", tmp_path / "made", "--tasks", "toy_choice,toy_write", "--task-dir",
+        tasks, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "record.json",
+    )  # fmt: skip
     record = json.loads((tmp_path / "record.json").read_text())
-    assert record["evaluation"]["batch_size"] == size
+    assert [[part["value"], part["rates"]["all"]["skip"]] for part in record["scores"]] == alone

@@ -9,6 +9,7 @@ that share a context are scored from one forward pass.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class CountingLM(HFLM):
         ledger: Sizes of the model's units.
         batch_size: Fixed; a changed batch size changes last bits.
         max_length: Context window; None: the config's.
+        pads: Whether sequences of different lengths may share a batch.
     """
 
     def __init__(
@@ -60,11 +62,13 @@ class CountingLM(HFLM):
         ledger: Ledger,
         batch_size: int,
         max_length: int | None,
+        pads: bool = True,
     ) -> None:
         super().__init__(
             pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length
         )
         self.ledger = ledger
+        self.pads = pads
         self.log = ExecutionLog(model)
         self.tallies = {kind: Tally(ledger) for kind in KINDS}
         self._row = 0
@@ -79,6 +83,39 @@ class CountingLM(HFLM):
 
     def _count(self, kind: str, executed: Tensor | None, tokens: int) -> None:
         self.tallies[kind].add(executed, tokens)
+
+    def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[Any]:
+        def length(request: tuple[Any, list[int], list[int]]) -> int:
+            return len(request[1]) + len(request[2])
+
+        return self._without_pads(super()._loglikelihood_tokens, requests, length, options)
+
+    def generate_until(self, requests: list[Any], **options: Any) -> list[Any]:
+        """lm-eval's own, one length of contexts after the other where pads would change routes."""
+
+        def length(request: Any) -> int:
+            return len(self.tok_encode(request.args[0]))
+
+        return self._without_pads(super().generate_until, requests, length, options)
+
+    def _without_pads(
+        self,
+        answer: Callable[..., list[Any]],
+        requests: list[Any],
+        length: Callable[[Any], int],
+        options: dict[str, Any],
+    ) -> list[Any]:
+        """Results in the order of the requests, asked for length by length unless pads may be."""
+        if self.pads:
+            return answer(requests, **options)
+        groups = defaultdict(list)
+        for number, request in enumerate(requests):
+            groups[length(request)].append(number)
+        results: dict[int, Any] = {}
+        for numbers in groups.values():
+            found = answer([requests[number] for number in numbers], **options)
+            results |= dict(zip(numbers, found, strict=True))
+        return [results[number] for number in range(len(requests))]
 
     def _model_call(self, inps: Tensor, attn_mask: Any = None, labels: Any = None) -> Tensor:
         self.log.passes.clear()

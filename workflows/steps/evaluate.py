@@ -98,8 +98,9 @@ def evaluate(
         raise ValueError(f"{args.model} has no tokenizer, so its text tasks cannot be scored")
     if args.limit is not None:
         entries = [dataclasses.replace(entry, limit=args.limit) for entry in entries]
-    batch_size = args.batch_size if method.batchable() else 1
-    lm = CountingLM(model, tokenizer, ledger, batch_size, args.max_length)
+    lm = CountingLM(
+        model, tokenizer, ledger, args.batch_size, args.max_length, pads=method.batchable()
+    )
     scored = score(lm, entries, folders)
     pooled = pool(scored.tallies).rates()
     units = [
@@ -117,7 +118,7 @@ def evaluate(
             "removed": removed_layers(described),
         },
         "evaluation": {
-            "batch_size": batch_size,
+            "batch_size": args.batch_size,
             "max_length": lm.max_length,
             "device": device,
             "threads": args.threads,

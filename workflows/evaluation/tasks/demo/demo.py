@@ -4,21 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 
 from workflows.demo.corpus import items
 from workflows.demo.program import passes
 
 
-def dataset(task: str, **_metadata: object) -> DatasetDict:
-    """Draw a task's scored items; no file and no network is needed.
+class Splits(dict[str, Dataset]):
+    """The splits of a task, each drawn when it is first asked for."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__()
+        self.task = task
+
+    def __missing__(self, split: str) -> Dataset:
+        """Draw the split.
+
+        Raises:
+            ValueError: The world has no such split.
+        """
+        self[split] = Dataset.from_list(items(self.task, split))
+        return self[split]
+
+
+def dataset(task: str, **_metadata: object) -> Splits:
+    """A task's scored items; no file and no network is needed.
 
     Args:
         task: The task's name, from `dataset_kwargs` of its file.
         _metadata: The `metadata` of the file, which lm-eval hands over as well.
     """
-    splits = ("validation", "test")
-    return DatasetDict({split: Dataset.from_list(items(task, split)) for split in splits})
+    return Splits(task)
 
 
 def score_program(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
