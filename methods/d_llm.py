@@ -51,7 +51,7 @@ class DLLM(Method):
         reserved: Tokens at the start of a sequence that always execute.
         evict: Whether skipped tokens leave no key and value. Without, the cache stays complete.
         router: ``"mlp"``, or ``"linear"``: D to 2, as in the re-implementation of the SkipGPT
-            authors.
+            authors, which starts as their own routers do, at an execution of one half.
         router_width: Of the hidden layer; None: the authors' 512 at D = 4096, D / 8 below, at
             least 32.
         penalty: ``"token"``: every token is pulled to Omega; ``"batch"``: their mean is.
@@ -66,8 +66,8 @@ class DLLM(Method):
     Differs from upstream: inference runs a skipped layer for nobody, in prefill as well, where the
         authors mask; reserved tokens are counted from the first real token, not from column 0; with
         a budget, Omega follows from it, lambda is steered in place of its ramp, and the threshold
-        is calibrated on the validation split; data, optimizer, no dropout and the start of LoRA as
-        in every trained row.
+        is calibrated on the validation split; data, tokens in the loss, optimizer, no dropout and
+        the start of LoRA as in every trained row.
     """
 
     title = "D-LLM"
@@ -240,12 +240,19 @@ class LayerRouter(Router):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Default linear init; the output bias starts at (0.1, 2.0), an execution of 0.87."""
+        """Default linear init, output biases (0.1, 2.0): an execution of 0.87.
+
+        A linear router starts as those of SkipGPT: Kaiming-uniform, no bias.
+        """
         rng = generator(self.seed, "initial values")
         for linear in (m for m in self.modules() if isinstance(m, nn.Linear)):
             if linear.weight.is_meta:
                 continue
             bound = linear.in_features**-0.5
+            if self.params.router == "linear":
+                nn.init.uniform_(linear.weight, -(3**0.5) * bound, 3**0.5 * bound, generator=rng)
+                nn.init.zeros_(linear.bias)
+                continue
             nn.init.uniform_(linear.weight, -bound, bound, generator=rng)
             nn.init.uniform_(linear.bias, -bound, bound, generator=rng)
             if linear.out_features == 2:

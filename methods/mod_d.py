@@ -50,8 +50,9 @@ class MoDD(Method):
         lora_alpha: Scale of LoRA; None: twice the rank, as 32 to 16 upstream.
     Source: Raposo et al., Mixture-of-Depths, arXiv 2404.02258; per module as in the baseline of
         SkipGPT, arXiv 2506.04179.
-    Differs from upstream: weights and comparison in float32, so that rounding makes no ties, which
-        the strict comparison would skip; pads do not compete and packed documents compete each on
+    Differs from upstream: routers start near one, where the trained model is whole, not near zero
+        (``initial``); weights and comparison in float32, so that rounding makes no ties, which the
+        strict comparison would skip; pads do not compete and packed documents compete each on
         its own; causal inference is the default, its taus measured after training on the documents
         that calibrate; with a budget, the capacity follows from the lengths of these documents and
         a common shift of the taus is calibrated on them; the same data, schedule and no dropout as

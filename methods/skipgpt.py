@@ -53,7 +53,8 @@ class SkipGPT(Method):
     Differs from upstream: noise and softmax in float32, so that no tie is made by rounding; the
         temperature follows the optimizer's step, which survives replay and resume; pads enter
         neither penalty nor rates; with a budget, the penalty counts parameters and the threshold is
-        calibrated on the validation split; the same data and no dropout, as every trained row.
+        calibrated on the validation split; the same data, schedule and no dropout, as every
+        trained row.
         Attention that is skipped still makes keys and values, which count as used.
     """
 

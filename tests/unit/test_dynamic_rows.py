@@ -204,4 +204,5 @@ def test_texts_that_compete_with_pads_are_scored_as_alone(
         tasks, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "record.json",
     )  # fmt: skip
     record = json.loads((tmp_path / "record.json").read_text())
+    assert record["evaluation"]["equal_lengths"] != pads
     assert [[part["value"], part["rates"]["all"]["skip"]] for part in record["scores"]] == alone

@@ -151,6 +151,13 @@ def test_gates_all_one_way_are_counted_over_seeds() -> None:
     assert frame(dense(), *runs)["note"].tolist() == ["", f"{ONE_WAY} in 1 of 3 runs"]
 
 
+def test_a_row_scored_in_batches_of_one_length_is_noted_as_not_causal() -> None:
+    evaluation = dense()["evaluation"]
+    rows = [other(evaluation=evaluation | {"equal_lengths": told}) for told in (False, True)]
+    rows[1]["row"] = "mod-d-topk"
+    assert frame(dense(), *rows)["note"].tolist() == ["", "", "not causal"]
+
+
 def test_uncommitted_code_is_noted() -> None:
     assert frame(dense(), other(dirty=True))["note"].tolist() == ["", "code not committed"]
 

@@ -79,6 +79,9 @@ def _score_columns(line: Line) -> dict[str, float]:
 def _note(line: Line) -> str:
     """What a reader must know of a line: budget missed, gates that decide nothing, dirty code."""
     words = [missed] if (missed := _missed(line)) else []
+    # Only a model whose routes pads would change is scored in batches of one length.
+    if line.first["evaluation"].get("equal_lengths", False):
+        words.append("not causal")
     if stuck := sum(one_way(record["units"]) for record in line.records):
         words.append(f"gates all one way{_of(line, stuck)}")
     if any(record["dirty"] for record in line.records):
