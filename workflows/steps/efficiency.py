@@ -1,4 +1,4 @@
-"""Time and memory over dense: `python -m workflows.steps.efficiency --method hero --shape ...`.
+"""Time over dense: `python -m workflows.steps.efficiency --method hero --shape ...`.
 
 Builds the dense and the routed model from random weights of a true shape (or loads --model), forces
 a bypass rate, times them in turn and writes each ratio beside its physical bound:

@@ -64,6 +64,7 @@ def main() -> None:
     set_up_torch(args.threads)
     rates = [float(word) for word in args.grid.split(",")]
     jobs = jobs_to_tune(suite, args.rows.split(",") if args.rows else None)
+    check_starts(suite, jobs)
     with claim_device(args.device) as args.device:
         tries = {job.row: [try_rate(suite, job, rate, args) for rate in rates] for job in jobs}
     best = {job.row: best_try(job, tries[job.row]) for job in jobs}
@@ -95,6 +96,18 @@ def jobs_to_tune(suite: Suite, rows: Sequence[str] | None) -> list[Job]:
     return [first[row] for row in rows]
 
 
+def check_starts(suite: Suite, jobs: Sequence[Job]) -> None:
+    """Refuse a healed row whose static model is not there yet, before any try.
+
+    Raises:
+        ValueError: The first such row.
+    """
+    for job in jobs:
+        start = Path(suite.start_folder(job))
+        if job.start is not None and not start.is_dir():
+            raise ValueError(f"{job.row} starts from {start}, which a run of the suite makes first")
+
+
 def best_try(job: Job, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The try with the most right answers among those that meet the job's budget.
 
@@ -113,8 +126,6 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     if args.updates is not None:
         params["updates"] = args.updates
     start = Path(suite.start_folder(job))
-    if job.start is not None and not start.is_dir():
-        raise ValueError(f"{job.row} starts from {start}, which a run of the suite makes first")
     identity = _identity(job, params, args.data, start)
     folder = args.workdir / suite.name / job.row / f"{rate:g}-{identity}"
     done = folder / "try.json"
