@@ -248,13 +248,6 @@ def test_how_routers_start() -> None:
     assert float(soft.float().mean()) == pytest.approx(0.8699, abs=0.006)
 
 
-def test_a_linear_router_starts_as_in_skipgpt() -> None:
-    for router in built("d-llm-skipgpt").model.router.routers:
-        assert not bool(router.bias.any())
-        bound = (3 / 32) ** 0.5
-        assert 0.9 * bound < float(router.weight.detach().abs().max()) <= bound
-
-
 @torch.no_grad()
 def test_decisions_are_made_in_float32() -> None:
     """2 and 2.001 are the same number in bfloat16, and a tie would execute."""
