@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -112,3 +113,24 @@ class ByNumber(Router):
     ) -> tuple[Decision, Tensor]:
         execute = state >= 4 if index else state % 2 == 0
         return Decision(execute, None, self.size * state / (5 if index else 10)), state
+
+
+def interrupt_and_follow(
+    monkeypatch: pytest.MonkeyPatch, at: int, interrupted: Callable[[], object]
+) -> list[int]:
+    """Stop a training run in update ``at``; returns a list that fills with the updates after it."""
+    update = Trainer._update
+
+    def stopping(self: Trainer, number: int, texts: Sequence[Document]) -> dict[str, float]:
+        if number == at:
+            raise KeyboardInterrupt
+        return update(self, number, texts)
+
+    monkeypatch.setattr(Trainer, "_update", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    updates: list[int] = []
+    monkeypatch.setattr(
+        Trainer, "_update", lambda self, n, texts: updates.append(n) or update(self, n, texts)
+    )
+    return updates

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,10 @@ from methods import load_method, load_model, skipgpt
 from methods.base import Fitted, Request
 from methods.core.backbone import load_backbone
 from methods.core.checkpoint import describe, read_card, save
-from methods.core.data import Document
 from methods.core.routed import router_of
-from methods.core.training import Trainer
 from tests import steps, toy
 from tests.routing_toys import IDS, VARIANTS, fit, shaken, wrap
-from tests.training_toys import same_bits
+from tests.training_toys import interrupt_and_follow, same_bits
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import parse_tasks
@@ -104,19 +101,8 @@ def test_killed_and_resumed_equals_undisturbed(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit(variant, tmp_path / "whole", snapshot_every=3)
-    update = Trainer._update
-
-    def stopping(self: Trainer, number: int, texts: Sequence[Document]) -> dict[str, float]:
-        if number == 4:
-            raise KeyboardInterrupt
-        return update(self, number, texts)
-
-    monkeypatch.setattr(Trainer, "_update", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        fit(variant, tmp_path / "parts", snapshot_every=3)
-    updates: list[int] = []
-    monkeypatch.setattr(
-        Trainer, "_update", lambda self, n, texts: updates.append(n) or update(self, n, texts)
+    updates = interrupt_and_follow(
+        monkeypatch, 4, lambda: fit(variant, tmp_path / "parts", snapshot_every=3)
     )
     temperatures: list[float] = []
     sampled = skipgpt.sampled

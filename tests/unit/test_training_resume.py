@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.data import Document
 from methods.core.packing import plan
 from methods.core.snapshots import NAME
-from methods.core.training import DivergedError, Trainer, TrainingParams
+from methods.core.training import DivergedError, TrainingParams
 from methods.hero import penalty
-from tests.training_toys import SHORT, documents, same_bits, trainer_for, values
+from tests.training_toys import (
+    SHORT,
+    documents,
+    interrupt_and_follow,
+    same_bits,
+    trainer_for,
+    values,
+)
 
 
 @pytest.mark.parametrize("row", ["hero", "lora"])
@@ -30,21 +35,8 @@ def test_killed_and_resumed_equals_undisturbed(
     whole.run()
 
     killed = trainer_for(row, tmp_path / "parts", snapshot_every=3)
-    update = Trainer._update
-
-    def stopping(self: Trainer, number: int, texts: Sequence[Document]) -> dict[str, float]:
-        if number == 4:
-            raise KeyboardInterrupt
-        return update(self, number, texts)
-
-    monkeypatch.setattr(Trainer, "_update", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        killed.run()
+    updates = interrupt_and_follow(monkeypatch, 4, killed.run)
     resumed = trainer_for(row, tmp_path / "parts", snapshot_every=3)
-    updates: list[int] = []
-    monkeypatch.setattr(
-        Trainer, "_update", lambda self, n, texts: updates.append(n) or update(self, n, texts)
-    )
     resumed.run()
     assert updates == [3, 4, 5]
     assert resumed.log == whole.log
