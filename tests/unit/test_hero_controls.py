@@ -22,7 +22,7 @@ def test_static_gates_are_one_number_per_block(logit: float, runs: bool) -> None
     router = StaticGates(units, SIZES, 2.0, 1, None)
     assert router.logits.tolist() == [2.0, 2.0]
     nn.init.constant_(router.logits[1], logit)
-    hbar = torch.randn(2, 2, 3, SIZES.hidden)
+    hbar = torch.randn(2, 2, 3, SIZES.hidden, generator=torch.Generator().manual_seed(1))
     tokens = Tokens(None, torch.zeros(2, 3), torch.ones(2, 3))
     state = router.start(tokens, hbar[0], Context())
     decision, _ = router.gate(1, hbar[0], hbar[1], state, Context())

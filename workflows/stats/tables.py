@@ -77,7 +77,7 @@ def _score_columns(line: Line) -> dict[str, float]:
 
 
 def _note(line: Line) -> str:
-    """What a reader must know of a line: budget missed, gates that decide nothing, dirty code."""
+    """What a reader must know of a line: budget, causality, gates that decide nothing, code."""
     words = [missed] if (missed := _missed(line)) else []
     # Only a model whose routes pads would change is scored in batches of one length.
     if line.first["evaluation"].get("equal_lengths", False):

@@ -119,7 +119,7 @@ def evaluate(
         },
         "evaluation": {
             "batch_size": args.batch_size,
-            "equal_lengths": not method.batchable(),
+            "equal_lengths": not lm.pads,
             "max_length": lm.max_length,
             "device": device,
             "threads": args.threads,
