@@ -12,7 +12,7 @@ import torch
 from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import load_backbone
-from methods.core.calibration import validation_skip
+from methods.core.calibration import bypass_rates
 from methods.core.data import Data
 from methods.core.routed import router_of
 from methods.core.steering import unit_shares
@@ -35,7 +35,7 @@ def fitted(
     total = backbone.parameters
     result = method.fit(backbone, data, Request(budget, 3, workdir))
     shares = unit_shares([unit.parameters for unit in router_of(result.model).units], total)
-    return result, validation_skip(result.model, data.validation(), shares)
+    return result, float(bypass_rates(result.model, data.validation()) @ shares)
 
 
 @pytest.mark.parametrize("variant", ["full", "no-history", "random"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.core.backbone import count
-from methods.core.calibration import calibrate_threshold, validation_skip
+from methods.core.calibration import bypass_rates, calibrate_threshold, next_logit
 from methods.core.data import Document
 from methods.core.routed import route
 from methods.core.router import Context, Decision, Router, Tokens, ffn_units
@@ -103,7 +103,7 @@ class ByHash(Router):
         return Decision(gate >= self.threshold, None, gate), state
 
 
-def test_validation_skip_counts_real_tokens() -> None:
+def test_bypass_rates_count_real_tokens() -> None:
     model = toy.make_model()
     router = ByNumber(model)
     route(model, router)
@@ -111,8 +111,8 @@ def test_validation_skip_counts_real_tokens() -> None:
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
     # 1 skips 0.3, 2 skips 0.2, 4 nothing; pads hold id 0, which would skip 0.2.
     for batch_size in (1, 2):
-        found = validation_skip(model, texts, shares, batch_size)
-        assert found == pytest.approx((0.3 + 0.2 + 0.3) / 6)
+        found = bypass_rates(model, texts, batch_size) @ shares
+        assert float(found) == pytest.approx((0.3 + 0.2 + 0.3) / 6)
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.13, 0.24])
@@ -123,12 +123,13 @@ def test_calibration_meets_the_budget(budget: float) -> None:
     texts = documents(120, longest=30)
     shares = unit_shares([unit.parameters for unit in router.units], count(toy.make_model()))
     assert float(shares.sum()) > budget
-    trace = calibrate_threshold(model, router, texts, shares, budget)
-    realised = validation_skip(model, texts, shares)
+    trace, rates = calibrate_threshold(model, router, texts, shares, budget)
+    torch.testing.assert_close(rates, bypass_rates(model, texts), rtol=0, atol=0)
+    realised = float(rates @ shares)
     assert realised == pytest.approx(budget, abs=2e-3)
     assert trace[0]["threshold"] == 0.5
     assert {"threshold": router.threshold, "skip": realised} in trace
-    assert len(trace) <= 12
+    assert len(trace) <= 8
 
 
 def test_calibration_leaves_a_threshold_that_fits() -> None:
@@ -137,6 +138,23 @@ def test_calibration_leaves_a_threshold_that_fits() -> None:
     route(model, router)
     texts = documents(20)
     shares = torch.full((4,), 0.1, dtype=torch.float64)
-    budget = validation_skip(model, texts, shares) + 5e-4
-    assert len(calibrate_threshold(model, router, texts, shares, budget)) == 1
+    budget = float(bypass_rates(model, texts) @ shares) + 5e-4
+    assert len(calibrate_threshold(model, router, texts, shares, budget)[0]) == 1
     assert router.threshold == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tried", "expected"),
+    [
+        ([(0.0, -0.02)], 1.0),
+        ([(0.0, 0.02)], -1.0),
+        ([(0.0, -0.04), (1.0, -0.02)], 2.0),
+        ([(0.0, -0.04), (1.0, -0.039)], 3.0),
+        ([(0.0, -0.04), (1.0, -0.05)], 2.0),
+        ([(0.0, -0.03), (1.0, 0.01)], 0.75),
+        ([(0.0, -0.001), (1.0, 0.4)], 0.1),
+        ([(0.0, -0.03), (1.0, 0.01), (0.75, -0.01)], 0.875),
+    ],
+)
+def test_the_next_threshold(tried: list[tuple[float, float]], expected: float) -> None:
+    assert next_logit(tried) == pytest.approx(expected)
