@@ -31,8 +31,9 @@ def run(main: Callable[[], None]) -> None:
 
     ``SKIPBENCH_DEBUG=1`` shows the traceback as well.
     """
-    gc.freeze()
-    gc.enable()
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
     try:
         main()
     except (ValueError, OSError, SafetensorError) as error:
