@@ -192,7 +192,9 @@ def scores_per_task(frame: pd.DataFrame) -> Figure:
 
 
 def _line_name(line: pd.Series[Any], several: bool) -> str:
-    target = "" if pd.isna(line["target"]) else f", {line['target']:g} %"
+    # A reference skips nothing; it has a target where a row with one is subtracted from it.
+    beside = "against " if line.get("kind") == "reference" else ""
+    target = "" if pd.isna(line["target"]) else f", {beside}{line['target']:g} %"
     return (f"{line['backbone']}: " if several else "") + f"{line['title']}{target}"
 
 
