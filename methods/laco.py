@@ -18,7 +18,7 @@ from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, decoder, layers
 from methods.core.budget import layers_to_remove
 from methods.core.data import Batch, Data
-from methods.core.surgery import merge_layers, remove_layers, replace_layers
+from methods.core.surgery.layers import merge_layers, remove_layers, replace_layers
 
 HALVINGS = 12
 

@@ -13,8 +13,8 @@ from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, Widths, layers, projections, widths
 from methods.core.budget import nearest
 from methods.core.data import Data
-from methods.core.layerwise import LayerGradients, layer_gradients
-from methods.core.surgery import narrow
+from methods.core.surgery.layers import narrow
+from methods.core.surgery.layerwise import LayerGradients, layer_gradients
 
 # A unit is a row of most matrices, and a column of the two that write to the residual stream.
 BY_COLUMN = ("o_proj", "down_proj")

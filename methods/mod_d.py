@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, decoder
 from methods.core.budget import shortfall
-from methods.core.calibration import calibrated, fit_routed
 from methods.core.data import Data, Document, batches
 from methods.core.ledger import Rates
-from methods.core.lora import add_lora
-from methods.core.routed import birthplace, route, router_of
-from methods.core.router import Context, Decision, Router, Tokens, Unit, module_units
+from methods.core.routing.calibration import calibrated
+from methods.core.routing.routed import birthplace, route, router_of
+from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, module_units
+from methods.core.routing.steering import Steering, unit_shares
 from methods.core.seeds import generator
-from methods.core.steering import Steering, unit_shares
-from methods.core.training import TrainingParams
+from methods.core.training.fit import fit_routed
+from methods.core.training.loop import TrainingParams
+from methods.core.training.lora import add_lora
 
 
 class MoDD(Method):

@@ -13,9 +13,17 @@ from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
 from methods.core.budget import candidate_layers, named_layers, shortfall
 from methods.core.data import Data
-from methods.core.hashing import uniform_hash
-from methods.core.routed import route
-from methods.core.router import Context, Decision, Router, Tokens, Unit, block_units, ffn_units
+from methods.core.routing.hashing import uniform_hash
+from methods.core.routing.routed import route
+from methods.core.routing.router import (
+    Context,
+    Decision,
+    Router,
+    Tokens,
+    Unit,
+    block_units,
+    ffn_units,
+)
 from methods.core.seeds import seed_for
 
 GOLDEN = (5**0.5 - 1) / 2

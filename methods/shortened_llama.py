@@ -23,10 +23,10 @@ from methods.core.backbone import (
 )
 from methods.core.budget import layers_to_remove
 from methods.core.data import Batch, Data
-from methods.core.layerwise import layer_calls, layer_gradients, predicted_tokens
 from methods.core.ledger import Rates
-from methods.core.losses import next_token_loss
-from methods.core.surgery import remove_layers
+from methods.core.surgery.layers import remove_layers
+from methods.core.surgery.layerwise import layer_calls, layer_gradients, predicted_tokens
+from methods.core.training.losses import next_token_loss
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": torch.sum,

@@ -17,7 +17,7 @@ from methods.core.backbone import Backbone, decoder, layers
 from methods.core.budget import layers_to_remove
 from methods.core.data import Data
 from methods.core.ledger import Rates
-from methods.core.surgery import remove_layers
+from methods.core.surgery.layers import remove_layers
 
 
 class ShortGPT(Method):

@@ -23,9 +23,9 @@ from methods.core.backbone import (
 from methods.core.budget import nearest
 from methods.core.data import Data
 from methods.core.ledger import Rates
-from methods.core.routed import attention_masks
+from methods.core.routing.routed import attention_masks
 from methods.core.seeds import generator
-from methods.core.sliced import by_rows, fuse_norms, slice_stream, sliced_parameters
+from methods.core.surgery.sliced import by_rows, fuse_norms, slice_stream, sliced_parameters
 
 DAMPING = 0.01  # of the mean squared activation, added to the diagonal: as in the authors' code
 

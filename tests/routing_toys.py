@@ -14,7 +14,7 @@ from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import Backbone, attention, count, decoder
 from methods.core.data import Document
-from methods.core.router import Context, Tokens
+from methods.core.routing.router import Context, Tokens
 from tests import toy
 from tests.training_toys import documents
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from workflows.steps.common import ROOT, run
+from workflows.runtime.program import run
+from workflows.runtime.provenance import ROOT
 
 
 def call(step: str, *arguments: Any) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from methods import load_method
 from methods.core.backbone import Backbone, count
 from methods.core.data import Document
-from methods.core.routed import router_of
-from methods.core.router import Context, Decision, Router, Tokens, ffn_units
-from methods.core.steering import Steering, unit_shares
-from methods.core.training import Trainer, TrainingParams
+from methods.core.routing.routed import router_of
+from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
+from methods.core.routing.steering import Steering, unit_shares
+from methods.core.training.loop import Trainer, TrainingParams
 from methods.hero import penalty
 from tests import toy
 

@@ -25,6 +25,7 @@ from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, rea
 from workflows.table import TableLine, read_table
 
 CODE = {".py", ".yaml"}
+PAGES = {".py", ".html"}
 DATA_PARTS = ("training", "validation", "probe", "calibration")
 
 
@@ -79,7 +80,7 @@ class Job:
         own = [self.method.path]
         if self.method.path.is_dir():
             own = sorted(self.method.path.rglob("*.py"))
-        core = sorted((ROOT / "methods" / "core").glob("*.py"))
+        core = sorted((ROOT / "methods" / "core").rglob("*.py"))
         return _relative([*own, ROOT / "methods" / "base.py", *core])
 
 
@@ -197,9 +198,8 @@ class Suite:
     def report_code(self) -> list[str]:
         """The files whose change makes the report again."""
         stats = sorted((ROOT / "workflows" / "stats").glob("*.py"))
-        pages = sorted((ROOT / "workflows" / "report").glob("*.html"))
-        steps = sorted((ROOT / "workflows" / "steps").glob("report*.py"))
-        return _relative([*stats, *pages, *steps])
+        pages = [f for f in (ROOT / "workflows" / "report").iterdir() if f.suffix in PAGES]
+        return _relative([*stats, *sorted(pages), ROOT / "workflows" / "steps" / "report.py"])
 
     def text_files(self) -> list[str]:
         """Texts of the perplexity entries."""

@@ -30,7 +30,7 @@ from methods.core.backbone import (
     weight_files,
 )
 from methods.core.ledger import Ledger
-from methods.core.routed import router_of
+from methods.core.routing.routed import router_of
 from methods.discovery import load_method
 
 # What a card keeps of the run it started from.

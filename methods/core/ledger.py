@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from methods.core.backbone import count
-from methods.core.routed import router_of
-from methods.core.router import Unit
+from methods.core.routing.routed import router_of
+from methods.core.routing.router import Unit
 
 Floats = npt.NDArray[np.float64]
 

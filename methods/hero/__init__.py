@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
 from methods.core.budget import candidate_layers, named_layers, nearest, shortfall
-from methods.core.calibration import fit_routed
 from methods.core.data import Data
-from methods.core.routed import birthplace, route, router_of
-from methods.core.router import Router, ffn_units
+from methods.core.routing.routed import birthplace, route, router_of
+from methods.core.routing.router import Router, ffn_units
+from methods.core.routing.steering import Steering, unit_shares
 from methods.core.seeds import generator
-from methods.core.steering import Steering, unit_shares
-from methods.core.training import TrainingParams
+from methods.core.training.fit import fit_routed
+from methods.core.training.loop import TrainingParams
 from methods.hero.controls import RandomBypass, StaticGates
 from methods.hero.router import HeroRouter, Sizes
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.core.hashing import uniform_hash
-from methods.core.router import Context, Decision, Router, Tokens, Unit
+from methods.core.routing.hashing import uniform_hash
+from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
 from methods.hero.branch import Adapter
 from methods.hero.router import Sizes
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from methods.core.router import Context, Decision, Router, Tokens, Unit
+from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
 from methods.hero.branch import Adapter
 from methods.hero.memory import EPS, ListMemory, Memory, RecurrentMemory
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.core.dispatch import dispatch, dispatch_masked
+from methods.core.routing.dispatch import dispatch, dispatch_masked
 from methods.hero.branch import Adapter
 from tests.slicing_toys import IDS, dense, fit, logits
 from workflows.demo.presets import Recipe

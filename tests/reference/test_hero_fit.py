@@ -12,10 +12,10 @@ import torch
 from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import load_backbone
-from methods.core.calibration import bypass_rates
 from methods.core.data import Data
-from methods.core.routed import router_of
-from methods.core.steering import unit_shares
+from methods.core.routing.calibration import bypass_rates
+from methods.core.routing.routed import router_of
+from methods.core.routing.steering import unit_shares
 
 TRAINING = {
     "updates": 8, "batch_tokens": 60, "learning_rate": 1e-3, "row_length": 30, "adapter_width": 8

@@ -15,7 +15,7 @@ from methods import load_method, load_model
 from methods.base import Fitted, Request
 from methods.core.backbone import decoder, load_backbone
 from methods.core.checkpoint import describe, save
-from methods.core.routed import router_of
+from methods.core.routing.routed import router_of
 from methods.hero.router import HeroRouter
 from tests import toy
 from tests.reference import hero_oracle as oracle

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from methods.core.backbone import decoder, ffn, layers
 from methods.core.ledger import Ledger, Tally
-from methods.core.routed import route
-from methods.core.router import Context, Tokens, Unit, ffn_units
+from methods.core.routing.routed import route
+from methods.core.routing.router import Context, Tokens, Unit, ffn_units
 from methods.hero.memory import ListMemory
 from methods.hero.router import HeroRouter, PathState, Sizes, Trace
 from tests import toy
@@ -269,7 +269,7 @@ def test_a_gate_sees_its_own_token_alone() -> None:
 def test_ceiling_of_the_skip_rate(
     shape: tuple[int, int, int], blocks: int, expected: float
 ) -> None:
-    """Property 10, by the ledger alone; tests/unit/test_hero_counts.py takes the models."""
+    """Property 10, by the ledger alone; tests/unit/methods/test_hero_counts.py takes the models."""
     width, inner, total = shape
     units = [Unit(n, "ffn", 3 * width * inner) for n in range(blocks)]
     tally = Tally(Ledger(total, total, units, 0, (0,) * blocks, 32, 32))

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from methods.core.backbone import attention, decoder, layers
-from tests.unit.test_laco import BOTH, TEXTS, WALKS, fit, make
+from tests.unit.methods.test_laco import BOTH, TEXTS, WALKS, fit, make
 
 MATRICES = (
     "self_attn.q_proj",

@@ -54,6 +54,41 @@ def test_the_core_imports_no_method(file: Path) -> None:
     assert below(imports(file), *METHOD_MODULES) == []
 
 
+ROOMS = ("methods.core.routing", "methods.core.training", "methods.core.surgery")
+GROUND = ("methods.core.checkpoint", "methods.core.ledger")
+# Room -> the others it may use; what lies beside the rooms uses none, but for what stands on them.
+STEPS_OF_THE_CORE = {
+    "routing": set(),
+    "training": {"methods.core.routing"},
+    "surgery": {"methods.core.training"},
+}
+
+
+@pytest.mark.parametrize("room", STEPS_OF_THE_CORE)
+def test_rooms_of_the_core_lie_one_way(room: str) -> None:
+    own = f"methods.core.{room}"
+    others = {other for other in ROOMS if other != own} - STEPS_OF_THE_CORE[room]
+    for file in files(f"methods/core/{room}"):
+        assert below(imports(file), *others, *GROUND) == [], name(file)
+
+
+def test_the_ground_of_the_core_knows_no_room() -> None:
+    for file in (ROOT / "methods/core").glob("*.py"):
+        if f"methods.core.{file.stem}" not in GROUND:
+            assert below(imports(file), *ROOMS, *GROUND) == [], name(file)
+
+
+@pytest.mark.parametrize("room", ["runtime", "timing", "report"])
+def test_rooms_behind_the_steps_import_no_step(room: str) -> None:
+    for file in files(f"workflows/{room}"):
+        assert below(imports(file), "workflows.steps") == [], name(file)
+
+
+def test_every_step_is_a_command() -> None:
+    for file in (ROOT / "workflows/steps").glob("[a-z]*.py"):
+        assert '__name__ == "__main__"' in file.read_text(encoding="utf-8"), name(file)
+
+
 @pytest.mark.parametrize("file", sorted({row.path for row in discover().values()}), ids=name)
 def test_method_files_write_no_files_and_read_no_clock(file: Path) -> None:
     for source in sorted(file.rglob("*.py")) if file.is_dir() else [file]:

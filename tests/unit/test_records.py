@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from workflows.steps.records import check_record, new_record, read_record
+from workflows.records import check_record, new_record, read_record
 
 RATES = {"all": {"tokens": 5, "skip": 0.25, "skip_net": 0.2, "skip_std": 0.0}}
 

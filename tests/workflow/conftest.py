@@ -14,7 +14,7 @@ import yaml
 
 from methods import discover
 from tests import steps, toy
-from workflows.steps.common import ROOT
+from workflows.runtime.provenance import ROOT
 
 # Copies for whole runs keep these methods only: cheap rows, with and without a budget.
 KEPT = {"dense.py", "random_skip.py"}

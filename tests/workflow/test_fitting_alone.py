@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from tests import steps
-from workflows.steps import common
+from workflows.runtime import provenance
 
 STEPS = ("compress", "cost", "data", "efficiency", "train_backbone", "tune")
 
@@ -20,15 +20,15 @@ def test_these_steps_import_neither() -> None:
 
 
 def test_a_record_names_the_versions_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = common.version
+    real = provenance.version
 
     def version(package: str) -> str:
         if package == "lm_eval":
             raise PackageNotFoundError(package)
         return real(package)
 
-    assert "lm_eval" in common.provenance()["versions"]
-    monkeypatch.setattr(common, "version", version)
-    found = common.provenance()["versions"]
+    assert "lm_eval" in provenance.provenance()["versions"]
+    monkeypatch.setattr(provenance, "version", version)
+    found = provenance.provenance()["versions"]
     assert "lm_eval" not in found
     assert {"python", "torch", "transformers"} <= set(found)

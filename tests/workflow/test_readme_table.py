@@ -16,8 +16,8 @@ import yaml
 from tests import steps
 from tests.made_records import suite, write_run, write_suite
 from workflows.jobs import Suite, read_suite
+from workflows.runtime.provenance import ROOT, code_hash
 from workflows.steps import publish
-from workflows.steps.common import ROOT, code_hash
 from workflows.steps.publish import REFERENCE, SOURCE, block, page_of, put_block, read_block, stale
 
 DEMO = REFERENCE / "demo"

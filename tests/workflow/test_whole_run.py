@@ -29,7 +29,7 @@ DUMMY = '''
 """Keeps the first layers."""
 
 from methods.base import Fitted, Method
-from methods.core.surgery import remove_layers
+from methods.core.surgery.layers import remove_layers
 
 
 class Dummy(Method):

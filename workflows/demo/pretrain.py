@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from methods.core.snapshots import read_snapshot, write_snapshot
+from methods.core.training.snapshots import read_snapshot, write_snapshot
 from workflows.demo.corpus import FIRST_WEIGHTS, corpus_hash, documents, items, task_names
 from workflows.demo.presets import Recipe
 from workflows.demo.tokenizer import BOS_ID, EOS_ID, MAX_LENGTH, PAD_ID, word_ids

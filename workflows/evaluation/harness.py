@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.core.ledger import Ledger, Tally
-from methods.core.routed import RoutedDecoder, RoutedOutput
+from methods.core.routing.routed import RoutedDecoder, RoutedOutput
 
 KINDS = ("prompt", "answer", "generated")
 

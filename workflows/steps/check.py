@@ -12,7 +12,8 @@ from methods import load_method
 from methods.core.backbone import check_weights, read_config, read_tokenizer
 from methods.core.checkpoint import write_json
 from workflows.jobs import Suite, read_suite
-from workflows.steps.common import json_argument, run, whole_file
+from workflows.runtime.files import whole_file
+from workflows.runtime.program import json_argument, run
 
 
 def arguments() -> argparse.Namespace:

@@ -10,11 +10,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from workflows.report.render import latex, markdown
+from workflows.report.results import read_results
+from workflows.runtime.files import write_text
+from workflows.runtime.program import run
 from workflows.stats.display import comparison_table
 from workflows.stats.folders import comparison_frame, folder_cautions
-from workflows.steps.common import run, write_text
-from workflows.steps.report_render import latex, markdown
-from workflows.steps.report_results import read_results
 
 
 def arguments() -> argparse.Namespace:

@@ -27,17 +27,17 @@ from methods.core.checkpoint import (
     write_json,
 )
 from methods.core.data import Data
-from methods.core.snapshots import NAME as SNAPSHOT
-from workflows.steps.common import (
+from methods.core.training.snapshots import NAME as SNAPSHOT
+from workflows.runtime.processes import process_group
+from workflows.runtime.program import (
     add_machine_arguments,
     json_argument,
     peak_memory_mb,
-    provenance,
     reset_peak_memory,
     run,
     set_up_torch,
 )
-from workflows.steps.processes import process_group
+from workflows.runtime.provenance import provenance
 
 
 def arguments() -> argparse.Namespace:

@@ -22,14 +22,9 @@ from transformers import AutoModelForCausalLM
 from methods import find_row
 from methods.core.backbone import DTYPES, SHAPES, shape_config
 from methods.core.checkpoint import read_card, write_json
-from workflows.steps.common import (
-    add_machine_arguments,
-    provenance,
-    run,
-    set_up_torch,
-    whole_file,
-    whole_folder,
-)
+from workflows.runtime.files import whole_file, whole_folder
+from workflows.runtime.program import add_machine_arguments, run, set_up_torch
+from workflows.runtime.provenance import provenance
 
 
 def arguments() -> argparse.Namespace:

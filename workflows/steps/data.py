@@ -20,7 +20,8 @@ from methods.core.seeds import seed_for
 from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
-from workflows.steps.common import json_argument, run, whole_file
+from workflows.runtime.files import whole_file
+from workflows.runtime.program import json_argument, run
 
 PARTS = ("calibration", "probe", "training", "validation")
 

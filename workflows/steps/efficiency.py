@@ -23,17 +23,12 @@ from methods import load_method
 from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
 from methods.core.budget import candidate_layers
 from methods.core.checkpoint import cast_branches, load, read_card, write_json
-from methods.core.routed import router_of
-from workflows.steps.common import (
-    add_machine_arguments,
-    peak_memory_mb,
-    provenance,
-    run,
-    set_up_torch,
-    whole_file,
-)
-from workflows.steps.devices import claim_device
-from workflows.steps.efficiency_modes import (
+from methods.core.routing.routed import router_of
+from workflows.runtime.devices import claim_device
+from workflows.runtime.files import whole_file
+from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
+from workflows.runtime.provenance import provenance
+from workflows.timing.modes import (
     Bench,
     Case,
     Line,

@@ -18,23 +18,17 @@ from methods.core.checkpoint import write_json
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import pool, rates_by_kind, score
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, parse_tasks
-from workflows.steps.common import (
-    add_machine_arguments,
-    check_place,
-    peak_memory_mb,
-    provenance,
-    run,
-    set_up_torch,
-    whole_file,
-)
-from workflows.steps.devices import claim_device
-from workflows.steps.records import (
+from workflows.records import (
     check_record,
     describe_model,
     load_any,
     new_record,
     removed_layers,
 )
+from workflows.runtime.devices import claim_device
+from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
+from workflows.runtime.provenance import provenance
 
 
 def arguments() -> argparse.Namespace:

@@ -17,10 +17,10 @@ import pandas as pd
 
 from methods.core.budget import check_budget
 from workflows.jobs import read_suite
+from workflows.report.results import Results, read_results, read_suite_file
+from workflows.runtime.program import run, sentence
 from workflows.stats.lines import Line, Panel, headline_items
 from workflows.stats.versus import difference_frame
-from workflows.steps.common import run, sentence
-from workflows.steps.report_results import Results, read_results, read_suite_file
 
 
 def arguments() -> argparse.Namespace:

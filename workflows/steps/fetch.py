@@ -6,7 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
-from workflows.steps.common import json_argument, run, whole_folder
+from workflows.runtime.files import whole_folder
+from workflows.runtime.program import json_argument, run
 
 FILES = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"]
 TOKENIZER = ["tokenizer*", "special_tokens_map.json", "chat_template*"]

@@ -23,15 +23,17 @@ from methods.base import Request
 from methods.core.backbone import count, ffn, layers, load_backbone
 from methods.core.data import Data
 from methods.core.ledger import Ledger
-from methods.core.routed import route
-from methods.core.router import ffn_units
+from methods.core.routing.routed import route
+from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter
 from workflows.demo.corpus import task_names
 from workflows.demo.world import the_world
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry
-from workflows.steps.common import ROOT, json_argument, run, set_up_torch, whole_file
+from workflows.runtime.files import whole_file
+from workflows.runtime.program import json_argument, run, set_up_torch
+from workflows.runtime.provenance import ROOT
 
 TEMPLATE = ROOT / "workflows" / "demo"
 

@@ -19,13 +19,15 @@ import pandas as pd
 
 from methods.core.checkpoint import write_json
 from workflows.jobs import Suite
+from workflows.report.render import markdown
+from workflows.report.results import Results, read_results
+from workflows.runtime.files import whole_file, write_text
+from workflows.runtime.program import run
+from workflows.runtime.provenance import ROOT, code_hash, git
 from workflows.stats.comparable import cautions
 from workflows.stats.display import MARKED, Builder, Table, plus, spans
 from workflows.stats.ranking import Mark, places
-from workflows.steps.common import ROOT, code_hash, git, run, whole_file, write_text
 from workflows.steps.report import make_frames
-from workflows.steps.report_render import markdown
-from workflows.steps.report_results import Results, read_results
 
 REFERENCE = ROOT / "reports" / "reference"
 PAGES = (ROOT / "README.md", REFERENCE / "README.md")

@@ -15,6 +15,12 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
+from workflows.report.figures import draw_all
+from workflows.report.render import html_table, latex, markdown
+from workflows.report.results import Results, read_results
+from workflows.runtime.files import write_text
+from workflows.runtime.program import run
+from workflows.runtime.provenance import ROOT
 from workflows.stats.comparable import cautions
 from workflows.stats.display import (
     Table,
@@ -36,10 +42,6 @@ from workflows.stats.tables import (
     score_frame,
 )
 from workflows.stats.versus import difference_frame
-from workflows.steps.common import ROOT, run, write_text
-from workflows.steps.report_figures import draw_all
-from workflows.steps.report_render import html_table, latex, markdown
-from workflows.steps.report_results import Results, read_results
 
 PAGES = ROOT / "workflows" / "report"
 

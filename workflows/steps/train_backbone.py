@@ -21,8 +21,9 @@ from workflows.demo.presets import PRESETS, Recipe
 from workflows.demo.pretrain import train
 from workflows.demo.tokenizer import build_tokenizer
 from workflows.demo.world import World, the_world
-from workflows.steps.common import add_machine_arguments, run, whole_folder
-from workflows.steps.devices import claim_device
+from workflows.runtime.devices import claim_device
+from workflows.runtime.files import whole_folder
+from workflows.runtime.program import add_machine_arguments, run
 
 
 def arguments() -> argparse.Namespace:

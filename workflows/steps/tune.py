@@ -28,12 +28,14 @@ from methods.base import Request
 from methods.core.backbone import hash_folder
 from methods.core.checkpoint import open_backbone, write_json
 from methods.core.data import Data
-from methods.core.losses import Answers, score_answers
-from methods.core.training import DivergedError
+from methods.core.training.loop import DivergedError
+from methods.core.training.losses import Answers, score_answers
 from workflows.jobs import Job, Suite, read_suite
+from workflows.runtime.devices import claim_device
+from workflows.runtime.files import whole_file
+from workflows.runtime.program import add_machine_arguments, run, set_up_torch
+from workflows.runtime.provenance import code_hash
 from workflows.stats.budget import flag
-from workflows.steps.common import add_machine_arguments, code_hash, run, set_up_torch, whole_file
-from workflows.steps.devices import claim_device
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 PARTS = ("training", "validation", "probe")

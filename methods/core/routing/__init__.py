@@ -1,0 +1,1 @@
+"""What lets each token run or skip parts of the backbone."""

@@ -1,0 +1,146 @@
+"""Blocks that a token skips without a trace: no key, no value, nothing for later tokens to read.
+
+Without gradients the tokens that execute are gathered and the whole layer runs on them alone;
+the cache of such a layer holds their keys and values only. With gradients every token runs and
+the attention weights are multiplied by the gate of the key and normalised again, so that a gate
+learns from what later tokens miss. Both forms give the same numbers up to ``EPS``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from methods.core.routing.attend import Executing, executing, put, take
+from methods.core.routing.router import Decision
+
+IMPLEMENTATION = "skipbench_key_weights"
+# Of the sum that normalises again (D-LLM's code).
+EPS = 1e-6
+
+
+class EvictingCache(DynamicCache):
+    """A cache whose evicting layers hold the executed tokens of each sequence, padded on the right.
+
+    ``columns``: layer -> (B, P) int64, the column of each stored key in the whole sequence, -1 for
+    padding. The first layer is never evicting, so its length is that of the sequence.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config=config)
+        self.columns: dict[int, Tensor] = {}
+
+    def reorder_cache(self, beam_idx: LongTensor) -> None:
+        """Follow a beam search."""
+        super().reorder_cache(beam_idx)
+        self.columns = {
+            n: c.index_select(0, beam_idx.to(c.device)) for n, c in self.columns.items()
+        }
+
+
+def attend_with_key_weights(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    key_weights: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention whose weights are multiplied by ``key_weights`` (B, K) and normalised again.
+
+    Without them it is the library's sdpa attention. Shapes as in transformers' AttentionInterface:
+    query (B, H, T, d), key and value (B, H_kv, K, d); returns (B, T, H, d) and no weights.
+    """
+    if key_weights is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    scores = (query @ key.transpose(2, 3)).float() * (scaling or query.shape[-1] ** -0.5)
+    if attention_mask is None:
+        attention_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
+    # The lowest number instead of -inf: a pad that may read nothing gets numbers, not NaN.
+    weights = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    # sum_k w_k g_k v_k / sum_k w_k g_k: weighting values and dividing results costs (K + T) d
+    # products per head, weighting the attention itself 2 T K.
+    gates = key_weights.float()[:, None, :, None]
+    mixed = weights.to(value.dtype) @ (value * gates).to(value.dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        total = weights @ gates + EPS
+    return (mixed / total).to(value.dtype).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(IMPLEMENTATION, attend_with_key_weights)
+AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+
+
+def evicting_block(
+    layer: nn.Module,
+    number: int,
+    hidden: Tensor,
+    valid: Tensor,
+    decision: Decision,
+    arguments: dict[str, Any],
+) -> Tensor:
+    """One evicting block.
+
+    Args:
+        layer: Decoder layer.
+        number: Its 0-based place.
+        hidden: Residual stream at its input (B, T, D).
+        valid: False on pads (B, T), which no token reads.
+        decision: Who executes; ``dense`` asks for the form with gradients.
+        arguments: Of the layer: attention mask, positions, cache.
+
+    Returns:
+        Residual stream behind the block (B, T, D); of a token that skips it: unchanged.
+    """
+    if decision.dense:
+        assert decision.scale is not None
+        after = layer(hidden, key_weights=decision.scale, **arguments)
+        return hidden + (after - hidden) * decision.scale[..., None].to(hidden.dtype)
+    chosen = executing(decision.execute & valid)
+    if chosen.places.shape[1] == 0:
+        return hidden
+    after = layer(take(hidden, chosen.places), **_narrowed(number, chosen, hidden, arguments))
+    return put(after, chosen, hidden)
+
+
+def _narrowed(
+    number: int, chosen: Executing, hidden: Tensor, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of the layer for the executing tokens; notes what its cache will hold."""
+    places, live = chosen
+    batch, length = hidden.shape[:2]
+    cache: EvictingCache | None = arguments["past_key_values"]
+    positions = arguments["position_ids"].expand(batch, length)
+    # The first layer has stored this call's keys already.
+    past = 0 if cache is None else cache.get_seq_length() - length
+    queries = places + past
+    keys = torch.where(live, queries, -1)
+    document = (positions == 0).cumsum(dim=1).gather(1, places)
+    mask = torch.ones(1, dtype=torch.bool, device=hidden.device)
+    if cache is None:
+        # Packed documents end where positions start again.
+        mask = document[:, :, None] == document[:, None, :]
+    else:
+        stored = cache.columns.get(number, keys[:, :0])
+        keys = cache.columns[number] = torch.cat([stored, keys], dim=1)
+    mask = mask & (keys[:, None, :] >= 0) & (keys[:, None, :] <= queries[:, :, None])
+    # A padded query may read anything: a row without keys would be NaN.
+    mask = mask | ~live[:, :, None]
+    cosine, sine = arguments["position_embeddings"]
+    return arguments | {
+        "attention_mask": mask[:, None],
+        "position_ids": positions.gather(1, places),
+        "position_embeddings": (take(cosine, places), take(sine, places)),
+    }

@@ -1,0 +1,67 @@
+"""Binary gates that are sampled in training: Gumbel-softmax with a straight-through gradient.
+
+With two components z_execute, z_skip and Gumbel noise on both, only differences matter, and the
+difference of two Gumbel variables is a logistic one. So for d = z_execute - z_skip and logistic G:
+
+    y = softmax((z + noise) / T)_execute = sigmoid((d + G) / T),  execute where y >= 1/2
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from methods.core.routing.hashing import uniform_hash
+from methods.core.routing.router import Context, Decision, Tokens
+
+
+def logistic_noise(units: int, tokens: Tokens, at: Context) -> Tensor | None:
+    """Noise of a training pass (B, U, T) in float32; None outside training."""
+    if at.generator is None:
+        return None
+    batch, length = tokens.valid.shape
+    # Drawn on the CPU, so that a GPU meets the same noise.
+    uniform = torch.rand(batch, units, length, generator=at.generator, dtype=torch.float64)
+    return _logit(uniform).to(tokens.valid.device)
+
+
+def hashed_noise(seed: int, number: int, tokens: Tokens) -> Tensor:
+    """Noise (B, T) of unit ``number`` from a hash: the same in a cached and in a full forward.
+
+    Raises:
+        ValueError: The tokens have no ids.
+    """
+    if tokens.ids is None:
+        raise ValueError("sampled gates hash token ids, so they need input_ids")
+    return _logit(uniform_hash(seed, number, tokens.positions, tokens.ids).double())
+
+
+def sampled(difference: Tensor, noise: Tensor, temperature: float) -> Decision:
+    """The gate of a training pass: 0 or 1 forward, the gradient of y backward.
+
+    Args:
+        difference: z_execute - z_skip (B, T), float32.
+        noise: Logistic (B, T).
+        temperature: T; it moves the gradient, never the decision.
+    """
+    soft = torch.sigmoid((difference + noise) / temperature)
+    execute = difference + noise >= 0
+    return straight_through(execute, soft)
+
+
+def straight_through(execute: Tensor, soft: Tensor) -> Decision:
+    """A decision whose factor is ``execute`` forward and has the gradient of ``soft`` (B, T)."""
+    hard = execute.to(soft.dtype) - soft.detach() + soft
+    return Decision(execute, hard, hard, dense=True)
+
+
+def thresholded(difference: Tensor, threshold: float) -> Decision:
+    """The gate outside training: execute where sigmoid(difference) >= threshold; a tie executes."""
+    return Decision(difference >= math.log(threshold / (1 - threshold)))
+
+
+def _logit(uniform: Tensor) -> Tensor:
+    uniform = uniform.clamp(1e-9, 1 - 1e-9)
+    return (uniform.log() - torch.log1p(-uniform)).float()

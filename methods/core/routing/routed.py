@@ -1,0 +1,301 @@
+"""Per-token routing inside a Hugging Face causal LM.
+
+``RoutedDecoder`` takes the place of the inner decoder only: generation, loss and head stay Hugging
+Face's. It walks over the layers, asks the router at every routed unit which tokens execute it,
+and threads the router's state through as tensors in and tensors out. Nothing is parked on modules,
+so checkpointing, DDP and compilation see a pure function.
+
+A token that skips an attention or a block still leaves its keys and values there, so that later
+tokens read a complete cache and cached decoding equals the full forward; those projections count
+as used. Evicting blocks (``methods/core/routing/eviction.py``) leave nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from methods.core.backbone import attention, attention_kinds, attention_norm, decoder, ffn, ffn_norm
+from methods.core.routing.attend import attend
+from methods.core.routing.dispatch import Branch, dispatch
+from methods.core.routing.eviction import IMPLEMENTATION, EvictingCache, evicting_block
+from methods.core.routing.router import Context, Decision, Kind, Router, Tokens, Unit
+
+
+@dataclass
+class RoutedOutput(BaseModelOutputWithPast):
+    """The decoder's output with the decisions behind it.
+
+    ``executed`` (B, U, T) bool; ``soft`` (B, U, T), the gates that penalties see, or None.
+    """
+
+    executed: Tensor | None = None
+    soft: Tensor | None = None
+
+
+class RoutedDecoder(nn.Module):
+    """The inner decoder of a causal LM with a router in front of its units.
+
+    Submodules keep their names, so the keys of the dense weights stay what they were.
+
+    Args:
+        dense: Inner decoder whose modules are taken over (not copied).
+        router: Decides the units.
+    """
+
+    def __init__(self, dense: nn.Module, router: Router) -> None:
+        super().__init__()
+        self.config: PreTrainedConfig = dense.config  # type: ignore[assignment]
+        self.embed_tokens: nn.Module = dense.embed_tokens  # type: ignore[assignment]
+        self.layers: nn.ModuleList = dense.layers  # type: ignore[assignment]
+        self.norm: nn.Module = dense.norm  # type: ignore[assignment]
+        self.rotary_emb: nn.Module = dense.rotary_emb  # type: ignore[assignment]
+        self.router = router
+        # Recompute layers in the backward pass; set by the trainer.
+        self.checkpointing = False
+        self._units = _by_layer(router.units)
+        self._evicts = any(unit.kind == "evicting" for unit in router.units)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        gates: Tensor | None = None,
+        context: Context | None = None,
+        **kwargs: Any,
+    ) -> RoutedOutput:
+        """Run the layers.
+
+        Args:
+            input_ids: Token ids (B, T).
+            attention_mask: 1 on tokens, 0 on pads, (B, past + T).
+            position_ids: Positions (B, T); a reset starts a new packed document.
+            past_key_values: Cache of earlier tokens.
+            inputs_embeds: Embeddings (B, T, D) in place of ``input_ids``.
+            use_cache: Whether to return a cache.
+            gates: Forced decisions (B, U, T) bool. The router still runs, its decision and its
+                scale are replaced (scale 1).
+            context: Training progress and noise.
+
+        Returns:
+            Hidden states (B, T, D) and the decisions (B, U, T).
+        """
+        hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = self._cache(past_key_values) if use_cache or past_key_values is not None else None
+        if position_ids is None:
+            past = 0 if cache is None else cache.get_seq_length()
+            position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
+        masks = attention_masks(self.config, hidden, attention_mask, cache, position_ids)
+        shared = kwargs | {
+            "position_embeddings": self.rotary_emb(hidden, position_ids=position_ids),
+            "position_ids": position_ids,
+            "past_key_values": cache,
+            "use_cache": use_cache,
+        }
+        tokens = _tokens(input_ids, attention_mask, position_ids, hidden)
+        at = context or Context()
+        state = self.router.start(tokens, hidden, at)
+        decisions: dict[int, Decision] = {}
+        for number, layer in enumerate(self.layers):
+            arguments = {"attention_mask": masks[number], **shared}
+            if number not in self._units:
+                hidden = self._run(layer, hidden, **arguments)
+                continue
+            hidden, decided, state = self._run(
+                self._routed_layer, number, hidden, state, at, gates, tokens.valid, arguments
+            )
+            decisions |= decided
+        ordered = [decisions[index] for index in range(len(decisions))]
+        soft = [d.soft for d in ordered if d.soft is not None]
+        return RoutedOutput(
+            last_hidden_state=self.norm(hidden),
+            past_key_values=cache,
+            executed=torch.stack([d.execute for d in ordered], dim=1),
+            soft=torch.stack(soft, dim=1) if soft else None,
+        )
+
+    def _cache(self, given: Cache | None) -> Cache:
+        """The cache of this call; evicting layers need one that keeps columns."""
+        if not self._evicts:
+            return DynamicCache(config=self.config) if given is None else given
+        if isinstance(given, EvictingCache):
+            return given
+        if given is not None and given.get_seq_length():
+            raise ValueError(
+                f"evicting layers continue an EvictingCache, not {type(given).__name__}"
+            )
+        return EvictingCache(self.config)
+
+    def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a layer, under activation checkpointing if that is on and gradients flow."""
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(function, *args, use_reentrant=False, **kwargs)
+        return function(*args, **kwargs)
+
+    def _routed_layer(
+        self,
+        number: int,
+        hidden: Tensor,
+        state: Any,
+        at: Context,
+        gates: Tensor | None,
+        valid: Tensor,
+        arguments: dict[str, Any],
+    ) -> tuple[Tensor, dict[int, Decision], Any]:
+        """One layer with routed units; the residual stream, decisions by unit, the state."""
+        layer, units = self.layers[number], self._units[number]
+        decided: dict[int, Decision] = {}
+
+        def decide(kind: Kind, post_attention: Tensor | None) -> Decision:
+            nonlocal state
+            index = units[kind]
+            decision, state = self.router.gate(index, hidden, post_attention, state, at)
+            if gates is not None:
+                decision = Decision(gates[:, index], None, decision.soft)
+            decided[index] = decision
+            return decision
+
+        if "evicting" in units:
+            decision = decide("evicting", None)
+            after = evicting_block(layer, number, hidden, valid, decision, arguments)
+            return after, decided, state
+        whole = decide("block", None) if "block" in units else None
+        reading = decide("attention", None) if "attention" in units else None
+        mixed = _mixed(layer, hidden, whole or reading, arguments)
+        if reading is not None:
+            mixed = _gated(mixed, reading)
+        middle = hidden + mixed
+        if whole is not None:
+            norm, branch = ffn_norm(layer), ffn(layer)
+            gate = Decision(whole.execute, dense=whole.dense)
+            update = _gated(middle, gate, lambda rows: branch(norm(rows)))
+            return hidden + _gated(mixed + update, whole), decided, state
+        rows = ffn_norm(layer)(middle)
+        if "ffn" not in units:
+            return middle + ffn(layer)(rows), decided, state
+        decision = decide("ffn", middle)
+        otherwise = self.router.otherwise(units["ffn"])
+        return middle + _gated(rows, decision, ffn(layer), otherwise), decided, state
+
+
+def _by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
+    """Layer -> kind -> place in ``units``.
+
+    Raises:
+        ValueError: A layer carries units that overlap, or the first layer evicts.
+    """
+    table: dict[int, dict[Kind, int]] = {}
+    for index, unit in enumerate(units):
+        others = table.setdefault(unit.layer, {})
+        if unit.kind in others or (others and {unit.kind, *others} != {"attention", "ffn"}):
+            raise ValueError(f"layer {unit.layer} carries more than one routed unit")
+        if unit.kind == "evicting" and unit.layer == 0:
+            raise ValueError("the first layer cannot evict: its cache counts the tokens")
+        others[unit.kind] = index
+    return table
+
+
+def _mixed(
+    layer: nn.Module, hidden: Tensor, decision: Decision | None, arguments: dict[str, Any]
+) -> Tensor:
+    """The update of attention (B, T, D), computed for the tokens that read."""
+    heads, normed = attention(layer), attention_norm(layer)(hidden)
+    if decision is None or decision.dense:
+        update: Tensor = heads(hidden_states=normed, **arguments)[0]
+        return update
+    return attend(heads, normed, decision.execute, arguments)
+
+
+def _gated(
+    values: Tensor,
+    decision: Decision,
+    branch: Branch | None = None,
+    otherwise: Branch | None = None,
+) -> Tensor:
+    """The update of a unit: ``branch`` of the values (None: the values) where it executes.
+
+    Args:
+        values: Inputs of the branch (B, T, D).
+        decision: Execute, scale (B, T).
+        branch: Maps (n, D) to (n, D).
+        otherwise: What runs where the unit is skipped; None: the update is zero there.
+    """
+    if branch is not None and not decision.dense:
+        scale = None if decision.scale is None else decision.scale.reshape(-1)
+        rows, execute = values.reshape(-1, values.shape[-1]), decision.execute.reshape(-1)
+        return dispatch(rows, execute, branch, otherwise, scale).reshape(values.shape)
+    if branch is not None:
+        values = branch(values)
+    if not decision.dense:
+        values = torch.where(decision.execute[..., None], values, 0)
+    return values if decision.scale is None else values * decision.scale[..., None].to(values.dtype)
+
+
+def route(model: PreTrainedModel, router: Router) -> PreTrainedModel:
+    """Put a routed decoder into a causal LM, in place; the router moves to the model's device."""
+    if not any(parameter.is_meta for parameter in router.parameters()):
+        nn.Module.to(router, model.device)
+    model.model = RoutedDecoder(decoder(model), router)
+    if any(unit.kind == "evicting" for unit in router.units):
+        model.config._attn_implementation = IMPLEMENTATION
+    return model
+
+
+def birthplace(model: nn.Module) -> torch.device:
+    """Where a router is made: on the CPU, whose generators a GPU lacks, or nowhere (meta)."""
+    meta = any(parameter.is_meta for parameter in model.parameters())
+    return torch.device("meta" if meta else "cpu")
+
+
+def router_of(model: nn.Module) -> Router | None:
+    """The router of a routed model, None for any other."""
+    inner = getattr(model, "model", None)
+    return inner.router if isinstance(inner, RoutedDecoder) else None
+
+
+def _tokens(ids: Tensor | None, mask: Tensor | None, positions: Tensor, hidden: Tensor) -> Tokens:
+    batch, length = hidden.shape[:2]
+    if mask is None or mask.dim() != 2:
+        valid = torch.ones(batch, length, dtype=torch.bool, device=hidden.device)
+        return Tokens(ids, positions.expand(batch, length), valid)
+    # Counted from the first real token, whatever the side of the padding.
+    places = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    return Tokens(ids, places[:, -length:], mask[:, -length:].bool())
+
+
+def attention_masks(
+    config: PreTrainedConfig,
+    hidden: Tensor,
+    mask: Tensor | None,
+    cache: Cache | None,
+    positions: Tensor,
+) -> list[Any]:
+    """One attention mask per layer, full or sliding as the config says."""
+    kinds = attention_kinds(config)
+    makers = {
+        "full_attention": create_causal_mask,
+        "sliding_attention": create_sliding_window_causal_mask,
+    }
+    made = {
+        kind: makers[kind](
+            config=config,
+            inputs_embeds=hidden,
+            attention_mask=mask,
+            past_key_values=cache,
+            position_ids=positions,
+        )
+        for kind in set(kinds)
+    }
+    return [made[kind] for kind in kinds]

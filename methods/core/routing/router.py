@@ -1,0 +1,150 @@
+"""What a routing method gives to the core: units, and a router that decides them per token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from methods.core.backbone import attention, attention_norm, count, ffn, layers
+from methods.core.routing.dispatch import Branch
+
+Kind = Literal["attention", "ffn", "block", "evicting"]
+
+
+class Unit(NamedTuple):
+    """A part of the backbone that a token may skip.
+
+    ``layer`` is 0-based; ``parameters`` counts the dense parameters that do not run when skipped.
+    ``kind``:
+        ``"attention"``: the token reads nothing, yet leaves its key and value for later tokens.
+        ``"ffn"``: the feed-forward network.
+        ``"block"``: the whole layer; key and value are left.
+        ``"evicting"``: the whole layer; no later token sees the token there.
+    """
+
+    layer: int
+    kind: Kind
+    parameters: int
+
+
+class Decision(NamedTuple):
+    """What a router says about one unit, each (B, T).
+
+    ``execute`` is bool. ``scale`` multiplies the branch that runs (None: 1). ``soft`` is the gate
+    that penalties see, in [0, 1] (None where nothing is trained). ``dense``: the branch runs for
+    every token and is multiplied by ``scale``, which is 0 where it is skipped: a straight-through
+    gradient needs what a skipped branch would have said.
+    """
+
+    execute: Tensor
+    scale: Tensor | None = None
+    soft: Tensor | None = None
+    dense: bool = False
+
+
+class Tokens(NamedTuple):
+    """What is known of the tokens of one forward pass, each (B, T).
+
+    ``ids`` are token ids (None when embeddings were given), ``positions`` count from 0 within a
+    sequence whatever the padding, ``valid`` is False on pads.
+    """
+
+    ids: Tensor | None
+    positions: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where training stands: ``progress`` in [0, 1] and the generator of the step's noise.
+
+    Outside training progress is 1 and the generator None.
+    """
+
+    progress: float = 1.0
+    generator: torch.Generator | None = None
+
+
+class Router(nn.Module, ABC):
+    """Decides per token which units run. Holds every parameter that routing adds."""
+
+    units: Sequence[Unit]
+
+    @abstractmethod
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
+        """The routing state before the first unit; ``hidden`` (B, T, D) are the embeddings.
+
+        The state is a tensor, None, or a tuple of such: one forward pass owns it. Noise is drawn
+        here, from ``at.generator``: a layer that is recomputed must meet it again.
+        """
+
+    @abstractmethod
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, Any]:
+        """Decide unit ``index``.
+
+        Args:
+            index: Position in ``units``.
+            block_input: Residual stream at the layer's input (B, T, D).
+            post_attention: Residual stream behind attention (B, T, D) for an FFN unit; None for
+                the others, which are decided before attention runs.
+            state: What ``start`` or the previous call returned.
+            at: Training progress.
+        """
+
+    def otherwise(self, index: int) -> Branch | None:
+        """What runs instead of the FFN unit ``index``, (n, D) to (n, D); None means nothing."""
+        return None
+
+
+def ffn_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
+    """The feed-forward networks of the layers ``which``."""
+    return [Unit(n, "ffn", count(ffn(layers(model)[n]))) for n in which]
+
+
+def attention_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
+    """The attention of the layers ``which``: queries and output; keys and values always run."""
+    units = []
+    for number in which:
+        heads = attention(layers(model)[number])
+        units.append(Unit(number, "attention", count(heads) - _kept(heads)))
+    return units
+
+
+def module_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
+    """Attention and FFN of the layers ``which``, in the order in which they run."""
+    pairs = zip(attention_units(model, which), ffn_units(model, which), strict=True)
+    return [unit for pair in pairs for unit in pair]
+
+
+def block_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
+    """The layers ``which`` as a whole: all but the input norm, keys and values can be skipped."""
+    units = []
+    for number in which:
+        layer = layers(model)[number]
+        kept = count(attention_norm(layer)) + _kept(attention(layer))
+        units.append(Unit(number, "block", count(layer) - kept))
+    return units
+
+
+def evicting_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
+    """The layers ``which`` with all their parameters: a skipped token leaves nothing there."""
+    return [Unit(n, "evicting", count(layers(model)[n])) for n in which]
+
+
+def _kept(heads: nn.Module) -> int:
+    """Parameters of an attention that make keys and values."""
+    # Qwen3 norms its keys; the key norm runs with them.
+    names = [name for name in ("k_proj", "v_proj", "k_norm") if hasattr(heads, name)]
+    return sum(count(getattr(heads, name)) for name in names)

@@ -1,0 +1,1 @@
+"""What static methods do to weights."""

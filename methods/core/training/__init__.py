@@ -1,0 +1,1 @@
+"""One training loop under every trained row."""

@@ -1,0 +1,328 @@
+"""One training loop under every trained row.
+
+The model's trainable parameters are those that ask for a gradient. Loss per update:
+
+    sum(weight * cross-entropy) / sum(weight)  +  alpha * sum(penalty) / counted positions
+
+with both denominators taken over the whole update, whatever it is split into: micro-batches,
+processes, packed or padded rows give the same gradient. ``alpha`` is fixed (the paper) or steered
+so that the share of parameters skipped meets the budget (``methods/core/routing/steering.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from methods.core.backbone import decoder
+from methods.core.data import Document
+from methods.core.routing.routed import RoutedDecoder
+from methods.core.routing.router import Context
+from methods.core.routing.steering import Steering
+from methods.core.seeds import generator
+from methods.core.training.losses import lm_loss_sum
+from methods.core.training.packing import Rows, lay_out, plan
+from methods.core.training.snapshots import read_snapshot, write_snapshot
+
+# Sum over counted positions, from soft gates (B, U, T), decisions (B, U, T), counted (B, T) and the
+# progress of training in [0, 1].
+Penalty = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+# A token that predicts nothing, for a process without documents: a penalty may sum over all.
+NOTHING = [Document([0], 0)]
+
+
+class DivergedError(ValueError):
+    """Training ended because its loss was not finite."""
+
+
+@dataclass(frozen=True)
+class TrainingParams:
+    """Hyper-parameters that every trained row shares; defaults are HeRo's on Llama-3.1-8B.
+
+    Args:
+        updates: Optimizer steps. 7,339 = one epoch of Tulu-3 at 128 examples.
+        batch_tokens: Tokens per update, all processes together. 128 examples of about 650.
+        learning_rate: Peak, reached after the warm-up.
+        lora_rate: Learning rate of LoRA's matrices, relative to what is trained beside them.
+        schedule: What follows the warm-up.
+        warmup: Share of the updates.
+        weight_decay: On matrices; vectors and scalars never decay.
+        clip: Largest gradient norm.
+        row_length: Tokens per packed row; 0: one document per row.
+        micro_batches: Forward passes per update and process.
+        prompt_weight: Loss weight of prompt tokens, relative to answers.
+        checkpointing: Recompute layers in the backward pass.
+        snapshot_every: Updates between snapshots.
+    """
+
+    updates: int = 7339
+    batch_tokens: int = 83_200
+    learning_rate: float = 1e-4
+    lora_rate: float = 1.0
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: float = 0.03
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    row_length: int = 2048
+    micro_batches: int = 1
+    prompt_weight: float = 1.0
+    checkpointing: bool = False
+    snapshot_every: int = 500
+
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            ValueError: A value is out of its range.
+        """
+        for name in ("updates", "batch_tokens", "micro_batches", "snapshot_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 1")
+        for name in ("learning_rate", "lora_rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be positive")
+        for name in ("warmup", "prompt_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be from 0 to 1")
+
+
+@dataclass
+class Trainer:
+    """Trains a causal LM in place.
+
+    Args:
+        model: Its trainable parameters ask for a gradient.
+        params: Hyper-parameters.
+        documents: Training documents.
+        seed: Of data order and noise.
+        workdir: Snapshots and the log; a run found there is continued, bit for bit.
+        steering: Of a routed model: gives the penalty's weight and the sizes of its units.
+        penalty: Sum over counted positions of what routing adds to the loss; None: nothing.
+        reserved: Tokens at the start of a document that neither penalty nor rates count.
+    """
+
+    model: nn.Module
+    params: TrainingParams
+    documents: Sequence[Document]
+    seed: int
+    workdir: Path
+    steering: Steering | None = None
+    penalty: Penalty | None = None
+    reserved: int = 0
+
+    def __post_init__(self) -> None:
+        self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        if not self.trained:
+            raise ValueError("nothing to train: no parameter asks for a gradient")
+        self._set_checkpointing()
+        self.optimizer = torch.optim.AdamW(self._groups(), fused=True)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self.log: list[dict[str, float]] = []
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Trained parameters by weight decay and by their share of the learning rate."""
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, parameter in self.trained.items():
+            decay = self.params.weight_decay if parameter.dim() > 1 else 0.0
+            share = self.params.lora_rate if "lora_" in name else 1.0
+            groups.setdefault((decay, share), []).append(parameter)
+        return [
+            {"params": members, "weight_decay": decay, "share": share}
+            for (decay, share), members in groups.items()
+        ]
+
+    def _set_checkpointing(self) -> None:
+        if isinstance(self.model.model, RoutedDecoder):
+            self.model.model.checkpointing = self.params.checkpointing
+        elif self.params.checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+            # transformers then asks for gradients of the embeddings, which would send the backward
+            # pass through every frozen layer below the first trained one.
+            self.model.disable_input_require_grads()  # type: ignore[operator]
+
+    def run(self) -> list[dict[str, float]]:
+        """Train to the last update; returns the log, one entry per update.
+
+        Raises:
+            DivergedError: The loss is not finite; the last good snapshot stays in ``workdir``.
+        """
+        done = self._resume()
+        self.model.train()
+        lengths = [len(document.ids) for document in self.documents]
+        batches = islice(plan(lengths, self.params.batch_tokens, self.seed), done, None)
+        total, quiet = self.params.updates, self.rank > 0
+        bar = tqdm(total=total, initial=done, desc="training", disable=quiet, mininterval=2)
+        for update in range(done, total):
+            entry = self._update(update, [self.documents[n] for n in next(batches)])
+            self.log.append(entry)
+            if not math.isfinite(entry["loss"]):
+                raise DivergedError(
+                    f"the loss of update {update} is {entry['loss']}; "
+                    f"a lower learning_rate than {self.params.learning_rate} may help"
+                )
+            bar.set_postfix(loss=f"{entry['loss']:.3f}", skip=f"{entry['skip']:.3f}", refresh=False)
+            bar.update()
+            last = update + 1 == self.params.updates
+            if self.rank == 0 and ((update + 1) % self.params.snapshot_every == 0 or last):
+                self._snapshot(update + 1)
+        bar.close()
+        self.model.eval()
+        return self.log
+
+    def _update(self, update: int, documents: Sequence[Document]) -> dict[str, float]:
+        """One optimizer step on one batch; this process takes every world-th document."""
+        device = next(iter(self.trained.values())).device
+        mine = documents[self.rank :: self.world]
+        parts = [mine[n :: self.params.micro_batches] for n in range(self.params.micro_batches)]
+        micro = [
+            lay_out(part or NOTHING, self.params.row_length, self.params.prompt_weight).to(device)
+            for part in parts
+        ]
+        totals = torch.zeros(2, dtype=torch.float64, device=device)
+        for rows in micro:
+            totals += torch.stack([rows.weights.sum(), self._routed(rows).sum()]).double()
+        self._sum(totals)
+        totals[1].clamp_(min=1)
+        alpha = 0.0 if self.steering is None else self.steering.alpha
+        sums = torch.zeros(5, dtype=torch.float64, device=device)
+        self.optimizer.zero_grad(set_to_none=True)
+        progress = update / self.params.updates
+        for number, rows in enumerate(micro):
+            noise = generator(self.seed, f"noise {update}/{self.rank}/{number}")
+            sums += self._forward_backward(rows, totals, alpha, Context(progress, noise))
+        self._share_gradients()
+        self._sum(sums)
+        norm = nn.utils.clip_grad_norm_(self.trained.values(), self.params.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(update) * group["share"]
+        if bool(torch.isfinite(norm)):
+            self.optimizer.step()
+        loss, penalty, skipped, soft_skipped, executed = (float(value) for value in sums)
+        entry = {
+            "update": update,
+            "loss": loss if bool(torch.isfinite(norm)) else math.nan,
+            "penalty": penalty,
+            "skip": skipped,
+            "alpha": alpha,
+            "executed": executed,
+            "norm": float(norm),
+        }
+        if self.steering is not None:
+            self.steering.observe(skipped, soft_skipped, progress)
+        return entry
+
+    def _forward_backward(
+        self, rows: Rows, totals: Tensor, alpha: float, context: Context
+    ) -> Tensor:
+        """Accumulate gradients of one micro-batch; returns its parts of the logged sums."""
+        extra = {} if self.steering is None else {"context": context}
+        device = rows.ids.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            output = decoder(self.model)(
+                input_ids=rows.ids, position_ids=rows.positions, use_cache=False, **extra
+            )
+            # The last position of the tensor predicts nothing: counted is False there.
+            predicting = rows.counted.flatten().nonzero().squeeze(1)
+            hidden = output.last_hidden_state.flatten(0, 1)[predicting]
+            targets = rows.ids.flatten()[predicting + 1]
+            head = self.model.lm_head
+            assert isinstance(head, nn.Module)
+            loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
+        loss, counted = loss / totals[0].float(), self._routed(rows)
+        logged = [loss.detach().double(), *[torch.zeros_like(totals[0])] * 4]
+        if self.steering is not None:
+            ran = output.executed.double()
+            soft = ran if output.soft is None else output.soft.detach().double()
+            sizes, each = self.steering.sizes.to(device), counted[:, None]
+            for place, gates in ((2, ran), (3, soft)):
+                logged[place] = ((1 - gates) * each).sum(dim=(0, 2)) @ sizes / totals[1]
+            logged[4] = (ran * each).sum() / totals[1]
+        if self.penalty is not None:
+            penalty = self.penalty(output.soft, output.executed, counted, context.progress)
+            penalty = penalty / totals[1].float()
+            loss = loss + alpha * penalty
+            logged[1] = penalty.detach().double()
+        loss.backward()
+        return torch.stack(logged)
+
+    def _routed(self, rows: Rows) -> Tensor:
+        """Positions (B, T) that penalty and rates count."""
+        return rows.counted & (rows.positions >= self.reserved)
+
+    def _rate(self, update: int) -> float:
+        """Learning rate of an update: linear warm-up, then the schedule down to 0."""
+        params = self.params
+        warm = max(1, round(params.warmup * params.updates))
+        if update < warm:
+            return params.learning_rate * (update + 1) / warm
+        share = (update - warm) / max(1, params.updates - warm)
+        factor = {"cosine": 0.5 * (1 + math.cos(math.pi * share)), "linear": 1 - share}
+        return params.learning_rate * factor.get(params.schedule, 1.0)
+
+    def _sum(self, values: Tensor) -> None:
+        if self.world > 1:
+            dist.all_reduce(values)
+
+    def _share_gradients(self) -> None:
+        """Sum gradients over processes; a parameter no token reached counts as zero."""
+        for parameter in self.trained.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if self.world > 1:
+            gradients = [p.grad for p in self.trained.values() if p.grad is not None]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            for gradient, part in zip(
+                gradients, flat.split([g.numel() for g in gradients]), strict=True
+            ):
+                gradient.copy_(part.view_as(gradient))
+
+    def _snapshot(self, done: int) -> None:
+        state = {"log": self.log, "done": done, "identity": self._identity}
+        if self.steering is not None:
+            state["steering"] = self.steering.state()
+        write_snapshot(self.workdir, self.trained, self.optimizer, state)
+        with (self.workdir / "training.jsonl").open("w", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(entry) + "\n" for entry in self.log)
+
+    @cached_property
+    def _identity(self) -> str:
+        """What a snapshot must share with this run: params, seed, data, backbone, budget."""
+        shapes = [(name, tuple(p.shape)) for name, p in self.trained.items()]
+        budget = None if self.steering is None else self.steering.budget
+        digest = hashlib.sha256(repr((self.params, self.seed, shapes, budget)).encode())
+        for document in self.documents:
+            digest.update(repr(tuple(document)).encode())
+        frozen = (p for p in self.model.parameters() if not p.requires_grad)
+        sums = [float(parameter.detach().double().sum()) for parameter in frozen]
+        digest.update(repr(sums).encode())
+        return digest.hexdigest()
+
+    def _resume(self) -> int:
+        """Continue a run found in ``workdir``; returns the number of finished updates."""
+        state = read_snapshot(self.workdir, self.trained, self.optimizer, self._identity)
+        if state is None:
+            return 0
+        self.log = state["log"]
+        if self.steering is not None:
+            self.steering.restore(state["steering"])
+        return int(state["done"])
+
+
+def thinned(log: list[dict[str, float]], keep: int = 200) -> list[dict[str, float]]:
+    """At most about ``keep`` entries of a training log, the last one among them."""
+    step = max(1, len(log) // keep)
+    return [*log[:-1:step], *log[-1:]]

@@ -1,0 +1,112 @@
+"""The language-model loss, without ever holding all logits at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from methods.core.backbone import decoder
+from methods.core.data import Batch, Document
+from methods.core.training.packing import lay_out
+
+CHUNK = 2048
+
+
+def lm_loss_sum(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of next-token cross-entropies.
+
+    Logits are made for ``CHUNK`` positions at a time and made again in the backward pass: 2,048
+    positions of a 128,256-word vocabulary are 1 GB in float32, a whole batch would be ten.
+
+    Args:
+        hidden: States (N, D) of the positions that predict.
+        head: Maps (n, D) to logits (n, V).
+        targets: Next tokens (N,).
+        weights: Weight (N,) of each prediction, float32.
+
+    Returns:
+        Scalar, float32.
+    """
+    if len(hidden) <= CHUNK:
+        return _chunk(hidden, head, targets, weights)
+    total = hidden.new_zeros((), dtype=torch.float32)
+    pieces = zip(hidden.split(CHUNK), targets.split(CHUNK), weights.split(CHUNK), strict=True)
+    for part, words, weight in pieces:
+        total = total + checkpoint(_chunk, part, head, words, weight, use_reentrant=False)
+    return total
+
+
+def next_token_loss(model: nn.Module, stream: Tensor, batch: Batch) -> tuple[Tensor, int]:
+    """Sum of the next-token cross-entropies of a batch, and their number.
+
+    Args:
+        model: Causal LM.
+        stream: What its last layer returned for the batch (B, T, D), before the final norm.
+        batch: Right-padded documents; every real token but the first of each is predicted. In a
+            causal model no real token reads a pad.
+
+    Returns:
+        Scalar float32, differentiable, and the number of predicted tokens.
+    """
+    norm, head = decoder(model).norm, model.lm_head
+    assert isinstance(norm, nn.Module)
+    assert isinstance(head, nn.Module)
+    predicted = batch.valid[:, 1:].to(stream.device)
+    targets = batch.ids[:, 1:].to(stream.device)[predicted]
+    weights = torch.ones(len(targets), device=stream.device)
+    return lm_loss_sum(norm(stream)[:, :-1][predicted], head, targets, weights), len(targets)
+
+
+class Answers(NamedTuple):
+    """How well a model knows answers.
+
+    ``right``: share of the documents in which the likeliest token is the answer's at every place.
+    ``loss``: mean next-token loss over the answers' tokens.
+    """
+
+    right: float
+    loss: float
+
+
+@torch.no_grad()
+def score_answers(model: nn.Module, documents: Sequence[Document], batch_size: int = 32) -> Answers:
+    """Predict the answers of documents; where one has no prompt, all its tokens are the answer.
+
+    Args:
+        model: Causal LM in eval mode.
+        documents: Of two tokens or more.
+        batch_size: Documents per forward pass.
+    """
+    device, head = next(model.parameters()).device, model.lm_head
+    assert isinstance(head, nn.Module)
+    losses, right = list[Tensor](), list[Tensor]()
+    for start in range(0, len(documents), batch_size):
+        rows = lay_out(documents[start : start + batch_size], 0, prompt_weight=0.0).to(device)
+        states = decoder(model)(
+            input_ids=rows.ids, position_ids=rows.positions, use_cache=False
+        ).last_hidden_state
+        predicting = rows.weights > 0
+        targets = rows.ids[:, 1:][predicting[:, :-1]]
+        whole = torch.ones(len(rows.ids), dtype=torch.bool, device=device)
+        pieces = zip(
+            states[predicting].split(CHUNK),
+            targets.split(CHUNK),
+            predicting.nonzero()[:, 0].split(CHUNK),
+            strict=True,
+        )
+        for part, words, document in pieces:
+            logits = head(part).float()
+            losses.append(cross_entropy(logits, words, reduction="none").double())
+            whole[document[logits.argmax(dim=-1) != words]] = False
+        right.append(whole)
+    return Answers(float(torch.cat(right).double().mean()), float(torch.cat(losses).mean()))
+
+
+def _chunk(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:
+    losses = cross_entropy(head(hidden).float(), targets, reduction="none")
+    return (losses * weights).sum()

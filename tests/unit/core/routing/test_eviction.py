@@ -1,0 +1,190 @@
+"""Blocks that evict: both forms against a slow loop, caches, padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from methods.core.backbone import attention, decoder, ffn, ffn_norm, layers
+from methods.core.routing.eviction import EvictingCache
+from methods.core.routing.routed import route
+from methods.core.routing.router import Context, Decision, Router, Tokens, evicting_units
+from tests import toy
+
+IDS = torch.arange(24).reshape(2, 12)
+
+
+class Chosen(Router):
+    """Executes the first two tokens and those where (id + unit) is no multiple of three."""
+
+    def __init__(self, model: Any, dense: bool = False) -> None:
+        super().__init__()
+        self.units, self.dense = evicting_units(model, range(1, len(layers(model)))), dense
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tokens:
+        return tokens
+
+    def gate(
+        self, index: int, block_input: Tensor, post: Tensor | None, state: Any, at: Context
+    ) -> tuple[Decision, Any]:
+        execute = ((state.ids + index) % 3 != 0) | (state.positions < 2)
+        scale = execute * self.weight if self.dense else None
+        return Decision(execute, scale, dense=self.dense), state
+
+
+def evicting(dense: bool = False, kind: str = "llama") -> Any:
+    model = toy.make_model(kind)
+    return route(model, Chosen(model, dense))
+
+
+def slow_states(ids: Tensor) -> Tensor:
+    """One sequence (T,) through the toy, token by token: who executes reads who executed."""
+    model = toy.make_model()
+    inner, width = decoder(model), 8
+    hidden = inner.embed_tokens(ids[None])
+    cosine, sine = inner.rotary_emb(hidden, position_ids=torch.arange(len(ids))[None])
+
+    def turned(rows: Tensor) -> Tensor:
+        half = torch.cat([-rows[..., width // 2 :], rows[..., : width // 2]], dim=-1)
+        return rows * cosine[0, :, None] + half * sine[0, :, None]
+
+    hidden = hidden[0]
+    for number, layer in enumerate(layers(model)):
+        normed, heads = layer.input_layernorm(hidden), attention(layer)
+        query = turned(heads.q_proj(normed).view(-1, 4, width))
+        key = turned(heads.k_proj(normed).view(-1, 2, width))
+        value = heads.v_proj(normed).view(-1, 2, width)
+        runs = [number == 0 or t < 2 or int(ids[t] + number - 1) % 3 != 0 for t in range(len(ids))]
+        after = hidden.clone()
+        for t in filter(lambda t: runs[t], range(len(ids))):
+            seen = [s for s in range(t + 1) if runs[s]]
+            mixed = []
+            for head in range(4):
+                scores = key[seen, head // 2] @ query[t, head] / width**0.5
+                mixed.append(scores.softmax(0) @ value[seen, head // 2])
+            middle = hidden[t] + heads.o_proj(torch.cat(mixed))
+            after[t] = middle + ffn(layer)(ffn_norm(layer)(middle))
+        hidden = after
+    return inner.norm(hidden)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@torch.no_grad()
+def test_both_forms_equal_the_slow_loop(dense: bool) -> None:
+    output = evicting(dense).model(IDS)
+    expected = torch.stack([slow_states(ids) for ids in IDS])
+    # The dense form divides by a sum that is 1e-6 too large.
+    near = {"rtol": 1e-4, "atol": 1e-4} if dense else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(output.last_hidden_state, expected, **near)
+    skipped = ~output.executed
+    assert 0.2 < skipped.float().mean() < 0.4
+    assert not skipped[..., :2].any()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "tied"])
+@torch.no_grad()
+def test_cached_steps_equal_the_full_forward(kind: str) -> None:
+    model = evicting(kind=kind)
+    full = model(IDS).logits
+    step = model(IDS[:, :5], use_cache=True)
+    parts = [step.logits]
+    for t in range(5, 12):
+        step = model(IDS[:, t : t + 1], past_key_values=step.past_key_values, use_cache=True)
+        parts.append(step.logits)
+    torch.testing.assert_close(torch.cat(parts, dim=1), full, rtol=1e-5, atol=1e-5)
+    cache = step.past_key_values
+    assert cache.get_seq_length() == 12
+    # What is stored is what ran, per sequence, padded to the longest.
+    ran = model.model(IDS).executed
+    for unit, number in enumerate(range(1, len(layers(model)))):
+        kept = (cache.columns[number] >= 0).sum(dim=1)
+        assert torch.equal(kept, ran[:, unit].sum(dim=1))
+        assert cache.layers[number].keys.shape[2] < 12
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_padding_changes_nothing(side: str) -> None:
+    pads, ones = torch.zeros(2, 5, dtype=torch.int64), torch.ones_like(IDS)
+    pair = ([pads, IDS], [pads, ones]) if side == "left" else ([IDS, pads], [ones, pads])
+    ids, mask = (torch.cat(parts, dim=1) for parts in pair)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    for dense in (False, True):
+        model = evicting(dense)
+        padded = model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
+        plain = model(IDS).logits.flatten(0, 1)
+        torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_batched_generation_equals_one_by_one() -> None:
+    model = evicting()
+    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    short = IDS[1, :7]
+    ids = torch.stack([IDS[0], torch.cat([torch.zeros(5, dtype=torch.int64), short])])
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    together = model.generate(ids, attention_mask=mask, **settings)[:, 12:]
+    for row, expected in zip((IDS[0], short), together, strict=True):
+        ones = torch.ones_like(row)[None]
+        alone = model.generate(row[None], attention_mask=ones, **settings)[0, len(row) :]
+        assert torch.equal(alone, expected)
+
+
+@torch.no_grad()
+def test_packed_documents_do_not_see_each_other() -> None:
+    packed = torch.cat([IDS[0, :7], IDS[1, :5]])[None]
+    positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
+    for dense in (False, True):
+        model = evicting(dense)
+        together = model(packed, position_ids=positions, use_cache=False).logits[0]
+        alone = [model(IDS[:1, :7]).logits[0], model(IDS[1:, :5]).logits[0]]
+        torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_value_of_an_evicted_token_reaches_nobody() -> None:
+    model = evicting()
+    place = next(t for t in range(2, 12) if int(IDS[0, t]) % 3 == 0)
+    plain = model.model(IDS).last_hidden_state
+
+    def poison(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        assert output.shape[1] < 12, "skipped tokens are not projected"
+        return output
+
+    hook = attention(layers(model)[1]).v_proj.register_forward_hook(poison)
+    assert torch.equal(model.model(IDS).last_hidden_state, plain)
+    hook.remove()
+    assert not bool(model.model(IDS).executed[0, 0, place])
+
+
+def test_gates_learn_from_what_later_tokens_miss() -> None:
+    model = evicting(dense=True)
+    model(IDS).logits.square().mean().backward()
+    assert model.model.router.weight.grad.abs() > 0
+
+
+def test_nobody_executing_leaves_the_stream_as_it_is() -> None:
+    model = evicting()
+    gates = torch.zeros(2, 5, 12, dtype=torch.bool)
+    with torch.no_grad():
+        output = model.model(IDS, gates=gates, use_cache=True)
+        first = toy.make_model(num_hidden_layers=1)
+        dense = toy.make_model()
+        decoder(first).load_state_dict(decoder(dense).state_dict(), strict=False)
+        expected = decoder(first)(IDS).last_hidden_state
+    torch.testing.assert_close(output.last_hidden_state, expected)
+    assert isinstance(output.past_key_values, EvictingCache)
+    assert output.past_key_values.get_seq_length() == 12
+
+
+def test_another_cache_with_tokens_is_refused() -> None:
+    dense = toy.make_model()
+    with torch.no_grad():
+        cache = dense(IDS[:, :4], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="continue an EvictingCache, not DynamicCache"):
+            evicting()(IDS[:, 4:], past_key_values=cache, use_cache=True)

@@ -1,0 +1,160 @@
+"""Meeting a budget: the penalty's weight in training, the threshold behind it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from methods.core.backbone import count
+from methods.core.data import Document
+from methods.core.routing.calibration import bypass_rates, calibrate_threshold, next_logit
+from methods.core.routing.routed import route
+from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
+from methods.core.routing.steering import Steering, unit_shares
+from tests import toy
+from tests.training_toys import (
+    ByNumber,
+    documents,
+)
+
+
+def test_steering_moves_alpha_towards_the_target() -> None:
+    sizes = torch.ones(1, dtype=torch.float64)
+    for skip, sign in ((0.0, 1), (0.5, -1)):
+        steering = Steering(sizes, 0.25, 0.0, ramp=0.1)
+        for _ in range(600):
+            steering.observe(skip, skip, 1.0)
+        assert steering.alpha == pytest.approx(steering.limits[1 if sign > 0 else 0])
+
+
+def test_steering_by_hand() -> None:
+    steering = Steering(torch.ones(1), 0.2, 0.01, integral=0.001, proportional=0.02, ramp=0.5)
+    steering.observe(0.04, 0.06, 0.0)
+    # The first rate of the gates, 0.06, is where the ramp starts: no error yet.
+    assert steering.alpha == 0.01
+    steering.observe(0.3, 0.22, 0.25)
+    # Half way both rates count alike: smoothed 0.06 + 0.3 * (0.26 - 0.06), target 0.13.
+    error = 0.13 - 0.12
+    assert steering.alpha == pytest.approx(0.01 + 0.001 * error + 0.02 * error)
+    copy = Steering(torch.ones(1), 0.2, 0.0, integral=0.001, proportional=0.02, ramp=0.5)
+    copy.restore(steering.state())
+    for each in (steering, copy):
+        # Behind the ramp decisions alone count.
+        each.observe(0.1, 0.7 if each is copy else 0.3, 0.6)
+    assert copy.alpha == steering.alpha
+
+
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.25, 0.5), (0.5, 1.0), (0.9, 1.0)])
+def test_the_floor_of_alpha_falls_along_the_ramp(progress: float, share: float) -> None:
+    steering = Steering(torch.ones(1), 0.25, 1e-3, ramp=0.5)
+    steering.memory["first"] = 0.0
+    for _ in range(600):
+        steering.observe(0.5, 0.5, progress)
+    assert steering.alpha == pytest.approx(share * steering.limits[0])
+
+
+def test_a_fixed_alpha_stays() -> None:
+    steering = Steering(torch.ones(1), None, 1e-3)
+    for step in range(9):
+        steering.observe(0.9, 0.9, step / 9)
+    assert steering.alpha == 1e-3
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.25, 0.4])
+@pytest.mark.parametrize("speed", [0.02, 0.05, 0.2])
+def test_steering_brings_gates_that_drift_open_to_the_budget(budget: float, speed: float) -> None:
+    # Gates of different worth: the loss opens each, the penalty closes all, and an optimizer that
+    # normalises gradients moves the logits at a speed of its own, into saturation if nothing stops
+    # them. A gate at exactly one gets no gradient.
+    worth = torch.linspace(0.2, 2, 40, dtype=torch.float64) * 1e-3
+    steering = Steering(torch.ones(1, dtype=torch.float64), budget, 0.0)
+    logits, skips = torch.full((40,), 2.0, dtype=torch.float64), list[float]()
+    for update in range(2000):
+        gates = torch.sigmoid(logits.float()).double()
+        skips.append(0.5 * float((gates < 0.5).double().mean()))
+        steering.observe(skips[-1], 0.5 * float(1 - gates.mean()), update / 2000)
+        push = (worth - steering.alpha) * gates * (1 - gates)
+        logits = logits + speed * push / (push.abs() + 1e-6)
+    assert sum(skips[-200:]) / 200 == pytest.approx(budget, abs=0.015)
+    assert max(skips) < budget + 0.12
+
+
+class ByHash(Router):
+    """A gate per token and unit, uniform in (0, 1)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.units = ffn_units(model, [2, 3, 4, 5])
+        self.threshold = 0.5
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
+        return tokens.ids * 97 + tokens.positions * 31
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Tensor,
+        at: Context,
+    ) -> tuple[Decision, Tensor]:
+        gate = ((state * 7919 + index * 104_729) % 9973) / 9973
+        return Decision(gate >= self.threshold, None, gate), state
+
+
+def test_bypass_rates_count_real_tokens() -> None:
+    model = toy.make_model()
+    router = ByNumber(model)
+    route(model, router)
+    texts = [Document([1, 2, 4, 4, 4], 0), Document([1], 0)]
+    shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    # 1 skips 0.3, 2 skips 0.2, 4 nothing; pads hold id 0, which would skip 0.2.
+    for batch_size in (1, 2):
+        found = bypass_rates(model, texts, batch_size) @ shares
+        assert float(found) == pytest.approx((0.3 + 0.2 + 0.3) / 6)
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.13, 0.24])
+def test_calibration_meets_the_budget(budget: float) -> None:
+    model = toy.make_model()
+    router = ByHash(model)
+    route(model, router)
+    texts = documents(120, longest=30)
+    shares = unit_shares([unit.parameters for unit in router.units], count(toy.make_model()))
+    assert float(shares.sum()) > budget
+    trace, rates = calibrate_threshold(model, router, texts, shares, budget)
+    torch.testing.assert_close(rates, bypass_rates(model, texts), rtol=0, atol=0)
+    realised = float(rates @ shares)
+    assert realised == pytest.approx(budget, abs=2e-3)
+    assert trace[0]["threshold"] == 0.5
+    assert {"threshold": router.threshold, "skip": realised} in trace
+    assert len(trace) <= 8
+
+
+def test_calibration_leaves_a_threshold_that_fits() -> None:
+    model = toy.make_model()
+    router = ByHash(model)
+    route(model, router)
+    texts = documents(20)
+    shares = torch.full((4,), 0.1, dtype=torch.float64)
+    budget = float(bypass_rates(model, texts) @ shares) + 5e-4
+    assert len(calibrate_threshold(model, router, texts, shares, budget)[0]) == 1
+    assert router.threshold == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tried", "expected"),
+    [
+        ([(0.0, -0.02)], 1.0),
+        ([(0.0, 0.02)], -1.0),
+        ([(0.0, -0.04), (1.0, -0.02)], 2.0),
+        ([(0.0, -0.04), (1.0, -0.039)], 3.0),
+        ([(0.0, -0.04), (1.0, -0.05)], 2.0),
+        ([(0.0, -0.03), (1.0, 0.01)], 0.75),
+        ([(0.0, -0.001), (1.0, 0.4)], 0.1),
+        ([(0.0, -0.03), (1.0, 0.01), (0.75, -0.01)], 0.875),
+    ],
+)
+def test_the_next_threshold(tried: list[tuple[float, float]], expected: float) -> None:
+    assert next_logit(tried) == pytest.approx(expected)

@@ -1,0 +1,57 @@
+"""From documents to batches and rows, by hand."""
+
+from __future__ import annotations
+
+from itertools import islice, pairwise
+
+from methods.core.data import Document
+from methods.core.training.packing import lay_out, plan
+from tests.training_toys import (
+    documents,
+)
+
+
+def test_plan_takes_every_document_once_per_epoch() -> None:
+    lengths = [len(document.ids) for document in documents(17)]
+    batches = list(islice(plan(lengths, 30, 4), 40))
+    assert batches == list(islice(plan(lengths, 30, 4), 40))
+    assert batches != list(islice(plan(lengths, 30, 5), 40))
+    assert all(sum(lengths[n] for n in batch) <= 30 for batch in batches)
+    order = [number for batch in batches for number in batch]
+    first, second = order[:17], order[17:34]
+    assert sorted(first) == sorted(second) == list(range(17))
+    assert first != second
+    # No batch could have taken the next document as well.
+    for batch, following in pairwise(batches):
+        assert sum(lengths[n] for n in batch) + lengths[following[0]] > 30
+
+
+def test_plan_gives_a_document_above_the_limit_a_batch_of_its_own() -> None:
+    batches = list(islice(plan([50, 4, 4], 10, 1), 4))
+    assert [0] in batches
+    assert all(batch == [0] or 0 not in batch for batch in batches)
+
+
+def test_rows_by_hand() -> None:
+    texts = [Document([11, 12, 13], 2), Document([21, 22, 23, 24], 0), Document([31, 32], 2)]
+    rows = lay_out(texts, 6, 0.25)
+    # First fit: the third document finds room beside the first; one free place at either end.
+    assert rows.ids.tolist() == [[11, 12, 13, 31, 32], [21, 22, 23, 24, 0]]
+    assert rows.positions.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
+    assert rows.counted.tolist() == [
+        [True, True, False, True, False],
+        [True, True, True, False, False],
+    ]
+    # 11 predicts 12, which is still prompt; 12 predicts 13, the answer.
+    assert rows.weights.tolist() == [[0.25, 1.0, 0.0, 0.25, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0]]
+
+
+def test_rows_without_packing_and_with_a_document_that_is_too_long() -> None:
+    texts = [Document([1, 2], 0), Document([3, 4, 5], 5), Document([6], 0)]
+    rows = lay_out(texts, 0, 0.5)
+    assert rows.ids.tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
+    assert rows.positions.tolist() == [[0, 1, 0], [0, 1, 2], [0, 0, 1]]
+    assert rows.weights.tolist() == [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    assert rows.counted.sum() == 3
+    longer = lay_out(texts, 2, 1.0)
+    assert longer.ids.tolist() == [[1, 2, 6], [3, 4, 5]]

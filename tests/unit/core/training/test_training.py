@@ -1,0 +1,317 @@
+"""The training loop under every trained row: what may not change its numbers, and what must."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from methods.core.backbone import layers
+from methods.core.data import Document
+from methods.core.routing.routed import route
+from methods.core.routing.steering import Steering
+from methods.core.training import losses
+from methods.core.training.loop import Trainer, TrainingParams, thinned
+from methods.core.training.losses import lm_loss_sum, score_answers
+from methods.core.training.packing import lay_out, plan
+from methods.hero import penalty
+from tests import toy
+from tests.training_toys import (
+    ByNumber,
+    built,
+    documents,
+    one_update,
+    same_bits,
+    same_gradients,
+    trainer_for,
+    values,
+)
+
+ROWS = pytest.mark.parametrize("row", ["hero", "lora"])
+
+
+@ROWS
+def test_packed_equals_one_document_per_row(row: str, tmp_path: Path) -> None:
+    found = []
+    for length in (0, 25, 60):
+        trainer = trainer_for(row, tmp_path / str(length), updates=1, row_length=length)
+        found.append(one_update(trainer))
+    batch = next(plan([len(d.ids) for d in trainer.documents], 60, 5))
+    shapes = [
+        lay_out([trainer.documents[n] for n in batch], length, 1.0).ids.shape
+        for length in (0, 25, 60)
+    ]
+    assert len(shapes) == len({shape[0] for shape in shapes}) == 3, "packing had nothing to do"
+    for entry, gradients in found[1:]:
+        for key in ("loss", "penalty", "norm"):
+            assert entry[key] == pytest.approx(found[0][0][key], rel=1e-5)
+        assert entry["skip"] == found[0][0]["skip"]
+        same_gradients(found[0][1], gradients, 1e-5)
+
+
+@ROWS
+def test_accumulation_gives_the_same_update(row: str, tmp_path: Path) -> None:
+    found, after = [], []
+    for parts in (1, 2, 4):
+        trainer = trainer_for(row, tmp_path / str(parts), updates=1, micro_batches=parts)
+        found.append(one_update(trainer))
+        after.append(values(trainer))
+    for (entry, gradients), weights in zip(found[1:], after[1:], strict=True):
+        assert entry["loss"] == pytest.approx(found[0][0]["loss"], rel=1e-6)
+        assert entry["penalty"] == pytest.approx(found[0][0]["penalty"], rel=1e-6)
+        assert entry["skip"] == pytest.approx(found[0][0]["skip"], rel=1e-12)
+        same_gradients(found[0][1], gradients, 1e-6)
+        for name, weight in weights.items():
+            # Adam's first step has the size of the learning rate however small the gradient is, so
+            # that a gradient which is all rounding moves its weight anywhere.
+            real = found[0][1][name].abs() > 1e-5
+            torch.testing.assert_close(weight[real], after[0][name][real], rtol=0, atol=1e-6)
+
+
+@ROWS
+def test_checkpointing_changes_no_bit(row: str, tmp_path: Path) -> None:
+    plain, recomputed = (
+        trainer_for(row, tmp_path / str(on), updates=3, checkpointing=on) for on in (False, True)
+    )
+    calls: list[int] = []
+    layers(recomputed.model)[3].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    assert plain.run() == recomputed.run()
+    assert len(calls) == 6, "the layer ran once more in each of three backward passes"
+    same_bits(values(plain), values(recomputed))
+
+
+def test_only_what_asks_for_a_gradient_changes(tmp_path: Path) -> None:
+    trainer = trainer_for("hero", tmp_path)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.run()
+    changed = {
+        name for name, value in trainer.model.state_dict().items() if not torch.equal(
+            value, before[name]
+        )
+    }  # fmt: skip
+    assert changed
+    assert all(name.startswith("model.router.") for name in changed)
+    frozen = set(before) - changed
+    # Of the router nothing stands still: eta holds one number per block, most of them move.
+    assert not any(name.startswith("model.router.") for name in frozen)
+    dense = toy.make_model().state_dict()
+    assert all(torch.equal(before[name], dense[name]) for name in dense)
+
+
+@ROWS
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_gradient_graph_below_the_first_trained_layer(
+    row: str, checkpointing: bool, tmp_path: Path
+) -> None:
+    trainer = trainer_for(row, tmp_path, updates=1, checkpointing=checkpointing)
+    first = 2 if row == "hero" else 3
+    asking: dict[int, bool] = {}
+    for number, layer in enumerate(layers(trainer.model)):
+        layer.input_layernorm.register_forward_pre_hook(
+            lambda _, args, number=number: asking.update({number: args[0].requires_grad})
+        )
+    trainer.run()
+    assert asking == {number: number > first for number in range(6)}
+
+
+@ROWS
+def test_a_16_bit_backbone_is_trained_through_32_bit_weights(row: str, tmp_path: Path) -> None:
+    model = built(row, torch.bfloat16)
+    trainer = trainer_for(row, tmp_path, model=model, learning_rate=1e-6, updates=2)
+    before = values(trainer)
+    assert {value.dtype for value in before.values()} == {torch.float32}
+    trainer.run()
+    # Steps of 1e-6 are below the grain of 16 bits.
+    moved = [
+        name for name, value in values(trainer).items() if not torch.equal(value, before[name])
+    ]
+    assert len(moved) == len(before)
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters() if not p.requires_grad)
+    with torch.no_grad():
+        assert model(torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("schedule", "later"),
+    [
+        ("cosine", {2: 1.0, 4: 0.5 + 0.5 * math.sqrt(0.5), 6: 0.5, 8: 0.5 - 0.5 * math.sqrt(0.5)}),
+        ("linear", {2: 1.0, 4: 0.75, 6: 0.5, 9: 0.125}),
+        ("constant", {2: 1.0, 4: 1.0, 9: 1.0}),
+    ],
+)
+def test_learning_rate_by_hand(schedule: str, later: dict[int, float], tmp_path: Path) -> None:
+    # Ten updates, two of them warm-up: a half and the whole rate, then eight steps down to 0.
+    trainer = trainer_for("hero", tmp_path, updates=10, warmup=0.2, schedule=schedule)
+    seen: list[set[float]] = []
+    trainer.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: seen.append({group["lr"] for group in optimizer.param_groups})
+    )
+    trainer.run()
+    rates = [rate.pop() / 3e-3 for rate in seen]
+    assert len(rates) == 10
+    assert rates[:2] == pytest.approx([0.5, 1.0])
+    assert {n: rates[n] for n in later} == pytest.approx(later)
+
+
+def test_lora_learns_at_its_own_rate(tmp_path: Path) -> None:
+    # Adam's first step moves every weight by its learning rate, whatever the gradient.
+    fixed = {"updates": 1, "warmup": 0.0, "schedule": "constant", "weight_decay": 0.0}
+    model = built("skipgpt-joint", rank=4)
+    trainer = trainer_for("skipgpt-joint", tmp_path, model=model, lora_rate=0.1, **fixed)
+    before = values(trainer)
+    trainer.run()
+    moved = {n: float((values(trainer)[n] - before[n]).abs().max()) for n in before}
+    lora = {name for name in moved if "lora_" in name}
+    routers = {name for name in moved if ".router." in name}
+    assert lora | routers == moved.keys()
+    assert [moved[name] for name in lora] == pytest.approx([3e-4] * len(lora), rel=1e-2)
+    assert [moved[name] for name in routers] == pytest.approx([3e-3] * len(routers), rel=1e-2)
+
+
+def test_weight_decay_takes_matrices_only(tmp_path: Path) -> None:
+    trainer = trainer_for("hero", tmp_path, updates=1, weight_decay=0.5, warmup=0.0)
+    for adapter in trainer.model.model.router.adapters:
+        nn.init.zeros_(adapter.up.weight)
+    before = values(trainer)
+    trainer.run()
+    name = "model.router.adapters.0.down.weight"
+    # Behind a zero matrix there is no gradient: decay alone, of lr * 0.5.
+    torch.testing.assert_close(trainer.trained[name], before[name] * (1 - 3e-3 * 0.5))
+    # eta_1 is never read and no matrix.
+    assert trainer.trained["model.router.eta"][0] == before["model.router.eta"][0]
+    assert bool(
+        (trainer.trained["model.router.eta"][1:-1] != before["model.router.eta"][1:-1]).any()
+    )
+
+
+def test_clipping_bounds_the_norm_and_the_log_keeps_the_raw_one(tmp_path: Path) -> None:
+    trainer = trainer_for("hero", tmp_path, updates=1, clip=0.01)
+    entry, gradients = one_update(trainer)
+    norm = math.sqrt(sum(float(g.double().pow(2).sum()) for g in gradients.values()))
+    assert norm == pytest.approx(0.01, rel=1e-3)
+    assert entry["norm"] > 0.1
+
+
+def test_loss_is_the_weighted_mean_over_predictions(tmp_path: Path) -> None:
+    texts = documents(3)
+    weighted = [document._replace(prompt=3) for document in texts]
+    dense = toy.make_model()
+    above = below = 0.0
+    for document in weighted:
+        logits = dense(torch.tensor([document.ids])).logits[0, :-1]
+        wrong = cross_entropy(logits, torch.tensor(document.ids[1:]), reduction="none").detach()
+        # Positions 0 and 1 predict the prompt's second and third token.
+        weights = torch.tensor([0.25] * 2 + [1.0] * (len(document.ids) - 3))
+        above, below = above + float(wrong @ weights), below + float(weights.sum())
+    model = built("lora", rank=4)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.zeros_(parameter)
+    tokens = sum(len(document.ids) for document in texts)
+    trainer = trainer_for(
+        "lora", tmp_path, weighted, model, updates=1, batch_tokens=tokens, prompt_weight=0.25
+    )  # fmt: skip
+    assert trainer.run()[0]["loss"] == pytest.approx(above / below, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [3, 2048])
+def test_answers_are_scored_and_prompts_are_not(
+    batch_size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("methods.core.training.losses.CHUNK", chunk)
+    model = toy.make_model()
+    wrong, texts = list[Tensor](), list[Document]()
+    for document, lead in zip(documents(3), (3, 0, 2), strict=True):
+        ids = torch.tensor(document.ids)
+        if lead == 2:
+            # An answer that the model itself continues is right, whatever its prompt.
+            for place in range(lead, len(ids)):
+                ids[place] = model(ids[None, :place]).logits[0, -1].argmax()
+        logits = model(ids[None]).logits[0, :-1].detach()
+        # The last token of a prompt predicts the answer's first one.
+        wrong.append(cross_entropy(logits, ids[1:], reduction="none")[max(0, lead - 1) :])
+        texts.append(Document(ids.tolist(), lead))
+    right, loss = score_answers(model, texts, batch_size)
+    assert right == pytest.approx(1 / 3)
+    assert loss == pytest.approx(float(torch.cat(wrong).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("row_length", [0, 16])
+def test_penalty_and_rates_leave_out_pads_and_last_tokens(
+    parts: int, row_length: int, tmp_path: Path
+) -> None:
+    model = toy.make_model().requires_grad_(False)
+    router = ByNumber(model)
+    route(model, router)
+    texts = [Document([1, 2, 50], 0), Document([4, 51], 0)]
+    params = TrainingParams(
+        updates=1, batch_tokens=5, row_length=row_length, micro_batches=parts, clip=1e9
+    )
+    steering = Steering(torch.tensor([0.1, 0.2], dtype=torch.float64), None, 0.5)
+    trainer = Trainer(model, params, texts, 1, tmp_path, steering, penalty)
+    entry = trainer.run()[0]
+    # Predicting tokens are 1, 2 and 4; their gates sum to 0.3 times the id.
+    assert entry["penalty"] == pytest.approx((0.3**2 + 0.6**2 + 1.2**2) / 3, rel=1e-6)
+    # 1 skips both units, 2 the second, 4 none.
+    assert entry["skip"] == pytest.approx((0.3 + 0.2 + 0.0) / 3, rel=1e-6)
+    assert entry["executed"] == pytest.approx((0 + 1 + 2) / 3)
+    # The penalty grows with the square of the size; alpha is 0.5, the LM loss has no part in it.
+    assert float(router.size.grad) == pytest.approx(0.5 * 2 * entry["penalty"], rel=1e-6)
+
+
+def test_chunked_loss_equals_one_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "CHUNK", 7)
+    rng = torch.Generator().manual_seed(0)
+    hidden = torch.randn(23, 16, generator=rng, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 31, (23,), generator=rng)
+    weights = torch.rand(23, generator=rng)
+    head = nn.Linear(16, 31, bias=False).double()
+    longest: list[int] = []
+    head.register_forward_hook(lambda _, args, out: longest.append(len(out)))
+    found = lm_loss_sum(hidden, head, targets, weights)
+    gradients = torch.autograd.grad(found, [hidden, head.weight])
+    assert max(longest) == 7
+    logits = hidden @ head.weight.T
+    expected = (cross_entropy(logits, targets, reduction="none") * weights).sum()
+    whole = torch.autograd.grad(expected, [hidden, head.weight])
+    assert found.dtype == torch.float32
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    for one, other in zip(gradients, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_thinned_log_keeps_the_ends() -> None:
+    log = [{"update": n} for n in range(1000)]
+    short = thinned(log)
+    assert short[0] == log[0]
+    assert short[-1] == log[-1]
+    assert 150 < len(short) <= 210
+    assert thinned(log[:7]) == log[:7]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("updates", 0),
+        ("micro_batches", 0),
+        ("learning_rate", 0.0),
+        ("lora_rate", 0.0),
+        ("warmup", 1.5),
+        ("clip", -1.0),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        TrainingParams(**{name: value})
+
+
+def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
+    model = toy.make_model().requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to train"):
+        Trainer(model, TrainingParams(), documents(), 1, tmp_path)

@@ -1,0 +1,111 @@
+"""Two gloo processes train to the losses of one."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from methods import load_method, skipgpt
+from methods.base import Request
+from methods.core.data import Document
+from methods.core.routing.gates import hashed_noise
+from methods.core.routing.router import Context, Tokens
+from methods.core.training.packing import plan
+from tests import toy
+from tests.routing_toys import wrap
+from tests.training_toys import SHORT, documents, same_bits, trainer_for, values
+
+# Documents of 50 tokens fill a batch alone, so one of two processes gets nothing.
+UNEVEN = [*documents(25), *(Document(list(range(n, n + 50)), 0) for n in range(4))]
+SHARED = {"batch_tokens": 50, "row_length": 50, "updates": 8}
+# Log, trained values before, trained values after.
+Run = tuple[list[dict[str, float]], dict[str, Tensor], dict[str, Tensor]]
+
+
+def train_hero(workdir: Path) -> Run:
+    trainer = trainer_for("hero", workdir, UNEVEN, **SHARED)
+    start = values(trainer)
+    return trainer.run(), start, values(trainer)
+
+
+class Texts:
+    """The data of a fit."""
+
+    def training(self) -> list[Document]:
+        return UNEVEN
+
+
+def noise(units: int, tokens: Tokens, at: Context) -> Tensor:
+    """Training noise that a token meets whichever process has it."""
+    seed = round(1000 * at.progress)
+    return torch.stack([hashed_noise(seed, n, tokens) for n in range(units)], dim=1)
+
+
+def train_skipgpt(workdir: Path) -> Run:
+    """About half of all modules start skipped, so that processes stand on both sides of 0.5."""
+    params = {"sparsity": 0.5, "measure": "module"}
+    method = load_method("skipgpt-rt", SHORT | SHARED | params)
+    start = method.build(wrap(toy.make_model()), {"seed": 5, "threshold": 0.5})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(skipgpt, "logistic_noise", noise)
+        fitted = method.fit(wrap(toy.make_model()), Texts(), Request(None, 5, workdir))
+    before, after = (
+        {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        for model in (start, fitted.model)
+    )
+    return fitted.decisions["training"], before, after
+
+
+TRAIN: dict[str, Any] = {"hero": train_hero, "skipgpt-rt": train_skipgpt}
+
+
+def worker(rank: int, row: str, folder: Path) -> None:
+    """One of two processes; they meet in a file, so no port can be taken."""
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group(
+        "gloo", timeout=timedelta(minutes=2), init_method=meeting, rank=rank, world_size=2
+    )
+    try:
+        torch.save(TRAIN[row](folder / "work"), folder / f"rank{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("row", TRAIN)
+def test_two_processes_train_to_the_losses_of_one(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.platform == "linux":
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    sizes = [len(b) for b in islice(plan([len(d.ids) for d in UNEVEN], 50, 5), 8)]
+    assert 1 in sizes
+    assert any(size % 2 and size > 1 for size in sizes)
+    log, start, alone = TRAIN[row](tmp_path / "alone")
+    other = torch.multiprocessing.get_context("spawn").Process(
+        target=worker, args=(1, row, tmp_path)
+    )
+    other.start()
+    try:
+        worker(0, row, tmp_path)
+    finally:
+        other.join(60)
+    assert other.exitcode == 0
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    same_bits(ranks[0][2], ranks[1][2])
+    assert ranks[0][0] == ranks[1][0]
+    for one, both in zip(log, ranks[0][0], strict=True):
+        for key in ("loss", "penalty", "alpha"):
+            assert both[key] == pytest.approx(one[key], rel=1e-5, abs=1e-8), (key, one["update"])
+        assert both["skip"] == pytest.approx(one["skip"], rel=1e-9)
+    moved = max(float((value - start[name]).abs().max()) for name, value in alone.items())
+    apart = max(float((value - ranks[0][2][name]).abs().max()) for name, value in alone.items())
+    assert apart < 0.01 * moved

@@ -1,0 +1,106 @@
+"""Interrupted, repeated, damaged and diverging training runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from methods.core.training.loop import DivergedError, TrainingParams
+from methods.core.training.packing import plan
+from methods.core.training.snapshots import NAME
+from methods.hero import penalty
+from tests.training_toys import (
+    SHORT,
+    documents,
+    interrupt_and_follow,
+    same_bits,
+    trainer_for,
+    values,
+)
+
+
+@pytest.mark.parametrize("row", ["hero", "lora"])
+def test_killed_and_resumed_equals_undisturbed(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer_for(row, tmp_path / "whole", snapshot_every=3)
+    start = values(whole)
+    whole.run()
+
+    killed = trainer_for(row, tmp_path / "parts", snapshot_every=3)
+    updates = interrupt_and_follow(monkeypatch, 4, killed.run)
+    resumed = trainer_for(row, tmp_path / "parts", snapshot_every=3)
+    resumed.run()
+    assert updates == [3, 4, 5]
+    assert resumed.log == whole.log
+    same_bits(values(whole), values(resumed))
+    assert any(not torch.equal(start[name], value) for name, value in values(whole).items())
+    lines = (tmp_path / "parts/training.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == whole.log
+    if row == "hero":
+        assert resumed.steering.state() == whole.steering.state()
+        assert resumed.steering.alpha not in (0.02, whole.log[3]["alpha"])
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = trainer_for("hero", tmp_path)
+    log = list(first.run())
+    again = trainer_for("hero", tmp_path)
+    again._update = None
+    assert again.run() == log
+    same_bits(values(first), values(again))
+
+
+@pytest.mark.parametrize("other", ["row", "rate", "data", "budget"])
+def test_a_snapshot_of_another_run_is_left_alone(other: str, tmp_path: Path) -> None:
+    trainer_for("hero", tmp_path / "used", updates=2).run()
+    row = "lora" if other == "row" else "hero"
+    changes: dict[str, Any] = {"updates": 2}
+    changes |= {
+        "row": {},
+        "rate": {"learning_rate": 1e-3},
+        "data": {"texts": documents(41)},
+        "budget": {"budget": 0.3},
+    }[other]
+    again = trainer_for(row, tmp_path / "used", **changes)
+    anew = trainer_for(row, tmp_path / "new", **changes)
+    assert again.run() == anew.run()
+    same_bits(values(again), values(anew))
+
+
+def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
+    trainer_for("hero", tmp_path, updates=1).run()
+    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes()[:1000])
+    with pytest.raises(ValueError, match="is damaged"):
+        trainer_for("hero", tmp_path, updates=1).run()
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(tmp_path: Path) -> None:
+    trainer = trainer_for("hero", tmp_path, snapshot_every=2)
+    calls: list[int] = []
+
+    def breaking(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
+        calls.append(1)
+        factor = math.inf if len(calls) > 3 else 1.0
+        return penalty(soft, executed, counted, progress) * factor
+
+    trainer.penalty = breaking
+    with pytest.raises(DivergedError, match="loss of update 3 is nan.*learning_rate"):
+        trainer.run()
+    assert all(bool(torch.isfinite(value).all()) for value in values(trainer).values())
+    good = trainer_for("hero", tmp_path / "good", updates=6)
+    good.params = TrainingParams(**SHORT)
+    reread = trainer_for("hero", tmp_path, snapshot_every=2)
+    assert reread._resume() == 2
+    good.documents = trainer.documents
+    lengths = [len(d.ids) for d in good.documents]
+    for number, batch in enumerate(islice(plan(lengths, 60, 5), 2)):
+        good._update(number, [good.documents[n] for n in batch])
+    same_bits(values(good), values(reread))

@@ -1,0 +1,209 @@
+"""What the harness counts, against loops over single sequences without batches or caches."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from methods.core.backbone import count, layers
+from methods.core.ledger import Ledger
+from methods.core.routing.routed import route
+from methods.core.routing.router import ffn_units
+from methods.random_skip import RandomRouter
+from tests import toy
+from workflows.evaluation.harness import KINDS, CountingLM
+from workflows.evaluation.score import pool, rates_by_kind, score
+from workflows.evaluation.tasklist import TaskEntry, parse_tasks
+
+STOPS = ["w7", "w23 w", "w5"]
+Counts = dict[str, tuple[int, list[float]]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A routed toy that writes EOS, stop words and long answers."""
+    made = toy.make_model(seed=0)
+    return route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skipped=2.3))
+
+
+def harness(model: Any, batch_size: int, max_length: int | None = None) -> CountingLM:
+    ledger = Ledger.of(model, count(model), len(layers(model)))
+    return CountingLM(model, toy.make_tokenizer(), ledger, batch_size, max_length)
+
+
+def counts(tallies: dict[str, Any]) -> Counts:
+    return {kind: (tally.tokens, tally.executed.tolist()) for kind, tally in tallies.items()}
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def encode(text: str) -> list[int]:
+    return [int(word[1:]) for word in text.split()]
+
+
+@torch.no_grad()
+def executed(model: Any, ids: list[int]) -> np.ndarray:
+    """Decisions (U, T) of one sequence on its own."""
+    return model.model(torch.tensor([ids]), use_cache=False).executed[0].numpy()
+
+
+def slow_likelihood(model: Any, folder: Path) -> Counts:
+    """Each distinct input is computed once; its last answer token is never fed."""
+    fed: dict[tuple[int, ...], int] = {}
+    for row in rows(folder, "choice"):
+        for option in row["options"]:
+            answer = encode(option)
+            fed[tuple((encode(row["question"]) + answer)[:-1])] = len(answer)
+    sums = {kind: (0, np.zeros(5)) for kind in KINDS}
+    for ids, length in fed.items():
+        ran = executed(model, list(ids))
+        for kind, part in (("prompt", ran[:, :-length]), ("answer", ran[:, -length:])):
+            tokens, total = sums[kind]
+            sums[kind] = (tokens + part.shape[1], total + part.sum(axis=1))
+    return {kind: (tokens, total.tolist()) for kind, (tokens, total) in sums.items()}
+
+
+@torch.no_grad()
+def write(model: Any, prompt: list[int], most: int) -> tuple[list[int], str]:
+    """Greedy answer up to and with the token that ends it, and what ended it."""
+    answer: list[int] = []
+    while len(answer) < most:
+        logits = model(torch.tensor([prompt + answer]), use_cache=False).logits
+        answer.append(int(logits[0, -1].argmax()))
+        if answer[-1] == toy.EOS:
+            return answer, "eos"
+        text = toy.make_tokenizer().decode(answer)
+        if any(stop in text for stop in STOPS):
+            return answer, "stop"
+    return answer, "length"
+
+
+def slow_generation(model: Any, folder: Path) -> tuple[Counts, set[str]]:
+    sums = {kind: (0, np.zeros(5)) for kind in KINDS}
+    ends = set()
+    for row in rows(folder, "write"):
+        prompt = encode(row["question"])
+        answer, end = write(model, prompt, 12)
+        ends.add(end)
+        ran = executed(model, prompt + answer[:-1])
+        cut = len(prompt)
+        for kind, part in (("prompt", ran[:, :cut]), ("generated", ran[:, cut:])):
+            tokens, total = sums[kind]
+            sums[kind] = (tokens + part.shape[1], total + part.sum(axis=1))
+    return {kind: (tokens, total.tolist()) for kind, (tokens, total) in sums.items()}, ends
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_tasks(tmp_path_factory.mktemp("many"), items=30)
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_likelihood_counts_equal_single_sequences(batch_size: int, model: Any, many: Path) -> None:
+    lm = harness(model, batch_size)
+    scored = score(lm, parse_tasks("toy_choice"), [many])
+    assert counts(scored.tallies) == slow_likelihood(model, many)
+    assert any(0 in encode(row["question"]) for row in rows(many, "choice"))
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_generation_counts_equal_single_sequences(batch_size: int, model: Any, many: Path) -> None:
+    lm = harness(model, batch_size)
+    scored = score(lm, parse_tasks("toy_write"), [many])
+    expected, ends = slow_generation(model, many)
+    assert counts(scored.tallies) == expected
+    assert ends == {"eos", "stop", "length"}
+
+
+def test_scores_do_not_depend_on_the_batch_size(model: Any, many: Path) -> None:
+    results = [
+        score(harness(model, size), parse_tasks("toy_choice,toy_write"), [many]) for size in (1, 8)
+    ]
+    assert results[0].scores == results[1].scores
+    for first, second in zip(results[0].items, results[1].items, strict=True):
+        assert first.equals(second)
+
+
+def test_likelihood_scores_equal_a_loop(model: Any, many: Path) -> None:
+    hits = []
+    with torch.no_grad():
+        for row in rows(many, "choice"):
+            sums = []
+            for option in row["options"]:
+                ids = encode(row["question"]) + encode(option)
+                logs = model(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
+                length = len(encode(option))
+                sums.append(sum(float(logs[-length + i, ids[-length + i]]) for i in range(length)))
+            hits.append(int(np.argmax(sums) == row["answer"]))
+    scored = score(harness(model, 8), [TaskEntry("toy_choice", metric="acc")], [many])
+    primary = next(s for s in scored.scores if s["primary"])
+    assert (primary["metric"], primary["n"], primary["k"]) == ("acc", 30, sum(hits))
+    assert primary["value"] == pytest.approx(sum(hits) / 30)
+    assert primary["stderr"] == pytest.approx(np.std(hits, ddof=1) / 30**0.5)
+    frame = scored.items[0]
+    assert frame[frame["metric"] == "acc"]["value"].tolist() == hits
+
+
+def test_tasks_are_counted_apart_and_pooled(model: Any, many: Path) -> None:
+    lm = harness(model, 8)
+    entries = [TaskEntry("toy_choice", limit=5), TaskEntry("toy_write", limit=3)]
+    scored = score(lm, entries, [many])
+    alone = [score(harness(model, 8), [entry], [many]) for entry in entries]
+    for name, part in zip(("toy_choice", "toy_write"), alone, strict=True):
+        rates = [s["rates"] for s in scored.scores if s["task"] == name]
+        assert rates[0] == rates_by_kind(part.tallies)
+    tokens = [pool(part.tallies).tokens for part in alone]
+    assert pool(scored.tallies).tokens == sum(tokens)
+    assert {s["n"] for s in scored.scores} == {5, 3}
+
+
+def test_a_plain_model_counts_tokens_and_skips_nothing(many: Path) -> None:
+    plain = toy.make_model(seed=0)
+    scored = score(harness(plain, 8), parse_tasks("toy_choice,toy_write"), [many])
+    rates = pool(scored.tallies).rates()
+    assert (rates.skip, rates.skip_net, rates.executed) == (0, 0, ())
+    assert rates.tokens > 0
+    routed = slow_likelihood(
+        route(toy.make_model(seed=0), RandomRouter(ffn_units(plain, [1, 2, 3, 4, 5]), 0, 0.0)), many
+    )
+    assert scored.scores[0]["rates"]["all"]["tokens"] == sum(n for n, _ in routed.values())
+
+
+def test_perplexity_of_windows_by_hand(model: Any, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 60, 25).tolist()
+    file = tmp_path / "text.txt"
+    file.write_text(" ".join(f"w{n}" for n in ids))
+    lm = harness(model, 8, max_length=8)
+    scored = score(lm, parse_tasks(f"perplexity:{file}"), [])
+    losses, ran = [], np.zeros(5)
+    # Windows of 8, 8, 8 and 1; the last holds nothing to predict.
+    for start in (0, 8, 16):
+        window = ids[start : start + 8]
+        with torch.no_grad():
+            logs = model(torch.tensor([window])).logits[0].log_softmax(-1)
+        losses += [-float(logs[t, window[t + 1]]) for t in range(7)]
+        ran += executed(model, window).sum(axis=1)
+    (result,) = scored.scores
+    assert result["value"] == pytest.approx(math.exp(sum(losses) / 21), rel=1e-5)
+    assert (result["n"], result["k"], result["higher_is_better"]) == (21, None, False)
+    assert counts(scored.tallies)["prompt"] == (24, ran.tolist())
+    assert len(scored.items[0]) == 3
+
+
+def test_a_text_of_one_token_has_no_perplexity(model: Any, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("w1")
+    with pytest.raises(ValueError, match="fewer than two tokens"):
+        score(harness(model, 1), parse_tasks(f"perplexity:{tmp_path / 'text.txt'}"), [])
+
+
+def test_an_unknown_metric_is_named(model: Any, many: Path) -> None:
+    with pytest.raises(ValueError, match=r"no metric 'f1' \(it has: acc, acc_norm\)"):
+        score(harness(model, 8), [TaskEntry("toy_choice", metric="f1", limit=2)], [many])

@@ -1,0 +1,194 @@
+"""What MoD-D, D-LLM and SkipGPT share: batches, padding, replay, resume, what a folder keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from methods import load_method, load_model, skipgpt
+from methods.base import Fitted, Request
+from methods.core.backbone import load_backbone
+from methods.core.checkpoint import describe, read_card, save
+from methods.core.routing.routed import router_of
+from tests import steps, toy
+from tests.routing_toys import IDS, VARIANTS, fit, shaken, wrap
+from tests.training_toys import interrupt_and_follow, same_bits
+from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.score import score
+from workflows.evaluation.tasklist import parse_tasks
+from workflows.records import load_any
+
+ALL = pytest.mark.parametrize("variant", VARIANTS)
+TRAINED = pytest.mark.parametrize(
+    "variant", ["skipgpt-rt", "skipgpt-joint", "d-llm", "d-llm-skipgpt", "mod-d"]
+)
+LENGTHS = (11, 4, 8, 1)
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def padded(side: str) -> tuple[Tensor, Tensor]:
+    """Sequences of four lengths in one batch, ids and mask; pads are a real word."""
+    ids, mask = torch.full((4, 13), 9), torch.zeros(4, 13, dtype=torch.int64)
+    for row, length in enumerate(LENGTHS):
+        place = slice(13 - length, 13) if side == "left" else slice(0, length)
+        ids[row, place], mask[row, place] = IDS[row, :length], 1
+    return ids, mask
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@ALL
+@torch.no_grad()
+def test_batches_and_pads_change_no_route(variant: str, kind: str) -> None:
+    """Each sequence alone, in a batch, padded left and right; double precision."""
+    # The weights that scale MoD-D's modules are float32.
+    near = {"rtol": 0, "atol": 1e-5 if variant.startswith("mod-d") else 1e-11}
+    model = shaken(variant, kind, torch.float64)
+    alone = [
+        model.model(IDS[row : row + 1, :length], use_cache=False)
+        for row, length in enumerate(LENGTHS)
+    ]
+    share = torch.cat([output.executed.flatten() for output in alone]).float().mean()
+    assert 0.2 < share < 0.8
+    together = model.model(IDS, use_cache=False)
+    assert torch.equal(together.executed[:1], alone[0].executed)
+    torch.testing.assert_close(together.last_hidden_state[:1], alone[0].last_hidden_state, **near)
+    for side in ("left", "right"):
+        ids, mask = padded(side)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        output = model.model(ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        for row, expected in enumerate(alone):
+            real = mask[row].bool()
+            assert torch.equal(output.executed[row][:, real], expected.executed[0])
+            torch.testing.assert_close(
+                output.last_hidden_state[row, real], expected.last_hidden_state[0], **near
+            )
+
+
+@TRAINED
+def test_noise_is_the_same_in_the_replay_of_a_checkpoint(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+    real = toy.make_model
+
+    def counting() -> Any:
+        model = real()
+        head = model.model.layers[3].self_attn.k_proj
+        head.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+        return model
+
+    monkeypatch.setattr(toy, "make_model", counting)
+    found = []
+    for on in (False, True):
+        calls.clear()
+        fitted = fit(variant, tmp_path / str(on), micro_batches=2, checkpointing=on)
+        found.append((trained(fitted.model), fitted.structure, fitted.decisions))
+        assert sum(calls) == 6 * 2 * (2 if on else 1), "recomputed in every backward pass"
+    same_bits(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+
+
+@TRAINED
+def test_killed_and_resumed_equals_undisturbed(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(variant, tmp_path / "whole", snapshot_every=3)
+    updates = interrupt_and_follow(
+        monkeypatch, 4, lambda: fit(variant, tmp_path / "parts", snapshot_every=3)
+    )
+    temperatures: list[float] = []
+    sampled = skipgpt.sampled
+    monkeypatch.setattr(
+        skipgpt, "sampled", lambda d, n, t: temperatures.append(t) or sampled(d, n, t)
+    )
+    resumed = fit(variant, tmp_path / "parts", snapshot_every=3)
+    assert updates == [3, 4, 5]
+    if variant.startswith("skipgpt"):
+        expected = [5 - 4 * n / 6 for n in updates]
+        assert sorted(set(temperatures), reverse=True) == pytest.approx(expected)
+    same_bits(trained(whole.model), trained(resumed.model))
+    assert resumed.decisions == whole.decisions
+    assert resumed.structure == whole.structure
+
+
+@TRAINED
+def test_a_snapshot_of_another_target_is_left_alone(variant: str, tmp_path: Path) -> None:
+    fit(variant, tmp_path / "used", 0.2, updates=2)
+    again = fit(variant, tmp_path / "used", 0.3, updates=2)
+    anew = fit(variant, tmp_path / "new", 0.3, updates=2)
+    same_bits(trained(again.model), trained(anew.model))
+    assert again.decisions == anew.decisions
+
+
+@TRAINED
+def test_training_moves_every_router(variant: str, tmp_path: Path) -> None:
+    method = load_method(*VARIANTS[variant])
+    start = {"seed": 5, "threshold": 0.5, "capacity": 0.7, "levels": None}
+    before = trained(method.build(wrap(toy.make_model()), start))
+    after = trained(fit(variant, tmp_path).model)
+    still = {name for name in before if torch.equal(before[name], after[name])}
+    assert not still
+
+
+def saved(variant: str, levels: Any, backbone: Path, out: Path) -> nn.Module:
+    """A model with untrained routers, in the folder ``out`` as the compress step writes it."""
+    row, params = VARIANTS[variant]
+    structure: dict[str, Any] = {"seed": 7, "threshold": 0.37}
+    if row == "mod-d":
+        structure |= {"capacity": 0.61, "levels": levels}
+    method, wrapped = load_method(row, params), load_backbone(backbone)
+    card = describe(row, method, wrapped, Request(0.25, 7, out.parent), out)
+    model = method.build(wrapped, structure).eval()
+    out.mkdir()
+    save(out, method, Fitted(model, structure, {}), card, None)
+    assert read_card(out)["structure"] == structure
+    return model
+
+
+@ALL
+def test_a_folder_keeps_threshold_levels_and_capacity(
+    variant: str, llama: Path, tmp_path: Path
+) -> None:
+    levels = None if variant.endswith("topk") else [[0.1 * n, 1.0 + n] for n in range(8)]
+    model = saved(variant, levels, llama, tmp_path / "made")
+    loaded = load_model(tmp_path / "made")
+    kept, was = router_of(loaded), router_of(model)
+    for name in ("threshold", "levels", "capacity", "seed"):
+        assert getattr(kept, name, None) == getattr(was, name, None)
+    assert kept.threshold == 0.37
+    with torch.no_grad():
+        assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize(("variant", "pads"), [("mod-d", True), ("mod-d-topk", False)])
+def test_texts_that_compete_with_pads_are_scored_as_alone(
+    variant: str, pads: bool, llama: Path, tmp_path: Path
+) -> None:
+    saved(variant, [[0.0, 1.0]] * 8 if pads else None, llama, tmp_path / "made")
+    tasks = toy.make_tasks(tmp_path / "tasks", items=12)
+    model, tokenizer, ledger, method = load_any(tmp_path / "made", None, "cpu")
+    assert method.batchable() == pads
+
+    def rates(batch_size: int, may_pad: bool) -> list[Any]:
+        lm = CountingLM(model, tokenizer, ledger, batch_size, None, may_pad)
+        scored = score(lm, parse_tasks("toy_choice,toy_write"), [tasks])
+        return [[part["value"], part["rates"]["all"]["skip"]] for part in scored.scores]
+
+    alone = rates(1, True)
+    assert rates(8, pads) == alone
+    assert (rates(8, True) == alone) == pads
+    steps.call(
+        "evaluate", "--model", tmp_path / "made", "--tasks", "toy_choice,toy_write", "--task-dir",
+        tasks, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "record.json",
+    )  # fmt: skip
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["evaluation"]["equal_lengths"] != pads
+    assert [[part["value"], part["rates"]["all"]["skip"]] for part in record["scores"]] == alone

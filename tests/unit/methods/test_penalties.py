@@ -1,0 +1,81 @@
+"""Penalties of SkipGPT and D-LLM by hand: values, signs, what counts."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from methods.core.routing.steering import Aim
+from methods.d_llm import depth_penalty, ramped
+
+# Two micro-batch rows of three tokens, the last ones pads or last tokens of a document.
+GATES = torch.tensor([[[1.0, 0, 0], [1, 1, 0]], [[0, 1, 0], [0, 0, 0]]])
+COUNTED = torch.tensor([[True, True, False], [True, False, False]])
+
+
+@pytest.mark.parametrize(
+    ("weights", "skips"),
+    # Skipped share of the three counted tokens: none; unit 1; both.
+    [([0.5, 0.5], [0.0, 0.5, 1.0]), ([0.1, 0.4], [0.0, 0.1, 0.5])],
+    ids=["module", "params"],
+)
+@pytest.mark.parametrize("target", [0.1, 0.25, 0.9])
+def test_skipgpt_pulls_the_mean(weights: list[float], skips: list[float], target: float) -> None:
+    """|mean - target|; pads do not enter; the gradient flips its sign across the target."""
+    gates = GATES.clone().requires_grad_()
+    aim = Aim(torch.tensor(weights), target)
+    total = aim(gates, gates > 0, COUNTED, 0.3)
+    mean = sum(skips) / 3
+    assert float(total.detach()) / 3 == pytest.approx(abs(mean - target), rel=1e-6)
+    total.backward()
+    sign = -1.0 if mean > target else 1.0
+    expected = sign * torch.tensor(weights)[:, None] * COUNTED[:, None]
+    torch.testing.assert_close(gates.grad, expected.expand_as(GATES))
+
+
+def test_at_the_target_there_is_no_penalty_and_no_gradient() -> None:
+    gates = GATES.clone().requires_grad_()
+    total = Aim(torch.tensor([0.5, 0.5]), 0.5)(gates, gates > 0, COUNTED, 0.3)
+    total.backward()
+    assert float(total.detach()) == 0
+    assert not bool(gates.grad.any())
+
+
+# Of four layers the first always runs; tokens of two sequences, the last one a pad.
+DEPTHS = torch.tensor([[[1.0, 1, 0], [1, 0, 0], [1, 0, 0]], [[0, 1, 1], [0, 1, 0], [0, 0, 0]]])
+REAL = torch.tensor([[True, True, False], [True, True, False]])
+
+
+@pytest.mark.parametrize("omega", [0.3, 0.75])
+def test_d_llm_pulls_each_token(omega: float) -> None:
+    """Sums of |depth - omega|; a layer without a router counts as run."""
+    gates = DEPTHS.clone().requires_grad_()
+    found = depth_penalty(gates, gates > 0, REAL, 0.5, omega=omega, layers=4)
+    depths = [[4 / 4, 2 / 4], [1 / 4, 3 / 4]]
+    by_hand = sum(abs(depth - omega) for row in depths for depth in row)
+    assert float(found.detach()) == pytest.approx(by_hand, rel=1e-6)
+    found.backward()
+    sign = torch.tensor([[math.copysign(1, d - omega) * (d != omega) for d in r] for r in depths])
+    expected = torch.cat([sign, torch.zeros(2, 1)], dim=1)[:, None].expand(2, 3, 3) / 4
+    torch.testing.assert_close(gates.grad, expected)
+
+
+def test_d_llm_at_the_two_ends() -> None:
+    """Property 6."""
+    ones = torch.ones(2, 3, 3)
+    found = depth_penalty(ones, ones > 0, REAL, 0.5, omega=0.6, layers=4)
+    assert float(found) / 4 == pytest.approx(0.4)
+    halves = torch.tensor([1.0, 0.0, 0.0])[None, :, None].expand(2, 3, 3)
+    assert float(depth_penalty(halves, halves > 0, REAL, 0.5, omega=0.5, layers=4)) == 0
+
+
+def test_the_ramp_of_d_llm() -> None:
+    """Property 7: 0 at the start, a half after a third, 1 at the end."""
+    base = partial(depth_penalty, omega=0.3, layers=4)
+    whole = float(base(DEPTHS, DEPTHS > 0, REAL, 0.0))
+    for progress, share in ((0.0, 0.0), (1 / 3, 0.5), (1.0, 1.0)):
+        found = ramped(base, DEPTHS, DEPTHS > 0, REAL, progress)
+        assert float(found) == pytest.approx(share * whole)

@@ -1,0 +1,185 @@
+"""SliceGPT: what rotations leave as it was and what slicing removes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from methods.core.backbone import decoder, layers
+from methods.core.surgery.sliced import UnweightedNorm, fuse_norms
+from methods.slicegpt import Stream
+from tests.slicing_toys import IDS, KINDS, Documents, dense, fit, furthest, logits
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 1e-6)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fusing_the_norms_keeps_the_logits(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    model = dense(kind, dtype, rms_norm_eps=1e-2)
+    before = logits(model)
+    assert furthest(logits(fuse_norms(model)), before) < tolerance * float(before.abs().max())
+    assert not any("layernorm" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 5e-14)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_sliced_is_the_fused_model(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    fused = logits(fuse_norms(dense(kind, dtype)))
+    sliced = fit(dense(kind, dtype), 0.0).model
+    assert furthest(logits(sliced), fused) < tolerance * float(fused.abs().max())
+    assert furthest(logits(sliced), logits(dense(kind, dtype))) < 1e-4
+
+
+def test_nothing_sliced_makes_orthogonal_shortcuts() -> None:
+    sliced = fit(dense(dtype=torch.float64), 0.0).model
+    for layer in layers(sliced):
+        for shortcut in (layer.attention_shortcut.weight, layer.ffn_shortcut.weight):
+            one = torch.eye(32, dtype=torch.float64)
+            torch.testing.assert_close(shortcut @ shortcut.T, one, rtol=0, atol=1e-12)
+            assert furthest(shortcut, one) > 0.1
+
+
+def test_biases_of_writing_matrices_turn_with_them() -> None:
+    model = dense(dtype=torch.float64, attention_bias=True, mlp_bias=True)
+    before = logits(model)
+    assert furthest(logits(fit(model, 0.0).model), before) < 1e-6
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_orientations_give_the_same_logits(kind: str, fraction: float) -> None:
+    pca = fit(dense(kind, torch.float64), fraction).model
+    random = fit(dense(kind, torch.float64), fraction, orientation="random").model
+    assert furthest(logits(pca), logits(random)) < 1e-10
+    before, after = (decoder(model).embed_tokens.weight for model in (pca, random))
+    assert furthest(before, after) > 0.1
+
+
+def test_the_random_orientation_follows_the_seed() -> None:
+    def embeddings(seed: int) -> Tensor:
+        model = fit(dense(), orientation="random", seed=seed).model
+        return decoder(model).embed_tokens.weight
+
+    assert torch.equal(embeddings(1), embeddings(1))
+    assert not torch.equal(embeddings(1), embeddings(2))
+
+
+def test_every_cut_draws_its_own_rotation() -> None:
+    """A layer that adds nothing leaves the stream, and so its PCA, alone: only the draw differs."""
+    model = dense(dtype=torch.float64)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        nn.init.zeros_(layers(model)[0].get_submodule(name).weight)
+    first = layers(fit(model, 0.25, orientation="random").model)[0]
+    for shortcut in (first.attention_shortcut.weight, first.ffn_shortcut.weight):
+        assert furthest(shortcut.abs(), torch.eye(24)) > 0.1
+
+
+def confined(kind: str) -> nn.Module:
+    """A toy whose embedding, attention and FFN write to 20 directions only, drawn at random."""
+    model = dense(kind, torch.float64)
+    drawn = torch.randn(32, 20, generator=torch.Generator().manual_seed(5)).double()
+    basis = torch.linalg.qr(drawn).Q
+    with torch.no_grad():
+        embeddings = decoder(model).embed_tokens.weight
+        embeddings.copy_(embeddings @ basis @ basis.T)
+        for layer in layers(model):
+            for matrix in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                matrix.weight.copy_(basis @ basis.T @ matrix.weight)
+    return model
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_in_a_subspace_is_sliced_without_loss(kind: str, head: bool) -> None:
+    expected = logits(fuse_norms(confined(kind)))
+    fitted = fit(confined(kind), 12 / 32, do_slice_head=head)
+    cuts = 2 * len(layers(fitted.model))
+    assert fitted.decisions["widths"] == [20] * cuts + [20 if head else 32]
+    assert furthest(logits(fitted.model), expected) < 1e-10
+    assert furthest(logits(fit(confined(kind), 13 / 32).model), expected) > 0.1
+
+
+def test_eigenvalues_fall_and_sum_to_the_damped_squares() -> None:
+    model = dense(dtype=torch.float64)
+    data = Documents()
+    rows = decoder(model).embed_tokens.weight.detach()
+    squares = sum(float(rows[document.ids].square().sum()) for document in data.documents)
+    eigenvalues = np.array(fit(model, data=data).decisions["eigenvalues"])
+    assert eigenvalues.shape == (13, 32)
+    assert (np.diff(eigenvalues, axis=1) <= 0).all()
+    assert eigenvalues[0].sum() == pytest.approx(1.01 * squares, rel=1e-12)
+
+
+def test_principal_directions_by_hand() -> None:
+    # Squares sum to diag(9 + 16, 4), 14.5 in the mean; the pad (100, 100) does not count.
+    states = [torch.tensor([[[3.0, 0.0], [4.0, 0.0]], [[0.0, 2.0], [100.0, 100.0]]])]
+    stream = Stream(states, [torch.tensor([[True, True], [True, False]])])
+    values, vectors = stream.principal_directions(torch.device("cpu"))
+    assert values.tolist() == pytest.approx([25.145, 4.145])
+    assert vectors.abs().tolist() == [[1, 0], [0, 1]]
+
+
+def test_pads_and_batches_change_nothing() -> None:
+    fits = [
+        fit(dense(dtype=torch.float64), data=data).decisions["eigenvalues"]
+        for data in (Documents(), Documents(pad=7), Documents(batch_size=1))
+    ]
+    for other in fits[1:]:
+        np.testing.assert_allclose(other, fits[0], rtol=1e-12)
+
+
+def test_each_cut_sees_the_slicing_in_front_of_it() -> None:
+    exact, sliced = (
+        np.array(fit(dense(), fraction).decisions["eigenvalues"]) for fraction in (0.0, 0.5)
+    )
+    np.testing.assert_allclose(sliced[0], exact[0], rtol=1e-6)
+    assert abs(sliced[1:] / exact[1:] - 1).max(axis=1).min() > 1e-3
+
+
+def test_the_norm_divides_by_the_original_width() -> None:
+    norm = UnweightedNorm(8, 0.5)
+    x = torch.tensor([[3.0, 4.0]])
+    assert norm(x)[0].tolist() == pytest.approx(
+        [3 / (25 / 8 + 0.5) ** 0.5, 4 / (25 / 8 + 0.5) ** 0.5]
+    )
+    half = x.bfloat16()
+    assert norm(half).dtype is torch.bfloat16
+    torch.testing.assert_close(norm(half), norm(x).bfloat16(), rtol=0, atol=0)
+
+
+def test_centring_moves_the_embeddings_and_the_function() -> None:
+    plain, centred = (fit(dense(), 0.0, center_embeddings=on).model for on in (False, True))
+    assert furthest(logits(plain), logits(dense())) < 1e-4
+    assert furthest(logits(centred), logits(dense())) > 1e-2
+    by_hand = dense()
+    rows = decoder(by_hand).embed_tokens.weight
+    with torch.no_grad():
+        rows -= rows.mean(dim=1, keepdim=True)
+    assert furthest(logits(centred), logits(by_hand)) < 1e-4
+
+
+def test_weights_lie_as_a_file_gives_them_back() -> None:
+    # Another layout of the same numbers may move last bits of a product.
+    assert all(parameter.is_contiguous() for parameter in fit(dense()).model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_sixteen_bits_stay_near(kind: str) -> None:
+    wide = fit(dense(kind), 0.25)
+    narrow = fit(dense(kind, torch.bfloat16), 0.25)
+    assert all(p.dtype is torch.bfloat16 for p in narrow.model.parameters())
+    first, second = (np.array(fitted.decisions["eigenvalues"]) for fitted in (wide, narrow))
+    np.testing.assert_allclose(second[:, 0], first[:, 0], rtol=0.02)
+    assert logits(narrow.model).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generation_with_cache_equals_without(kind: str) -> None:
+    sliced: PreTrainedModel = fit(dense(kind), 0.25).model
+    options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+    cached = sliced.generate(IDS, use_cache=True, **options)
+    assert torch.equal(cached, sliced.generate(IDS, use_cache=False, **options))
+    step = sliced(IDS, use_cache=True).past_key_values
+    assert step.layers[0].keys.shape[1:] == (2, 20, 8) or step.layers[0].is_sliding

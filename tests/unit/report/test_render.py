@@ -1,0 +1,157 @@
+"""Tables as text: Markdown and HTML render, LaTeX holds nothing that LaTeX would choke on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests.made_records import dense, record, score, write_suite
+from workflows.report.render import html_table, latex, markdown
+from workflows.report.results import Results, read_results
+from workflows.stats.display import Cell, Table, number, plus, short_name, span
+from workflows.stats.ranking import Mark
+from workflows.steps.report import make_frames, make_tables
+
+NASTY = r"a_b & 50 % of $x #1 {y} ~ ^ \z <i> | *b* ± ≈ –"
+TABLE = Table(
+    "t", "T", ["Row", "Score"],
+    [[Cell(NASTY), Cell("-1.50", Mark(1))], [Cell("b"), Cell("+2.00", Mark(2, True))]],
+    frozenset({"Row"}), "A note: 5 %.",
+)  # fmt: skip
+# Commands a table may use; \\ ends a line.
+ALLOWED = {
+    "begin", "end", "toprule", "midrule", "bottomrule", "textbf", "underline", "approx", "pm",
+    "backslash", "sim", "wedge",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return read_results(write_suite(tmp_path_factory.mktemp("made")))
+
+
+@pytest.fixture(scope="module")
+def tables(results: Results) -> list[Table]:
+    return [TABLE, *make_tables(results, make_frames(results)).values()]
+
+
+def test_every_table_is_there(tables: list[Table]) -> None:
+    assert [table.name for table in tables[1:]] == [
+        "retain", "ranks", "differences_dense", "differences_hero", "noise", "budgets", "costs",
+        "scores",
+    ]  # fmt: skip
+
+
+def cells(table: Table) -> list[str]:
+    return [cell.text for line in table.lines for cell in line]
+
+
+def test_markdown_renders_to_the_same_cells(tables: list[Table]) -> None:
+    renderer = MarkdownIt("commonmark").enable("table")
+    for table in tables:
+        page = renderer.render(markdown(table, ["Take care: a|b_c."]))
+        assert page.count("<table>") == 1
+        assert len(re.findall("<th[ >]", page)) == len(table.columns)
+        found = re.findall(r"<td[^>]*>(.*?)</td>", page)
+        plain = [re.sub(r"</?(strong|u)>", "", cell).removesuffix(" ≈") for cell in found]
+        entities = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"'}
+        for name, sign in entities.items():
+            plain = [cell.replace(name, sign) for cell in plain]
+        assert plain == [text.removesuffix(" ≈") for text in cells(table)]
+        assert "Take care: a|b_c." in page
+
+
+def test_marks_in_every_form() -> None:
+    assert "| **-1.50** |" in markdown(TABLE)
+    assert "| <u>+2.00</u> ≈ |" in markdown(TABLE)
+    assert r"& \textbf{$-$1.50} \\" in latex(TABLE)
+    assert r"& \underline{$+$2.00}$^{\approx}$ \\" in latex(TABLE)
+    assert '<td class="n"><b>-1.50</b></td>' in html_table(TABLE)
+    assert "<u>+2.00</u>&#8202;≈" in html_table(TABLE)
+    assert "&lt;i&gt;" in html_table(TABLE)
+
+
+def without_math_and_escapes(line: str) -> str:
+    bare = re.sub(r"\\[&%$#_{}]", "", line)
+    return re.sub(r"\$[^$]*\$", "", bare)
+
+
+def test_latex_is_of_a_checked_subset(tables: list[Table]) -> None:
+    for table in tables:
+        text = latex(table, ["100 % of a_b."])
+        lines = text.splitlines()
+        assert text.isascii()
+        assert r"\begin{tabular}" in text
+        assert lines[-1] == r"\end{tabular}"
+        assert [line.strip() for line in lines if "rule" in line and line[:1] == "\\"] == [
+            r"\toprule", r"\midrule", r"\bottomrule",
+        ]  # fmt: skip
+        assert set(re.findall(r"\\([A-Za-z]+)", text)) <= ALLOWED
+        body = [line for line in lines if line.endswith(r" \\")]
+        assert len(body) == len(table.lines) + 1
+        for line in body:
+            bare = without_math_and_escapes(line)
+            assert bare.count("&") == len(table.columns) - 1
+            assert bare.count("{") == bare.count("}")
+            assert not re.search(r"[%$#_^~<>|]", bare)
+        assert all(line[0] == "%" for line in lines[: lines.index(r"\toprule") - 1])
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
+def test_latex_compiles(tables: list[Table], tmp_path: Path) -> None:
+    paper = r"\documentclass{article}\usepackage{booktabs}\begin{document}\tiny" + "\n"
+    paper += "\n\n".join(latex(table) for table in tables) + "\\end{document}\n"
+    (tmp_path / "t.tex").write_text(paper, encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "t.pdf").stat().st_size > 1000
+
+
+def test_html_is_balanced(tables: list[Table]) -> None:
+    for table in tables:
+        page = html_table(table)
+        for tag in ("table", "thead", "tbody", "tr", "th", "td", "b", "u"):
+            assert len(re.findall(rf"<{tag}[ >]", page)) == page.count(f"</{tag}>")
+
+
+def test_cells_show_a_dash_where_nothing_applies(results: Results) -> None:
+    table = make_tables(results, make_frames(results))["retain"]
+    lines = {
+        (line[0].text, line[1].text): dict(zip(table.columns, line, strict=True))
+        for line in table.lines
+    }
+    assert lines["Dense", "–"]["Skip"].text == "0.00"
+    assert lines["Dense", "–"]["95 % interval"].text == "100.0 to 100.0"
+    assert re.fullmatch(r"25\.\d\d ± 0\.01", lines["Hero", "25"]["Skip"].text)
+    assert lines["Slicegpt", "40"]["Retain"].text == "–"
+    assert lines["Slicegpt", "40"]["Note"].text == "not applicable: its widths do not fit"
+    assert lines["Hero", "25"]["Retain"].mark == Mark(1)
+    assert lines["Lora", "–"]["Retain"].mark == Mark()
+    assert "Backbone" not in table.columns
+
+
+def test_two_backbones_have_a_column(tmp_path: Path) -> None:
+    from tests.made_records import write_run
+
+    for name in ("near", "far"):
+        backbone = dense()["backbone"] | {"name": name}
+        write_run(tmp_path, dense(score("a", [1, 1, 0]), backbone=backbone))
+        write_run(tmp_path, record("cut", 0.25, score("a", [1, 0, 0]), backbone=backbone))
+    found = read_results(tmp_path)
+    made = make_tables(found, make_frames(found))
+    for name in ("retain", "ranks", "differences_dense", "budgets", "costs", "scores"):
+        assert made[name].columns[0] == "Backbone"
+
+
+def test_numbers_as_text() -> None:
+    assert (number(None), number(float("nan")), number(1.005, "{:.1f}")) == ("–", "–", "1.0")
+    assert (plus(26.0, 1.414), plus(26.0, None)) == ("26.00 ± 1.41", "26.00")
+    assert (span(1.0, 2.0), span(None, None)) == ("1.0 to 2.0", "–")
+    assert short_name("demo_two_hop:acc_norm") == "two hop acc_norm"
+    assert short_name("perplexity:text:perplexity") == "perplexity:text"

@@ -1,0 +1,69 @@
+"""Which device a step takes, on machines with and without GPUs."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from workflows.runtime import devices
+from workflows.runtime.devices import claim_device
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int | str]:
+    """A machine that seems to have two; returns what became torch's current device."""
+    current = list[int | str]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    return current
+
+
+def test_without_a_gpu_auto_is_the_cpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with claim_device("auto") as device:
+        assert device == "cpu"
+    with (
+        pytest.raises(ValueError, match="device 'cuda' was asked for, but torch sees no GPU"),
+        claim_device("cuda"),
+    ):
+        pass
+
+
+def test_each_step_takes_a_free_gpu_and_waits_for_one(
+    two_gpus: list[int | str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = list[float]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            second.__exit__(None, None, None)
+
+    monkeypatch.setattr(devices, "sleep", wait)
+    first, second = claim_device("auto"), claim_device("auto")
+    assert (first.__enter__(), second.__enter__()) == ("cuda:0", "cuda:1")
+    waits.clear()
+    with claim_device("auto") as device:
+        assert device == "cuda:1"
+    assert len(waits) == 3
+    assert two_gpus == [0, 1, 1]
+    first.__exit__(None, None, None)
+
+
+def test_a_named_device_is_taken_as_it_is(two_gpus: list[int | str]) -> None:
+    with claim_device("cuda:1") as device:
+        assert device == "cuda:1"
+    with claim_device("cpu") as device:
+        assert device == "cpu"
+    assert two_gpus == ["cuda:1"]
+    with (
+        pytest.raises(ValueError, match="device 'cuda:2' is unknown"),
+        claim_device("cuda:2"),
+    ):
+        pass

@@ -1,0 +1,145 @@
+"""Reading a results folder: records in the table's order, their items, the suite's settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from methods import ORDER
+from workflows.jobs import read_suite
+from workflows.records import read_record
+from workflows.stats.comparable import check_comparable
+from workflows.stats.lines import Panel, headline_items, make_panels
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results folder.
+
+    Args:
+        folder: Where it lies.
+        settings: ``suite``, ``retain_tasks`` and ``reference_row``, with the rest of suite.json.
+        records: All runs, in the table's order.
+        files: Where each record lies.
+        panels: Their lines, one panel per backbone.
+        repeats: The reference scored again at other batch sizes.
+        repeat_items: Index of a repeat -> its frame of items.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    records: list[dict[str, Any]]
+    files: list[Path]
+    panels: list[Panel]
+    repeats: list[dict[str, Any]]
+    repeat_items: dict[int, pd.DataFrame]
+
+
+def read_results(folder: Path) -> Results:
+    """Every record below a folder, held against each other, with their lines.
+
+    Raises:
+        ValueError: There is no record, one breaks the schema, its items are missing or others, two
+            are of one run, or they cannot stand in one table.
+    """
+    known = {name: position for position, name in enumerate(ORDER)}
+    found, noise = _wanted(folder)
+    loaded = [(read_record(file), file) for file in found]
+    loaded.sort(key=lambda pair: _position(pair[0], known))
+    records, files = [record for record, _ in loaded], [file for _, file in loaded]
+    _check_twins(records, files)
+    repeats = [read_record(file) for file in noise]
+    check_comparable([*records, *repeats])
+    items = _read_items(records, files)
+    settings = read_settings(folder, records)
+    panels = make_panels(records, items, settings["retain_tasks"], settings["reference_row"])
+    repeat_items = _read_items(repeats, noise)
+    return Results(folder, settings, records, files, panels, repeats, repeat_items)
+
+
+def _wanted(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Records of runs and of the noise floor; what a changed suite no longer lists stays out."""
+    files = sorted(folder.rglob("record.json"))
+    noise = sorted(folder.rglob("noise/batch*.json"), key=lambda file: (len(file.name), file.name))
+    if not files:
+        raise ValueError(f"{folder} holds no record.json")
+    try:
+        suite = read_suite(read_suite_file(folder))
+    except ValueError:
+        # No suite, or one that cannot run here, say without its backbone: every record counts.
+        return files, noise
+    names = [*(f"{job.folder}/record.json" for job in suite.jobs), *suite.noise_files()]
+    listed = {folder.joinpath(*Path(name).parts[2:]) for name in names}
+    return [f for f in files if f in listed] or files, [f for f in noise if f in listed]
+
+
+def read_suite_file(folder: Path) -> dict[str, Any]:
+    """The complete config of the suite that made a folder; empty without one.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    file = folder / "suite.json"
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+
+
+def _position(record: dict[str, Any], known: dict[str, int]) -> tuple[Any, ...]:
+    order = known.get(record["method"], len(known))
+    budget = -1.0 if record["budget"] is None else record["budget"]
+    return (record["backbone"]["name"], budget, order, record["row"], record["seed"])
+
+
+def _check_twins(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> None:
+    """A run must not count twice."""
+    seen: dict[Any, Path] = {}
+    for record, file in zip(records, files, strict=True):
+        key = record["backbone"]["name"], record["row"], record["budget"], record["seed"]
+        if key in seen:
+            raise ValueError(f"{seen[key]} and {file} are records of one run; name one folder")
+        seen[key] = file
+
+
+def _read_items(
+    records: Sequence[dict[str, Any]], files: Sequence[Path]
+) -> dict[int, pd.DataFrame]:
+    """Index of a record -> its frame of items, which must give the record's scores."""
+    items = {}
+    for number, (record, file) in enumerate(zip(records, files, strict=True)):
+        if record["status"] != "ok":
+            continue
+        frame = file.with_suffix(".items.parquet")
+        if not frame.is_file():
+            raise ValueError(f"{file} has no items beside it ({frame.name} is missing)")
+        items[number] = pd.read_parquet(frame)
+        for score in record["scores"]:
+            values = headline_items(items[number], score)["value"]
+            told = score["k"] is None or (len(values), values.sum()) == (score["n"], score["k"])
+            if not told:
+                raise ValueError(f"{frame} does not hold the items behind {file.name}")
+    return items
+
+
+def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The suite's settings; without a suite every scored task counts, against ``dense``."""
+    scored = [
+        score["task"]
+        for record in records
+        for score in record.get("scores", [])
+        if score["primary"] and score["higher_is_better"]
+    ]
+    settings = {
+        "suite": records[0]["suite"],
+        "retain_tasks": list(dict.fromkeys(scored)),
+        "reference_row": "dense",
+    }
+    return settings | read_suite_file(folder)

@@ -1,0 +1,1 @@
+"""What every step shares and no step is: files, errors, identity of the code, devices."""

@@ -1,0 +1,81 @@
+"""Files that appear whole, by an atomic rename."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A temporary sibling that becomes ``folder`` when the block ends well, else vanishes.
+
+    Raises:
+        ValueError: ``folder`` exists already, or its parent is a file.
+    """
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; remove it or name another folder")
+    temporary = _sibling(folder)
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def whole_file(file: Path) -> Iterator[Path]:
+    """A temporary sibling that replaces ``file`` when the block ends well, else vanishes.
+
+    Raises:
+        ValueError: ``file`` is a folder, or its parent is a file.
+    """
+    check_place(file)
+    temporary = _sibling(file)
+    try:
+        yield temporary
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(file: Path, text: str) -> None:
+    """Replace a text file whole."""
+    with whole_file(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def check_place(file: Path) -> None:
+    """Refuse a place where no file can be written, before long work begins.
+
+    Raises:
+        ValueError: ``file`` is a folder, or one of its parents is a file.
+    """
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder, a file is to be written there")
+    _check_parents(file)
+
+
+def _check_parents(path: Path) -> None:
+    for parent in reversed(path.absolute().parents):
+        if parent.exists() and not parent.is_dir():
+            raise ValueError(f"{parent} is a file, a folder is needed there")
+
+
+def _sibling(path: Path) -> Path:
+    """A hidden name beside ``path``, in the same file system; the parent is made.
+
+    The name is fixed: what a killed run left there is cleared by the next one.
+    """
+    _check_parents(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sibling = path.parent / f".{path.name}.part"
+    if sibling.is_dir():
+        shutil.rmtree(sibling)
+    sibling.unlink(missing_ok=True)
+    return sibling

@@ -1,0 +1,94 @@
+"""A step as a program: errors as one sentence, arguments that all share, threads, memory."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a step; bad input ends in one sentence and exit status 2.
+
+    ``SKIPBENCH_DEBUG=1`` shows the traceback as well.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+    try:
+        main()
+    except (ValueError, OSError, SafetensorError) as error:
+        # safetensors reports a full disk as an error of its own.
+        if os.environ.get("SKIPBENCH_DEBUG"):
+            traceback.print_exc()
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted; nothing half-written is left", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def sentence(error: BaseException) -> str:
+    """The message of an error on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return " ".join(str(error).split())
+
+
+def json_argument(text: str, name: str) -> Any:
+    """A command line value as JSON.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name} is not valid JSON ({error}): {text}") from error
+
+
+def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that choose hardware and never change what is computed."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+
+
+def set_up_torch(threads: int) -> None:
+    """Fix the number of threads, so that the cores given to Snakemake never change a number."""
+    import torch
+
+    if threads < 1:
+        raise ValueError(f"--threads is {threads}, must be at least 1")
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # No code here reads memory before it is written; filling it first is time alone.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def reset_peak_memory() -> None:
+    """Let :func:`peak_memory_mb` look back no further than now, where the kernel allows it."""
+    import torch
+
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory_mb() -> float:
+    """Peak memory of this process in MB: resident set, plus CUDA allocations."""
+    import torch
+
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    cuda = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
+    return round(resident + cuda, 1)

@@ -1,0 +1,222 @@
+"""The timed parts of the efficiency step: block, prefill, decode, training; one line per case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from methods.core.backbone import attention, count, decoder, ffn, layers
+from methods.core.routing.dispatch import dispatch
+from methods.core.routing.routed import router_of
+from methods.core.routing.router import Router
+from methods.core.seeds import generator
+from methods.core.training.lora import ATTENTION, FFN, add_lora
+from workflows.stats.bounds import Shape, decode_bytes, prefill_flops, training_flops
+from workflows.timing.clock import compared, interleaved
+
+Case = tuple[int, int]  # sequences, tokens each
+Line = dict[str, Any]
+
+
+def shape_of(model: PreTrainedModel) -> Shape:
+    """The sizes behind the bounds."""
+    router = router_of(model)
+    first = layers(model)[0]
+    heads = attention(first)
+    keys = heads.k_proj.weight.shape[0]  # type: ignore[union-attr, index]
+    branch = None if router is None else router.otherwise(0)
+    adapter = count(branch) if isinstance(branch, nn.Module) else 0
+    routed = 0 if router is None else len(router.units)
+    own = 0 if router is None else count(router) - routed * adapter
+    head = model.lm_head
+    assert isinstance(head, nn.Module)
+    return Shape(
+        width=int(model.config.hidden_size),
+        layers=len(layers(model)),
+        attention=count(heads),
+        ffn=count(ffn(first)),
+        head=count(head),
+        key_value=2 * int(keys),
+        routed=routed,
+        adapter=adapter,
+        router=own,
+    )
+
+
+def forced_gates(router: Router, rows: int, length: int, bypass: float, device: str) -> Tensor:
+    """Independent decisions (B, U, T): True executes, False with probability ``bypass``."""
+    shape = (rows, len(router.units), length)
+    return (torch.rand(shape, generator=generator(0, f"gates {bypass}")) >= bypass).to(device)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure: device, counted calls, calls before them."""
+
+    device: str
+    rounds: int
+    warmup: int
+
+    def time(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+        """Seconds of two functions, called in turn."""
+        functions = {"first": first, "second": second}
+        seconds = interleaved(functions, self.rounds, self.warmup, self.device)
+        return seconds["first"], seconds["second"]
+
+
+def time_block(routed: PreTrainedModel, bypass: float, bench: Bench) -> list[Line]:
+    """One FFN with its adapter over the FFN alone, without the router, on 2,048 tokens."""
+    router = router_of(routed)
+    assert router is not None
+    branch = router.otherwise(0)
+    dense = ffn(layers(routed)[router.units[0].layer])
+    rows = torch.randn(2048, routed.config.hidden_size, device=bench.device).to(routed.dtype)
+    gates = forced_gates(router, 1, 2048, bypass, bench.device)[0, 0]
+    sizes, real = shape_of(routed), 1 - float(gates.float().mean())
+    bound = ((1 - real) * sizes.ffn + real * sizes.adapter) / sizes.ffn
+    lines = []
+    for backward in (False, True):
+        leaf = rows.clone().requires_grad_(backward)
+        routed_time, dense_time = bench.time(
+            partial(_block_step, lambda x: dispatch(x, gates, dense, branch), leaf),
+            partial(_block_step, dense, leaf),
+        )
+        case = "forward, backward" if backward else "forward"
+        found = compared(routed_time, dense_time, bound)
+        lines.append({"mode": "block", "case": case, "bypass": real, **found})
+    return lines
+
+
+def time_prefill(
+    dense: PreTrainedModel, routed: PreTrainedModel, case: Case, bypass: float | None, bench: Bench
+) -> Line:
+    """A prompt pass, logits of the last token."""
+    sequences, length = case
+    ids = _ids(dense, sequences, length, bench.device)
+    forced, real = _gates(routed, ids, bypass, bench.device)
+    once = {"use_cache": False, "logits_to_keep": 1}
+    routed_time, dense_time = bench.time(
+        partial(_forward, routed, ids, **once, **forced), partial(_forward, dense, ids, **once)
+    )
+    work = [
+        prefill_flops(shape_of(model), sequences, length, rate)
+        for model, rate in ((routed, real), (dense, 0.0))
+    ]
+    found = compared(routed_time, dense_time, work[0] / work[1])
+    return {"mode": "prefill", "case": f"{sequences}x{length}", "bypass": real, **found}
+
+
+def time_decode(
+    dense: PreTrainedModel, routed: PreTrainedModel, case: Case, bypass: float | None, bench: Bench
+) -> Line:
+    """One token per sequence behind a cache of ``context`` tokens, eager mode."""
+    sequences, context = case
+    prompt, token = (_ids(dense, sequences, n, bench.device) for n in (context, 1))
+    forced, real = _gates(routed, token, bypass, bench.device)
+    caches = []
+    for model in (routed, dense):
+        caches.append(DynamicCache(config=model.config))
+        _forward(model, prompt, past_key_values=caches[-1], use_cache=True, logits_to_keep=1)
+    routed_time, dense_time = bench.time(
+        partial(_decode_step, routed, token, caches[0], forced),
+        partial(_decode_step, dense, token, caches[1], {}),
+    )
+    size = torch.finfo(dense.dtype).bits // 8
+    work = [
+        decode_bytes(shape_of(model), sequences, context, rate, size)
+        for model, rate in ((routed, real), (dense, 0.0))
+    ]
+    found = compared(routed_time, dense_time, work[0] / work[1])
+    return {"mode": "decode", "case": f"{sequences}x{context}", "bypass": real, **found}
+
+
+def time_training(routed: PreTrainedModel, case: Case, bypass: float, bench: Bench) -> list[Line]:
+    """One step (forward, backward) over LoRA on every linear layer of the same backbone."""
+    config, (sequences, length) = routed.config, case
+    with torch.device(bench.device):
+        lora = AutoModelForCausalLM.from_config(config, dtype=routed.dtype).train()
+    rank = max(1, round(128 * config.hidden_size / 4096))
+    add_lora(lora, (*ATTENTION, *FFN), range(config.num_hidden_layers), rank, rank, 0)
+    trained = sum(p.numel() for p in lora.parameters() if p.requires_grad)
+    ids = _ids(routed, sequences, length, bench.device)
+    forced, real = _gates(routed, ids, bypass, bench.device)
+    lines = []
+    for recompute in (False, True):
+        routed.model.checkpointing = recompute
+        if recompute:
+            lora.gradient_checkpointing_enable({"use_reentrant": False})
+            # transformers also asks for gradients of the embeddings, which LoRA has no use for.
+            lora.disable_input_require_grads()
+        routed_time, lora_time = bench.time(
+            partial(_training_step, routed, ids, forced), partial(_training_step, lora, ids, {})
+        )
+        work = [
+            training_flops(shape_of(routed), length, real, 0, recompute),
+            training_flops(_dense_shape(routed), length, 0.0, trained, recompute),
+        ]
+        found = compared(routed_time, lora_time, work[0] / work[1])
+        name = f"{sequences}x{length}" + (" recomputed" if recompute else "")
+        lines.append({"mode": "training", "case": name, "bypass": real, **found})
+    routed.model.checkpointing = False
+    return lines
+
+
+def _block_step(function: Callable[[Tensor], Tensor], leaf: Tensor) -> None:
+    output = function(leaf)
+    if leaf.requires_grad:
+        output.sum().backward()
+
+
+def _forward(model: PreTrainedModel, ids: Tensor, **arguments: Any) -> None:
+    with torch.no_grad():
+        model(ids, **arguments)
+
+
+def _decode_step(
+    model: PreTrainedModel, token: Tensor, cache: DynamicCache, forced: dict[str, Tensor]
+) -> None:
+    _forward(model, token, past_key_values=cache, use_cache=True, **forced)
+    # Every call sees the same context.
+    cache.crop(-1)
+
+
+def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -> None:
+    model.zero_grad(set_to_none=True)
+    output = decoder(model)(input_ids=ids, use_cache=False, **extra)
+    loss = model.loss_function(
+        logits=model.lm_head(output.last_hidden_state),
+        labels=ids,
+        vocab_size=model.config.vocab_size,
+    )
+    loss.backward()
+
+
+def _dense_shape(model: PreTrainedModel) -> Shape:
+    sizes = shape_of(model)
+    return Shape(sizes.width, sizes.layers, sizes.attention, sizes.ffn, sizes.head, sizes.key_value)
+
+
+def _ids(model: PreTrainedModel, sequences: int, length: int, device: str) -> Tensor:
+    rng = generator(0, "ids")
+    return torch.randint(model.config.vocab_size, (sequences, length), generator=rng).to(device)
+
+
+def _gates(
+    routed: PreTrainedModel, ids: Tensor, bypass: float | None, device: str
+) -> tuple[dict[str, Tensor], float]:
+    """Forced gates as arguments and their rate; with ``bypass`` None the model's own rate."""
+    router = router_of(routed)
+    if router is None:
+        return {}, 0.0
+    if bypass is not None:
+        gates = forced_gates(router, ids.shape[0], ids.shape[1], bypass, device)
+        return {"gates": gates}, 1 - float(gates.float().mean())
+    with torch.no_grad():
+        executed = decoder(routed)(input_ids=ids, use_cache=False).executed
+    return {}, 1 - float(executed.float().mean())
