@@ -38,15 +38,18 @@ class Request:
             the params decide as they stand.
         seed: Seeds every generator of the fit, through ``(seed, purpose)``.
         workdir: Folder for checkpoints of a long fit; survives an interrupted run.
+        match: Which tokens shall meet the budget. ``"pooled"``: all together, as in the papers.
+            ``"each"``: prompt tokens and deciding ones, whose output is scored, each by themselves.
     """
 
     budget: float | None
     seed: int
     workdir: Path
+    match: Literal["pooled", "each"] = "pooled"
 
     def pinned(self) -> Request:
         """The same request without a budget: a pinned param decides how much is skipped."""
-        return dataclasses.replace(self, budget=None)
+        return dataclasses.replace(self, budget=None, match="pooled")
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, attention_kinds
 from methods.core.budget import shortfall
-from methods.core.data import Data
+from methods.core.data import Data, Document, task_weights
 from methods.core.ledger import Rates
 from methods.core.routing.gates import (
     hashed_noise,
@@ -36,8 +36,9 @@ from methods.core.routing.router import (
 from methods.core.routing.steering import Aim, Steering, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
-from methods.core.training.loop import Penalty, TrainingParams
+from methods.core.training.loop import KINDS, Penalty, TrainingParams
 from methods.core.training.lora import add_lora
+from methods.core.training.packing import lay_out
 
 # Unit of a steered lambda_max: 0.1 units are ten times the authors' weight.
 STEERED = 100
@@ -80,9 +81,9 @@ class DLLM(Method):
         Language Models, NeurIPS 2024, and its code.
     Differs from upstream: inference runs a skipped layer for nobody, in prefill as well, where the
         authors mask; reserved tokens are counted from the first real token, not from column 0; with
-        a budget, Omega follows from it, lambda is steered in place of its ramp, and the threshold
-        is calibrated on the validation split; data, tokens in the loss, optimizer, no dropout and
-        the start of LoRA as in every trained row.
+        a budget, Omega follows from it and from the share of reserved tokens, lambda is steered in
+        place of its ramp, and the threshold is calibrated on the validation split; data, tokens in
+        the loss, optimizer, no dropout and the start of LoRA as in every trained row.
     """
 
     title = "D-LLM"
@@ -142,21 +143,28 @@ class DLLM(Method):
         structure: dict[str, Any] = {"seed": request.seed, "threshold": 0.5}
         if params.omega is None:
             assert request.budget is not None
-            params = replace(params, omega=omega_for(request.budget, shares, total))
+            omegas = dict.fromkeys(KINDS[request.match], 0.0)
+            for kind in omegas:
+                rest = 1 - reserved_share(data.training(), params.reserved, kind)
+                omegas[kind] = omega_for(request.budget / rest, shares, total)
             unit = STEERED * params.penalty_weight
-            steering = Steering(shares, request.budget, 0.0, limits=(0.0, 0.1), unit=unit)
+            steering = partial(Steering, shares, request.budget, 0.0, limits=(0.0, 0.1), unit=unit)
         else:
             request = request.pinned()
-            steering = Steering(shares, None, params.penalty_weight)
+            omegas = {"pooled": params.omega}
+            steering = partial(Steering, shares, None, params.penalty_weight)
+
+        def penalty(kind: str, steering: Steering) -> Penalty:
+            omega = omegas[kind]
+            made: Penalty = partial(depth_penalty, omega=omega, layers=total, steering=steering)
+            if params.penalty == "batch":
+                made = Aim(torch.full_like(shares, 1 / total), 1 - omega, steering)
+            return partial(ramped, made) if params.ramp == "sine" and not request.budget else made
+
         model = self.build(backbone, structure)
-        penalty: Penalty = partial(depth_penalty, omega=params.omega, layers=total)
-        if params.penalty == "batch":
-            penalty = Aim(torch.full_like(shares, 1 / total), 1 - params.omega)
-        if params.ramp == "sine" and request.budget is None:
-            penalty = partial(ramped, penalty)
         decisions = fit_routed(model, params, data, request, steering, penalty, params.reserved)
         structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
-        return Fitted(model, structure, {"omega": params.omega, **decisions})
+        return Fitted(model, structure, {"omega": omegas, **decisions})
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with routers and LoRA, which alone ask for gradients."""
@@ -200,8 +208,24 @@ def omega_for(budget: float, shares: Tensor, layers: int) -> float:
     return 1 - budget / (float(shares.mean()) * layers)
 
 
+def reserved_share(
+    documents: Sequence[Document], reserved: int, kind: str, sample: int = 2000
+) -> float:
+    """Share of a kind's positions that lie among the first ``reserved`` of a document."""
+    part = documents[:sample]
+    rows = lay_out(part, 0, 1.0, task_weights(part) if kind == "deciding" else None)
+    held = rows.share(kind) * (rows.positions < reserved)
+    return float(held.sum() / rows.share(kind).sum())
+
+
 def depth_penalty(
-    soft: Tensor, executed: Tensor, counted: Tensor, progress: float, omega: float, layers: int
+    soft: Tensor,
+    executed: Tensor,
+    counted: Tensor,
+    progress: float,
+    omega: float,
+    layers: int,
+    steering: Steering,
 ) -> Tensor:
     """Sum over counted positions of |share of all layers that run - omega|.
 
@@ -212,7 +236,9 @@ def depth_penalty(
         progress: Of training; it does not enter.
         omega: Share that a token is to run.
         layers: Number of all layers.
+        steering: Scales the share to skip, 1 - omega.
     """
+    omega = 1 - (1 - omega) * steering.scale
     ran = (soft.sum(dim=1) + layers - soft.shape[1]) / layers
     return ((ran - omega).abs() * counted).sum()
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, decoder
 from methods.core.budget import shortfall
-from methods.core.data import Data, Document, batches
+from methods.core.data import Data
 from methods.core.ledger import Rates
-from methods.core.routing.calibration import calibrated
+from methods.core.routing.calibration import Weighted, calibrated, weighted
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, module_units
 from methods.core.routing.steering import Steering, unit_shares
@@ -46,6 +48,7 @@ class MoDD(Method):
             mean tau of the router over validation documents.
         initial: ``"near_one"``, bias 1 and weights of deviation 1e-3; ``"default"``, torch's linear
             layer as upstream, under which w starts near 0 and the trained model is switched off.
+        membership_weight: Under ``match: each``, of a cross-entropy that teaches routers who wins.
         protected_first, protected_last: Layers without routers at either end.
         rank: Of LoRA on the query and value projections of every layer.
         lora_alpha: Scale of LoRA; None: twice the rank, as 32 to 16 upstream.
@@ -56,9 +59,11 @@ class MoDD(Method):
         strict comparison would skip; pads do not compete and packed documents compete each on
         its own; causal inference is the default, its taus measured after training on the documents
         that calibrate; with a budget, the capacity follows from the lengths of these documents and
-        a common shift of the taus is calibrated on them; the same data, schedule and no dropout as
-        every trained row. Attention that is skipped still makes keys and values, which count as
-        used.
+        a common shift of the taus is calibrated on them; under ``match: each`` prompt tokens
+        compete in their document and deciding ones with all of their kind, and the auxiliary loss
+        of the Mixture-of-Depths paper brings both to one tau; the same data, schedule and no
+        dropout as every trained row. Attention that is skipped still makes keys and values, which
+        count as used.
     """
 
     title = "MoD-D"
@@ -78,6 +83,7 @@ class MoDD(Method):
         compare: Literal["strict", "inclusive"] = "strict"
         inference: Literal["threshold", "topk"] = "threshold"
         initial: Literal["near_one", "default"] = "near_one"
+        membership_weight: float = 0.01
         protected_first: int = 1
         protected_last: int = 1
         rank: int = 16
@@ -105,27 +111,35 @@ class MoDD(Method):
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train routers and LoRA, then measure the taus and calibrate them."""
         params, shares = self.params, self._shares(backbone)
-        capacity = params.capacity
+        capacity = running = params.capacity
         if capacity is None:
             assert request.budget is not None
-            target = 1 - request.budget / float(shares.sum())
-            lengths = [len(document.ids) for document in data.probe()]
-            capacity = capacity_for(target, lengths, params.compare)
+            running = 1 - request.budget / float(shares.sum())
+            held = [len(document.ids) for document in data.probe()]
+            if request.match == "each":
+                held = [n - d.deciding_positions for n, d in zip(held, data.probe(), strict=True)]
+            capacity = capacity_for(running, [n for n in held if n], params.compare)
         else:
             request = request.pinned()
         structure: dict[str, Any] = {
             "seed": request.seed, "capacity": capacity, "threshold": 0.5, "levels": None,
         }  # fmt: skip
         model = self.build(backbone, structure)
-        steering = Steering(shares, None, 0.0)
-        params = replace(params, capacity=capacity)
-        decisions = fit_routed(model, params, data, request.pinned(), steering, None)
         router = router_of(model)
         assert isinstance(router, CompetingRouter)
+        router.running = running if request.match == "each" else None
+        # The competition keeps the rate; what is calibrated are its taus, once they are measured.
+        training = replace(request, budget=None)
+        steering = partial(Steering, shares, None, params.membership_weight)
+        penalty = (lambda *_: membership) if request.match == "each" else None
+        decisions = fit_routed(model, params, data, training, steering, penalty)
         if params.inference == "threshold":
-            router.levels = structure["levels"] = measure_levels(model, router, data.probe())
+            probe = weighted(data.probe(), request.match)
+            router.levels = structure["levels"] = measure_levels(
+                model, router, probe, request.match == "each"
+            )
             if request.budget is not None:
-                decisions |= calibrated(model, data, shares, request.budget)
+                decisions |= calibrated(model, data, shares, request)
             structure["threshold"] = router.threshold
         return Fitted(model, structure, {"capacity": capacity, **decisions})
 
@@ -184,6 +198,8 @@ class CompetingRouter(Router):
         super().__init__()
         self.units, self.params, self.capacity = units, params, capacity
         self.threshold = 0.5
+        # Share of the deciding tokens to run where these compete on their own.
+        self.running: float | None = None
         # Without levels, as in training, tokens compete.
         self.levels: Sequence[Sequence[float]] | None = None
         self.routers = nn.ModuleList(nn.Linear(width, 1) for _ in units)
@@ -199,9 +215,9 @@ class CompetingRouter(Router):
                 nn.init.uniform_(linear.weight, -bound, bound, generator=rng)
                 nn.init.uniform_(linear.bias, -bound, bound, generator=rng)
 
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tokens:
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tokens, Tensor | None]:
         """What says which tokens compete with each other."""
-        return tokens
+        return tokens, at.deciding
 
     def gate(
         self,
@@ -215,15 +231,25 @@ class CompetingRouter(Router):
         with torch.autocast(block_input.device.type, enabled=False):
             weights = self.routers[index](block_input.float()).squeeze(-1)
         if self.levels is None:
-            taus = kth_largest(weights.detach(), state, self.capacity)
-            inclusive = self.params.compare == "inclusive"
-            execute = (weights >= taus.value) & state.valid
-            if not inclusive:
-                execute &= (weights > taus.value) | (taus.k == 1)
-            return Decision(execute, weights), state
+            return self._compete(weights, *state), state
         mean, deviation = self.levels[index]
         shift = deviation * math.log(self.threshold / (1 - self.threshold))
         return Decision(weights > mean + shift, weights), state
+
+    def _compete(self, weights: Tensor, tokens: Tokens, deciding: Tensor | None) -> Decision:
+        """The best of every document run; deciding tokens compete with all of their kind."""
+        found, apart = weights.detach(), deciding if self.running is not None else None
+        among = tokens.valid if apart is None else tokens.valid & (apart == 0)
+        taus = kth_largest(found, tokens, self.capacity, among)
+        execute = (found >= taus.value) & among
+        if self.params.compare == "strict":
+            execute &= (found > taus.value) | (taus.k == 1)
+        if apart is None or self.running is None:
+            return Decision(execute, weights)
+        # An answer of one word has nobody to compete with in its document.
+        tau = upper_quantile(found, apart, self.running)
+        execute |= (apart > 0) & (found > tau)
+        return Decision(execute, weights, torch.sigmoid((weights - tau) / (found.std() + 1e-6)))
 
 
 class Taus(NamedTuple):
@@ -233,18 +259,45 @@ class Taus(NamedTuple):
     k: Tensor
 
 
-def kth_largest(weights: Tensor, tokens: Tokens, capacity: float) -> Taus:
+def membership(soft: Tensor, executed: Tensor, share: Tensor, progress: float) -> Tensor:
+    """Sum over positions of the cross-entropy between gates and who won, the mean over units.
+
+    Args:
+        soft: Gates (B, U, T) in (0, 1): one half where the weight is the deciding tokens' tau.
+        executed: Who ran (B, U, T).
+        share: Weight of each position (B, T).
+        progress: Of training; it does not enter.
+    """
+    losses = binary_cross_entropy(soft, executed.to(soft.dtype), reduction="none")
+    return (losses.mean(dim=1) * share).sum()
+
+
+def upper_quantile(weights: Tensor, shares: Tensor, running: float) -> Tensor:
+    """The weight that tokens holding ``running`` of all shares exceed, a scalar.
+
+    Args:
+        weights: (B, T) float32.
+        shares: What each token counts (B, T), not negative.
+        running: In (0, 1).
+    """
+    falling, order = weights.flatten().sort(descending=True, stable=True)
+    held = shares.flatten()[order].double().cumsum(dim=0)
+    return falling[torch.searchsorted(held, running * held[-1]).clamp(max=len(held) - 1)]
+
+
+def kth_largest(weights: Tensor, tokens: Tokens, capacity: float, among: Tensor) -> Taus:
     """Tau and k = max(1, floor(capacity * n)) of the document that each token belongs to.
 
     Args:
         weights: (B, T) float32.
-        tokens: Documents begin where positions are 0; pads belong to none.
+        tokens: Documents begin where positions are 0.
         capacity: C in (0, 1].
+        among: Tokens that compete (B, T); no pads.
     """
     batch, length = weights.shape
     starts = (tokens.positions == 0) & tokens.valid
-    # Pads form a last document of their own, behind all others.
-    document = torch.where(tokens.valid, starts.cumsum(dim=1), length + 1)
+    # The others form a last document of their own, behind all.
+    document = torch.where(among, starts.cumsum(dim=1), length + 1)
     falling = weights.argsort(dim=1, descending=True, stable=True)
     order = falling.gather(1, document.gather(1, falling).argsort(dim=1, stable=True))
     sizes = torch.zeros(batch, length + 2, dtype=torch.int64, device=weights.device)
@@ -279,12 +332,20 @@ def capacity_for(share: float, lengths: Sequence[int], compare: str) -> float:
 
 @torch.no_grad()
 def measure_levels(
-    model: nn.Module, router: CompetingRouter, documents: Sequence[Document]
+    model: nn.Module, router: CompetingRouter, probe: Weighted, each: bool
 ) -> list[Level]:
-    """Level of each router while tokens compete as in training, over all documents."""
+    """Level of each router while tokens compete as in training, over all documents.
+
+    Args:
+        model: Routed causal LM.
+        router: Its router.
+        probe: Documents, and the weights of the positions that a budget speaks of.
+        each: Whether deciding tokens compete on their own; then theirs is the level.
+    """
     device = next(model.parameters()).device
     taus = [list[Tensor]() for _ in router.units]
     seen = [list[Tensor]() for _ in router.units]
+    shares = list[Tensor]()
     weights = dict[int, Tensor]()
 
     def listen(number: int) -> Any:
@@ -292,18 +353,30 @@ def measure_levels(
 
     hooks = [r.register_forward_hook(listen(n)) for n, r in enumerate(router.routers)]
     try:
-        for batch in batches(documents, 32):
+        for batch, share, _ in probe.batches(32):
             ids, valid = batch.ids.to(device), batch.valid.to(device)
-            decoder(model)(input_ids=ids, attention_mask=valid.long(), use_cache=False)
+            context = Context(deciding=share.to(device) if each else None)
+            decoder(model)(
+                input_ids=ids, attention_mask=valid.long(), use_cache=False, context=context
+            )
             positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
+            shares.append(share[batch.valid])
             for number, found in weights.items():
                 tokens = Tokens(ids, positions, valid)
-                taus[number].append(kth_largest(found, tokens, router.capacity).value[:, 0])
+                taus[number].append(kth_largest(found, tokens, router.capacity, valid).value[:, 0])
                 seen[number].append(found[valid])
     finally:
         for hook in hooks:
             hook.remove()
+    held = torch.cat(shares).to(device)
     return [
-        Level(float(torch.cat(t).double().mean()), float(torch.cat(s).double().std()))
+        Level(
+            float(
+                upper_quantile(torch.cat(s), held, router.running or router.capacity)
+                if each
+                else torch.cat(t).double().mean()
+            ),
+            float(torch.cat(s).double().std()),
+        )
         for t, s in zip(taus, seen, strict=True)
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -109,9 +111,22 @@ class SkipGPT(Method):
         else:
             request = request.pinned()
         by_module = torch.full_like(shares, 1 / len(shares))
-        aim = Aim(shares if params.measure == "params" else by_module, params.sparsity)
-        steering = Steering(shares, None, params.penalty_weight)
-        decisions = fit_routed(model, params, data, request, steering, aim)
+        counted = shares if params.measure == "params" else by_module
+        # The weight stays; what is corrected under a budget is the penalty's own target.
+        steering = partial(
+            Steering,
+            shares,
+            request.budget,
+            params.penalty_weight,
+            0.0,
+            0.0,
+            limits=(0.0, math.inf),
+        )
+
+        def penalty(kind: str, steering: Steering) -> Aim:
+            return Aim(counted, params.sparsity, steering)
+
+        decisions = fit_routed(model, params, data, request, steering, penalty)
         structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
         return Fitted(model, structure, decisions)
 

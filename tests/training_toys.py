@@ -16,7 +16,7 @@ from methods.core.data import Document
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
 from methods.core.routing.steering import Steering, unit_shares
-from methods.core.training.loop import Trainer, TrainingParams
+from methods.core.training.loop import KINDS, Trainer, TrainingParams
 from methods.hero import penalty
 from tests import toy
 
@@ -53,6 +53,7 @@ def trainer_for(
     texts: Sequence[Document] | None = None,
     model: nn.Module | None = None,
     budget: float | None = 0.2,
+    match: str = "pooled",
     **changes: Any,
 ) -> Trainer:
     params = TrainingParams(**(SHORT | changes))
@@ -62,8 +63,8 @@ def trainer_for(
     if row == "lora":
         return Trainer(model, params, texts, 5, workdir)
     sizes = [unit.parameters for unit in router_of(model).units]
-    steering = Steering(unit_shares(sizes, 40_000), budget, 0.02)
-    return Trainer(model, params, texts, 5, workdir, steering, penalty)
+    steering = {k: Steering(unit_shares(sizes, 40_000), budget, 0.02) for k in KINDS[match]}
+    return Trainer(model, params, texts, 5, workdir, steering, dict.fromkeys(steering, penalty))
 
 
 def values(trainer: Trainer) -> dict[str, Tensor]:

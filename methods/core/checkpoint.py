@@ -97,6 +97,7 @@ def describe(
         "row": row,
         "params": vars(method.params),
         "budget": request.budget if start is None else start["budget"],
+        "match": request.match if method.kind == "dynamic" and request.budget is not None else None,
         "seed": request.seed,
         "start": None if start is None else origin(start),
         "backbone": {

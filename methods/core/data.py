@@ -6,15 +6,22 @@ A file is JSON Lines, one document per row, in one of four forms:
     {"prompt": "...", "completion": "..."}   both parts count; where one ends is kept
     {"messages": [{"role": ..., "content": ...}, ...]}   through the tokenizer's chat template,
                                              or in Tulu's plain form where it has none
-    {"fed": "..."}                           exactly these tokens, no EOS: what a harness feeds
+    {"fed": "...", "prompt": "..."}          exactly these tokens, no EOS: what a harness feeds, and
+                                             what it begins with
 
-or, for calibration alone, a NumPy file of int64 ids (N, T), used as given.
+or, for calibration alone, a NumPy file of int64 ids (N, T), used as given. A row may name its
+"task".
+
+A position is *deciding* where its output is scored: it predicts a token of an answer. In a document
+that ends in an answer, what follows its last deciding position is never fed to be scored: the
+prediction of the closing EOS, and the EOS itself.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,10 +36,33 @@ from transformers import PreTrainedTokenizerBase
 
 
 class Document(NamedTuple):
-    """Token ids of one document and how many of them belong to its prompt."""
+    """Token ids of one document and what is known of them.
+
+    Args:
+        ids: Tokens.
+        prompt: How many of them belong to its prompt, for the loss.
+        task: Of which task it is; documents without one form a task of their own.
+        deciding: (first, stop) of every run of deciding positions.
+    """
 
     ids: Sequence[int]
     prompt: int
+    task: str = ""
+    deciding: Sequence[tuple[int, int]] = ()
+
+    @property
+    def deciding_positions(self) -> int:
+        """Their number."""
+        return sum(stop - first for first, stop in self.deciding)
+
+    @property
+    def prompting(self) -> list[tuple[int, int]]:
+        """(first, stop) of every run of positions before or between the deciding ones."""
+        if not self.deciding:
+            return [(0, len(self.ids))]
+        ends = [0, *(stop for _, stop in self.deciding)]
+        starts = [first for first, _ in self.deciding]
+        return [(end, start) for end, start in zip(ends, starts, strict=False) if end < start]
 
 
 class Batch(NamedTuple):
@@ -142,51 +172,92 @@ class Data:
         """Rows of a file, each with its place, as token ids; EOS ends all but ``fed`` rows."""
         parts = [self._parts(row, where) for row, where in rows]
         prompts = self._ids([prompt for prompt, _ in parts if prompt])
-        texts = self._ids([f"{prompt} {answer}" if prompt else answer for prompt, answer in parts])
+        texts = self._ids([text for _, text in parts])
         leads = iter([len(ids) for ids in prompts])
         documents = []
         eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
-        for (row, _), (prompt, _), ids in zip(rows, parts, texts, strict=True):
-            closed = ids
+        for (row, _), (prompt, text), ids in zip(rows, parts, texts, strict=True):
+            closed, lead = ids, next(leads) if prompt else 0
             if eos is not None and ids[-1:] != [eos] and "fed" not in row:
                 closed = [*ids, eos]
-            lead = next(leads) if prompt else 0
+            if "messages" in row:
+                spans = self._assistant(row["messages"], text)
+            else:
+                # An answer's first token is predicted by the last token of its prompt.
+                spans = [(max(0, lead - 1), len(closed) - (0 if "fed" in row else 2))]
             cut = array("i", closed[: self.max_length])
-            documents.append(Document(cut, min(lead, self.max_length)))
+            deciding = [(first, min(stop, len(cut))) for first, stop in spans]
+            documents.append(
+                Document(
+                    cut,
+                    min(lead, self.max_length),
+                    str(row.get("task", "")),
+                    tuple((first, stop) for first, stop in deciding if first < stop),
+                )
+            )
         return documents
 
+    def _assistant(self, messages: list[dict[str, str]], whole: str) -> list[tuple[int, int]]:
+        """Positions that predict the assistant's words, as far as the template shows them."""
+        assert self.tokenizer is not None
+        spans = []
+        placed = self._tokenized([whole], return_offsets_mapping=True)["offset_mapping"][0]
+        starts = [start for start, _ in placed]
+        for number in (n for n, turn in enumerate(messages) if turn["role"] == "assistant"):
+            before = self._chat(messages[:number], ask=True)
+            after = self._chat(messages[: number + 1])
+            if whole.startswith(before) and whole.startswith(after):
+                first, stop = (bisect_left(starts, len(text)) for text in (before, after))
+                spans.append((max(0, first - 1), stop - 1))
+        return spans
+
     def _parts(self, row: Any, where: str) -> tuple[str, str]:
-        """Prompt (may be empty) and answer of a row."""
+        """Prompt (may be empty) and whole text of a row."""
         if self.tokenizer is None:
             raise ValueError(f"{where}: the backbone has no tokenizer, give ids (.npy) instead")
         if isinstance(row, dict):
+            prompt = str(row.get("prompt", ""))
             if "messages" in row:
                 return "", self._chat(row["messages"])
             if "completion" in row:
-                return str(row.get("prompt", "")), str(row["completion"])
+                return prompt, f"{prompt} {row['completion']}" if prompt else str(row["completion"])
             for name in ("text", "fed"):
                 if name in row:
-                    return "", str(row[name])
+                    return prompt if name == "fed" else "", str(row[name])
         raise ValueError(f"{where}: expected an object with text, completion, messages or fed")
 
-    def _chat(self, messages: list[dict[str, str]]) -> str:
-        """A conversation in the tokenizer's chat template; base models have none."""
+    def _chat(self, messages: list[dict[str, str]], ask: bool = False) -> str:
+        """A conversation in the tokenizer's chat template; base models have none.
+
+        Args:
+            messages: Turns.
+            ask: Whether the head of the assistant's next turn follows.
+        """
         assert self.tokenizer is not None
         if self.tokenizer.chat_template:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
-        return "".join(f"<|{turn['role']}|>\n{turn['content']}\n" for turn in messages)
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=ask
+                )
+            )
+        turns = [f"<|{turn['role']}|>\n{turn['content']}\n" for turn in messages]
+        return "".join(turns) + "<|assistant|>\n" * ask
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         assert self.tokenizer is not None or not texts
         if not texts or self.tokenizer is None:
             return []
+        ids: list[list[int]] = self._tokenized(texts)["input_ids"]
+        return ids
+
+    def _tokenized(self, texts: list[str], **options: Any) -> Any:
+        assert self.tokenizer is not None
         bos = self.tokenizer.bos_token
         # A chat template writes its own BOS, which must not be doubled.
         own = bool(bos) and texts[0].startswith(str(bos))
-        encoded: list[list[int]] = self.tokenizer(
-            texts, add_special_tokens=not own, return_attention_mask=False
-        )["input_ids"]
-        return encoded
+        return self.tokenizer(
+            texts, add_special_tokens=not own, return_attention_mask=False, **options
+        )
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
@@ -234,6 +305,27 @@ def _middle(document: Document, length: int) -> Document:
     """A window of ``length`` tokens; its prompt is no longer told apart."""
     start = (len(document.ids) - length) // 2
     return Document(document.ids[start : start + length], 0)
+
+
+def task_weights(documents: Sequence[Document]) -> dict[str, float]:
+    """Task -> weight of each of its deciding positions, so that every task counts the same.
+
+    The mean weight of a deciding position is 1. Worked answers are many positions, one word of
+    choice is one: unweighted, a rate over deciding positions would speak of the former alone.
+
+    Raises:
+        ValueError: No document has a deciding position.
+    """
+    positions: dict[str, int] = {}
+    for document in documents:
+        positions[document.task] = positions.get(document.task, 0) + document.deciding_positions
+    found = {task: number for task, number in positions.items() if number}
+    if not found:
+        raise ValueError(
+            "match 'each' needs documents with answers (prompt and completion, or messages)"
+        )
+    share = sum(found.values()) / len(found)
+    return {task: share / number for task, number in found.items()}
 
 
 def batches(documents: Sequence[Document], batch_size: int) -> Iterator[Batch]:

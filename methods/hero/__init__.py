@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
@@ -18,11 +20,16 @@ from methods.core.routing.steering import Steering, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
 from methods.core.training.loop import TrainingParams
-from methods.hero.controls import RandomBypass, StaticGates
+from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
 from methods.hero.router import HeroRouter, Sizes
 
 # First weight of a steered penalty: the paper's.
 START = 1e-3
+# Controls that draw, and what their rates depend on; of how many training texts HeRo lends its own.
+RATES: dict[str, Literal["block", "kind", "token"]] = {
+    "random": "block", "by-kind": "kind", "by-token": "token",
+}  # fmt: skip
+LENT = 2000
 
 
 class Hero(Method):
@@ -42,17 +49,21 @@ class Hero(Method):
             up to 45 %, else all; or 0-based layers.
         variant: ``"full"``, an ablation of the paper (``"no-history"``, ``"no-memread"``,
             ``"no-aux"``, ``"no-position"``), or a control: ``"same-size"`` (history replaced by a
-            second local head of as many parameters), ``"static"`` (one learned gate per block,
-            the lowest bypassed),
-            ``"random"`` (bypass drawn from a hash of the token at the budget's rate).
+            second local head of as many parameters), ``"static"`` (one learned gate per block, the
+            lowest bypassed), or one that draws the bypass from a hash at HeRo's own rates:
+            ``"random"`` (by block), ``"by-kind"`` (by block and kind of position, prompt or
+            deciding) or ``"by-token"`` (by block and token). What HeRo keeps above these is neither
+            in the part of an item nor in the word alone.
         adapter_width: Bottleneck; None: the paper's 896, in proportion below D = 4096.
         head_width: Of both heads and W_hd; None: the paper's 256, D / 16 below, at least 32.
         memory_width: M, of keys, queries and values.
         memory_form: ``"list"`` or ``"recurrent"``: the same numbers.
         alpha: Weight of the penalty, the paper's 1e-3; None: steered to the budget.
         initial_bias: Of the gate's logit.
-        bypass_rates: For ``"random"``: rate of each routed block, such as the ones that HeRo
-            writes into its decisions; None: equal ones.
+        bypass_rates: For ``"random"``: rate of each routed block, as HeRo writes it into its
+            decisions; None: equal ones.
+        kind_rates: For ``"by-kind"``: these rates on prompts and on deciding positions.
+        token_rates: For ``"by-token"``: rows of a token's id and its rates.
     Source: the HeRo paper (equations of its method section; no code is released). Choices where the
         paper is silent: ``Differs``.
     Differs from upstream: with a budget, alpha is steered in training and the threshold calibrated
@@ -75,7 +86,7 @@ class Hero(Method):
         candidates: Literal["auto"] | list[int] = "auto"
         variant: Literal[
             "full", "no-history", "no-memread", "no-aux", "no-position", "same-size",
-            "static", "random",
+            "static", "random", "by-kind", "by-token",
         ] = "full"  # fmt: skip
         adapter_width: int | None = None
         head_width: int | None = None
@@ -84,6 +95,8 @@ class Hero(Method):
         alpha: float | None = None
         initial_bias: float = 2.0
         bypass_rates: list[float] | None = None
+        kind_rates: list[list[float]] | None = None
+        token_rates: list[list[float]] | None = None
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The candidates may be too small for the budget, or nothing may say how much to skip."""
@@ -100,19 +113,19 @@ class Hero(Method):
         shares = self._shares(backbone, layers)
         structure: dict[str, Any] = {"layers": layers, "seed": request.seed, "threshold": 0.5}
         alpha, budget = self.params.alpha, request.budget
-        if self.params.variant == "random":
+        if self.params.variant in RATES:
             structure["rates"] = self._rates(budget, shares)
         elif self.params.variant == "static":
             structure["closed"] = self._closed(budget, shares)
         model = self.build(backbone, structure)
         if alpha is not None:
             request = request.pinned()
-        steered = isinstance(router_of(model), HeroRouter)
-        steering = Steering(
-            shares, request.budget if steered else None, START if alpha is None else alpha
-        )
-        decisions = fit_routed(model, self.params, data, request, steering, penalty)
+        steered = request.budget if isinstance(router_of(model), HeroRouter) else None
+        steering = partial(Steering, shares, steered, START if alpha is None else alpha)
+        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: penalty)
         structure["threshold"] = getattr(router_of(model), "threshold", 0.5)
+        if self.params.variant == "full" and budget is not None:
+            decisions |= measured_rates(model, data.training()[:LENT])
         return Fitted(model, structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
@@ -133,14 +146,20 @@ class Hero(Method):
             memory=params.memory_width,
             adapter=params.adapter_width or min(896, round(width * 896 / 4096)),
         )
-        if params.variant == "random":
-            return RandomBypass(units, sizes, structure["rates"], structure["seed"], rng)
         if params.variant == "static":
             return StaticGates(units, sizes, params.initial_bias, structure["closed"], rng)
-        router = HeroRouter(
-            units, sizes, float(backbone.config.rms_norm_eps), params.variant,
-            params.memory_form == "recurrent", params.initial_bias, rng,
-        )  # fmt: skip
+        router: HeroRouter | RandomBypass
+        if params.variant in RATES:
+            rates = torch.tensor(structure["rates"], dtype=torch.float64, device="cpu")
+            if params.variant == "by-token":
+                rates = token_table(structure["rates"], int(backbone.config.vocab_size))
+            key = RATES[params.variant]
+            router = RandomBypass(units, sizes, rates, key, structure["seed"], rng)
+        else:
+            router = HeroRouter(
+                units, sizes, float(backbone.config.rms_norm_eps), params.variant,
+                params.memory_form == "recurrent", params.initial_bias, rng,
+            )  # fmt: skip
         router.threshold = float(structure["threshold"])
         return router
 
@@ -160,15 +179,28 @@ class Hero(Method):
             raise ValueError("variant 'static' needs a budget")
         return nearest(range(len(shares) + 1), lambda n: n * float(shares.mean()), budget)[0]
 
-    def _rates(self, budget: float | None, shares: Tensor) -> list[float]:
-        rates = self.params.bypass_rates
-        if rates is None:
+    def _rates(self, budget: float | None, shares: Tensor) -> list[list[float]]:
+        """Rates of a control, (R, K), or rows of tokens with theirs."""
+        params, count = self.params, len(shares)
+        if params.variant == "random" and params.bypass_rates is None:
             if budget is None:
                 raise ValueError("variant 'random' needs a budget or param 'bypass_rates'")
-            return [budget / float(shares.sum())] * len(shares)
-        if len(rates) != len(shares) or not all(0 <= rate <= 1 for rate in rates):
-            raise ValueError(f"param 'bypass_rates' must hold {len(shares)} rates from 0 to 1")
-        return list(rates)
+            return [[budget / float(shares.sum())]] * count
+        name = {"random": "bypass_rates", "by-kind": "kind_rates", "by-token": "token_rates"}
+        given = getattr(params, name[params.variant])
+        if given is None:
+            raise ValueError(f"variant '{params.variant}' needs param '{name[params.variant]}'")
+        if params.variant == "by-token":
+            rows = [list(row) for row in given]
+            rates = [row[1:] for row in rows]
+        else:
+            rates = [given] if params.variant == "random" else [list(each) for each in given]
+            rows = [list(each) for each in zip(*rates, strict=True)]
+        if not all(len(each) == count and all(0 <= rate <= 1 for rate in each) for each in rates):
+            raise ValueError(
+                f"param '{name[params.variant]}' must hold {count} rates from 0 to 1 each"
+            )
+        return rows
 
 
 def penalty(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from methods.core.backbone import decoder
+from methods.core.data import Document
 from methods.core.routing.hashing import uniform_hash
+from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
+from methods.core.training.packing import lay_out
 from methods.hero.branch import Adapter
 from methods.hero.router import Sizes
 
@@ -79,14 +85,19 @@ class StaticGates(_WithAdapters):
 
 
 class RandomBypass(_WithAdapters):
-    """Tokens bypass block j with a fixed rate, drawn from a hash of (seed, layer, position, token).
+    """Tokens bypass block j at a rate that is looked up, drawn from a hash.
 
-    Both branches run at full strength; only the adapters are trained.
+    The hash is of (seed, layer, position, token), so that cached decoding meets the same draw.
+
+    Both branches run at full strength; only the adapters are trained. The threshold t shifts all
+    rates, to sigmoid(logit(rate) + logit(t)).
 
     Args:
         units: R feed-forward networks.
         sizes: Widths.
-        rates: Bypass rate of each block, R of them.
+        rates: Bypass rates in (0, 1), (R, K).
+        key: What a rate depends on: ``"block"`` alone (K = 1), the ``"kind"`` of the position (K =
+            2: prompt, deciding) or the ``"token"`` (K: size of the vocabulary).
         seed: Of the hash.
         generator: Of the adapters' initial values.
     """
@@ -95,18 +106,31 @@ class RandomBypass(_WithAdapters):
         self,
         units: list[Unit],
         sizes: Sizes,
-        rates: list[float],
+        rates: Tensor,
+        key: Literal["block", "kind", "token"],
         seed: int,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__(units, sizes, generator)
-        self.rates, self.seed = rates, seed
+        self.key, self.seed, self.threshold = key, seed, 0.5
+        self.register_buffer("logits", torch.logit(rates.double(), eps=1e-6), persistent=False)
 
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tokens:
-        """Positions and ids, for the hash."""
+    @property
+    def reads_kinds(self) -> bool:
+        """Whether it must be told which positions are deciding."""
+        return self.key == "kind"
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tokens, Tensor]:
+        """Positions and ids, for the hash; the place (B, T) of each token among the K rates."""
         if tokens.ids is None:
             raise ValueError("random bypassing hashes token ids, so it needs input_ids")
-        return tokens
+        if self.key == "token":
+            return tokens, tokens.ids
+        if self.key == "block":
+            return tokens, torch.zeros_like(tokens.ids)
+        if at.deciding is None:
+            raise ValueError("variant 'by-kind' must be told which positions are deciding")
+        return tokens, (at.deciding > 0).long()
 
     def gate(
         self,
@@ -117,6 +141,67 @@ class RandomBypass(_WithAdapters):
         at: Context,
     ) -> tuple[Decision, Any]:
         """The draw of block ``index``."""
-        draw = uniform_hash(self.seed, self.units[index].layer, state.positions, state.ids)
-        execute = draw >= self.rates[index]
+        tokens, places = state
+        draw = uniform_hash(self.seed, self.units[index].layer, tokens.positions, tokens.ids)
+        logits = self.get_buffer("logits")[index]
+        shift = math.log(self.threshold / (1 - self.threshold))
+        execute = draw >= torch.sigmoid(logits + shift)[places]
         return Decision(execute, None, execute.float()), state
+
+
+@torch.no_grad()
+def measured_rates(model: nn.Module, documents: Sequence[Document]) -> dict[str, list[list[float]]]:
+    """How often HeRo bypasses each block, by kind of position and by token, on training texts.
+
+    A rate of k bypasses among n tokens is (k + 1/2) / (n + 1), so that none is 0 or 1.
+
+    Args:
+        model: Routed causal LM with R units.
+        documents: Texts.
+
+    Returns:
+        ``kind_rates``: the R rates of prompt positions and those of deciding ones.
+        ``token_rates``: rows of R + 1 numbers, a token's id and its rates; -1 stands for tokens
+        that the texts lack.
+    """
+    vocab = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    counts = torch.zeros(2, vocab, dtype=torch.float64)
+    skips = torch.zeros(2, vocab, len(router_of(model).units), dtype=torch.float64)  # type: ignore[union-attr]
+    device = next(model.parameters()).device
+    for start in range(0, len(documents), 32):
+        rows = lay_out(documents[start : start + 32], 0, 1.0)
+        output = decoder(model)(
+            input_ids=rows.ids.to(device), position_ids=rows.positions.to(device), use_cache=False
+        )
+        skipped = (~output.executed).double().cpu().transpose(1, 2)
+        for kind, chosen in enumerate((rows.prompting > 0, rows.deciding > 0)):
+            ids = rows.ids[chosen]
+            counts[kind].index_add_(0, ids, torch.ones(len(ids), dtype=torch.float64))
+            skips[kind].index_add_(0, ids, skipped[chosen])
+    by_kind = (skips.sum(dim=1) + 0.5) / (counts.sum(dim=1)[:, None] + 1)
+    number, total = counts.sum(dim=0), skips.sum(dim=0)
+    rates = (total + 0.5) / (number[:, None] + 1)
+    seen = number.nonzero()[:, 0].tolist()
+    unseen = (total.sum(dim=0) + 0.5) / (number.sum() + 1)
+    table = [[-1.0, *_short(unseen)], *([float(n), *_short(rates[n])] for n in seen)]
+    return {"kind_rates": [_short(each) for each in by_kind], "token_rates": table}
+
+
+def _short(rates: Tensor) -> list[float]:
+    """Numbers of four digits, as they are lent: a large vocabulary has many."""
+    return [float(f"{rate:.4g}") for rate in rates.tolist()]
+
+
+def token_table(rows: Sequence[Sequence[float]], vocab: int) -> Tensor:
+    """Rates (R, V) from rows of :func:`measured_rates`.
+
+    Raises:
+        ValueError: The row of tokens that the texts lack is missing, or an id is too large.
+    """
+    found = {int(row[0]): torch.tensor(row[1:], dtype=torch.float64) for row in rows}
+    if -1 not in found or max(found) >= vocab:
+        raise ValueError(f"param 'token_rates' needs a row -1 and ids below {vocab}")
+    table = found.pop(-1)[:, None].repeat(1, vocab)
+    for number, rates in found.items():
+        table[:, number] = rates
+    return table

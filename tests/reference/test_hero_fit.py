@@ -13,7 +13,7 @@ from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import load_backbone
 from methods.core.data import Data
-from methods.core.routing.calibration import bypass_rates
+from methods.core.routing.calibration import bypass_rates, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
 
@@ -35,7 +35,7 @@ def fitted(
     total = backbone.parameters
     result = method.fit(backbone, data, Request(budget, 3, workdir))
     shares = unit_shares([unit.parameters for unit in router_of(result.model).units], total)
-    return result, float(bypass_rates(result.model, data.validation()) @ shares)
+    return result, float(bypass_rates(result.model, weighted(data.validation(), "pooled")) @ shares)
 
 
 @pytest.mark.parametrize("variant", ["full", "no-history", "random"])
@@ -89,3 +89,36 @@ def test_a_pinned_alpha_is_neither_steered_nor_calibrated(
     first = result.decisions["training"][0]
     assert first["penalty"] == pytest.approx((3 * 0.8808) ** 2, rel=0.02)
     assert first["skip"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"), [("by-kind", "kind_rates"), ("by-token", "token_rates")]
+)
+def test_controls_borrow_the_rates_that_hero_measured(
+    variant: str, name: str, llama: Path, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"needs param '{name}'"):
+        fitted(llama, data_files, tmp_path / "alone", 0.2, variant=variant)
+    lender, _ = fitted(llama, data_files, tmp_path / "hero", 0.2)
+    lent = {name: lender.decisions[name]}
+    control, _ = fitted(llama, data_files, tmp_path / variant, 0.2, variant=variant, **lent)
+    best = min(control.decisions["calibration"], key=lambda step: abs(step["skip"] - 0.2))
+    assert best["skip"] == pytest.approx(0.2, abs=0.01)
+    assert control.decisions["threshold"] == best["threshold"]
+
+
+def test_each_kind_meets_the_budget(
+    llama: Path, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    backbone = load_backbone(llama)
+    data = Data(
+        backbone.tokenizer, 64, 32,
+        training_file=data_files["training"], validation_file=data_files["validation"],
+    )  # fmt: skip
+    method = load_method("hero", TRAINING)
+    result = method.fit(backbone, data, Request(0.2, 3, tmp_path, "each"))
+    shares = [unit.parameters / backbone.parameters for unit in router_of(result.model).units]
+    rates = bypass_rates(result.model, weighted(data.probe(), "each"))
+    assert float(rates @ torch.tensor(shares).double()) == pytest.approx(0.2, abs=0.01)
+    assert set(result.decisions["trained_skip"]) == {"prompt", "deciding"}
+    assert {"skip_prompt", "skip_deciding", "alpha_prompt"} <= set(result.decisions["training"][0])

@@ -20,9 +20,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.core.ledger import Ledger, Tally
-from methods.core.routing.routed import RoutedDecoder, RoutedOutput
+from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
+from methods.core.routing.router import Context
 
-KINDS = ("prompt", "answer", "generated")
+# A position is deciding where its output is scored: it predicts a token of an answer that is
+# compared, or of one that is generated. The others are prompt.
+DECIDING = ("answer", "generated")
+KINDS = ("prompt", *DECIDING)
 
 
 class ExecutionLog:
@@ -43,8 +47,27 @@ class ExecutionLog:
         self.passes.append(output.executed if isinstance(output, RoutedOutput) else None)
 
 
+class KindTeller:
+    """Tells a router that asks for it which positions are deciding; no other one can know."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # Column of the first deciding position in the batch at hand.
+        self.first = 0
+        self.asked = bool(getattr(router_of(model), "reads_kinds", False))
+        if self.asked:
+            inner = model.model
+            assert isinstance(inner, nn.Module)
+            inner.register_forward_pre_hook(self._tell, with_kwargs=True)
+
+    def _tell(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        cache, ids = kwargs.get("past_key_values"), kwargs["input_ids"]
+        past = 0 if cache is None else cache.get_seq_length()
+        columns = torch.arange(past, past + ids.shape[1], device=ids.device).expand_as(ids)
+        return args, kwargs | {"context": Context(deciding=(columns >= self.first).float())}
+
+
 class CountingLM(HFLM):
-    """A causal LM under lm-eval with tallies of prompt, answer and generated tokens.
+    """A causal LM under lm-eval with tallies of prompt, answer and generated positions.
 
     Args:
         model: Ready on its device.
@@ -70,6 +93,7 @@ class CountingLM(HFLM):
         self.ledger = ledger
         self.pads = pads
         self.log = ExecutionLog(model)
+        self.kinds = KindTeller(model)
         self.tallies = {kind: Tally(ledger) for kind in KINDS}
         self._row = 0
 
@@ -88,7 +112,15 @@ class CountingLM(HFLM):
         def length(request: tuple[Any, list[int], list[int]]) -> int:
             return len(request[1]) + len(request[2])
 
-        return self._without_pads(super()._loglikelihood_tokens, requests, length, options)
+        def first(request: tuple[Any, list[int], list[int]]) -> int:
+            return min(length(request) - 1, self.max_length) - len(request[2])
+
+        def answer(part: list[Any], **options: Any) -> list[Any]:
+            self.kinds.first = first(part[0]) if part else 0
+            return super(CountingLM, self)._loglikelihood_tokens(part, **options)
+
+        key = first if self.kinds.asked else None if self.pads else length
+        return self._grouped(answer, requests, key, options)
 
     def generate_until(self, requests: list[Any], **options: Any) -> list[Any]:
         """lm-eval's own, one length of contexts after the other where pads would change routes."""
@@ -96,21 +128,22 @@ class CountingLM(HFLM):
         def length(request: Any) -> int:
             return len(self.tok_encode(request.args[0]))
 
-        return self._without_pads(super().generate_until, requests, length, options)
+        key = None if self.pads else length
+        return self._grouped(super().generate_until, requests, key, options)
 
-    def _without_pads(
+    def _grouped(
         self,
         answer: Callable[..., list[Any]],
         requests: list[Any],
-        length: Callable[[Any], int],
+        key: Callable[[Any], int] | None,
         options: dict[str, Any],
     ) -> list[Any]:
-        """Results in the order of the requests, asked for length by length unless pads may be."""
-        if self.pads:
+        """Results in the order of the requests; those of one key share batches, without one all."""
+        if key is None:
             return answer(requests, **options)
         groups = defaultdict(list)
         for number, request in enumerate(requests):
-            groups[length(request)].append(number)
+            groups[key(request)].append(number)
         results: dict[int, Any] = {}
         for numbers in groups.values():
             found = answer([requests[number] for number in numbers], **options)
@@ -140,17 +173,21 @@ class CountingLM(HFLM):
         self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
     ) -> Tensor:
         self.log.passes.clear()
+        self.kinds.first = context.shape[1] - 1
         output = super()._model_generate(context, max_length, stop, **generation_kwargs)
         mask = generation_kwargs["attention_mask"].bool()
         first, later = self.log.passes[0], self.log.passes[1:]
         for row in range(len(context)):
             real = mask[row]
             seen = None if first is None else first[row][:, real]
-            self._count("prompt", seen, int(real.sum()))
+            split = int(real.sum()) - 1
+            self._count("prompt", None if seen is None else seen[:, :split], split)
             # The token that completes a stop, or the last one, is never fed back.
             fed = min(len(later), self._length(output[row, context.shape[1] :], stop) - 1)
-            steps = [p[row] for p in later[:fed] if p is not None]
-            self._count("generated", torch.cat(steps, dim=1) if steps else None, max(fed, 0))
+            steps = [p[row] for p in later[: max(fed, 0)] if p is not None]
+            # The last token of the context is what the first generated one is read from.
+            ran = None if seen is None else torch.cat([seen[:, split:], *steps], dim=1)
+            self._count("generated", ran, 1 + max(fed, 0))
         return output
 
     def _length(self, tokens: Tensor, stop: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from methods.core.ledger import Rates, Tally
-from workflows.evaluation.harness import KINDS, CountingLM, simple_evaluate
+from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, own_task_names
 
 SEEDS = {
@@ -210,9 +210,10 @@ def pool(tallies: dict[str, Tally]) -> Tally:
 
 
 def rates_by_kind(tallies: dict[str, Tally]) -> dict[str, Any]:
-    """Skip rates as JSON: over all counted tokens, and per kind of token."""
-    kinds = {kind: _rates(tally.rates()) for kind, tally in tallies.items() if tally.tokens}
-    return {"all": _rates(pool(tallies).rates()), **kinds}
+    """Skip rates as JSON: over all counted tokens, per kind, and of the deciding kinds together."""
+    deciding = pool({kind: tallies[kind] for kind in DECIDING})
+    kinds = {**tallies, "deciding": deciding, "all": pool(tallies)}
+    return {kind: _rates(tally.rates()) for kind, tally in kinds.items() if tally.tokens}
 
 
 def _rates(rates: Rates) -> dict[str, Any]:

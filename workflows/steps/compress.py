@@ -50,6 +50,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--revision", help="label of the backbone's version, for the record")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
     parser.add_argument("--budget", help="fraction of the dense parameters to skip, in (0, 1)")
+    parser.add_argument(
+        "--match",
+        choices=("pooled", "each"),
+        default="pooled",
+        help="tokens that shall meet the budget: all together, or prompt and deciding ones each",
+    )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--params", default="{}", metavar="JSON", help="over the row's defaults")
     parser.add_argument(
@@ -79,7 +85,7 @@ def main() -> None:
         budget = None
     set_up_torch(args.threads)
     workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
-    request = Request(budget, args.seed, workdir)
+    request = Request(budget, args.seed, workdir, args.match)
     with process_group(args.device, args.out) as (device, folder):
         fit(args, method, request, device, folder)
     if os.environ.get("RANK", "0") == "0":

@@ -84,11 +84,12 @@ def read_world(name: str, part: str, seed: int) -> Iterator[dict[str, Any]]:
         return
     tasks = task_names(world)
     for examples in zip(*(items(task, "validation") for task in tasks), strict=True):
-        for example in examples:
+        for task, example in zip(tasks, examples, strict=True):
             if part == "validation":
-                yield {"prompt": example["prompt"], "completion": example["answer"]}
+                yield {"prompt": example["prompt"], "completion": example["answer"], "task": task}
             else:
-                yield from ({"fed": text} for text in fed_texts(example))
+                for text in fed_texts(example):
+                    yield {"fed": text, "prompt": example["prompt"], "task": task}
 
 
 def fed_texts(example: dict[str, Any]) -> list[str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
+from methods.base import Request
 from methods.core.backbone import decoder
-from methods.core.data import Data, Document, batches
+from methods.core.data import Batch, Data, Document, batches, task_weights
 from methods.core.routing.routed import router_of
+from methods.core.routing.router import Context
 
 
 @runtime_checkable
@@ -21,46 +24,96 @@ class HasThreshold(Protocol):
     threshold: float
 
 
-def calibrated(model: nn.Module, data: Data, shares: Tensor, budget: float) -> dict[str, Any]:
+def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -> dict[str, Any]:
     """Calibrate the threshold of a routed model on the probe documents.
 
+    Args:
+        model: Routed causal LM; its router has a threshold.
+        data: Probe documents.
+        shares: Of the dense parameters in each unit (U,).
+        request: The budget, and which tokens shall meet it: all of them together, or under
+            ``"each"`` the deciding ones, every task counting the same.
+
     Returns:
-        Decisions: the trace of the calibration, and the share of tokens that skip each unit.
+        Decisions: the threshold, the trace of the calibration, and the share of those tokens that
+        skip each unit.
     """
     router = router_of(model)
     assert isinstance(router, HasThreshold)
-    trace, rates = calibrate_threshold(model, router, data.probe(), shares, budget)
-    return {"calibration": trace, "bypass_rates": rates.tolist()}
+    assert request.budget is not None
+    probe = weighted(data.probe(), request.match)
+    trace, rates = calibrate_threshold(model, router, probe, shares, request.budget)
+    return {
+        "threshold": router.threshold,
+        "calibration": trace,
+        "bypass_rates": rates.tolist(),
+    }
+
+
+class Weighted(NamedTuple):
+    """Documents, by their lengths, with two numbers for each of their positions.
+
+    ``weights``: what the position counts in a rate; ``deciding``: the weight of a deciding position
+    among all of its kind, 0 on prompts.
+    """
+
+    documents: Sequence[Document]
+    weights: Sequence[Tensor]
+    deciding: Sequence[Tensor]
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+        """Batches of documents of like length with weights and deciding (B, T), 0 on pads."""
+        starts = range(0, len(self.documents), batch_size)
+        for start, batch in zip(starts, batches(self.documents, batch_size), strict=True):
+            part = slice(start, start + batch_size)
+            weights, deciding = (
+                pad_sequence(list(each[part]), batch_first=True)
+                for each in (self.weights, self.deciding)
+            )
+            yield batch, weights, deciding
+
+
+def weighted(documents: Sequence[Document], match: str) -> Weighted:
+    """Which positions of documents a budget speaks of: all, or under ``"each"`` the deciding."""
+    texts = sorted(documents, key=lambda document: len(document.ids))
+    tasks = task_weights(texts) if match == "each" else {}
+    deciding = [torch.zeros(len(document.ids)) for document in texts]
+    for document, each in zip(texts, deciding, strict=True):
+        for first, stop in document.deciding:
+            each[first:stop] = tasks.get(document.task, 1.0)
+    weights = deciding if match == "each" else [torch.ones(len(d.ids)) for d in texts]
+    return Weighted(texts, weights, deciding)
 
 
 @torch.no_grad()
-def bypass_rates(model: nn.Module, documents: Sequence[Document], batch_size: int = 32) -> Tensor:
-    """Share of the documents' tokens that skip each unit, (U,) float64.
+def bypass_rates(model: nn.Module, probe: Weighted, batch_size: int = 32) -> Tensor:
+    """Weighted share of the documents' tokens that skip each unit, (U,) float64.
 
     Args:
         model: Routed causal LM.
-        documents: Validation documents; batched by their lengths, so that few pads are computed.
+        probe: Documents.
         batch_size: Documents per forward pass.
     """
-    skipped, tokens = torch.zeros(()), 0
+    skipped, total = torch.zeros(()), 0.0
     device = next(model.parameters()).device
-    for batch in batches(sorted(documents, key=lambda d: len(d.ids)), batch_size):
-        valid = batch.valid.to(device)
-        output = decoder(model)(input_ids=batch.ids.to(device), use_cache=False)
-        skipped = skipped + (~output.executed & valid[:, None]).sum(dim=(0, 2)).double().cpu()
-        tokens += int(valid.sum())
-    return skipped / tokens
+    for batch, each, deciding in probe.batches(batch_size):
+        context = Context(deciding=deciding.to(device))
+        output = decoder(model)(input_ids=batch.ids.to(device), use_cache=False, context=context)
+        skips = (~output.executed).double().cpu()
+        skipped = skipped + torch.einsum("but,bt->u", skips, each.double())
+        total += float(each.sum())
+    return skipped / total
 
 
 def calibrate_threshold(
     model: nn.Module,
     router: HasThreshold,
-    documents: Sequence[Document],
+    probe: Weighted,
     shares: Tensor,
     budget: float,
     steps: int = 10,
 ) -> tuple[list[dict[str, float]], Tensor]:
-    """Set ``router.threshold`` so that the skip rate over all tokens meets the budget.
+    """Set ``router.threshold`` so that the skip rate over weighted tokens meets the budget.
 
     A decision changes what later blocks see, so every try runs the model. The trained threshold,
     0.5, stays where it already meets the budget within a tenth of a point.
@@ -68,7 +121,7 @@ def calibrate_threshold(
     Args:
         model: Routed causal LM.
         router: Its router.
-        documents: Validation documents.
+        probe: Validation documents.
         shares: Of the dense parameters in each unit (U,).
         budget: Fraction to skip.
         steps: Most tries; the best one counts.
@@ -82,7 +135,7 @@ def calibrate_threshold(
     logit = 0.0
     while len(trace) < steps:
         router.threshold = 1 / (1 + math.exp(-logit))
-        rates.append(bypass_rates(model, documents))
+        rates.append(bypass_rates(model, probe))
         skip = float(rates[-1] @ shares)
         trace.append({"threshold": router.threshold, "skip": skip})
         tried.append((logit, skip - budget))

@@ -61,13 +61,18 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """Where training stands: ``progress`` in [0, 1] and the generator of the step's noise.
+    """What a forward pass knows beside its tokens.
 
-    Outside training progress is 1 and the generator None.
+    Args:
+        progress: Of training, in [0, 1]; 1 outside training.
+        generator: Of the step's noise; None outside training.
+        deciding: Weight (B, T) of each position whose output is scored, 0 on prompts; None where
+            nobody tells the two apart.
     """
 
     progress: float = 1.0
     generator: torch.Generator | None = None
+    deciding: Tensor | None = None
 
 
 class Router(nn.Module, ABC):

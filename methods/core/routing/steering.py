@@ -27,6 +27,10 @@ class Steering:
     along the ramp. Untrained adapters let the loss open gates by itself, and a push on top of that
     can saturate all of them within twenty updates.
 
+    What trains is not what is scored: texts differ, and sampled gates differ from decided ones. So
+    the target is corrected a few times by what the decisions of inference skip on probe texts;
+    otherwise the threshold alone would have to bring the budget.
+
     Args:
         sizes: Share of the dense parameters in each unit (U,), float64.
         budget: Fraction to skip; None: alpha stays.
@@ -48,6 +52,20 @@ class Steering:
     unit: float = 1.0
     memory: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def correction(self) -> float:
+        """By how much inference on probe texts skips more than training."""
+        return self.memory.get("correction", 0.0)
+
+    @property
+    def scale(self) -> float:
+        """Factor on a target in any measure that stands for the budget."""
+        return 1.0 if self.budget is None else 1 - self.correction / self.budget
+
+    def correct(self, seen: float) -> None:
+        """Take note of the share that inference skips on probe texts."""
+        self.memory["correction"] = seen - self.memory["smoothed"]
+
     def observe(self, skip: float, soft_skip: float, progress: float) -> None:
         """Move alpha after an update.
 
@@ -63,7 +81,7 @@ class Steering:
         first = self.memory.setdefault("first", seen)
         smoothed = self.memory.get("smoothed", seen)
         smoothed += 0.3 * (seen - smoothed)
-        target = first + (self.budget - first) * share
+        target = first + (self.budget - self.correction - first) * share
         error = target - smoothed
         change = self.integral * error + self.proportional * (
             error - self.memory.get("error", error)
@@ -96,15 +114,17 @@ class Aim:
     Args:
         weights: What skipping each unit counts (U,).
         target: Fraction to skip, in the measure of the weights.
+        steering: Scales the target.
     """
 
     weights: Tensor
     target: float
+    steering: Steering
 
     def __call__(self, soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
         """Sum over counted positions (B, T); gates (B, U, T), 0 or 1 with a soft gradient."""
-        weights = self.weights.to(soft)[:, None]
-        excess = (((1 - soft) * weights).sum(dim=1) - self.target) * counted
+        weights, target = self.weights.to(soft)[:, None], self.target * self.steering.scale
+        excess = (((1 - soft) * weights).sum(dim=1) - target) * counted
         total = excess.detach().sum()
         if dist.is_initialized():
             dist.all_reduce(total)

@@ -2,11 +2,14 @@
 
 The model's trainable parameters are those that ask for a gradient. Loss per update:
 
-    sum(weight * cross-entropy) / sum(weight)  +  alpha * sum(penalty) / counted positions
+    sum(weight * cross-entropy) / sum(weight)
+        +  sum over kinds of alpha_kind * sum(share * penalty) / sum(share)
 
-with both denominators taken over the whole update, whatever it is split into: micro-batches,
-processes, packed or padded rows give the same gradient. ``alpha`` is fixed (the paper) or steered
-so that the share of parameters skipped meets the budget (``methods/core/routing/steering.py``).
+with all denominators taken over the whole update, whatever it is split into: micro-batches,
+processes, packed or padded rows give the same gradient. The kinds are what shall meet the budget:
+under ``"pooled"`` all counted positions, under ``"each"`` those of prompts and the deciding ones,
+the latter weighted so that every task counts the same. ``alpha`` is fixed (the paper) or steered so
+that the share of parameters skipped meets the budget (``methods/core/routing/steering.py``).
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -27,7 +30,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from methods.core.backbone import decoder
-from methods.core.data import Document
+from methods.core.data import Document, task_weights
 from methods.core.routing.routed import RoutedDecoder
 from methods.core.routing.router import Context
 from methods.core.routing.steering import Steering
@@ -36,9 +39,12 @@ from methods.core.training.losses import lm_loss_sum
 from methods.core.training.packing import Rows, lay_out, plan
 from methods.core.training.snapshots import read_snapshot, write_snapshot
 
-# Sum over counted positions, from soft gates (B, U, T), decisions (B, U, T), counted (B, T) and the
-# progress of training in [0, 1].
+# Sum over positions, from soft gates (B, U, T), decisions (B, U, T), the weight of each position
+# (B, T) and the progress of training in [0, 1].
 Penalty = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+# Where in training the steering is corrected: from within the ramp to where rates can still move.
+SURVEYS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+KINDS = {"pooled": ("pooled",), "each": ("prompt", "deciding")}
 # A token that predicts nothing, for a process without documents: a penalty may sum over all.
 NOTHING = [Document([0], 0)]
 
@@ -108,9 +114,12 @@ class Trainer:
         documents: Training documents.
         seed: Of data order and noise.
         workdir: Snapshots and the log; a run found there is continued, bit for bit.
-        steering: Of a routed model: gives the penalty's weight and the sizes of its units.
-        penalty: Sum over counted positions of what routing adds to the loss; None: nothing.
-        reserved: Tokens at the start of a document that neither penalty nor rates count.
+        steering: Of a routed model, kind of position -> what gives the weight of its penalty and
+            the sizes of the units; the kinds are those of ``KINDS["pooled"]`` or ``KINDS["each"]``.
+        penalties: Kind -> sum over its positions of what routing adds to the loss.
+        reserved: Tokens at the start of a document that no penalty counts.
+        survey: Kind -> share of the parameters that inference skips on probe texts; asked for a few
+            times, it corrects the steering.
     """
 
     model: nn.Module
@@ -118,9 +127,10 @@ class Trainer:
     documents: Sequence[Document]
     seed: int
     workdir: Path
-    steering: Steering | None = None
-    penalty: Penalty | None = None
+    steering: Mapping[str, Steering] = field(default_factory=dict)
+    penalties: Mapping[str, Penalty] = field(default_factory=dict)
     reserved: int = 0
+    survey: Callable[[], Mapping[str, float]] | None = None
 
     def __post_init__(self) -> None:
         self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -128,6 +138,7 @@ class Trainer:
             raise ValueError("nothing to train: no parameter asks for a gradient")
         self._set_checkpointing()
         self.optimizer = torch.optim.AdamW(self._groups(), fused=True)
+        self.tasks = task_weights(self.documents) if "deciding" in self.steering else {}
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.log: list[dict[str, float]] = []
@@ -173,8 +184,11 @@ class Trainer:
                     f"the loss of update {update} is {entry['loss']}; "
                     f"a lower learning_rate than {self.params.learning_rate} may help"
                 )
-            bar.set_postfix(loss=f"{entry['loss']:.3f}", skip=f"{entry['skip']:.3f}", refresh=False)
+            skips = {name: f"{v:.3f}" for name, v in entry.items() if name.startswith("skip")}
+            bar.set_postfix(loss=f"{entry['loss']:.3f}", **skips, refresh=False)
             bar.update()
+            if self.survey is not None and update + 1 in self._surveys:
+                self._correct(self.survey())
             last = update + 1 == self.params.updates
             if self.rank == 0 and ((update + 1) % self.params.snapshot_every == 0 or last):
                 self._snapshot(update + 1)
@@ -182,27 +196,38 @@ class Trainer:
         self.model.eval()
         return self.log
 
+    @property
+    def _surveys(self) -> set[int]:
+        """Finished updates after which the steering is corrected."""
+        return {round(share * self.params.updates) for share in SURVEYS}
+
+    def _correct(self, seen: Mapping[str, float]) -> None:
+        for kind, steering in self.steering.items():
+            steering.correct(seen[kind])
+        self.model.train()
+
     def _update(self, update: int, documents: Sequence[Document]) -> dict[str, float]:
         """One optimizer step on one batch; this process takes every world-th document."""
         device = next(iter(self.trained.values())).device
         mine = documents[self.rank :: self.world]
         parts = [mine[n :: self.params.micro_batches] for n in range(self.params.micro_batches)]
         micro = [
-            lay_out(part or NOTHING, self.params.row_length, self.params.prompt_weight).to(device)
+            lay_out(
+                part or NOTHING, self.params.row_length, self.params.prompt_weight, self.tasks
+            ).to(device)
             for part in parts
         ]
-        totals = torch.zeros(2, dtype=torch.float64, device=device)
-        for rows in micro:
-            totals += torch.stack([rows.weights.sum(), self._routed(rows).sum()]).double()
+        totals = torch.stack([self._totals(rows) for rows in micro]).sum(dim=0)
         self._sum(totals)
-        totals[1].clamp_(min=1)
-        alpha = 0.0 if self.steering is None else self.steering.alpha
-        sums = torch.zeros(5, dtype=torch.float64, device=device)
+        totals[1:].clamp_(min=1)
+        weights = {kind: steering.alpha for kind, steering in self.steering.items()}
+        sums = torch.zeros(1 + 4 * len(weights), dtype=torch.float64, device=device)
         self.optimizer.zero_grad(set_to_none=True)
         progress = update / self.params.updates
         for number, rows in enumerate(micro):
             noise = generator(self.seed, f"noise {update}/{self.rank}/{number}")
-            sums += self._forward_backward(rows, totals, alpha, Context(progress, noise))
+            context = Context(progress, noise, rows.deciding)
+            sums += self._forward_backward(rows, totals, context)
         self._share_gradients()
         self._sum(sums)
         norm = nn.utils.clip_grad_norm_(self.trained.values(), self.params.clip)
@@ -210,25 +235,22 @@ class Trainer:
             group["lr"] = self._rate(update) * group["share"]
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
-        loss, penalty, skipped, soft_skipped, executed = (float(value) for value in sums)
-        entry = {
-            "update": update,
-            "loss": loss if bool(torch.isfinite(norm)) else math.nan,
-            "penalty": penalty,
-            "skip": skipped,
-            "alpha": alpha,
-            "executed": executed,
-            "norm": float(norm),
-        }
-        if self.steering is not None:
-            self.steering.observe(skipped, soft_skipped, progress)
+        loss = float(sums[0]) if bool(torch.isfinite(norm)) else math.nan
+        entry = {"update": update, "loss": loss, "norm": float(norm)}
+        for (kind, steering), found in zip(
+            self.steering.items(), sums[1:].view(-1, 4).tolist(), strict=True
+        ):
+            penalty, skip, soft_skip, executed = found
+            told = {
+                "penalty": penalty, "skip": skip, "alpha": weights[kind], "executed": executed,
+            }  # fmt: skip
+            entry |= {named(name, kind): value for name, value in told.items()}
+            steering.observe(skip, soft_skip, progress)
         return entry
 
-    def _forward_backward(
-        self, rows: Rows, totals: Tensor, alpha: float, context: Context
-    ) -> Tensor:
+    def _forward_backward(self, rows: Rows, totals: Tensor, context: Context) -> Tensor:
         """Accumulate gradients of one micro-batch; returns its parts of the logged sums."""
-        extra = {} if self.steering is None else {"context": context}
+        extra = {"context": context} if self.steering else {}
         device = rows.ids.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             output = decoder(self.model)(
@@ -241,26 +263,37 @@ class Trainer:
             head = self.model.lm_head
             assert isinstance(head, nn.Module)
             loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
-        loss, counted = loss / totals[0].float(), self._routed(rows)
-        logged = [loss.detach().double(), *[torch.zeros_like(totals[0])] * 4]
-        if self.steering is not None:
+        loss = loss / totals[0].float()
+        logged = [loss.detach().double()]
+        for (kind, steering), (total, unreserved) in zip(
+            self.steering.items(), totals[1:].view(-1, 2), strict=True
+        ):
+            share, free = rows.share(kind), self._unreserved(rows, kind)
+            penalty = torch.zeros_like(loss)
+            if kind in self.penalties:
+                penalty = self.penalties[kind](output.soft, output.executed, free, context.progress)
+                penalty = penalty / unreserved.float()
+                loss = loss + steering.alpha * penalty
+            logged.append(penalty.detach().double())
             ran = output.executed.double()
             soft = ran if output.soft is None else output.soft.detach().double()
-            sizes, each = self.steering.sizes.to(device), counted[:, None]
-            for place, gates in ((2, ran), (3, soft)):
-                logged[place] = ((1 - gates) * each).sum(dim=(0, 2)) @ sizes / totals[1]
-            logged[4] = (ran * each).sum() / totals[1]
-        if self.penalty is not None:
-            penalty = self.penalty(output.soft, output.executed, counted, context.progress)
-            penalty = penalty / totals[1].float()
-            loss = loss + alpha * penalty
-            logged[1] = penalty.detach().double()
+            sizes, each = steering.sizes.to(device), share.double()[:, None]
+            for gates in (ran, soft):
+                logged.append(((1 - gates) * each).sum(dim=(0, 2)) @ sizes / total)
+            logged.append((ran * free.double()[:, None]).sum() / unreserved)
         loss.backward()
         return torch.stack(logged)
 
-    def _routed(self, rows: Rows) -> Tensor:
-        """Positions (B, T) that penalty and rates count."""
-        return rows.counted & (rows.positions >= self.reserved)
+    def _totals(self, rows: Rows) -> Tensor:
+        """Sum of the loss weights; per kind that of its positions, with and without reserved."""
+        sums = [rows.weights.sum()]
+        for kind in self.steering:
+            sums += [rows.share(kind).sum(), self._unreserved(rows, kind).sum()]
+        return torch.stack(sums).double()
+
+    def _unreserved(self, rows: Rows, kind: str) -> Tensor:
+        """Weight (B, T) of each position in the penalty of a kind."""
+        return rows.share(kind) * (rows.positions >= self.reserved)
 
     def _rate(self, update: int) -> float:
         """Learning rate of an update: linear warm-up, then the schedule down to 0."""
@@ -292,8 +325,7 @@ class Trainer:
 
     def _snapshot(self, done: int) -> None:
         state = {"log": self.log, "done": done, "identity": self._identity}
-        if self.steering is not None:
-            state["steering"] = self.steering.state()
+        state["steering"] = {kind: steering.state() for kind, steering in self.steering.items()}
         write_snapshot(self.workdir, self.trained, self.optimizer, state)
         with (self.workdir / "training.jsonl").open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(entry) + "\n" for entry in self.log)
@@ -302,8 +334,8 @@ class Trainer:
     def _identity(self) -> str:
         """What a snapshot must share with this run: params, seed, data, backbone, budget."""
         shapes = [(name, tuple(p.shape)) for name, p in self.trained.items()]
-        budget = None if self.steering is None else self.steering.budget
-        digest = hashlib.sha256(repr((self.params, self.seed, shapes, budget)).encode())
+        budgets = [(kind, steering.budget) for kind, steering in self.steering.items()]
+        digest = hashlib.sha256(repr((self.params, self.seed, shapes, budgets)).encode())
         for document in self.documents:
             digest.update(repr(tuple(document)).encode())
         frozen = (p for p in self.model.parameters() if not p.requires_grad)
@@ -317,9 +349,14 @@ class Trainer:
         if state is None:
             return 0
         self.log = state["log"]
-        if self.steering is not None:
-            self.steering.restore(state["steering"])
+        for kind, steering in self.steering.items():
+            steering.restore(state["steering"][kind])
         return int(state["done"])
+
+
+def named(name: str, kind: str) -> str:
+    """The key of a kind's figure in the log; the pooled one bears no suffix."""
+    return name if kind == "pooled" else f"{name}_{kind}"
 
 
 def thinned(log: list[dict[str, float]], keep: int = 200) -> list[dict[str, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,13 +17,23 @@ class Rows(NamedTuple):
 
     ``ids`` int64; ``positions`` int64, restarting at 0 with every document, which is how the
     attention mask tells packed documents apart; ``counted`` bool, True where a position predicts a
-    token of its own document; ``weights`` float32, the loss weight of that prediction.
+    token of its own document; ``weights`` float32, the loss weight of that prediction;
+    ``prompting`` float32, 1 on counted positions of prompts; ``deciding`` float32, on positions
+    that predict an answer the weight of their task, 0 elsewhere.
     """
 
     ids: Tensor
     positions: Tensor
     counted: Tensor
     weights: Tensor
+    prompting: Tensor
+    deciding: Tensor
+
+    def share(self, kind: str) -> Tensor:
+        """Weight (B, T) of each position in the rates of a kind: pooled, prompt or deciding."""
+        if kind == "pooled":
+            return self.counted.float()
+        return self.prompting if kind == "prompt" else self.deciding
 
     def to(self, device: torch.device) -> Rows:
         """The same rows on a device."""
@@ -50,13 +60,19 @@ def plan(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[
         epoch += 1
 
 
-def lay_out(documents: Sequence[Document], length: int, prompt_weight: float) -> Rows:
+def lay_out(
+    documents: Sequence[Document],
+    length: int,
+    prompt_weight: float,
+    tasks: Mapping[str, float] | None = None,
+) -> Rows:
     """Pack documents into rows, first fit in the given order.
 
     Args:
         documents: At least one.
         length: Row length T; a longer document makes its rows longer. 0: one document per row.
         prompt_weight: Loss weight of predictions inside a prompt; the others weigh 1.
+        tasks: Task -> weight of its deciding positions; None: 1.
     """
     rows: list[list[Document]] = []
     room: list[int] = []
@@ -71,27 +87,38 @@ def lay_out(documents: Sequence[Document], length: int, prompt_weight: float) ->
             place = len(rows) - 1
         rows[place].append(document)
         room[place] -= need
-    made = [_row(row, width, prompt_weight) for row in rows]
+    made = [_row(row, width, prompt_weight, tasks or {}) for row in rows]
     used = width - min(room)
     return Rows(*(torch.stack(parts)[:, :used] for parts in zip(*made, strict=True)))
 
 
-def _row(documents: Sequence[Document], width: int, prompt_weight: float) -> Rows:
+def _row(
+    documents: Sequence[Document], width: int, prompt_weight: float, tasks: Mapping[str, float]
+) -> Rows:
     ids, positions = list[int](), list[int]()
-    counted, weights = list[bool](), list[float]()
+    counted, weights = torch.zeros(width, dtype=torch.bool), torch.zeros(width)
+    prompting, deciding = torch.zeros(width), torch.zeros(width)
     for document in documents:
-        count = len(document.ids)
+        start, count = len(ids), len(document.ids)
         ids += document.ids
         positions += range(count)
-        counted += [True] * (count - 1) + [False]
+        last = start + count - 1
+        counted[start:last] = True
         # Position t predicts token t + 1: inside the prompt while t + 1 is.
-        inside = max(0, min(document.prompt, count) - 1)
-        weights += [prompt_weight] * inside + [1.0] * (count - 1 - inside) + [0.0]
+        inside = start + max(0, min(document.prompt, count) - 1)
+        weights[start:inside] = prompt_weight
+        weights[inside:last] = 1.0
+        for first, stop in document.prompting:
+            prompting[start + first : min(start + stop, last)] = 1.0
+        for first, stop in document.deciding:
+            deciding[start + first : min(start + stop, last)] = tasks.get(document.task, 1.0)
     pads = width - len(ids)
     # Pads restart at 0 as one more document: no real token sees them, and none counts.
     return Rows(
         torch.tensor(ids + [0] * pads),
         torch.tensor(positions + list(range(pads))),
-        torch.tensor(counted + [False] * pads),
-        torch.tensor(weights + [0.0] * pads),
+        counted,
+        weights,
+        prompting,
+        deciding,
     )

@@ -24,7 +24,10 @@ def jsonl(folder: Path, *rows: object) -> Path:
 
 def test_text_ends_with_eos(tmp_path: Path) -> None:
     documents = read(jsonl(tmp_path, {"text": "w3 w1 nonsense"}, {"text": "w2"}))
-    assert documents == [Document([3, 1, UNK, EOS], 0), Document([2, EOS], 0)]
+    assert documents == [
+        Document([3, 1, UNK, EOS], 0, "", ((0, 2),)),
+        Document([2, EOS], 0),
+    ]
 
 
 def test_an_eos_in_the_text_is_not_doubled(tmp_path: Path) -> None:
@@ -33,7 +36,7 @@ def test_an_eos_in_the_text_is_not_doubled(tmp_path: Path) -> None:
 
 def test_prompt_and_completion_keep_their_border(tmp_path: Path) -> None:
     row = {"prompt": "w1 w2 w3", "completion": "w4 w5"}
-    assert read(jsonl(tmp_path, row)) == [Document([1, 2, 3, 4, 5, EOS], 3)]
+    assert read(jsonl(tmp_path, row)) == [Document([1, 2, 3, 4, 5, EOS], 3, "", ((2, 4),))]
 
 
 def test_a_completion_without_prompt_is_all_answer(tmp_path: Path) -> None:
@@ -48,7 +51,7 @@ def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
     )
     turns = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2 w3"}]
     documents = read(jsonl(tmp_path, {"messages": turns}), tokenizer=tokenizer)
-    assert documents == [Document([50, 1, 51, 2, 3, EOS], 0)]
+    assert documents == [Document([50, 1, 51, 2, 3, EOS], 0, "", ((1, 4),))]
 
 
 def test_long_documents_are_cut(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from methods.core.backbone import count, layers
 from methods.core.ledger import Ledger
 from methods.core.routing.routed import route
-from methods.core.routing.router import ffn_units
+from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
 from methods.random_skip import RandomRouter
 from tests import toy
 from workflows.evaluation.harness import KINDS, CountingLM
@@ -94,7 +94,8 @@ def slow_generation(model: Any, folder: Path) -> tuple[Counts, set[str]]:
         answer, end = write(model, prompt, 12)
         ends.add(end)
         ran = executed(model, prompt + answer[:-1])
-        cut = len(prompt)
+        # The prompt's last token is what the first generated one is read from.
+        cut = len(prompt) - 1
         for kind, part in (("prompt", ran[:, :cut]), ("generated", ran[:, cut:])):
             tokens, total = sums[kind]
             sums[kind] = (tokens + part.shape[1], total + part.sum(axis=1))
@@ -207,3 +208,64 @@ def test_a_text_of_one_token_has_no_perplexity(model: Any, tmp_path: Path) -> No
 def test_an_unknown_metric_is_named(model: Any, many: Path) -> None:
     with pytest.raises(ValueError, match=r"no metric 'f1' \(it has: acc, acc_norm\)"):
         score(harness(model, 8), [TaskEntry("toy_choice", metric="f1", limit=2)], [many])
+
+
+class Spared(Router):
+    """Runs everything on deciding positions and skips unit 0 on three of ten prompt positions."""
+
+    reads_kinds = True
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.units = ffn_units(model, [2])
+
+    def start(self, tokens: Tokens, hidden: torch.Tensor, at: Context) -> torch.Tensor:
+        assert at.deciding is not None
+        return (at.deciding > 0) | (tokens.positions % 10 >= 3)
+
+    def gate(
+        self,
+        index: int,
+        block_input: torch.Tensor,
+        post_attention: torch.Tensor | None,
+        state: torch.Tensor,
+        at: Context,
+    ) -> tuple[Decision, torch.Tensor]:
+        return Decision(state), state
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_router_that_spares_deciding_positions_shows_it_in_every_column(
+    batch_size: int, many: Path
+) -> None:
+    plain = toy.make_model(seed=0)
+    routed = route(plain, Spared(plain))
+    lm = harness(routed, batch_size)
+    scored = score(lm, parse_tasks("toy_choice,toy_write"), [many])
+    share = lm.ledger.sizes[0] / lm.ledger.total
+    choice, written = (
+        next(s["rates"] for s in scored.scores if s["task"] == task)
+        for task in ("toy_choice", "toy_write")
+    )
+    assert (choice["answer"]["skip"], choice["deciding"]["skip"]) == (0, 0)
+    assert (written["generated"]["skip"], written["deciding"]["skip"]) == (0, 0)
+    assert "generated" not in choice and "answer" not in written
+    for task, rates in (("choice", choice), ("write", written)):
+        prompts = dict.fromkeys(
+            (row["question"], *([option] if task == "choice" else []))
+            for row in rows(many, task)
+            for option in row.get("options", [None])
+        )
+        fed = {
+            (tuple((encode(q) + encode(rest[0])[:-1]) if rest else encode(q)), len(encode(q)) - 1)
+            for q, *rest in prompts
+        }
+        places = [place for _, cut in fed for place in range(cut)]
+        skipped = sum(place % 10 < 3 for place in places)
+        if task == "choice":
+            assert rates["prompt"]["tokens"] == len(places)
+            assert rates["prompt"]["skip"] == pytest.approx(share * skipped / len(places))
+        total = rates["prompt"]["tokens"] + rates["deciding"]["tokens"]
+        assert rates["all"]["tokens"] == total
+        pooled = rates["prompt"]["skip"] * rates["prompt"]["tokens"] / total
+        assert rates["all"]["skip"] == pytest.approx(pooled)

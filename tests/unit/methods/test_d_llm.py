@@ -272,7 +272,7 @@ def test_the_training_log_holds_the_ramped_penalty_without_reserved_tokens(tmp_p
         ramp = math.sin(math.pi / 2 * entry["update"] / 6)
         assert entry["penalty"] == pytest.approx(ramp * (0.5 - 1 / 6), rel=1e-5)
         assert (entry["alpha"], entry["executed"]) == (5.0, 0.0)
-    assert fitted.decisions["omega"] == 0.5
+    assert fitted.decisions["omega"] == {"pooled": 0.5}
     assert "calibration" not in fitted.decisions
 
 

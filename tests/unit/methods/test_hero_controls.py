@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from methods.core.data import Document
 from methods.core.routing.hashing import uniform_hash
+from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Tokens, Unit
-from methods.hero.controls import RandomBypass, StaticGates
+from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
 from methods.hero.router import Sizes
+from tests import toy
+from tests.training_toys import ByNumber
 
 SIZES = Sizes(hidden=24, head=16, memory=64, adapter=5)
 
@@ -37,7 +41,7 @@ def test_static_gates_are_one_number_per_block(logit: float, runs: bool) -> None
 
 def test_random_bypass_follows_the_hash_of_layer_position_and_token() -> None:
     units = [Unit(n, "ffn", 10) for n in (4, 7)]
-    router = RandomBypass(units, SIZES, [0.2, 0.7], 9, None)
+    router = RandomBypass(units, SIZES, torch.tensor([[0.2], [0.7]]), "block", 9, None)
     ids = torch.arange(4000).reshape(2, 2000) % 61
     positions = torch.arange(2000).expand(2, -1)
     hidden = torch.zeros(2, 2000, 1)
@@ -49,3 +53,60 @@ def test_random_bypass_follows_the_hash_of_layer_position_and_token() -> None:
         assert decision.scale is None
     with pytest.raises(ValueError, match="input_ids"):
         router.start(Tokens(None, positions, ids >= 0), hidden, Context())
+
+
+def test_the_threshold_shifts_every_rate() -> None:
+    router = RandomBypass([Unit(4, "ffn", 10)], SIZES, torch.tensor([[0.2]]), "block", 9, None)
+    ids = torch.arange(20_000)[None] % 61
+    hidden = torch.zeros(1, 20_000, 1)
+    tokens = Tokens(ids, torch.arange(20_000)[None], ids >= 0)
+    router.threshold = 0.8  # odds of 4: 0.25 becomes 1
+    decision, _ = router.gate(0, hidden, hidden, router.start(tokens, hidden, Context()), Context())
+    assert float((~decision.execute).double().mean()) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("key", ["kind", "token"])
+def test_a_rate_is_looked_up_by_kind_or_token(key: str) -> None:
+    units = [Unit(n, "ffn", 10) for n in (4, 7)]
+    ids = torch.arange(6000)[None] % 3
+    tokens = Tokens(ids, torch.arange(6000)[None], ids >= 0)
+    rates = torch.tensor([[0.1, 0.5, 0.9], [0.6, 0.3, 0.2]])[:, : 2 if key == "kind" else 3]
+    router = RandomBypass(units, SIZES, rates, key, 3, None)
+    deciding = (ids == 1) * 2.5
+    hidden, at = torch.zeros(1, 6000, 1), Context(deciding=deciding)
+    state = router.start(tokens, hidden, at)
+    for index in range(2):
+        decision, _ = router.gate(index, hidden, hidden, state, at)
+        skipped = (~decision.execute).double()
+        for token in range(3):
+            place = token if key == "token" else int(token == 1)
+            found = float(skipped[ids == token].mean())
+            assert found == pytest.approx(float(rates[index, place]), abs=0.04)
+    assert router.reads_kinds == (key == "kind")
+    if key == "kind":
+        with pytest.raises(ValueError, match="told which positions are deciding"):
+            router.start(tokens, hidden, Context())
+
+
+@torch.no_grad()
+def test_measured_rates_by_hand() -> None:
+    model = toy.make_model()
+    route(model, ByNumber(model))
+    texts = [
+        Document([1, 2, 4, 6, 50], 3, "a", [(2, 4)]),
+        Document([4, 1, 50], 1, "b", [(0, 2)]),
+    ]
+    found = measured_rates(model, texts)
+    # Unit 0 skips odd ids, unit 1 those below 4. Prompts hold 1 and 2; 4, 6, 4 and 1 decide; what
+    # closes a text is of no kind.
+    assert found["kind_rates"] == [[0.5, 0.8333], [0.3, 0.3]]
+    rows = {int(row[0]): row[1:] for row in found["token_rates"]}
+    assert set(rows) == {-1, 1, 2, 4, 6}
+    assert rows[1] == pytest.approx([2.5 / 3, 2.5 / 3], abs=1e-4)
+    assert rows[4] == pytest.approx([0.5 / 3, 0.5 / 3], abs=1e-4)
+    assert rows[-1] == pytest.approx([2.5 / 7, 3.5 / 7], abs=1e-4)
+    table = token_table(found["token_rates"], 64)
+    assert table.shape == (2, 64)
+    assert table[:, 4].tolist() == rows[4] and table[:, 50].tolist() == rows[-1]
+    with pytest.raises(ValueError, match="row -1 and ids below 5"):
+        token_table(found["token_rates"], 5)

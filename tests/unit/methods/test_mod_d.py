@@ -13,6 +13,7 @@ from torch import Tensor
 from methods import load_method
 from methods.base import Request
 from methods.core.backbone import attention_norm, decoder, ffn, ffn_norm, layers
+from methods.core.routing.calibration import weighted
 from methods.mod_d import capacity_for, measure_levels
 from tests import toy
 from tests.routing_toys import (
@@ -188,7 +189,7 @@ def test_levels_are_means_over_documents() -> None:
     model = shaken("mod-d-topk")
     router = model.model.router
     texts = Texts().probe()
-    levels = measure_levels(model, router, texts)
+    levels = measure_levels(model, router, weighted(texts, "pooled"), each=False)
     taus: list[list[float]] = [[] for _ in router.units]
     seen: list[list[float]] = [[] for _ in router.units]
     heard: dict[int, list[float]] = {}

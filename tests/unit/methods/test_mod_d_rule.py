@@ -21,18 +21,41 @@ def tokens(positions: Any, valid: Any = None) -> Tokens:
     return Tokens(torch.zeros_like(places), places, real)
 
 
-def decide(weights: Tensor, given: Tokens, capacity: float, compare: str = "strict") -> Tensor:
+def decide(
+    weights: Tensor,
+    given: Tokens,
+    capacity: float,
+    compare: str = "strict",
+    deciding: Tensor | None = None,
+    running: float | None = None,
+) -> Tensor:
     """Decisions of a router whose linear map reads the weights (B, T) off the input."""
     units = [Unit(1, "ffn", 1)]
     router = CompetingRouter(units, 32, MoDD.Params(compare=compare), capacity, seed=7)
+    router.running = running
     with torch.no_grad():
         router.routers[0].weight.zero_()[0, 0] = 1.0
         router.routers[0].bias.zero_()
     hidden = torch.zeros(*weights.shape, 32)
     hidden[..., 0] = weights
-    decision, _ = router.gate(0, hidden, None, given, training())
+    decision, _ = router.gate(0, hidden, None, (given, deciding), training())
     assert torch.equal(decision.scale, weights)
     return decision.execute
+
+
+def test_deciding_tokens_compete_with_all_of_their_kind() -> None:
+    weights = torch.tensor([[5.0, 1.0, 4.0, 9.0, 2.0], [7.0, 6.0, 3.0, 8.0, 0.0]])
+    given = tokens([[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]])
+    # Deciding: 9 and 2 above, counting one each; 8 and 0 below, counting three each.
+    deciding = torch.tensor([[0, 0, 0, 1.0, 1.0], [0, 0, 0, 3.0, 3.0]])
+    found = decide(weights, given, 0.7, "inclusive", deciding, 0.5)
+    # Two of three prompt tokens run; 9 and 8 hold 4 of 8 shares, and only what exceeds the weight
+    # at which one half is reached runs.
+    assert found.tolist() == [[True, False, True, True, False], [True, True, False, False, False]]
+    assert decide(weights, given, 0.7, "inclusive", deciding, 0.55)[1, 3]
+    # Without an aim of their own they compete in their documents.
+    pooled = decide(weights, given, 0.7, "inclusive", deciding)
+    assert torch.equal(pooled, decide(weights, given, 0.7, "inclusive"))
 
 
 @pytest.mark.parametrize("compare", ["strict", "inclusive"])
@@ -91,7 +114,7 @@ def test_pads_do_not_compete(side: str) -> None:
     else:
         given = tokens([[0, 1, 2, 3, 3, 3, 3]], [[True] * 4 + [False] * 3])
         padded, real = torch.cat([weights, big], 1), slice(0, 4)
-    taus = kth_largest(padded, given, 0.75)
+    taus = kth_largest(padded, given, 0.75, given.valid)
     assert taus.value[0, real].tolist() == pytest.approx([0.3] * 4)
     assert taus.k[0, real].tolist() == [3] * 4
     found = decide(padded, given, 0.75)

@@ -224,10 +224,16 @@ def test_what_a_fit_asks_of_its_penalty(
     made: list[tuple[Tensor, float, float]] = []
     real = skipgpt.fit_routed
 
-    def spy(model: Any, own: Any, data: Any, request: Any, steering: Any, aim: Aim) -> Any:
-        made.append((aim.weights, aim.target, steering.alpha))
-        assert steering.budget is None
-        return real(model, own, data, request, steering, aim)
+    def spy(model: Any, own: Any, data: Any, request: Any, steering: Any, penalty: Any) -> Any:
+        steered = steering()
+        aim = penalty("pooled", steered)
+        assert isinstance(aim, Aim)
+        made.append((aim.weights, aim.target, steered.alpha))
+        assert steered.budget == request.budget
+        steered.observe(0.9, 0.9, 0.1)
+        steered.observe(0.0, 0.0, 1.0)
+        assert steered.alpha == 20.0
+        return real(model, own, data, request, steering, penalty)
 
     monkeypatch.setattr(skipgpt, "fit_routed", spy)
     fitted = fit("skipgpt-rt", tmp_path, updates=2, **params)

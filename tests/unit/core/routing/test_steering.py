@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from methods.core.backbone import count
 from methods.core.data import Document
-from methods.core.routing.calibration import bypass_rates, calibrate_threshold, next_logit
+from methods.core.routing.calibration import (
+    bypass_rates,
+    calibrate_threshold,
+    next_logit,
+    weighted,
+)
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
 from methods.core.routing.steering import Steering, unit_shares
@@ -111,8 +116,22 @@ def test_bypass_rates_count_real_tokens() -> None:
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
     # 1 skips 0.3, 2 skips 0.2, 4 nothing; pads hold id 0, which would skip 0.2.
     for batch_size in (1, 2):
-        found = bypass_rates(model, texts, batch_size) @ shares
+        found = bypass_rates(model, weighted(texts, "pooled"), batch_size) @ shares
         assert float(found) == pytest.approx((0.3 + 0.2 + 0.3) / 6)
+
+
+def test_bypass_rates_of_deciding_positions_count_every_task_the_same() -> None:
+    model = toy.make_model()
+    route(model, ByNumber(model))
+    texts = [
+        Document([4, 4, 1, 2, 4], 3, "a", [(2, 5)]),
+        Document([1, 4, 4], 1, "b", [(0, 1)]),
+        Document([1, 4], 2, "c", []),
+    ]
+    shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    for batch_size in (1, 3):
+        found = bypass_rates(model, weighted(texts, "each"), batch_size) @ shares
+        assert float(found) == pytest.approx(((0.3 + 0.2 + 0.0) / 3 + 0.3) / 2)
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.13, 0.24])
@@ -123,8 +142,9 @@ def test_calibration_meets_the_budget(budget: float) -> None:
     texts = documents(120, longest=30)
     shares = unit_shares([unit.parameters for unit in router.units], count(toy.make_model()))
     assert float(shares.sum()) > budget
-    trace, rates = calibrate_threshold(model, router, texts, shares, budget)
-    torch.testing.assert_close(rates, bypass_rates(model, texts), rtol=0, atol=0)
+    probe = weighted(texts, "pooled")
+    trace, rates = calibrate_threshold(model, router, probe, shares, budget)
+    torch.testing.assert_close(rates, bypass_rates(model, probe), rtol=0, atol=0)
     realised = float(rates @ shares)
     assert realised == pytest.approx(budget, abs=2e-3)
     assert trace[0]["threshold"] == 0.5
@@ -136,10 +156,10 @@ def test_calibration_leaves_a_threshold_that_fits() -> None:
     model = toy.make_model()
     router = ByHash(model)
     route(model, router)
-    texts = documents(20)
+    probe = weighted(documents(20), "pooled")
     shares = torch.full((4,), 0.1, dtype=torch.float64)
-    budget = float(bypass_rates(model, texts) @ shares) + 5e-4
-    assert len(calibrate_threshold(model, router, texts, shares, budget)[0]) == 1
+    budget = float(bypass_rates(model, probe) @ shares) + 5e-4
+    assert len(calibrate_threshold(model, router, probe, shares, budget)[0]) == 1
     assert router.threshold == 0.5
 
 

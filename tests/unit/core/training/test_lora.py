@@ -147,7 +147,9 @@ def test_hero_and_lora_read_the_same_tokens_first(tmp_path: Path) -> None:
     structure = {"layers": [3, 4, 5], "seed": 1, "threshold": 0.5}
     hero = load_method("hero").build(backbone, structure)
     steering = Steering(torch.ones(3, dtype=torch.float64), None, 1e-3)
-    one = Trainer(hero, PARAMS, documents(), 6, tmp_path / "a", steering, penalty)
+    one = Trainer(
+        hero, PARAMS, documents(), 6, tmp_path / "a", {"pooled": steering}, {"pooled": penalty}
+    )
     other = Trainer(built(), PARAMS, documents(), 6, tmp_path / "b")
     third = Trainer(built(), PARAMS, documents(), 7, tmp_path / "c")
     batch = first_batch(one)

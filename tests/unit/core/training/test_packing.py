@@ -46,6 +46,22 @@ def test_rows_by_hand() -> None:
     assert rows.weights.tolist() == [[0.25, 1.0, 0.0, 0.25, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0]]
 
 
+def test_kinds_of_positions_by_hand() -> None:
+    texts = [
+        Document([11, 12, 13, 14, 15], 2, "a", [(1, 3)]),
+        Document([21, 22, 23, 24, 25, 26], 0, "b", [(1, 2), (4, 6)]),
+        Document([31, 32], 2),
+    ]
+    rows = lay_out(texts, 0, 1.0, {"a": 0.5, "b": 2.0})
+    # 14 predicts the closing 15, which nobody scores; 22 and 25 ask, 23 and 24 are read between.
+    assert rows.prompting.tolist() == [[1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0]]
+    assert rows.deciding.tolist() == [
+        [0, 0.5, 0.5, 0, 0, 0],
+        [0, 2, 0, 0, 2, 0],
+        [0, 0, 0, 0, 0, 0],
+    ]
+
+
 def test_rows_without_packing_and_with_a_document_that_is_too_long() -> None:
     texts = [Document([1, 2], 0), Document([3, 4, 5], 5), Document([6], 0)]
     rows = lay_out(texts, 0, 0.5)

@@ -45,8 +45,9 @@ def test_killed_and_resumed_equals_undisturbed(
     lines = (tmp_path / "parts/training.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == whole.log
     if row == "hero":
-        assert resumed.steering.state() == whole.steering.state()
-        assert resumed.steering.alpha not in (0.02, whole.log[3]["alpha"])
+        steering = resumed.steering["pooled"]
+        assert steering.state() == whole.steering["pooled"].state()
+        assert steering.alpha not in (0.02, whole.log[3]["alpha"])
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(tmp_pa
         factor = math.inf if len(calls) > 3 else 1.0
         return penalty(soft, executed, counted, progress) * factor
 
-    trainer.penalty = breaking
+    trainer.penalties = {"pooled": breaking}
     with pytest.raises(DivergedError, match="loss of update 3 is nan.*learning_rate"):
         trainer.run()
     assert all(bool(torch.isfinite(value).all()) for value in values(trainer).values())
