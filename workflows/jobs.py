@@ -22,9 +22,9 @@ from workflows.config import (
     with_defaults,
 )
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, read_entries
+from workflows.runtime.provenance import SCORING, code_files, fit_parts
 from workflows.table import TableLine, read_table
 
-CODE = {".py", ".yaml"}
 PAGES = {".py", ".html"}
 DATA_PARTS = ("training", "validation", "probe", "calibration")
 
@@ -76,12 +76,8 @@ class Job:
         return [job.model for job in [self.start, *self.lenders.values()] if job is not None]
 
     def code(self) -> list[str]:
-        """The files whose change makes the fit run again: the method's and the core."""
-        own = [self.method.path]
-        if self.method.path.is_dir():
-            own = sorted(self.method.path.rglob("*.py"))
-        core = sorted((ROOT / "methods" / "core").rglob("*.py"))
-        return _relative([*own, ROOT / "methods" / "base.py", *core])
+        """The files whose change makes the fit run again: the method's and what all share."""
+        return _relative([f for part in fit_parts(self.method) for f in code_files(part)])
 
 
 @dataclass(frozen=True)
@@ -191,9 +187,7 @@ class Suite:
 
     def evaluation_code(self) -> list[str]:
         """The files whose change makes every evaluation run again."""
-        folders = [ROOT / "workflows" / "evaluation", ROOT / "workflows" / "demo"]
-        files = [f for folder in folders for f in folder.rglob("*") if f.suffix in CODE]
-        return _relative(sorted(files))
+        return _relative([file for part in SCORING for file in code_files(part)])
 
     def report_code(self) -> list[str]:
         """The files whose change makes the report again."""

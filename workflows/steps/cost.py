@@ -24,7 +24,7 @@ from methods.core.backbone import DTYPES, SHAPES, shape_config
 from methods.core.checkpoint import read_card, write_json
 from workflows.runtime.files import whole_file, whole_folder
 from workflows.runtime.program import add_machine_arguments, run, set_up_torch
-from workflows.runtime.provenance import provenance
+from workflows.runtime.provenance import fit_parts, provenance
 
 
 def arguments() -> argparse.Namespace:
@@ -64,7 +64,7 @@ def main() -> None:
         "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
         "weights_mb": round(sum(f.stat().st_size for f in backbone.iterdir()) / 2**20, 1),
         "rows": {row: fit(row, backbone, ids, home, args) for row in rows},
-        **provenance(),
+        **provenance(fit_parts(*map(find_row, rows))),
     }
     with whole_file(args.out) as file:
         write_json(file, report)
