@@ -137,18 +137,17 @@ class Suite:
         return json.dumps(self.config["data"][part], sort_keys=True)
 
     def data_files(self, method: Row) -> dict[str, str]:
-        """Part -> file of the data a method may need: only trained ones read training data."""
-        parts = [part for part in DATA_PARTS if part in self.config["data"]]
-        if not method.budgeted and not method.trained:
-            return {}
-        if not method.trained:
-            parts = [part for part in parts if part == "calibration"]
+        """Part -> file of the data that the fits of a method are given."""
         files = {}
-        for part in parts:
+        for part in (part for part in data_parts(method) if part in self.config["data"]):
             source = self.config["data"][part]["source"]
             ready = source.endswith(".npy")
             files[part] = source if ready else f"results/{self.name}/data/{part}.jsonl"
         return files
+
+    def data_arguments(self, method: Row) -> str:
+        """The same as arguments of the compress step."""
+        return shlex.join(data_words(self.data_files(method)))
 
     def compress_arguments(self, job: Job) -> str:
         """Arguments of the compress step that change numbers."""
@@ -244,6 +243,21 @@ def _jobs(
         )  # fmt: skip
 
     return [make(line, budget, seed) for budget in line.budgets for seed in line.seeds]
+
+
+def data_parts(method: Row) -> list[str]:
+    """What a fit is given of a suite's data: the training part only if it trains."""
+    if not method.budgeted and not method.trained:
+        return []
+    return [part for part in DATA_PARTS if part != "training" or method.trained]
+
+
+def data_words(files: Mapping[str, str | Path]) -> list[str]:
+    """Data files, by part, as arguments of the compress step."""
+    words = []
+    for part, file in files.items():
+        words += ["--train" if part == "training" else f"--{part}", str(file)]
+    return words
 
 
 def _relative(paths: Sequence[Path]) -> list[str]:
