@@ -46,7 +46,7 @@ def llama(backbones: dict[str, Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def data_files(home: Path) -> dict[str, Path]:
-    """``ids`` (.npy) and ``calibration``, ``training``, ``validation`` (.jsonl)."""
+    """``ids`` (.npy) and ``calibration``, ``training``, ``validation``, ``probe`` (.jsonl)."""
     return toy.make_data(home / "data")
 
 

@@ -126,7 +126,7 @@ def write_jsonl(file: Path, rows: list[Any]) -> Path:
 
 
 def make_data(folder: Path) -> dict[str, Path]:
-    """Calibration ids, and text files of three splits with prompts and completions."""
+    """Calibration ids, text files of three splits with prompts and completions, a probe file."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(1)
     files = {"ids": folder / "ids.npy"}
@@ -137,6 +137,8 @@ def make_data(folder: Path) -> dict[str, Path]:
             for _ in range(size)
         ]
         files[split] = write_jsonl(folder / f"{split}.jsonl", rows)
+    probes = [{"fed": sentence(rng, int(rng.integers(6, 13)))} for _ in range(24)]
+    files["probe"] = write_jsonl(folder / "probe.jsonl", probes)
     return files
 
 

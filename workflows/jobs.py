@@ -22,9 +22,9 @@ from workflows.config import (
     with_defaults,
 )
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, read_entries
+from workflows.runtime.provenance import SCORING, code_files, fit_parts
 from workflows.table import TableLine, read_table
 
-CODE = {".py", ".yaml"}
 PAGES = {".py", ".html"}
 DATA_PARTS = ("training", "validation", "probe", "calibration")
 
@@ -76,12 +76,8 @@ class Job:
         return [job.model for job in [self.start, *self.lenders.values()] if job is not None]
 
     def code(self) -> list[str]:
-        """The files whose change makes the fit run again: the method's and the core."""
-        own = [self.method.path]
-        if self.method.path.is_dir():
-            own = sorted(self.method.path.rglob("*.py"))
-        core = sorted((ROOT / "methods" / "core").rglob("*.py"))
-        return _relative([*own, ROOT / "methods" / "base.py", *core])
+        """The files whose change makes the fit run again: the method's and what all share."""
+        return _relative([f for part in fit_parts(self.method) for f in code_files(part)])
 
 
 @dataclass(frozen=True)
@@ -141,18 +137,17 @@ class Suite:
         return json.dumps(self.config["data"][part], sort_keys=True)
 
     def data_files(self, method: Row) -> dict[str, str]:
-        """Part -> file of the data a method may need: only trained ones read training data."""
-        parts = [part for part in DATA_PARTS if part in self.config["data"]]
-        if not method.budgeted and not method.trained:
-            return {}
-        if not method.trained:
-            parts = [part for part in parts if part == "calibration"]
+        """Part -> file of the data that the fits of a method are given."""
         files = {}
-        for part in parts:
+        for part in (part for part in data_parts(method) if part in self.config["data"]):
             source = self.config["data"][part]["source"]
             ready = source.endswith(".npy")
             files[part] = source if ready else f"results/{self.name}/data/{part}.jsonl"
         return files
+
+    def data_arguments(self, method: Row) -> str:
+        """The same as arguments of the compress step."""
+        return shlex.join(data_words(self.data_files(method)))
 
     def compress_arguments(self, job: Job) -> str:
         """Arguments of the compress step that change numbers."""
@@ -191,9 +186,7 @@ class Suite:
 
     def evaluation_code(self) -> list[str]:
         """The files whose change makes every evaluation run again."""
-        folders = [ROOT / "workflows" / "evaluation", ROOT / "workflows" / "demo"]
-        files = [f for folder in folders for f in folder.rglob("*") if f.suffix in CODE]
-        return _relative(sorted(files))
+        return _relative([file for part in SCORING for file in code_files(part)])
 
     def report_code(self) -> list[str]:
         """The files whose change makes the report again."""
@@ -250,6 +243,21 @@ def _jobs(
         )  # fmt: skip
 
     return [make(line, budget, seed) for budget in line.budgets for seed in line.seeds]
+
+
+def data_parts(method: Row) -> list[str]:
+    """What a fit is given of a suite's data: the training part only if it trains."""
+    if not method.budgeted and not method.trained:
+        return []
+    return [part for part in DATA_PARTS if part != "training" or method.trained]
+
+
+def data_words(files: Mapping[str, str | Path]) -> list[str]:
+    """Data files, by part, as arguments of the compress step."""
+    words = []
+    for part, file in files.items():
+        words += ["--train" if part == "training" else f"--{part}", str(file)]
+    return words
 
 
 def _relative(paths: Sequence[Path]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 
-from methods import find_row, load_method
+from methods import Row, find_row, load_method
 from workflows.runtime.provenance import ROOT
 
 SCHEMA = ROOT / "workflows" / "schemas" / "record.schema.json"
@@ -75,8 +75,15 @@ def new_record(
             **{k: backbone[k] for k in ("path", "revision", "hash", "parameters", "layers")},
         },
         "fit": described.get("fit"),
-        "fit_code_hash": described.get("code_hash"),
+        "fit_code": described.get("code"),
+        "weights_hash": described.get("weights_hash"),
     }
+
+
+def rows_of(card: Mapping[str, Any]) -> list[Row]:
+    """The row that a card tells of, and the one whose model its fit started from."""
+    start = [card["start"]["row"]] if card["start"] else []
+    return [find_row(name) for name in (card["row"], *start)]
 
 
 def describe_model(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ trained.safetensors   other methods: only what they trained; the backbone stays 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -84,7 +85,23 @@ def save(
         if trained:
             save_file({n: p.contiguous() for n, p in trained.items()}, folder / TRAINED)
     write_json(folder / DECISIONS, fitted.decisions)
-    write_json(folder / CARD, card | {"structure": fitted.structure})
+    weights = hash_fitted(folder, method, card["backbone"]["hash"], fitted.structure)
+    write_json(folder / CARD, card | {"structure": fitted.structure, "weights_hash": weights})
+
+
+def hash_fitted(folder: Path, method: Method, backbone: str, structure: dict[str, Any]) -> str:
+    """What rows share that hold the same weights: 16 hex digits.
+
+    A static row is the whole model that it stores, whatever method made it. Any other is its
+    backbone and what its method makes of structure and trained tensors.
+    """
+    if method.kind == "static":
+        return hash_folder(folder)
+    told = json.dumps([type(method).__module__, backbone, structure], sort_keys=True)
+    digest = hashlib.sha256(told.encode())
+    if (folder / TRAINED).is_file():
+        digest.update((folder / TRAINED).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def describe(

@@ -1,4 +1,7 @@
-"""What every row promises, whatever its method: parametrised over the discovered rows."""
+"""What every row promises, whatever its method: parametrised over the discovered rows.
+
+One row alone: ``pytest -n0 tests/contract -k my-row``.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from methods.core.backbone import (
 from methods.core.checkpoint import CARD, DECISIONS, TRAINED, load, read_card
 from methods.core.ledger import Tally
 from tests import steps, toy
+from workflows.jobs import data_parts, data_words
 from workflows.records import removed_layers
 
 BUDGET, SEED = 0.25, 3
@@ -56,7 +60,7 @@ with torch.no_grad():
 
 
 class Runs:
-    """Fits each case once and keeps its folder."""
+    """Fits each case once, on the data that a suite gives its row, and keeps its folder."""
 
     def __init__(self, home: Path, backbones: dict[str, Path], data: dict[str, Path]) -> None:
         self.home, self.backbones, self.data = home, backbones, data
@@ -65,13 +69,20 @@ class Runs:
         """The folder of a fit; ``name`` tells repeated fits apart."""
         out = (self.home / root) / kind / name / row
         if not (out / CARD).is_file():
-            arguments = ["--budget", BUDGET, "--seed", SEED, "--max-length", 64]
-            arguments += ["--params", json.dumps(QUICK.get(row, {}))]
-            arguments += ["--calibration", self.data["calibration"]]
-            arguments += ["--train", self.data["training"]]
-            arguments += ["--validation", self.data["validation"]]
-            steps.compress(row, self.backbones[kind], out, *arguments)
+            steps.compress(row, self.backbones[kind], out, *self.arguments(row, kind))
         return out
+
+    def files(self, row: str, kind: str = "llama") -> dict[str, Path]:
+        """Part -> file of the data of a row's fit."""
+        # transformers gives any Qwen2 folder a tokenizer that knows no toy word.
+        ids = kind == "qwen2"
+        return {p: self.data["ids" if ids else p] for p in data_parts(ROWS[row])}
+
+    def arguments(self, row: str, kind: str = "llama", seed: int = SEED) -> list[Any]:
+        """Of the compress step."""
+        fixed = ["--budget", BUDGET, "--seed", seed, "--max-length", 64]
+        params = ["--params", json.dumps(QUICK.get(row, {}))]
+        return [*fixed, *params, *data_words(self.files(row, kind))]
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +91,21 @@ def runs(
     backbones: dict[str, Path],
     data_files: dict[str, Path],
 ) -> Runs:
-    # Calibration by ids: transformers gives any Qwen2 folder a tokenizer that knows no toy word.
-    data = data_files | {"calibration": data_files["ids"]}
-    return Runs(tmp_path_factory.mktemp("contract"), backbones, data)
+    return Runs(tmp_path_factory.mktemp("contract"), backbones, data_files)
 
 
 @pytest.fixture(scope="module")
-def fresh_logits(runs: Runs) -> dict[tuple[str, str], torch.Tensor]:
-    """Logits of every case, from one process that only loads."""
+def fresh_logits(runs: Runs, request: pytest.FixtureRequest) -> dict[tuple[str, str], torch.Tensor]:
+    """Logits of every case that was selected, from one process that only loads."""
     torch.save(IDS, runs.home / "ids.pt")
     (runs.home / "fresh.py").write_text(FRESH)
-    folders = [runs.fit(row, kind) for row, kind in CASES]
+    asking = [item for item in request.session.items if "fresh_logits" in item.fixturenames]
+    cases = [(item.callspec.params["row"], item.callspec.params["kind"]) for item in asking]
+    folders = [runs.fit(row, kind) for row, kind in cases]
     code = f"import os; os.chdir({str(runs.home)!r}); exec(open('fresh.py').read())"
     done = steps.python("-c", code, runs.home / "ids.pt", *folders)
     assert done.returncode == 0, done.stderr
-    return dict(zip(CASES, torch.load(runs.home / "logits.pt"), strict=True))
+    return dict(zip(cases, torch.load(runs.home / "logits.pt"), strict=True))
 
 
 @torch.no_grad()
@@ -138,7 +149,8 @@ def test_the_same_seed_decides_the_same(row: str, runs: Runs) -> None:
         assert pair[0].is_file() == pair[1].is_file()
         if pair[0].is_file():
             assert pair[0].read_bytes() == pair[1].read_bytes()
-    assert read_card(first)["structure"] == read_card(second)["structure"]
+    for name in ("structure", "weights_hash"):
+        assert read_card(first)[name] == read_card(second)[name]
     assert torch.equal(logits(load_model(first)), logits(load_model(second)))
 
 
@@ -184,12 +196,8 @@ def test_a_loaded_model_is_the_fitted_one(row: str, runs: Runs, tmp_path: Path) 
 
     folder = runs.fit(row)
     backbone = load_backbone(runs.backbones["llama"])
-    data = Data(
-        backbone.tokenizer,
-        toy.VOCABULARY,
-        64,
-        *(runs.data[part] for part in ("calibration", "training", "validation")),
-    )
+    files = {f"{part}_file": file for part, file in runs.files(row).items()}
+    data = Data(backbone.tokenizer, toy.VOCABULARY, 64, **files)
     method = load_method(row, QUICK.get(row, {}))
     budget = BUDGET if ROWS[row].budgeted else None
     fitted = method.fit(backbone, data, Request(budget, SEED, tmp_path))
@@ -298,12 +306,10 @@ def test_dynamic_rows_leave_the_backbone_its_bits(row: str, runs: Runs) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].stochastic])
 def test_another_seed_decides_otherwise(row: str, runs: Runs, tmp_path: Path) -> None:
-    arguments = ["--budget", BUDGET, "--seed", SEED + 1, "--max-length", 64]
-    arguments += ["--params", json.dumps(QUICK.get(row, {}))]
-    arguments += ["--calibration", runs.data["calibration"], "--train", runs.data["training"]]
-    arguments += ["--validation", runs.data["validation"]]
+    arguments = runs.arguments(row, seed=SEED + 1)
     other = steps.compress(row, runs.backbones["llama"], tmp_path / "other", *arguments)
     assert not torch.equal(logits(load_model(other)), logits(load_model(runs.fit(row))))
+    assert read_card(other)["weights_hash"] != read_card(runs.fit(row))["weights_hash"]
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind != "static"])
@@ -338,7 +344,7 @@ def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
     home = tmp_path / "here"
     start = shutil.copytree(runs.fit(row), home / "start")
     before = {file: file.read_bytes() for file in start.iterdir()}
-    arguments = ["--params", HEAL, "--max-length", 64, "--train", runs.data["training"]]
+    arguments = ["--params", HEAL, "--max-length", 64, *data_words(runs.files("lora"))]
     steps.compress("lora", start, home / "healed", *arguments)
     assert {file: file.read_bytes() for file in start.iterdir()} == before
     first = load(start)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from methods import discover
+from methods import Row, discover
 from workflows.config import ROOT
 
 METHOD_MODULES = {row.module for row in discover().values()}
@@ -52,6 +52,16 @@ def test_methods_never_import_the_pipeline(file: Path) -> None:
 @pytest.mark.parametrize("file", files("methods/core"), ids=name)
 def test_the_core_imports_no_method(file: Path) -> None:
     assert below(imports(file), *METHOD_MODULES) == []
+
+
+@pytest.mark.parametrize(
+    "row", {row.path: row for row in discover().values()}.values(), ids=lambda row: row.path.stem
+)
+def test_a_method_imports_no_other_method(row: Row) -> None:
+    """Or its fits would neither rerun nor get another hash when that one changes."""
+    for file in sorted(row.path.rglob("*.py")) if row.path.is_dir() else [row.path]:
+        ours = {name for name in imports(file) if name.split(".")[0] == "methods"}
+        assert ours - set(below(ours, "methods.base", "methods.core", row.module)) == set()
 
 
 ROOMS = ("methods.core.routing", "methods.core.training", "methods.core.surgery")

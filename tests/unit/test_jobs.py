@@ -185,22 +185,40 @@ def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:
 def test_a_fit_watches_its_own_file_and_the_core(root: Path) -> None:
     job = next(j for j in read_suite(config(), root).jobs if j.row == "shortgpt")
     assert "methods/shortgpt.py" in job.code()
-    assert "methods/core/ledger.py" in job.code()
+    assert {"methods/core/ledger.py", "methods/base.py"} < set(job.code())
     assert "methods/random_skip.py" not in job.code()
     assert all((ROOT / name).is_file() for name in job.code())
 
 
-def test_untrained_rows_read_calibration_only(root: Path) -> None:
-    data = {"training": {"source": "text.txt"}, "calibration": {"source": "ids.npy"}}
-    suite = read_suite(config(data=data), root)
-    rows = discover()
+def test_an_evaluation_watches_tasks_and_what_they_share(root: Path) -> None:
+    code = read_suite(config(), root).evaluation_code()
+    tasks = "workflows/evaluation/tasks/demo"
+    assert {f"{tasks}/demo_facts.yaml", f"{tasks}/_generation_yaml"} < set(code)
+    assert "workflows/evaluation/harness.py" in code
+
+
+def test_rows_that_skip_read_all_data_but_training_and_trained_ones_that_too(root: Path) -> None:
+    data = {part: {"source": "text.txt"} for part in ("training", "validation", "probe")}
+    suite = read_suite(config(data=data | {"calibration": {"source": "ids.npy"}}), root)
+    rows, made = discover(), "results/tiny/data"
     assert suite.data_files(rows["dense"]) == {}
-    assert suite.data_files(rows["shortgpt"]) == {"calibration": "ids.npy"}
-    trained = dict(vars(rows["shortgpt"]), trained=True)
-    assert suite.data_files(type(rows["shortgpt"])(**trained)) == {
-        "training": "results/tiny/data/training.jsonl",
+    untrained = {
+        "validation": f"{made}/validation.jsonl", "probe": f"{made}/probe.jsonl",
         "calibration": "ids.npy",
-    }
+    }  # fmt: skip
+    for row in ("shortgpt", "random-skip"):
+        assert suite.data_files(rows[row]) == untrained
+    for row in ("hero", "lora"):
+        assert suite.data_files(rows[row]) == untrained | {"training": f"{made}/training.jsonl"}
+    assert suite.data_arguments(rows["hero"]) == (
+        f"--train {made}/training.jsonl --validation {made}/validation.jsonl "
+        f"--probe {made}/probe.jsonl --calibration ids.npy"
+    )
+
+
+def test_a_suite_gives_the_parts_it_has(root: Path) -> None:
+    suite = read_suite(config(data={"calibration": {"source": "ids.npy"}}), root)
+    assert suite.data_files(discover()["hero"]) == {"calibration": "ids.npy"}
 
 
 def test_defaults_are_filled_in_at_every_depth() -> None:

@@ -23,7 +23,8 @@ def record() -> dict[str, Any]:
     return {
         "format": 1, "status": "ok", "reason": None, "suite": "", "row": "r", "method": "dense",
         "title": "T", "kind": "reference", "stochastic": False, "params": {}, "start": None,
-        "budget": 0.25, "seed": 42, "fit": None, "fit_code_hash": None, "scores": [score],
+        "budget": 0.25, "seed": 42, "fit": None, "fit_code": None, "weights_hash": None,
+        "scores": [score],
         "rates": deepcopy(RATES), "skip_authors": 0.0, "units": [],
         "layers": {"kept": 1, "dense": 1, "removed": []},
         "backbone": {
@@ -34,7 +35,7 @@ def record() -> dict[str, Any]:
             "batch_size": 1, "max_length": 8, "device": "cpu", "threads": 1, "seconds": 0.1,
             "peak_memory_mb": 1.0,
         },
-        "versions": {"torch": "2"}, "commit": None, "dirty": True, "code_hash": "x",
+        "versions": {"torch": "2"}, "commit": None, "dirty": True, "code": {"methods/core": "x"},
         "hardware": {},
     }  # fmt: skip
 
@@ -80,7 +81,9 @@ def test_a_row_that_does_not_apply_has_no_scores_but_a_finished_one_must(field: 
         ("seed", 1.5), ("scores", []), ("scores/0/k", -1), ("scores/0/n", 0),
         ("scores/0/value", "0.5"), ("scores/0/extra", 1), ("scores/0/rates", {}),
         ("scores/0/split", "train"), ("rates/all/tokens", 0), ("rates/all/skip", 1.01),
-        ("rates/all/skip_std", -0.1), ("backbone/hash", "xyz"), ("layers/kept", 0), ("extra", 1),
+        ("rates/all/skip_std", -0.1), ("backbone/hash", "xyz"), ("code", {}),
+        ("fit_code", {"methods/core": 1}), ("layers/kept", 0), ("extra", 1),
+        ("weights_hash", "xyz"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_named_by_their_place(path: str, value: Any) -> None:
@@ -106,6 +109,16 @@ def test_titles_name_the_params_of_a_row_and_derived_rows_their_own_name() -> No
     assert new_record("ok", described, labels)["title"] == "Random skip (ffn)"
     derived = new_record("ok", described, labels | {"row": "mine"})
     assert (derived["title"], derived["row"], derived["method"]) == ("mine", "mine", "random-skip")
+
+
+def test_a_record_names_the_code_and_the_weights_of_its_fit() -> None:
+    backbone = {k: v for k, v in record()["backbone"].items() if k != "name"}
+    described = {
+        "row": "dense", "params": {}, "budget": None, "seed": 1, "start": None,
+        "backbone": backbone, "code": {"methods/core": "c"}, "weights_hash": "f" * 16,
+    }  # fmt: skip
+    made = new_record("ok", described, {"suite": "s", "backbone_name": "b", "row": None})
+    assert (made["fit_code"], made["weights_hash"]) == ({"methods/core": "c"}, "f" * 16)
 
 
 def test_a_run_that_started_from_another_model_names_it_and_the_dense_backbone() -> None:

@@ -69,7 +69,10 @@ def toy_checkout(folder: Path) -> Path:
         "retain_tasks": ["toy_choice"],
         "task_folder": "toy/tasks",
         "noise_batch_sizes": [3],
-        "data": {"calibration": {"source": "toy/data/calibration.jsonl", "rows": 6}},
+        "data": {
+            "calibration": {"source": "toy/data/calibration.jsonl", "rows": 6},
+            "probe": {"source": "toy/data/probe.jsonl"},
+        },
     }
     (folder / "toy.yaml").write_text(yaml.safe_dump(suite), encoding="utf-8")
     return folder

@@ -14,13 +14,13 @@ import pytest
 from scipy import stats
 
 from tests import steps
-from tests.made_records import dense, score, suite, write_run, write_suite
+from tests.made_records import code, dense, score, suite, write_run, write_suite
 from workflows.stats.resample import bootstrap, interval
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``a``, and ``b``: without LoRA, one item of shortgpt+lora lost, other code, one HeRo seed."""
+    """``a``, and ``b``: without LoRA, one item of shortgpt+lora lost, one HeRo seed, other code."""
     folder = tmp_path_factory.mktemp("folders")
     write_suite(folder / "a")
     for run in suite():
@@ -30,7 +30,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             entry = run["scores"][0]
             entry["items"][entry["items"].index(1)] = 0.0
             entry["k"], entry["value"] = entry["k"] - 1, float(np.mean(entry["items"]))
-        write_run(folder / "b", run | {"code_hash": "e"})
+        other = {"methods/core": "e"} | ({"methods/hero": "n"} if run["row"] == "hero" else {})
+        write_run(folder / "b", run | {"code": code(run["row"], **other)})
     return folder
 
 
@@ -92,8 +93,10 @@ def test_a_line_of_one_folder_keeps_its_side(made: Path, compared: pd.DataFrame)
     assert "slicegpt" not in set(compared["row"])
     text = (made / "out/compare.md").read_text()
     assert re.search(r"\| Lora \| – \| \d+\.\d\d \| [\d.]+ to [\d.]+ \| – \| – \| – \|", text)
-    assert "The folders differ in code hash: c and e." in text
-    assert "The folders differ in code hash: c and e." in (made / "out/compare.tex").read_text()
+    for part, codes in (("core", "c and e"), ("hero", "m and n")):
+        sentence = f"The folders differ in code of methods/{part}: {codes}."
+        assert text.count(sentence) == 1
+        assert sentence in (made / "out/compare.tex").read_text()
 
 
 def test_the_table_is_printed(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +142,7 @@ def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) ->
     assert f"hero at 25 % on toy, seed 43, left: {found['k']} of 60 ({share})" in said
     assert f"record {file}" in said
     assert "test split, 0 shots" in said
-    assert "hash c, " in said
+    assert "committed; methods/core c, methods/hero m; lm_eval" in said
     solved = {}
     for name, path in (("mine", file), ("base", made / "a/toy/dense/b0/s42/record.json")):
         items = pd.read_parquet(path.with_suffix(".items.parquet"))

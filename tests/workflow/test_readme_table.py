@@ -14,10 +14,9 @@ import pytest
 import yaml
 
 from tests import steps
-from tests.made_records import suite, write_run, write_suite
+from tests.made_records import code, suite, write_run, write_suite
 from workflows.jobs import Suite, read_suite
 from workflows.runtime.provenance import ROOT, code_hash
-from workflows.steps import publish
 from workflows.steps.publish import REFERENCE, SOURCE, block, page_of, put_block, read_block, stale
 
 DEMO = REFERENCE / "demo"
@@ -141,55 +140,37 @@ def with_source(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_stale_tables_are_told(demo: Suite, tmp_path: Path, monkeypatch: Any) -> None:
+def test_stale_tables_are_told(demo: Suite, tmp_path: Path) -> None:
     folder = shutil.copytree(DEMO, tmp_path / "demo")
     rows = list(dict.fromkeys(job.row for job in demo.jobs))
     frame = pd.read_csv(folder / "retain.csv").iloc[:1]
     made = pd.concat([frame.assign(row=row) for row in rows])
     made.to_csv(folder / "retain.csv", index=False)
-    now = code_hash(publish.NUMBERS)
-    assert stale(with_source(folder, numbers=now), demo) == []
-    assert stale(with_source(folder, numbers="old"), demo) == [
-        "methods, workflows/demo, workflows/evaluation changed since the records were made"
+    parts = ("methods/core", "methods/hero", "workflows/demo")
+    now = {part: [code_hash(part)] for part in parts}
+    assert stale(with_source(folder, code=now), demo) == []
+    older = now | {"methods/hero": ["old"], "methods/core": ["old", *now["methods/core"]]}
+    assert stale(with_source(folder, code=older), demo) == [
+        "methods/core, methods/hero changed since records were made"
     ]
-    assert "were made by other code" in stale(with_source(folder, numbers=None), demo)[0]
-    with_source(folder, numbers=now)
+    with_source(folder, code=now)
     made.iloc[1:].to_csv(folder / "retain.csv", index=False)
     assert stale(folder, demo) == [f"the table lacks rows of the suite: {rows[0]}"]
     pd.concat([made, frame.assign(row="gone")]).to_csv(folder / "retain.csv", index=False)
     assert stale(folder, demo) == ["the suite lacks rows of the table: gone"]
 
 
-def test_the_code_is_vouched_for_only_where_every_record_was_made_by_it(tmp_path: Path) -> None:
+def test_the_source_names_all_code_that_made_the_records(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(MARKS.format("made"))
-    for name, codes in (("same", [code_hash()] * 2), ("mixed", [code_hash(), "c"])):
-        for run, code in zip(suite()[:2], codes, strict=True):
-            write_run(tmp_path / name, run | {"code_hash": code, "fit_code_hash": code})
-        out = tmp_path / f"{name}_out"
-        command = ["--results", tmp_path / name, "--out", out, "--page", readme]
-        steps.call("publish", *command)
-        told = json.loads((out / SOURCE).read_text())["numbers"]
-        assert told == (code_hash(publish.NUMBERS) if name == "same" else None)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told", "expected"),
-    [
-        ({}, "", True),
-        ({}, "methods/hero.py", False),
-        ({}, None, False),
-        ({"dirty": True}, "", False),
-        ({"fit_code_hash": "d"}, "", False),
-        ({"commit": None}, "", False),
-    ],
-)
-def test_git_vouches_for_records_of_an_older_commit(
-    changes: dict[str, Any], told: str | None, expected: bool, monkeypatch: Any
-) -> None:
-    older = {"code_hash": "c", "fit_code_hash": "c", "commit": "abc", "dirty": False}
-    monkeypatch.setattr(publish, "git", lambda *arguments: told)
-    assert publish.made_by_this_code([older, older | changes]) == expected
+    dense, hero = suite()[0], suite()[3]
+    write_run(tmp_path / "results", dense)
+    write_run(tmp_path / "results", hero | {"fit_code": code("hero", **{"methods/hero": "e"})})
+    out = tmp_path / "out"
+    steps.call("publish", "--results", tmp_path / "results", "--out", out, "--page", readme)
+    assert json.loads((out / SOURCE).read_text())["code"] == {
+        "methods/core": ["c"], "methods/dense": ["m"], "methods/hero": ["e", "m"],
+    }  # fmt: skip
 
 
 def test_a_readme_without_marks_is_refused(tmp_path: Path, refuse: steps.Refuse) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,37 +20,11 @@ import pytest
 import yaml
 
 from tests.workflow.conftest import environment, toy_checkout
-from workflows.config import with_defaults
+from workflows.config import ROOT, with_defaults
 
 Snakemake = Callable[..., tuple[int, str]]
 SUITE = ("--configfile", "toy.yaml", "--cores", "2")
 ROWS = ["dense", "random-skip", "random-skip-layers"]
-
-DUMMY = '''
-"""Keeps the first layers."""
-
-from methods.base import Fitted, Method
-from methods.core.surgery.layers import remove_layers
-
-
-class Dummy(Method):
-    """Removes the last two layers."""
-
-    title = "Dummy cut"
-    source = "a test"
-    kind = "static"
-    trained = False
-    stochastic = False
-    budgeted = True
-    causal = True
-
-    def fit(self, backbone, data, request):
-        structure = {"removed_layers": [4, 5]}
-        return Fitted(self.build(backbone, structure), structure, {"removed": 2})
-
-    def build(self, backbone, structure):
-        return remove_layers(backbone.model, structure["removed_layers"])
-'''
 
 
 @pytest.fixture(scope="module")
@@ -198,24 +173,49 @@ def test_a_file_in_place_of_the_results(tmp_path: Path, run_snakemake: Snakemake
     assert (copy / "results").read_text() == "mine"
 
 
+def examples() -> dict[str, str]:
+    """The methods that CONTRIBUTING shows, by the names of their rows."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return dict(zip(("last-layers", "quiet-tokens"), blocks, strict=True))
+
+
 def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakemake) -> None:
-    """Runs last: it adds a row to the finished copy."""
+    """Runs late: it adds the rows of CONTRIBUTING to the finished copy."""
     before = records(finished)
-    (finished / "methods/dummy.py").write_text(DUMMY.lstrip(), encoding="utf-8")
+    for row, text in examples().items():
+        (finished / f"methods/{row.replace('-', '_')}.py").write_text(text, encoding="utf-8")
     status, said = run_snakemake(finished, "-n", *SUITE)
     assert status == 0, said
-    assert "results/toy/small/dummy/b25/s42/record.json" in said
+    for row in examples():
+        assert f"results/toy/small/{row}/b25/s42/record.json" in said
     assert "random-skip/b25/s42/model" not in said
     code = "from methods import discover; print(*discover())"
     listed = subprocess.run(
         [sys.executable, "-c", code], cwd=finished, capture_output=True, text=True
     )
-    assert listed.stdout.split() == [*ROWS, "dummy"]
+    assert listed.stdout.split() == [*ROWS, *examples()]
     status, said = run_snakemake(finished, *SUITE)
     assert status == 0, said
-    assert table(finished)["row"].tolist() == [*ROWS, "dummy"]
-    line = table(finished).set_index("row").loc["dummy"]
-    assert line["title"] == "Dummy cut"
-    assert line["skip"] == pytest.approx(100 * 2 * 9280 / 59808, abs=1e-3)
+    lines = table(finished).set_index("row")
+    assert lines.index.tolist() == [*ROWS, *examples()]
+    assert lines.loc["last-layers", "title"] == "Last layers"
+    assert lines.loc["last-layers", "skip"] == pytest.approx(100 * 2 * 9280 / 59808, abs=1e-3)
+    assert lines.loc["quiet-tokens", "skip"] == pytest.approx(25, abs=5)
     after = records(finished)
     assert {name: after[name] for name in before} == before
+
+
+def test_the_contract_can_be_run_for_a_row_alone(finished: Path) -> None:
+    """As CONTRIBUTING says; the rows are those of the test before, and LoRA heals a static one."""
+    shutil.copy(ROOT / "methods/lora.py", finished / "methods")
+    command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "tests/contract"]
+    done = subprocess.run(
+        [*command, "-k", " or ".join(examples())],
+        cwd=finished,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout

@@ -113,7 +113,11 @@ def test_an_empty_folder(refuse: steps.Refuse, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        ("code_hash", "e", "The records of 'toy' differ in code hash: c (dense), e (hero)."),
+        (
+            "code",
+            {"methods/core": "e"},
+            "The records of 'toy' differ in code of methods/core: c (dense), e (hero).",
+        ),
         ("dirty", True, "Made from code that was not committed: hero."),
         (
             "hardware/processor",

@@ -40,6 +40,4 @@ def data_files(wildcards):
 
 
 def data_arguments(wildcards):
-    names = {"training": "train"}
-    files = data_files(wildcards)
-    return " ".join(f"--{names.get(part, part)} {file}" for part, file in files.items())
+    return SUITE.data_arguments(job(wildcards).method)

@@ -12,19 +12,30 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from methods import Row
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "numpy", "tokenizers")
-CODE_FOLDERS = ("methods", "workflows")
+FOLDERS = ("methods", "workflows")
+# What every fit shares beside its own method, and what scores a model beside what fitted it.
+SHARED = ("methods/core", "methods/base.py", "methods/discovery.py")
+SCORING = ("workflows/evaluation", "workflows/demo")
+# Ends of names; what tasks of lm-eval share stands in files without a dot.
+CODE = (".py", ".yaml", "_yaml")
+PROSE = (".md", ".txt")
 
 
-def provenance() -> dict[str, Any]:
-    """Versions, commit, state of the code and hardware, for a record."""
+def provenance(parts: Sequence[str]) -> dict[str, Any]:
+    """Versions, commit, state of the code and hardware, for a record.
+
+    Args:
+        parts: Files and folders of the checkout that can change what the record says.
+    """
     return {
         "versions": {"python": platform.python_version()} | dict(_versions()),
         "commit": git("rev-parse", "HEAD"),
-        # Outside git nothing says which code ran, so it counts as not committed.
-        "dirty": git("status", "--porcelain", "--untracked-files=no", *CODE_FOLDERS) != "",
-        "code_hash": code_hash(),
+        "dirty": dirty(),
+        "code": {part: code_hash(part) for part in parts},
         "hardware": {
             "machine": platform.machine(),
             "processor": _processor(),
@@ -41,13 +52,38 @@ def _versions() -> Iterator[tuple[str, str]]:
             yield package, version(package)
 
 
-def code_hash(folders: Sequence[str] = CODE_FOLDERS) -> str:
-    """sha256 over the Python and YAML files of folders, suites left out; 16 hex digits."""
+def dirty() -> bool:
+    """Whether a tracked file changed or a new one, but prose, was put beside what is compared.
+
+    Outside git nothing says which code ran, so it counts as not committed.
+    """
+    changed = git("status", "--porcelain", "--untracked-files=no", *FOLDERS) != ""
+    new = git("ls-files", "-z", "--others", "--exclude-standard", *FOLDERS) or ""
+    return changed or any(name and not name.endswith(PROSE) for name in new.split("\0"))
+
+
+def fit_parts(*rows: Row) -> list[str]:
+    """Files and folders of the checkout that can change a fit.
+
+    Args:
+        rows: The row that is fitted, and the one whose model it starts from.
+    """
+    own = [str(row.path.relative_to(ROOT)) for row in rows]
+    return sorted({*own, *SHARED})
+
+
+def code_files(part: str) -> list[Path]:
+    """The Python and YAML files of a file or folder of the checkout."""
+    place = ROOT / part
+    found = place.rglob("*") if place.is_dir() else [place]
+    return sorted(file for file in found if file.name.endswith(CODE) and file.is_file())
+
+
+def code_hash(part: str) -> str:
+    """sha256 over names and contents of :func:`code_files`; 16 hex digits."""
     digest = hashlib.sha256()
-    for folder in folders:
-        for file in sorted((ROOT / folder).rglob("*")):
-            if file.suffix in {".py", ".yaml"} and "suites" not in file.parts:
-                digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    for file in code_files(part):
+        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

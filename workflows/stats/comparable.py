@@ -78,6 +78,15 @@ def cautions(records: Sequence[Record]) -> list[str]:
     return sentences
 
 
+def code_by_part(records: Sequence[Record]) -> dict[str, list[str]]:
+    """File or folder of the checkout -> hashes of what stood there when records were made."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        for part, code in [*record["code"].items(), *(record["fit_code"] or {}).items()]:
+            found.setdefault(part, set()).add(code)
+    return {part: sorted(found[part]) for part in sorted(found)}
+
+
 def _mixtures(records: Sequence[Record]) -> Iterator[tuple[str, dict[Any, list[str]]]]:
     """Every setting with more than one value, and the rows of each value."""
     groups: dict[str, dict[Any, list[str]]] = {}
@@ -88,11 +97,16 @@ def _mixtures(records: Sequence[Record]) -> Iterator[tuple[str, dict[Any, list[s
 
 
 def settings(record: Record) -> dict[str, Any]:
-    """What may move last digits of a finished run, by the name it has in sentences."""
+    """What may move last digits of a finished run, by the name it has in sentences.
+
+    Code goes by file or folder, so that a method's own is held against that method's only.
+    """
     evaluation, hardware = record["evaluation"], record["hardware"]
     found = {
-        "code hash": record["code_hash"],
-        "code hash of the fit": record["fit_code_hash"],
+        **{f"code of {part}": code for part, code in record["code"].items()},
+        **{
+            f"code of {part} when fitted": code for part, code in (record["fit_code"] or {}).items()
+        },
         "backbone": record["backbone"]["hash"],
         "batch size": evaluation["batch_size"],
         "context window": evaluation["max_length"],

@@ -100,9 +100,14 @@ def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) 
 
 
 def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator[str]:
-    """One sentence for every setting in which the references of the two folders differ."""
+    """One sentence for every setting in which a line of both folders differs."""
     for one, two in _shared(first, second):
-        mine, theirs = settings(one.reference.first), settings(two.reference.first)
-        for what, value in mine.items():
-            if value != theirs.get(what):
-                yield f"The folders differ in {what}: {value} and {theirs.get(what)}."
+        theirs = {line.name: settings(line.first) for line in two.done}
+        sentences = [
+            f"The folders differ in {what}: {value} and {theirs[line.name].get(what)}."
+            for line in one.done
+            if line.name in theirs
+            for what, value in settings(line.first).items()
+            if value != theirs[line.name].get(what)
+        ]
+        yield from dict.fromkeys(sentences)

@@ -53,6 +53,11 @@ class Line:
         return list(zip(self.records, self.runs, strict=True))
 
     @property
+    def weights(self) -> list[str | None]:
+        """Hash of the weights of each run; None where a plain folder was scored."""
+        return [record["weights_hash"] for record in self.records]
+
+    @property
     def labels(self) -> dict[str, Any]:
         """The columns by which every table names it; the target in percent."""
         return {

@@ -49,7 +49,7 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
         "retain_low": 100 * low,
         "retain_high": 100 * high,
         **_score_columns(line),
-        "note": _note(line),
+        "note": _note(panel, line),
     }
 
 
@@ -76,17 +76,29 @@ def _score_columns(line: Line) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in columns.items()}
 
 
-def _note(line: Line) -> str:
-    """What a reader must know of a line: budget, causality, gates that decide nothing, code."""
+def _note(panel: Panel, line: Line) -> str:
+    """What a reader must know of a line: budget, causality, one-way gates, twins, code."""
     words = [missed] if (missed := _missed(line)) else []
     # Only a model whose routes pads would change is scored in batches of one length.
     if line.first["evaluation"].get("equal_lengths", False):
         words.append("not causal")
     if stuck := sum(one_way(record["units"]) for record in line.records):
         words.append(f"gates all one way{_of(line, stuck)}")
+    if twins := _twins(panel, line):
+        words.append(f"same weights as {', '.join(twins)}")
     if any(record["dirty"] for record in line.records):
         words.append("code not committed")
     return "; ".join(words)
+
+
+def _twins(panel: Panel, line: Line) -> list[str]:
+    """Titles of other lines whose runs hold the same weights; with the target if it is another."""
+    twins = []
+    for other in panel.done:
+        if other is not line and None not in line.weights and other.weights == line.weights:
+            target = "" if other.budget in (None, line.budget) else f" at {100 * other.budget:g} %"
+            twins.append(f"{other.first['title']}{target}")
+    return twins
 
 
 def _missed(line: Line) -> str:

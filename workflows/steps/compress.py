@@ -28,6 +28,7 @@ from methods.core.checkpoint import (
 )
 from methods.core.data import Data
 from methods.core.training.snapshots import NAME as SNAPSHOT
+from workflows.records import rows_of
 from workflows.runtime.processes import process_group
 from workflows.runtime.program import (
     add_machine_arguments,
@@ -37,7 +38,7 @@ from workflows.runtime.program import (
     run,
     set_up_torch,
 )
-from workflows.runtime.provenance import provenance
+from workflows.runtime.provenance import fit_parts, provenance
 
 
 def arguments() -> argparse.Namespace:
@@ -159,7 +160,8 @@ def fit(
             p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
         ),
     }
-    save(folder, method, fitted, card | {"fit": measured, **provenance()}, backbone.tokenizer)
+    made = {"fit": measured, **provenance(fit_parts(*rows_of(card)))}
+    save(folder, method, fitted, card | made, backbone.tokenizer)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from transformers import AutoModelForCausalLM
 from methods import find_row
 from methods.core.backbone import DTYPES, SHAPES, shape_config
 from methods.core.checkpoint import read_card, write_json
+from workflows.jobs import data_parts, data_words
 from workflows.runtime.files import whole_file, whole_folder
 from workflows.runtime.program import add_machine_arguments, run, set_up_torch
-from workflows.runtime.provenance import provenance
+from workflows.runtime.provenance import fit_parts, provenance
 
 
 def arguments() -> argparse.Namespace:
@@ -64,7 +65,7 @@ def main() -> None:
         "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
         "weights_mb": round(sum(f.stat().st_size for f in backbone.iterdir()) / 2**20, 1),
         "rows": {row: fit(row, backbone, ids, home, args) for row in rows},
-        **provenance(),
+        **provenance(fit_parts(*map(find_row, rows))),
     }
     with whole_file(args.out) as file:
         write_json(file, report)
@@ -92,7 +93,8 @@ def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespac
     out = home / row
     command = [sys.executable, "-m", "workflows.steps.compress", "--method", row]
     command += ["--backbone", str(backbone), "--budget", str(args.budget)]
-    command += ["--calibration", str(ids), "--dtype", args.dtype, "--device", args.device]
+    command += data_words(dict.fromkeys(data_parts(find_row(row)), ids))
+    command += ["--dtype", args.dtype, "--device", args.device]
     command += ["--threads", str(args.threads), "--out", str(out)]
     ended = subprocess.run(command, check=False)
     if ended.returncode:

@@ -19,15 +19,16 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from methods import load_method
+from methods import find_row, load_method
 from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
 from methods.core.budget import candidate_layers
 from methods.core.checkpoint import cast_branches, load, read_card, write_json
 from methods.core.routing.routed import router_of
+from workflows.records import rows_of
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
-from workflows.runtime.provenance import provenance
+from workflows.runtime.provenance import fit_parts, provenance
 from workflows.timing.modes import (
     Bench,
     Case,
@@ -77,12 +78,13 @@ def main() -> None:
     with claim_device(args.device) as device:
         bench = Bench(device, args.rounds, args.warmup)
         lines = measure_model(args, bench) if args.model else measure_shape(args, bench)
+    rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))
     report = {
         "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
         "device": device,
         "lines": lines,
         "peak_memory_mb": peak_memory_mb(),
-        **provenance(),
+        **provenance([*fit_parts(*rows), "workflows/timing"]),
     }
     with whole_file(args.out) as file:
         write_json(file, report)

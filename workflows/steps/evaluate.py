@@ -24,11 +24,12 @@ from workflows.records import (
     load_any,
     new_record,
     removed_layers,
+    rows_of,
 )
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
 from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
-from workflows.runtime.provenance import provenance
+from workflows.runtime.provenance import SCORING, fit_parts, provenance
 
 
 def arguments() -> argparse.Namespace:
@@ -85,8 +86,10 @@ def evaluate(
     start = time.perf_counter()
     described = describe_model(args.model)
     labels = {"suite": args.suite, "backbone_name": args.backbone_name, "row": args.row}
+    made_by = provenance([*fit_parts(*rows_of(described)), *SCORING])
+    made_by["dirty"] |= described.get("dirty", False)
     if described.get("not_applicable"):
-        return new_record("not applicable", described, labels) | provenance(), None
+        return new_record("not applicable", described, labels) | made_by, None
     model, tokenizer, ledger, method = load_any(args.model, args.backbone, device)
     if tokenizer is None:
         raise ValueError(f"{args.model} has no tokenizer, so its text tasks cannot be scored")
@@ -122,7 +125,7 @@ def evaluate(
         },
     }
     items = pd.concat(scored.items, ignore_index=True)
-    return new_record("ok", described, labels) | measured | provenance(), items
+    return new_record("ok", described, labels) | measured | made_by, items
 
 
 if __name__ == "__main__":

@@ -133,6 +133,9 @@ def told_run(record: Any, score: Any) -> dict[str, str]:
     skip = score["rates"]["all"]
     versions = record["versions"]
     state = "not committed" if record["dirty"] else "committed"
+    now, fitted = record["code"], record["fit_code"] or {}
+    hashes = [f"{part} {code}" for part, code in now.items()]
+    hashes += [f"{p} {code} when fitted" for p, code in fitted.items() if code != now.get(p)]
     return {
         "scored": (
             f"{score['split']} split, {score['shots']} shots, filter {score['filter']}, task "
@@ -144,7 +147,7 @@ def told_run(record: Any, score: Any) -> dict[str, str]:
             f"this task, {100 * record['rates']['all']['skip']:.2f} % over all tasks"
         ),
         "code": (
-            f"commit {str(record['commit'])[:12]}, hash {record['code_hash']}, {state}; "
+            f"commit {str(record['commit'])[:12]}, {state}; {', '.join(hashes)}; "
             f"lm_eval {versions.get('lm_eval')}, torch {versions.get('torch')}"
         ),
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,14 @@ from workflows.report.render import markdown
 from workflows.report.results import Results, read_results
 from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run
-from workflows.runtime.provenance import ROOT, code_hash, git
-from workflows.stats.comparable import cautions
+from workflows.runtime.provenance import ROOT, code_hash
+from workflows.stats.comparable import cautions, code_by_part
 from workflows.stats.display import MARKED, Builder, Table, plus, spans
 from workflows.stats.ranking import Mark, places
 from workflows.steps.report import make_frames
 
 REFERENCE = ROOT / "reports" / "reference"
 PAGES = (ROOT / "README.md", REFERENCE / "README.md")
-# What can change a number of a suite; statistics and pages are made anew from the records.
-NUMBERS = ("methods", "workflows/demo", "workflows/evaluation")
 SOURCE = "source.json"
 # What the cost step wrote.
 COST = "cost_llama32_1b.json"
@@ -70,41 +68,17 @@ def main() -> None:
 
 
 def source(results: Results) -> dict[str, Any]:
-    """Where the numbers come from.
-
-    ``numbers`` is the hash of the code that can change them, known where every record was made
-    from that code as this checkout has it, else None.
-    """
+    """Where the numbers come from; statistics and pages are made anew from the records."""
     done = [record for record in results.records if record["status"] == "ok"]
     return {
         "suite": results.settings["suite"],
         "runs": len(done),
         "commits": sorted({str(record["commit"]) for record in done}),
-        "code_hashes": sorted(code_hashes(done)),
-        "numbers": code_hash(NUMBERS) if made_by_this_code(done) else None,
+        "code": code_by_part(done),
         "versions": done[0]["versions"],
         "hardware": done[0]["hardware"],
         "cautions": cautions(results.records),
     }
-
-
-def code_hashes(records: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Of the code that fitted and that scored."""
-    return {r[key] for r in records for key in ("code_hash", "fit_code_hash") if r[key]}
-
-
-def made_by_this_code(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether nothing that can change a number differs between the records' code and this one.
-
-    Files tell by their hash, or else git by the records' commits: statistics may change without a
-    run of hours.
-    """
-    if code_hashes(records) == {code_hash()}:
-        return True
-    if any(r["dirty"] or not r["commit"] or len(code_hashes([r])) > 1 for r in records):
-        return False
-    commits = {r["commit"] for r in records}
-    return all(git("diff", "--name-only", commit, "--", *NUMBERS) == "" for commit in commits)
 
 
 def stale(folder: Path, suite: Suite) -> list[str]:
@@ -122,11 +96,11 @@ def stale(folder: Path, suite: Suite) -> list[str]:
         sentences.append(f"the table lacks rows of the suite: {', '.join(sorted(listed - shown))}")
     if shown - listed:
         sentences.append(f"the suite lacks rows of the table: {', '.join(sorted(shown - listed))}")
-    if told["numbers"] is None:
-        codes = ", ".join(told["code_hashes"])
-        sentences.append(f"its records were made by other code ({codes}) than published them")
-    elif told["numbers"] != code_hash(NUMBERS):
-        sentences.append(f"{', '.join(NUMBERS)} changed since the records were made")
+    if "code" not in told:
+        sentences.append("its records do not say which parts of the code made them")
+    changed = [part for part, made in told.get("code", {}).items() if made != [code_hash(part)]]
+    if changed:
+        sentences.append(f"{', '.join(changed)} changed since records were made")
     return sentences
 
 

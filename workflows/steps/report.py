@@ -21,7 +21,7 @@ from workflows.report.results import Results, read_results
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run
 from workflows.runtime.provenance import ROOT
-from workflows.stats.comparable import cautions
+from workflows.stats.comparable import cautions, code_by_part
 from workflows.stats.display import (
     Table,
     budget_table,
@@ -125,7 +125,7 @@ def page(results: Results, tables: Mapping[str, Table], warned: list[str]) -> st
         backbones={r["backbone"]["name"]: r["backbone"] for r in done},
         versions=done[0]["versions"],
         commits=sorted({str(r["commit"])[:12] for r in done}),
-        codes=sorted({r["code_hash"] for r in done}),
+        codes=code_by_part(done),
         hardware=done[0]["hardware"],
         tokens=done[0]["rates"]["all"]["tokens"],
         limits=sorted({s["n"] for r in done for s in r["scores"] if s["k"] is not None}),

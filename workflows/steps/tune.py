@@ -34,7 +34,7 @@ from workflows.jobs import Job, Suite, read_suite
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import add_machine_arguments, run, set_up_torch
-from workflows.runtime.provenance import code_hash
+from workflows.runtime.provenance import code_hash, fit_parts
 from workflows.stats.budget import flag
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -164,9 +164,9 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
 
 def _identity(job: Job, params: Mapping[str, Any], data: Path, start: Path) -> str:
     """What a kept try must share with the one asked for: fit, start model, data and code."""
-    digest = hashlib.sha256(code_hash(("methods",)).encode())
-    told = [params, job.budget, job.seed, hash_folder(start)]
-    digest.update(json.dumps(told, sort_keys=True).encode())
+    code = [code_hash(part) for part in fit_parts(job.method)]
+    told = [code, params, job.budget, job.seed, hash_folder(start)]
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for part in PARTS:
         digest.update(hashlib.sha256((data / f"{part}.jsonl").read_bytes()).digest())
     return digest.hexdigest()[:12]

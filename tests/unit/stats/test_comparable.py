@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.made_records import dense, missing, record, score
-from workflows.stats.comparable import cautions, check_comparable
+from tests.made_records import code, dense, missing, record, score
+from workflows.stats.comparable import cautions, check_comparable, code_by_part
 
 
 def runs(**changes: Any) -> list[dict[str, Any]]:
@@ -58,8 +58,14 @@ def test_backbones_may_have_prompts_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"code_hash": "e"}, "differ in code hash: c (dense), e (hero)."),
-        ({"fit_code_hash": "e"}, "differ in code hash of the fit: c (dense), e (hero)."),
+        (
+            {"code": code("hero", **{"methods/core": "e"})},
+            "differ in code of methods/core: c (dense), e (hero).",
+        ),
+        (
+            {"fit_code": code("hero", **{"methods/core": "e"})},
+            "differ in code of methods/core when fitted: c (dense), e (hero).",
+        ),
         ({"dirty": True}, "not committed: hero."),
         (
             {"versions": {"torch": "3", "lm_eval": "0.4"}},
@@ -77,6 +83,31 @@ def test_what_moves_last_digits_is_said_in_a_sentence(changes: dict[str, Any], w
     check_comparable(records)
     (sentence,) = cautions(records)
     assert words in sentence
+
+
+def test_the_code_of_a_method_is_held_against_that_of_the_same_method() -> None:
+    other = {"methods/hero": "e"}
+    records = runs(code=code("hero", **other), fit_code=code("hero", **other))
+    assert cautions(records) == []
+    variant = record("hero-no-history", 0.2, score("a", [1, 1]))
+    variant |= {"code": code("hero", **other), "fit_code": code("hero")}
+    assert cautions([*records, variant]) == [
+        "The records of 'toy' differ in code of methods/hero when fitted: e (hero), "
+        "m (hero-no-history)."
+    ]
+
+
+def test_a_plain_model_has_no_fit_to_differ() -> None:
+    records = runs()
+    records[0]["fit_code"] = None
+    assert cautions(records) == []
+
+
+def test_the_code_of_records_by_part_holds_fits_and_scores() -> None:
+    assert code_by_part(runs(fit_code={"methods/core": "b", "methods/old": "o"})) == {
+        "methods/core": ["b", "c"], "methods/dense": ["m"], "methods/hero": ["m"],
+        "methods/old": ["o"],
+    }  # fmt: skip
 
 
 def test_a_caution_counts_rows_where_there_are_many() -> None:

@@ -108,6 +108,24 @@ def test_each_backbone_is_held_against_its_own_reference() -> None:
     assert table["retain"].tolist() == [100, 100, 100]
 
 
+def test_rows_that_hold_the_same_weights_say_so() -> None:
+    def run(row: str, weights: str | None, budget: float | None = 0.25, **more: Any) -> Any:
+        entries = score("a", [1, 1, 0, 0, 0]), score("b", [1, 0, 1, 0])
+        return record(row, budget or 0, *entries, budget=budget, weights_hash=weights, **more)
+
+    runs = [
+        dense(weights_hash="x"), run("cut", "y"), run("taylor", "y"), run("cut", "y", 0.4),
+        run("hero", "y"), run("hero", "z", seed=43), run("plain", None), run("plainer", None),
+    ]  # fmt: skip
+    table = frame(*runs)
+    told = dict(zip(zip(table["row"], table["target"], strict=True), table["note"], strict=True))
+    assert {line: note for line, note in told.items() if note} == {
+        ("cut", 25): "same weights as Taylor, Cut at 40 %",
+        ("taylor", 25): "same weights as Cut, Cut at 40 %",
+        ("cut", 40): "same weights as Cut at 25 %, Taylor at 25 %",
+    }
+
+
 @pytest.mark.parametrize(
     ("skip", "note"), [(0.255, ""), (0.30, "over budget by 5.0"), (0.20, "under budget by 5.0")]
 )

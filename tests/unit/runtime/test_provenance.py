@@ -1,0 +1,111 @@
+"""Which code a record names, and when that code is not the commit's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from methods import discover
+from methods.core.checkpoint import CARD
+from tests import steps
+from workflows.runtime import provenance
+from workflows.runtime.provenance import SCORING, code_hash, dirty, fit_parts
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a method, what methods share, a prompt of lm-eval and a scratch folder."""
+    for name in (
+        "methods/base.py", "methods/core/data.py", "methods/one.py", "methods/two/__init__.py",
+        "methods/two/part.py", "workflows/evaluation/tasks/_shared_yaml",
+    ):  # fmt: skip
+        put(tmp_path / name)
+    put(tmp_path / ".gitignore", "__pycache__/\nscratch/\n")
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "first"]):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    return tmp_path
+
+
+def put(file: Path, text: str = "x = 1\n") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("methods/new.py", True), ("methods/newer/__init__.py", True), ("methods/größe.py", True),
+        ("workflows/suites/mine.yaml", True), ("workflows/evaluation/tasks/mine/_yaml", True),
+        ("workflows/report/index.html", True), ("workflows/schemas/record.json", True),
+        ("methods/one.py", True),
+        ("methods/notes.md", False), ("methods/__pycache__/one.py", False),
+        ("methods/scratch/new.py", False), ("tests/test_new.py", False), ("results/a.json", False),
+    ],
+)  # fmt: skip
+def test_a_new_or_changed_file_makes_the_code_dirty(
+    name: str, expected: bool, checkout: Path
+) -> None:
+    assert not dirty()
+    put(checkout / name, "x = 2\n")
+    assert dirty() == expected
+
+
+def test_outside_git_code_is_dirty(checkout: Path) -> None:
+    (checkout / ".git").rename(checkout / "gone")
+    assert dirty()
+
+
+@pytest.mark.parametrize(
+    ("edited", "changed"),
+    [
+        ("methods/one.py", {"methods/one.py"}),
+        ("methods/two/part.py", {"methods/two"}),
+        ("methods/two/table.yaml", {"methods/two"}),
+        ("methods/core/data.py", {"methods/core"}),
+        ("methods/base.py", {"methods/base.py"}),
+        ("workflows/evaluation/tasks/_shared_yaml", {"workflows/evaluation"}),
+        ("workflows/evaluation/notes.md", set()),
+        ("methods/two/__pycache__/part.pyc", set()),
+    ],
+)
+def test_an_edit_changes_the_hash_of_its_part_alone(
+    edited: str, changed: set[str], checkout: Path
+) -> None:
+    parts = ("methods/one.py", "methods/two", "methods/core", "methods/base.py", *SCORING)
+    before = {part: code_hash(part) for part in parts}
+    put(checkout / edited, "x = 2\n")
+    assert {part for part in parts if code_hash(part) != before[part]} == changed
+
+
+def test_a_fit_is_its_own_method_that_it_starts_from_and_what_all_share() -> None:
+    rows = discover()
+    shared = {"methods/core", "methods/base.py", "methods/discovery.py"}
+    assert set(fit_parts(rows["hero"])) == shared | {"methods/hero"}
+    healed = fit_parts(rows["lora"], rows["shortened-ppl"])
+    assert set(healed) == shared | {"methods/lora.py", "methods/shortened_llama.py"}
+
+
+@pytest.mark.parametrize(("fitted", "scored"), [(False, False), (True, False), (False, True)])
+def test_a_record_names_its_code_and_is_dirty_if_either_step_was(
+    fitted: bool,
+    scored: bool,
+    llama: Path,
+    task_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(provenance, "dirty", lambda: fitted)
+    model = steps.compress("random-skip", llama, tmp_path / "model", "--budget", 0.25)
+    monkeypatch.setattr(provenance, "dirty", lambda: scored)
+    command = ["--tasks", "toy_choice", "--task-dir", task_folder, "--limit", 1, "--device", "cpu"]
+    steps.call("evaluate", "--model", model, *command, "--out", tmp_path / "record.json")
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["dirty"] == (fitted or scored)
+    assert set(record["fit_code"]) == set(fit_parts(discover()["random-skip"]))
+    assert record["code"] == record["fit_code"] | {part: code_hash(part) for part in SCORING}
+    assert record["weights_hash"] == json.loads((model / CARD).read_text())["weights_hash"]
