@@ -83,7 +83,7 @@ class MoDD(Method):
         compare: Literal["strict", "inclusive"] = "strict"
         inference: Literal["threshold", "topk"] = "threshold"
         initial: Literal["near_one", "default"] = "near_one"
-        membership_weight: float = 0.01
+        membership_weight: float = 0.1
         protected_first: int = 1
         protected_last: int = 1
         rank: int = 16
@@ -130,14 +130,13 @@ class MoDD(Method):
         router.running = running if request.match == "each" else None
         # The competition keeps the rate; what is calibrated are its taus, once they are measured.
         training = replace(request, budget=None)
-        steering = partial(Steering, shares, None, params.membership_weight)
-        penalty = (lambda *_: membership) if request.match == "each" else None
+        each = request.match == "each"
+        steering = partial(Steering, shares, None, params.membership_weight if each else 0.0)
+        penalty = (lambda *_: membership) if each else None
         decisions = fit_routed(model, params, data, training, steering, penalty)
         if params.inference == "threshold":
-            probe = weighted(data.probe(), request.match)
-            router.levels = structure["levels"] = measure_levels(
-                model, router, probe, request.match == "each"
-            )
+            probe = weighted(data.probe(), "deciding" if each else "pooled")
+            router.levels = structure["levels"] = measure_levels(model, router, probe, each)
             if request.budget is not None:
                 decisions |= calibrated(model, data, shares, request)
             structure["threshold"] = router.threshold

@@ -41,7 +41,7 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
     router = router_of(model)
     assert isinstance(router, HasThreshold)
     assert request.budget is not None
-    probe = weighted(data.probe(), request.match)
+    probe = weighted(data.probe(), "deciding" if request.match == "each" else "pooled")
     trace, rates = calibrate_threshold(model, router, probe, shares, request.budget)
     return {
         "threshold": router.threshold,
@@ -73,16 +73,22 @@ class Weighted(NamedTuple):
             yield batch, weights, deciding
 
 
-def weighted(documents: Sequence[Document], match: str) -> Weighted:
-    """Which positions of documents a budget speaks of: all, or under ``"each"`` the deciding."""
+def weighted(documents: Sequence[Document], kind: str) -> Weighted:
+    """Documents with the weights of a kind: ``"pooled"``, ``"prompt"`` or ``"deciding"``.
+
+    Deciding positions count so that every task counts the same, the others count one each.
+    """
     texts = sorted(documents, key=lambda document: len(document.ids))
-    tasks = task_weights(texts) if match == "each" else {}
-    deciding = [torch.zeros(len(document.ids)) for document in texts]
-    for document, each in zip(texts, deciding, strict=True):
+    tasks = task_weights(texts) if kind == "deciding" else {}
+    prompting, deciding = ([torch.zeros(len(d.ids)) for d in texts] for _ in range(2))
+    for document, prompts, answers in zip(texts, prompting, deciding, strict=True):
+        for first, stop in document.prompting:
+            prompts[first:stop] = 1.0
         for first, stop in document.deciding:
-            each[first:stop] = tasks.get(document.task, 1.0)
-    weights = deciding if match == "each" else [torch.ones(len(d.ids)) for d in texts]
-    return Weighted(texts, weights, deciding)
+            answers[first:stop] = tasks.get(document.task, 1.0)
+    every = [torch.ones(len(d.ids)) for d in texts]
+    weights = {"pooled": every, "prompt": prompting, "deciding": deciding}
+    return Weighted(texts, weights[kind], deciding)
 
 
 @torch.no_grad()

@@ -130,8 +130,11 @@ def test_bypass_rates_of_deciding_positions_count_every_task_the_same() -> None:
     ]
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
     for batch_size in (1, 3):
-        found = bypass_rates(model, weighted(texts, "each"), batch_size) @ shares
+        found = bypass_rates(model, weighted(texts, "deciding"), batch_size) @ shares
         assert float(found) == pytest.approx(((0.3 + 0.2 + 0.0) / 3 + 0.3) / 2)
+        found = bypass_rates(model, weighted(texts, "prompt"), batch_size) @ shares
+        # 4 and 4 before the first answer; the third text is prompt throughout.
+        assert float(found) == pytest.approx((0.0 + 0.0 + 0.3 + 0.0) / 4)
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.13, 0.24])
