@@ -352,14 +352,14 @@ def measure_levels(
 
     hooks = [r.register_forward_hook(listen(n)) for n, r in enumerate(router.routers)]
     try:
-        for batch, share, _ in probe.batches(32):
+        for batch, share, deciding in probe.batches(32):
             ids, valid = batch.ids.to(device), batch.valid.to(device)
-            context = Context(deciding=share.to(device) if each else None)
+            context = Context(deciding=deciding.to(device) if each else None)
             decoder(model)(
                 input_ids=ids, attention_mask=valid.long(), use_cache=False, context=context
             )
             positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
-            shares.append(share[batch.valid])
+            shares.append(share[batch.valid][:, 0])
             for number, found in weights.items():
                 tokens = Tokens(ids, positions, valid)
                 taus[number].append(kth_largest(found, tokens, router.capacity, valid).value[:, 0])

@@ -53,8 +53,8 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
 class Weighted(NamedTuple):
     """Documents, by their lengths, with two numbers for each of their positions.
 
-    ``weights``: what the position counts in a rate; ``deciding``: the weight of a deciding position
-    among all of its kind, 0 on prompts.
+    ``weights`` (T, K): what the position counts in K rates; ``deciding`` (T,): the weight of a
+    deciding position, 0 on prompts.
     """
 
     documents: Sequence[Document]
@@ -62,7 +62,7 @@ class Weighted(NamedTuple):
     deciding: Sequence[Tensor]
 
     def batches(self, batch_size: int) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-        """Batches of documents of like length with weights and deciding (B, T), 0 on pads."""
+        """Batches of like length with weights (B, T, K) and deciding (B, T), 0 on pads."""
         starts = range(0, len(self.documents), batch_size)
         for start, batch in zip(starts, batches(self.documents, batch_size), strict=True):
             part = slice(start, start + batch_size)
@@ -73,13 +73,13 @@ class Weighted(NamedTuple):
             yield batch, weights, deciding
 
 
-def weighted(documents: Sequence[Document], kind: str) -> Weighted:
-    """Documents with the weights of a kind: ``"pooled"``, ``"prompt"`` or ``"deciding"``.
+def weighted(documents: Sequence[Document], *kinds: str) -> Weighted:
+    """Documents with the weights of K kinds: ``"pooled"``, ``"prompt"`` or ``"deciding"``.
 
     Deciding positions count so that every task counts the same, the others count one each.
     """
     texts = sorted(documents, key=lambda document: len(document.ids))
-    tasks = task_weights(texts) if kind == "deciding" else {}
+    tasks = task_weights(texts) if "deciding" in kinds else {}
     prompting, deciding = ([torch.zeros(len(d.ids)) for d in texts] for _ in range(2))
     for document, prompts, answers in zip(texts, prompting, deciding, strict=True):
         for first, stop in document.prompting:
@@ -87,28 +87,29 @@ def weighted(documents: Sequence[Document], kind: str) -> Weighted:
         for first, stop in document.deciding:
             answers[first:stop] = tasks.get(document.task, 1.0)
     every = [torch.ones(len(d.ids)) for d in texts]
-    weights = {"pooled": every, "prompt": prompting, "deciding": deciding}
-    return Weighted(texts, weights[kind], deciding)
+    found = {"pooled": every, "prompt": prompting, "deciding": deciding}
+    chosen = zip(*(found[kind] for kind in kinds), strict=True)
+    return Weighted(texts, [torch.stack(parts, dim=1) for parts in chosen], deciding)
 
 
 @torch.no_grad()
 def bypass_rates(model: nn.Module, probe: Weighted, batch_size: int = 32) -> Tensor:
-    """Weighted share of the documents' tokens that skip each unit, (U,) float64.
+    """Weighted shares of the documents' tokens that skip each unit, (K, U) float64.
 
     Args:
         model: Routed causal LM.
         probe: Documents.
         batch_size: Documents per forward pass.
     """
-    skipped, total = torch.zeros(()), 0.0
+    skipped, total = torch.zeros(()), torch.zeros(())
     device = next(model.parameters()).device
     for batch, each, deciding in probe.batches(batch_size):
         context = Context(deciding=deciding.to(device))
         output = decoder(model)(input_ids=batch.ids.to(device), use_cache=False, context=context)
         skips = (~output.executed).double().cpu()
-        skipped = skipped + torch.einsum("but,bt->u", skips, each.double())
-        total += float(each.sum())
-    return skipped / total
+        skipped = skipped + torch.einsum("but,btk->ku", skips, each.double())
+        total = total + each.double().sum(dim=(0, 1))
+    return skipped / total[:, None]
 
 
 def calibrate_threshold(
@@ -127,7 +128,7 @@ def calibrate_threshold(
     Args:
         model: Routed causal LM.
         router: Its router.
-        probe: Validation documents.
+        probe: Validation documents, with weights of one kind.
         shares: Of the dense parameters in each unit (U,).
         budget: Fraction to skip.
         steps: Most tries; the best one counts.
@@ -141,7 +142,7 @@ def calibrate_threshold(
     logit = 0.0
     while len(trace) < steps:
         router.threshold = 1 / (1 + math.exp(-logit))
-        rates.append(bypass_rates(model, probe))
+        rates.append(bypass_rates(model, probe)[0])
         skip = float(rates[-1] @ shares)
         trace.append({"threshold": router.threshold, "skip": skip})
         tried.append((logit, skip - budget))

@@ -72,13 +72,11 @@ def _survey(
     router = router_of(model)
     if not isinstance(router, HasThreshold) or any(s.budget is None for s in steerings.values()):
         return None
-    probes = {kind: weighted(data.probe(), kind) for kind in steerings}
+    probe = weighted(data.probe(), *steerings)
 
     def survey() -> dict[str, float]:
         model.eval()
-        return {
-            kind: float(bypass_rates(model, probe) @ steerings[kind].sizes)
-            for kind, probe in probes.items()
-        }
+        rates = zip(steerings.items(), bypass_rates(model, probe), strict=True)
+        return {kind: float(skips @ steering.sizes) for (kind, steering), skips in rates}
 
     return survey

@@ -43,7 +43,7 @@ from methods.core.training.snapshots import read_snapshot, write_snapshot
 # (B, T) and the progress of training in [0, 1].
 Penalty = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 # Where in training the steering is corrected: from within the ramp to where rates can still move.
-SURVEYS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+SURVEYS = (0.35, 0.5, 0.6, 0.7, 0.8)
 KINDS = {"pooled": ("pooled",), "each": ("prompt", "deciding")}
 # A token that predicts nothing, for a process without documents: a penalty may sum over all.
 NOTHING = [Document([0], 0)]

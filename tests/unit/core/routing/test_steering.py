@@ -130,11 +130,10 @@ def test_bypass_rates_of_deciding_positions_count_every_task_the_same() -> None:
     ]
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
     for batch_size in (1, 3):
-        found = bypass_rates(model, weighted(texts, "deciding"), batch_size) @ shares
-        assert float(found) == pytest.approx(((0.3 + 0.2 + 0.0) / 3 + 0.3) / 2)
-        found = bypass_rates(model, weighted(texts, "prompt"), batch_size) @ shares
-        # 4 and 4 before the first answer; the third text is prompt throughout.
-        assert float(found) == pytest.approx((0.0 + 0.0 + 0.3 + 0.0) / 4)
+        found = bypass_rates(model, weighted(texts, "deciding", "prompt"), batch_size) @ shares
+        # Prompts: 4 and 4 before the first answer; the third text throughout.
+        deciding, prompt = ((0.3 + 0.2 + 0.0) / 3 + 0.3) / 2, (0.0 + 0.0 + 0.3 + 0.0) / 4
+        assert found.tolist() == pytest.approx([deciding, prompt])
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.13, 0.24])
@@ -147,7 +146,7 @@ def test_calibration_meets_the_budget(budget: float) -> None:
     assert float(shares.sum()) > budget
     probe = weighted(texts, "pooled")
     trace, rates = calibrate_threshold(model, router, probe, shares, budget)
-    torch.testing.assert_close(rates, bypass_rates(model, probe), rtol=0, atol=0)
+    torch.testing.assert_close(rates, bypass_rates(model, probe)[0], rtol=0, atol=0)
     realised = float(rates @ shares)
     assert realised == pytest.approx(budget, abs=2e-3)
     assert trace[0]["threshold"] == 0.5
@@ -161,7 +160,7 @@ def test_calibration_leaves_a_threshold_that_fits() -> None:
     route(model, router)
     probe = weighted(documents(20), "pooled")
     shares = torch.full((4,), 0.1, dtype=torch.float64)
-    budget = float(bypass_rates(model, probe) @ shares) + 5e-4
+    budget = float(bypass_rates(model, probe)[0] @ shares) + 5e-4
     assert len(calibrate_threshold(model, router, probe, shares, budget)[0]) == 1
     assert router.threshold == 0.5
 

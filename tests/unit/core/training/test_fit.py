@@ -87,7 +87,7 @@ def test_nothing_is_asked_where_nothing_is_steered(
 def test_the_target_gives_way_to_the_correction(tmp_path: Path) -> None:
     seen = {"pooled": 0.9}
     asked: list[int] = []
-    trainer = trainer_for("hero", tmp_path, budget=0.2, updates=10)
+    trainer = trainer_for("hero", tmp_path, budget=0.2, updates=20)
 
     def survey() -> dict[str, float]:
         asked.append(len(trainer.log))
@@ -95,14 +95,14 @@ def test_the_target_gives_way_to_the_correction(tmp_path: Path) -> None:
 
     trainer.survey = survey
     trainer.run()
-    assert asked == [3, 4, 5, 6, 7, 8]
+    assert asked == [7, 10, 12, 14, 16]
     steering = trainer.steering["pooled"]
     smoothed = 0.9 - steering.correction
     # The correction is of the last time; what it leaves of the budget is the target.
     steering.observe(smoothed, smoothed, 1.0)
     before = steering.memory["smoothed"]
     assert steering.memory["error"] == pytest.approx(0.2 - steering.correction - before)
-    again = trainer_for("hero", tmp_path, budget=0.2, updates=10)
+    again = trainer_for("hero", tmp_path, budget=0.2, updates=20)
     again.survey = None
     again._resume()
     assert again.steering["pooled"].correction == steering.correction
