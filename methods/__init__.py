@@ -2,7 +2,8 @@
 
 ``discover()`` reads the literals of each method class from its syntax tree and imports neither
 torch nor the methods. ``load_method(row)`` imports the one file a row needs; ``load_model(folder)``
-gives back what a ``compress`` step wrote.
+gives back what a ``compress`` step wrote, and so does transformers' ``AutoModelForCausalLM`` once
+``methods`` is imported.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from methods.discovery import LITERALS, ORDER, ROOT, Row, discover, find_row, load_method
+from methods.registration import register_with_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,12 +21,14 @@ __all__ = [
     "LITERALS", "ORDER", "ROOT", "Row", "discover", "find_row", "load_method", "load_model",
 ]  # fmt: skip
 
+register_with_transformers()
+
 
 def load_model(folder: str | Path, backbone: str | Path | None = None) -> PreTrainedModel:
     """The compressed model that ``compress`` wrote to ``folder``, as a causal LM in eval mode.
 
     Args:
-        folder: Output of the compress step.
+        folder: Output of the compress step, or of ``save_pretrained`` of a loaded model.
         backbone: Where the dense backbone lies now, if it moved; its hash must match.
 
     Raises:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from methods.base import Method
 
 ROOT = Path(__file__).resolve().parent
-NOT_METHODS = {"__init__", "base", "core", "discovery"}
+NOT_METHODS = {"__init__", "base", "core", "discovery", "registration"}
 LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "causal")
 # The table's order; rows of files that are not named here follow in alphabetical order.
 ORDER = (

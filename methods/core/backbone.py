@@ -24,6 +24,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from methods.core.pretrained import guard
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -185,6 +187,7 @@ def load_backbone(
     model = AutoModelForCausalLM.from_pretrained(
         path, config=config, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True
     )
+    guard(model)
     nn.Module.to(model, device).eval()
     if model.device.type == "cpu":
         # Weights are views of one mapped file: surgery that replaces some would free none.
@@ -292,7 +295,7 @@ def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerB
     if not any((path / name).is_file() for name in names):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, config=config, local_files_only=True)
     except Exception as error:
         raise ValueError(f"the tokenizer in {path} cannot be read: {_first_line(error)}") from error
     if len(tokenizer) > config.vocab_size:

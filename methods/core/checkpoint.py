@@ -2,8 +2,12 @@
 
 skipbench.json        row, params, structure, identity of the backbone
 decisions.json        why
-config.json, model.safetensors, tokenizer   static methods: a whole Hugging Face folder
+config.json           what transformers sees of the folder: see ``pretrained.py``
+tokenizer             of the backbone
+model.safetensors     static methods: all weights, with ``generation_config.json``
 trained.safetensors   other methods: only what they trained; the backbone stays where it is
+
+``save_pretrained`` of a loaded model writes a folder with all weights, whatever the method.
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import (
+    INDEX,
+    WEIGHTS,
     Backbone,
     decoder,
     empty_backbone,
@@ -31,12 +37,14 @@ from methods.core.backbone import (
     weight_files,
 )
 from methods.core.ledger import Ledger
+from methods.core.pretrained import CARD as CARD
+from methods.core.pretrained import SkipbenchConfig, guard
 from methods.core.routing.routed import router_of
 from methods.discovery import load_method
 
 # What a card keeps of the run it started from.
 START = ("row", "params", "seed", "backbone", "structure")
-CARD, DECISIONS, TRAINED = "skipbench.json", "decisions.json", "trained.safetensors"
+DECISIONS, TRAINED, GENERATION = "decisions.json", "trained.safetensors", "generation_config.json"
 
 
 @dataclass
@@ -72,21 +80,23 @@ def save(
         method: The method, with its params.
         fitted: Result of its fit.
         card: Card of the run, from :func:`describe`, with whatever the step measured.
-        tokenizer: Stored beside a whole model, so that the folder stands alone.
+        tokenizer: Stored beside the model.
     """
-    model = fitted.model
+    model, card = fitted.model, card | {"structure": fitted.structure}
     assert isinstance(model, PreTrainedModel)
+    guard(model, card)
     if method.kind == "static":
         model.save_pretrained(folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
     else:
         trained = {n: p.detach().cpu() for n, p in model.named_parameters() if p.requires_grad}
         if trained:
             save_file({n: p.contiguous() for n, p in trained.items()}, folder / TRAINED)
+        SkipbenchConfig(row=card["row"]).save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
     write_json(folder / DECISIONS, fitted.decisions)
     weights = hash_fitted(folder, method, card["backbone"]["hash"], fitted.structure)
-    write_json(folder / CARD, card | {"structure": fitted.structure, "weights_hash": weights})
+    write_json(folder / CARD, card | {"weights_hash": weights})
 
 
 def hash_fitted(folder: Path, method: Method, backbone: str, structure: dict[str, Any]) -> str:
@@ -167,7 +177,7 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
         raise ValueError(f"{folder} holds no model: {card['not_applicable']}")
     method = load_method(card["row"], card["params"])
     dense = card["backbone"]
-    if method.kind == "static":
+    if method.kind == "static" or any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         model, tokenizer = _load_whole(folder, method, card)
     else:
         found = open_backbone(_locate(folder, card, backbone), dense["dtype"])
@@ -178,6 +188,8 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
         cast_branches(model)
     ledger = Ledger.of(model, dense["parameters"], dense["layers"])
     torch.nn.Module.to(model, device).eval()
+    if card["structure"]:  # else it is the backbone, which needs no card
+        guard(model, card)
     return Loaded(model, tokenizer, card, method, ledger)
 
 
@@ -205,9 +217,13 @@ def open_backbone(
 def _load_whole(
     folder: Path, method: Method, card: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A static method's model: the shape from ``build``, every weight from the folder."""
-    dense = card["backbone"]
-    empty = empty_backbone(AutoConfig.for_model(**dense["config"]))
+    """A model whose folder holds every weight; the shape comes from ``build``."""
+    start = card["start"]
+    empty = empty_backbone(AutoConfig.for_model(**(start or card)["backbone"]["config"]))
+    if start is not None:
+        first = load_method(start["row"], start["params"]).build(empty, start["structure"])
+        assert isinstance(first, PreTrainedModel)
+        empty.model = first
     model = method.build(empty, card["structure"])
     assert isinstance(model, PreTrainedModel)
     config = model.config
@@ -221,6 +237,8 @@ def _load_whole(
     inner = decoder(model)
     inner.rotary_emb = type(inner.rotary_emb)(config)
     model.tie_weights()
+    if (folder / GENERATION).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
     return model, read_tokenizer(folder, config)
 
 

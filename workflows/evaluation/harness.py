@@ -3,7 +3,8 @@
 ``CountingLM`` is lm-eval's own Hugging Face class with four hooks. Log-likelihood batches are right
 padded and pads are told apart by length, never by id; generation is left padded with a mask, and a
 row counts until its first stop. What is counted is what was computed, once: answers of one token
-that share a context are scored from one forward pass.
+that share a context are scored from one forward pass. Every model writes greedily, whatever
+settings its folder ships; the ``generation_kwargs`` of a task go over that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import lm_eval.evaluator
 import torch
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
@@ -70,7 +71,7 @@ class CountingLM(HFLM):
     """A causal LM under lm-eval with tallies of prompt, answer and generated positions.
 
     Args:
-        model: Ready on its device.
+        model: Ready on its device; its generation config gives way to :func:`greedy`.
         tokenizer: Of the model.
         ledger: Sizes of the model's units.
         batch_size: Fixed; a changed batch size changes last bits.
@@ -92,6 +93,9 @@ class CountingLM(HFLM):
         )
         self.ledger = ledger
         self.pads = pads
+        model.generation_config = greedy(model)
+        # Either ends a text: lm-eval's own end of text stops it as a string.
+        self.ends = {*end_tokens(model), self.eot_token_id} - {None}
         self.log = ExecutionLog(model)
         self.kinds = KindTeller(model)
         self.tallies = {kind: Tally(ledger) for kind in KINDS}
@@ -172,6 +176,9 @@ class CountingLM(HFLM):
     def _model_generate(
         self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
     ) -> Tensor:
+        for name in ("num_beams", "num_return_sequences"):
+            if generation_kwargs.get(name, 1) != 1:
+                raise ValueError(f"generation_kwargs of a task: {name} must be 1 to count what ran")
         self.log.passes.clear()
         self.kinds.first = context.shape[1] - 1
         output = super()._model_generate(context, max_length, stop, **generation_kwargs)
@@ -193,8 +200,7 @@ class CountingLM(HFLM):
     def _length(self, tokens: Tensor, stop: Sequence[str]) -> int:
         """Generated tokens of one row up to and with the one that completes its first stop."""
         ids = tokens.tolist()
-        if self.eot_token_id in ids:
-            ids = ids[: ids.index(self.eot_token_id) + 1]
+        ids = ids[: next((n + 1 for n, token in enumerate(ids) if token in self.ends), len(ids))]
 
         def stopped(length: int) -> bool:
             # As lm-eval's stopping rule reads it, special tokens and all: some are stop strings.
@@ -206,6 +212,25 @@ class CountingLM(HFLM):
         return (
             1 + bisect_left(lengths, True, key=stopped) if ids and stopped(len(ids)) else len(ids)
         )
+
+
+def end_tokens(model: PreTrainedModel) -> list[int]:
+    """The ids at which the model ends a text: of its generation config, else of its config."""
+    given = model.generation_config.eos_token_id
+    found = getattr(model.config, "eos_token_id", None) if given is None else given
+    return [] if found is None else list(found) if isinstance(found, list) else [found]
+
+
+def greedy(model: PreTrainedModel) -> GenerationConfig:
+    """Greedy decoding with the model's special tokens and nothing else of its settings."""
+    given = model.generation_config
+    return GenerationConfig(
+        do_sample=False,
+        num_beams=1,
+        bos_token_id=given.bos_token_id,
+        pad_token_id=given.pad_token_id,
+        eos_token_id=end_tokens(model) or None,
+    )
 
 
 def without_environment_report(results: dict[str, Any]) -> None:

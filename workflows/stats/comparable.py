@@ -110,6 +110,7 @@ def settings(record: Record) -> dict[str, Any]:
         "backbone": record["backbone"]["hash"],
         "batch size": evaluation["batch_size"],
         "context window": evaluation["max_length"],
+        "end tokens": ", ".join(map(str, evaluation.get("end_tokens", []))) or None,
         "device": str(evaluation["device"]).split(":")[0],
         "processor": hardware.get("processor"),
         "accelerator": hardware.get("accelerator"),

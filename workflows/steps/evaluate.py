@@ -118,6 +118,7 @@ def evaluate(
             "batch_size": args.batch_size,
             "equal_lengths": not lm.pads,
             "max_length": lm.max_length,
+            "end_tokens": sorted(lm.ends),
             "device": device,
             "threads": args.threads,
             "seconds": round(time.perf_counter() - start, 2),

@@ -42,6 +42,14 @@ class EvictingCache(DynamicCache):
             n: c.index_select(0, beam_idx.to(c.device)) for n, c in self.columns.items()
         }
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: layers hold different numbers of the last tokens (assisted decoding asks for it).
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("a cache with evicted tokens cannot be cropped: decode without assistance")
+
 
 def attend_with_key_weights(
     module: nn.Module,

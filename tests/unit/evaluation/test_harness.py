@@ -72,13 +72,15 @@ def slow_likelihood(model: Any, folder: Path) -> Counts:
 
 
 @torch.no_grad()
-def write(model: Any, prompt: list[int], most: int) -> tuple[list[int], str]:
+def write(
+    model: Any, prompt: list[int], most: int, ends: tuple[int, ...] = (toy.EOS,)
+) -> tuple[list[int], str]:
     """Greedy answer up to and with the token that ends it, and what ended it."""
     answer: list[int] = []
     while len(answer) < most:
         logits = model(torch.tensor([prompt + answer]), use_cache=False).logits
         answer.append(int(logits[0, -1].argmax()))
-        if answer[-1] == toy.EOS:
+        if answer[-1] in ends:
             return answer, "eos"
         text = toy.make_tokenizer().decode(answer)
         if any(stop in text for stop in STOPS):
@@ -86,12 +88,14 @@ def write(model: Any, prompt: list[int], most: int) -> tuple[list[int], str]:
     return answer, "length"
 
 
-def slow_generation(model: Any, folder: Path) -> tuple[Counts, set[str]]:
+def slow_generation(
+    model: Any, folder: Path, tokens_at_end: tuple[int, ...] = (toy.EOS,)
+) -> tuple[Counts, set[str]]:
     sums = {kind: (0, np.zeros(5)) for kind in KINDS}
     ends = set()
     for row in rows(folder, "write"):
         prompt = encode(row["question"])
-        answer, end = write(model, prompt, 12)
+        answer, end = write(model, prompt, 12, tokens_at_end)
         ends.add(end)
         ran = executed(model, prompt + answer[:-1])
         # The prompt's last token is what the first generated one is read from.
@@ -122,6 +126,42 @@ def test_generation_counts_equal_single_sequences(batch_size: int, model: Any, m
     expected, ends = slow_generation(model, many)
     assert counts(scored.tallies) == expected
     assert ends == {"eos", "stop", "length"}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("place", ["generation_config", "config"])
+def test_a_text_ends_at_any_end_token(place: str, batch_size: int, many: Path) -> None:
+    ends = [toy.EOS, 11, 26, 41]
+    made = toy.make_model(seed=0, eos_token_id=ends if place == "config" else toy.EOS)
+    made.generation_config.eos_token_id = ends if place == "generation_config" else None
+    model = route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skipped=2.3))
+    scored = score(harness(model, batch_size), parse_tasks("toy_write"), [many])
+    expected, _ = slow_generation(model, many, tuple(ends))
+    assert counts(scored.tallies) == expected
+    assert expected != slow_generation(model, many)[0]
+
+
+def test_every_model_writes_greedily_whatever_its_folder_ships(many: Path) -> None:
+    made = toy.make_model(seed=0)
+    shipped = {"repetition_penalty": 2.0, "no_repeat_ngram_size": 1, "num_beams": 3}
+    made.generation_config.update(do_sample=True, temperature=0.1, **shipped)
+    model = route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skipped=2.3))
+    scored = score(harness(model, 4), parse_tasks("toy_write"), [many])
+    assert counts(scored.tallies) == slow_generation(model, many)[0]
+
+
+def test_settings_of_a_task_go_over_greedy_decoding(model: Any, many: Path) -> None:
+    given = {"until": STOPS, "max_gen_toks": 12, "no_repeat_ngram_size": 1}
+    entry = TaskEntry("toy_write", config={"generation_kwargs": given})
+    scored = score(harness(model, 4), [entry], [many])
+    assert counts(scored.tallies) != slow_generation(model, many)[0]
+
+
+@pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
+def test_several_sequences_per_item_are_not_counted(name: str, model: Any, many: Path) -> None:
+    entry = TaskEntry("toy_write", config={"generation_kwargs": {"max_gen_toks": 4, name: 2}})
+    with pytest.raises(ValueError, match=f"{name} must be 1 to count what ran"):
+        score(harness(model, 8), [entry], [many])
 
 
 def test_scores_do_not_depend_on_the_batch_size(model: Any, many: Path) -> None:

@@ -110,6 +110,14 @@ def test_the_code_of_records_by_part_holds_fits_and_scores() -> None:
     }  # fmt: skip
 
 
+def test_other_end_tokens_are_said_in_a_sentence() -> None:
+    records = runs()
+    for one, tokens in zip(records, ([2], [2, 3]), strict=True):
+        one["evaluation"] = one["evaluation"] | {"end_tokens": tokens}
+    (sentence,) = cautions(records)
+    assert "differ in end tokens: 2 (dense), 2, 3 (hero)." in sentence
+
+
 def test_a_caution_counts_rows_where_there_are_many() -> None:
     usual = [record(f"row{n}", 0.2, score("a", [1, 1])) for n in range(7)]
     (sentence,) = cautions(

@@ -136,6 +136,24 @@ def test_batched_generation_equals_one_by_one() -> None:
 
 
 @torch.no_grad()
+def test_beams_follow_their_cache() -> None:
+    """Beams change places at every step, and columns with them."""
+    model = evicting()
+    settings = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    for beams in (2, 4):
+        given = settings | {"num_beams": beams, "attention_mask": torch.ones_like(IDS)}
+        slow = model.generate(IDS, use_cache=False, **given)
+        assert torch.equal(model.generate(IDS, **given), slow)
+        assert not torch.equal(slow, model.generate(IDS, **settings))
+
+
+def test_a_cache_with_holes_is_not_cropped() -> None:
+    ids = IDS[:1].repeat(1, 2)
+    with pytest.raises(ValueError, match="cannot be cropped: decode without assistance"):
+        evicting().generate(ids, max_new_tokens=9, eos_token_id=None, prompt_lookup_num_tokens=2)
+
+
+@torch.no_grad()
 def test_packed_documents_do_not_see_each_other() -> None:
     packed = torch.cat([IDS[0, :7], IDS[1, :5]])[None]
     positions = torch.cat([torch.arange(7), torch.arange(5)])[None]

@@ -1,0 +1,155 @@
+"""What transformers sees of a compressed model: a folder with a ``model_type`` of its own.
+
+Under its family's type a changed model would be read as the dense one, or with random numbers where
+a layer is not what the config says. So ``save_pretrained`` writes a plain folder only where the
+config alone rebuilds the model. Any other folder has the type below, which the Auto classes refuse
+until ``methods`` is imported, and then read with :func:`methods.load_model`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CARD = "skipbench.json"
+# Options of from_pretrained that say where files come from, or what is so here anyway.
+WITHOUT_EFFECT = {
+    "adapter_kwargs", "cache_dir", "config", "force_download", "local_files_only",
+    "low_cpu_mem_usage", "proxies", "revision", "token", "trust_remote_code", "use_safetensors",
+}  # fmt: skip
+
+
+class SkipbenchConfig(PreTrainedConfig):
+    """``config.json`` of a folder that only :func:`methods.load_model` understands.
+
+    Args:
+        row: The row that made the model; everything else is in ``skipbench.json`` beside it.
+        hidden_size: Nothing, at which the classes of the families stop when they are told to read
+            the folder whatever its type.
+    """
+
+    model_type = "skipbench"
+    row: str = ""
+    hidden_size: None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as JSON; the architecture is no family's: a pipeline would try that class."""
+        named: dict[str, Any] = super().to_dict()
+        return named | {"architectures": [SkipbenchForCausalLM.__name__]}
+
+
+class SkipbenchForCausalLM:
+    """What ``AutoModelForCausalLM`` calls for such a folder; models keep the family's class."""
+
+    config_class = SkipbenchConfig
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        *,
+        dtype: Any = None,
+        device_map: Any = None,
+        backbone: str | Path | None = None,
+        **options: Any,
+    ) -> PreTrainedModel:
+        """The model in ``folder``, in eval mode.
+
+        Args:
+            folder: Output of the compress step or of ``save_pretrained``.
+            dtype: None, ``"auto"`` or the dtype in which the model is stored.
+            device_map: None, one device, ``{"": device}`` or ``"auto"``.
+            backbone: Where the dense backbone lies now, if it moved.
+            options: Of transformers, as far as they change nothing.
+
+        Raises:
+            ValueError: An option would change the model, or the folder cannot be read.
+        """
+        from methods import load_model
+
+        asked = {name for name, value in options.items() if value and name[0] != "_"}
+        if asked - WITHOUT_EFFECT:
+            name = min(asked - WITHOUT_EFFECT)
+            raise ValueError(f"{folder} loads as it was saved: option '{name}' is not supported")
+        device = _device(device_map)
+        model = load_model(folder, backbone)
+        stored = str(model.dtype).removeprefix("torch.")
+        if dtype is not None and str(dtype).removeprefix("torch.") not in ("auto", stored):
+            raise ValueError(f"{folder} is stored in {stored}; load it so and convert the model")
+        torch.nn.Module.to(model, device)
+        return model
+
+
+def _device(device_map: Any) -> str:
+    """The one device of a device map.
+
+    Raises:
+        ValueError: The map spreads the model over several.
+    """
+    if device_map == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if isinstance(device_map, dict):
+        if set(device_map) != {""}:
+            raise ValueError(f"device_map {device_map} spreads a model that goes to one device")
+        device_map = device_map[""]
+    return "cpu" if device_map is None else str(device_map)
+
+
+def guard(model: PreTrainedModel, card: dict[str, Any] | None = None) -> None:
+    """Let ``save_pretrained`` write the model as what it is, or refuse.
+
+    Args:
+        model: Causal LM; it may change later.
+        card: Content of ``skipbench.json``; None: the model is the backbone, as far as is known.
+    """
+    model.save_pretrained = partial(_save, model, card)  # type: ignore[method-assign]
+
+
+def _save(
+    model: PreTrainedModel,
+    card: dict[str, Any] | None,
+    folder: str | Path,
+    *arguments: Any,
+    **options: Any,
+) -> None:
+    """``save_pretrained`` of a guarded model; the card comes last.
+
+    Raises:
+        ValueError: The model is not what its config says, and no card says what it is.
+    """
+    held = model.config
+    if not is_plain(model):
+        if card is None:
+            raise ValueError(
+                "this model is not what its config says: write it with the compress step or with "
+                "methods.core.checkpoint.save"
+            )
+        model.config = SkipbenchConfig(row=card["row"])
+    try:
+        type(model).save_pretrained(model, folder, *arguments, **options)
+    finally:
+        model.config = held
+    if card is not None:
+        text = json.dumps(card, indent=1, allow_nan=False, ensure_ascii=False)
+        (Path(folder) / CARD).write_text(text + "\n", encoding="utf-8")
+
+
+def is_plain(model: PreTrainedModel) -> bool:
+    """Whether its own class makes the same modules and shapes from its config alone."""
+    with torch.device("meta"):
+        stock = type(model)(copy.deepcopy(model.config))
+    return _parts(stock) == _parts(model)
+
+
+def _parts(model: torch.nn.Module) -> tuple[dict[str, type], dict[str, torch.Size]]:
+    modules = {name: type(module) for name, module in model.named_modules()}
+    return modules, {name: parameter.shape for name, parameter in model.named_parameters()}

@@ -1,0 +1,247 @@
+"""Every row where transformers and lm-eval meet it: saved, written, searched, scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import workflows.evaluation.registered  # noqa: F401
+from methods import discover, load_model
+from methods.core.backbone import load_backbone
+from methods.core.checkpoint import load
+from tests import steps, toy
+from workflows.evaluation.harness import simple_evaluate
+
+ROWS = discover()
+SHORT = {"updates": 2, "batch_tokens": 256, "row_length": 64}
+QUICK: dict[str, dict[str, Any]] = {row: SHORT for row in ROWS if ROWS[row].trained}
+QUICK["slicegpt"] = {"round_to": 1}
+CASES = [
+    (row, kind) for row in ROWS for kind in ("llama", "tied") if kind == "llama" or row not in QUICK
+]
+CAUSAL = [row for row in ROWS if ROWS[row].causal]
+# What a backbone may ship: a temperature without sampling is a mistake that published ones make.
+SHIPPED = {"repetition_penalty": 1.3, "temperature": 0.6, "eos_token_id": [toy.EOS, 3, 9, 44]}
+IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(1))
+PROMPTS = [IDS[0, :3], IDS[1, :9], IDS[2, :6]]
+
+WITHOUT_METHODS = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+torch.set_num_threads(1)
+ids, *folders = sys.argv[1:]
+ids, found = torch.load(ids), {}
+for folder in folders:
+    try:
+        with torch.no_grad():
+            found[folder] = AutoModelForCausalLM.from_pretrained(folder).eval()(ids).logits
+    except ValueError as error:
+        assert "has model type `skipbench`" in str(error), error
+assert "methods" not in sys.modules
+torch.save(found, "logits.pt")
+"""
+
+
+class Folders:
+    """Fits a row once, with hardly any training, and keeps what ``save_pretrained`` makes of it."""
+
+    def __init__(self, home: Path, data: dict[str, Path]) -> None:
+        self.home = home
+        self.data = data | {"calibration": data["ids"]}
+        for kind in ("llama", "tied"):
+            file = toy.make_backbone(home / kind, kind) / "generation_config.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | SHIPPED))
+
+    def fit(self, row: str, kind: str = "llama", **params: Any) -> Path:
+        out = self.home / f"{kind}-{row}-{len(params)}"
+        if not out.exists():
+            given = json.dumps(QUICK.get(row, {}) | params)
+            fixed = ["--budget", 0.25, "--seed", 3, "--max-length", 64, "--params", given]
+            parts = {"calibration": "calibration", "train": "training", "validation": "validation"}
+            files = [
+                word for flag, part in parts.items() for word in (f"--{flag}", self.data[part])
+            ]
+            steps.compress(row, self.home / kind, out, *fixed, *files)
+        return out
+
+    def save(self, row: str, kind: str = "llama") -> Path:
+        folder = self.fit(row, kind)
+        saved = folder.with_name(f"{folder.name}-saved")
+        if not saved.exists():
+            load_model(folder).save_pretrained(saved)
+        return saved
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, data_files: dict[str, Path]) -> Folders:
+    return Folders(tmp_path_factory.mktemp("folders"), data_files)
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    return model(IDS).logits
+
+
+def settings(model: Any) -> dict[str, Any]:
+    """What a generation config says, but for where it comes from."""
+    said = model.generation_config.to_diff_dict()
+    return {
+        k: v for k, v in said.items() if k not in ("transformers_version", "_from_model_config")
+    }
+
+
+def trained(model: Any) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize(("row", "kind"), CASES)
+def test_transformers_loads_a_folder_as_what_it_is(row: str, kind: str, folders: Folders) -> None:
+    expected = load(folders.fit(row, kind))
+    for folder in (folders.fit(row, kind), folders.save(row, kind)):
+        again = AutoModelForCausalLM.from_pretrained(folder)
+        assert torch.equal(logits(again), logits(expected.model))
+        assert type(again.model) is type(expected.model.model)
+        assert settings(again) == settings(expected.model)
+        if (folder / "skipbench.json").exists():
+            assert load(folder).ledger == expected.ledger
+            assert trained(load_model(folder)) == trained(expected.model)
+        else:
+            assert row == "dense"
+
+
+def test_a_healed_row_is_saved_with_what_it_started_from(folders: Folders, tmp_path: Path) -> None:
+    arguments = ["--params", json.dumps(SHORT | {"rank": 2}), "--max-length", 64]
+    arguments += ["--train", folders.data["training"]]
+    healed = steps.compress("lora", folders.fit("slicegpt"), tmp_path / "healed", *arguments)
+    load_model(healed).save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(load_model(healed)))
+    assert load(tmp_path / "saved").ledger == load(healed).ledger
+
+
+def test_without_methods_a_folder_is_refused_or_exact(folders: Folders) -> None:
+    """A stock process must not take any row for the dense model."""
+    torch.save(IDS, folders.home / "ids.pt")
+    known = {str(make(row)): row for row in ROWS for make in (folders.fit, folders.save)}
+    (folders.home / "stock.py").write_text(WITHOUT_METHODS)
+    code = f"import os; os.chdir({str(folders.home)!r}); exec(open('stock.py').read())"
+    done = steps.python("-c", code, folders.home / "ids.pt", *known)
+    assert done.returncode == 0, done.stderr
+    found = torch.load(folders.home / "logits.pt")
+    for folder, stock in found.items():
+        assert torch.equal(stock, logits(load_model(folders.fit(known[folder]))))
+    loaded = {known[folder] for folder in found}
+    assert {"dense", "shortgpt", "laco"} <= loaded
+    assert loaded.isdisjoint(row for row in ROWS if ROWS[row].kind == "dynamic" or row in QUICK)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_ships_the_settings_of_its_backbone(row: str, folders: Folders) -> None:
+    said = settings(load_model(folders.fit(row)))
+    assert said == settings(load_backbone(folders.home / "llama").model)
+    assert said.items() >= SHIPPED.items()
+
+
+def test_with_nothing_removed_a_static_row_writes_the_dense_text(folders: Folders) -> None:
+    given = {"max_new_tokens": 12, "pad_token_id": toy.PAD, "attention_mask": torch.ones_like(IDS)}
+    dense = load_backbone(folders.home / "llama").model
+    text = dense.generate(IDS, **given)
+    whole = load_model(folders.fit("shortgpt", layers=0))
+    assert torch.equal(whole.generate(IDS, **given), text)
+    assert not torch.equal(dense.generate(IDS, repetition_penalty=1.0, **given), text)
+
+
+@pytest.mark.parametrize("row", CAUSAL)
+def test_beam_search_needs_neither_cache_nor_pads(row: str, folders: Folders) -> None:
+    model = load_model(folders.fit(row))
+    options = {"max_new_tokens": 8, "pad_token_id": toy.PAD, "num_beams": 2}
+    length = max(map(len, PROMPTS))
+    ids = torch.full((len(PROMPTS), length), toy.PAD)
+    for line, prompt in zip(ids, PROMPTS, strict=True):
+        line[length - len(prompt) :] = prompt
+    together = model.generate(ids, attention_mask=(ids != toy.PAD).long(), **options)
+    for prompt, line in zip(PROMPTS, together[:, length:], strict=True):
+        mask = torch.ones_like(prompt)[None]
+        slow = model.generate(prompt[None], attention_mask=mask, use_cache=False, **options)
+        written = slow[0, len(prompt) :]
+        assert torch.equal(line[: len(written)], written)
+        assert (line[len(written) :] == toy.PAD).all()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_pipeline_writes_what_generate_writes(row: str, folders: Folders, caplog: Any) -> None:
+    folder = folders.fit(row)
+    tokenizer, prompt = AutoTokenizer.from_pretrained(folder), "w5 w17 w40 w3"
+    model = load_model(folder)
+    ids = tokenizer(prompt, return_tensors="pt")
+    expected = model.generate(**ids, max_new_tokens=6, do_sample=False)[
+        0, ids["input_ids"].shape[1] :
+    ]
+    for given in ({"model": str(folder)}, {"model": model, "tokenizer": tokenizer}):
+        write = pipeline("text-generation", **given)
+        (found,) = write(prompt, max_new_tokens=6, do_sample=False, return_full_text=False)
+        assert (
+            found["generated_text"].split()
+            == tokenizer.decode(expected, skip_special_tokens=True).split()
+        )
+    assert "is not supported" not in caplog.text
+
+
+def scores(results: Any) -> dict[tuple[str, str], float]:
+    """Task, metric -> value, of lm-eval's results."""
+    return {
+        (task, key.split(",")[0]): value
+        for task, values in results["results"].items()
+        for key, value in values.items()
+        if key.endswith(",none") and "_stderr" not in key
+    }
+
+
+def evaluated(folder: Path, tasks: Path, *more: Any) -> dict[tuple[str, str], float]:
+    """The same of the evaluate step."""
+    out = folder.with_name(f"{folder.name}.json")
+    given = ["--tasks", "toy_choice,toy_write", "--task-dir", tasks, "--device", "cpu", *more]
+    steps.call("evaluate", "--model", folder, "--out", out, *given)
+    found = json.loads(out.read_text())["scores"]
+    return {(score["task"], score["metric"]): score["value"] for score in found}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_lm_eval_scores_a_folder_as_the_evaluate_step(
+    row: str, folders: Folders, task_folder: Path
+) -> None:
+    folder = folders.fit(row)
+    manager = TaskManager(include_path=str(task_folder), include_defaults=False)
+    common = {"task_manager": manager, "limit": 6, "bootstrap_iters": 0, "batch_size": 4}
+    common |= {"model_args": f"pretrained={folder}", "device": "cpu"}
+    ours = evaluated(folder, task_folder, "--limit", 6, "--batch-size", 4)
+    found = simple_evaluate(model="skipbench", tasks=["toy_choice", "toy_write"], **common)
+    assert scores(found) == ours
+    # lm-eval's own class writes with the settings of the folder, so only choices are equal.
+    stock = simple_evaluate(model="hf", tasks=["toy_choice"], **common)
+    assert scores(stock).items() <= ours.items()
+
+
+def test_the_command_line_of_lm_eval_scores_a_folder(
+    folders: Folders, task_folder: Path, tmp_path: Path
+) -> None:
+    folder = folders.fit("hero")
+    words = [
+        "--model",
+        "skipbench",
+        "--model_args",
+        f"pretrained={folder}",
+        "--tasks",
+        "toy_choice",
+    ]
+    words += ["--include_path", task_folder, "--batch_size", 4, "--output_path", tmp_path]
+    steps.call("lm_eval", *words)
+    (file,) = tmp_path.rglob("results*.json")
+    ours = evaluated(folder, task_folder, "--batch-size", 4)
+    assert scores(json.loads(file.read_text())).items() <= ours.items()

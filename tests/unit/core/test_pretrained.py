@@ -1,0 +1,156 @@
+"""What transformers sees of a changed model, from this process and from fresh ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from methods import load_method, load_model
+from methods.core.backbone import Backbone, load_backbone
+from methods.core.pretrained import is_plain
+from methods.core.surgery.layers import narrow, remove_layers
+from tests import steps, toy
+
+IDS = torch.arange(12)[None]
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    return model(IDS).logits
+
+
+@pytest.fixture(scope="module")
+def skipping(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the compress step leaves of a row that stores no weights."""
+    folder = tmp_path_factory.mktemp("skipping") / "model"
+    return steps.compress("random-skip", llama, folder, "--budget", 0.25)
+
+
+@pytest.fixture(scope="module")
+def saved(skipping: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``save_pretrained`` makes of it: the dense weights, all of them."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    load_model(skipping).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+def test_what_a_config_rebuilds_is_saved_under_its_family(kind: str, tmp_path: Path) -> None:
+    toy.make_backbone(tmp_path / "backbone", kind)
+    model = remove_layers(load_backbone(tmp_path / "backbone").model, [1])
+    assert is_plain(model)
+    model.save_pretrained(tmp_path / "saved")
+    assert (
+        AutoConfig.from_pretrained(tmp_path / "saved").model_type == toy.SHAPES[kind]["model_type"]
+    )
+    assert torch.equal(
+        logits(AutoModelForCausalLM.from_pretrained(tmp_path / "saved")), logits(model)
+    )
+
+
+def changed(row: str, backbone: Backbone) -> Any:
+    """The model of a fit, straight from the method."""
+    if row == "narrowed":
+        return narrow(backbone.model, [[0], [], [], [], [], []], [[]] * 6)
+    method = load_method(row)
+    structure = {"seed": 1, "layers": [2], "skipped_units": 1.0, "width": 24, "slice_head": False}
+    return method.build(backbone, structure)
+
+
+@pytest.mark.parametrize("row", ["random-skip", "lora", "slicegpt", "narrowed"])
+def test_a_changed_model_without_a_card_is_not_saved(row: str, llama: Path, tmp_path: Path) -> None:
+    model = changed(row, load_backbone(llama))
+    assert not is_plain(model)
+    with pytest.raises(ValueError, match="this model is not what its config says: write it with"):
+        model.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+METHODS_FIRST = """
+import sys, methods
+assert not {"torch", "transformers"} & set(sys.modules), "importing methods must stay cheap"
+from transformers import AutoConfig
+print(AutoConfig.from_pretrained(sys.argv[1]).row)
+from transformers import AutoModelForCausalLM
+print(*(type(AutoModelForCausalLM.from_pretrained(f).model).__name__ for f in sys.argv[1:]))
+"""
+TRANSFORMERS_FIRST = """
+import sys
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+for kind in (AutoModelForCausalLM, LlamaForCausalLM):
+    for folder in sys.argv[1:]:
+        try:
+            kind.from_pretrained(folder)
+        except Exception as error:
+            print(str(error).splitlines()[0])
+import methods
+print(*(type(AutoModelForCausalLM.from_pretrained(f).model).__name__ for f in sys.argv[1:]))
+"""
+
+
+def test_importing_methods_first_costs_nothing_and_registers(skipping: Path, saved: Path) -> None:
+    done = steps.python("-c", METHODS_FIRST, skipping, saved)
+    assert done.stdout.split() == ["random-skip", "RoutedDecoder", "RoutedDecoder"], done.stderr
+
+
+def test_importing_methods_last_registers_and_before_it_nothing_loads(
+    skipping: Path, saved: Path
+) -> None:
+    done = steps.python("-c", TRANSFORMERS_FIRST, skipping, saved)
+    *refusals, loaded = done.stdout.splitlines()
+    assert len(refusals) == 4
+    assert all("has model type `skipbench`" in refusal for refusal in refusals[:2])
+    assert all("'hidden_size'" in refusal for refusal in refusals[2:])
+    assert loaded == "RoutedDecoder RoutedDecoder"
+
+
+def test_options_that_change_nothing_are_taken(saved: Path) -> None:
+    for given in ({"dtype": "auto"}, {"dtype": torch.float32}, {"device_map": {"": "cpu"}}):
+        model = AutoModelForCausalLM.from_pretrained(saved, low_cpu_mem_usage=True, **given)
+        assert torch.equal(logits(model), logits(load_model(saved)))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"dtype": "bfloat16"}, "is stored in float32; load it so and convert the model"),
+        ({"load_in_8bit": True}, "option 'load_in_8bit' is not supported"),
+        ({"device_map": {"model": 0, "lm_head": 1}}, "spreads a model that goes to one device"),
+    ],
+)
+def test_options_that_would_change_the_model_are_refused(
+    option: dict[str, Any], message: str, saved: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        AutoModelForCausalLM.from_pretrained(saved, **option)
+
+
+def test_a_moved_backbone_can_be_named(skipping: Path, llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="say where it is"):
+        AutoModelForCausalLM.from_pretrained(skipping, backbone=tmp_path / "gone")
+    model = AutoModelForCausalLM.from_pretrained(skipping, backbone=llama)
+    assert torch.equal(logits(model), logits(load_model(skipping)))
+
+
+def test_a_saved_folder_without_its_card_is_refused(saved: Path, tmp_path: Path) -> None:
+    for file in saved.iterdir():
+        if file.name != "skipbench.json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ValueError, match="is no compressed model: it has no skipbench.json"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_plain_model_becomes_changed_and_back(llama: Path, tmp_path: Path) -> None:
+    """What counts is what the model is when it is saved."""
+    model = load_backbone(llama).model
+    inner = model.model
+    changed("random-skip", Backbone(model, None, llama, None, "", 1))
+    with pytest.raises(ValueError, match="not what its config says"):
+        model.save_pretrained(tmp_path)
+    model.model = inner
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(model))

@@ -1,0 +1,46 @@
+"""The model class that lm-eval knows as ``skipbench`` once this module is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from lm_eval.api.registry import register_model
+
+from workflows.evaluation.harness import CountingLM
+from workflows.records import load_any
+
+
+@register_model("skipbench")
+class SkipbenchLM(CountingLM):
+    """Any compressed or plain folder under lm-eval, scored as the evaluate step scores it.
+
+    Args:
+        pretrained: The folder.
+        backbone: Where the dense backbone lies now, if it moved.
+        batch_size: Fixed; lm-eval's own default, and not ``auto``.
+        max_length: Context window; None: the config's.
+        device: The CPU is taken where there is no GPU.
+
+    Raises:
+        ValueError: The folder cannot be read or has no tokenizer, or an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        backbone: str | None = None,
+        batch_size: int | str = 1,
+        max_length: int | None = None,
+        device: str = "cuda",
+    ) -> None:
+        if not str(batch_size).isdecimal() or int(batch_size) < 1:
+            raise ValueError(f"batch_size is {batch_size}, must be a number of at least 1")
+        place = device if torch.cuda.is_available() else "cpu"
+        moved = None if backbone is None else Path(backbone)
+        model, tokenizer, ledger, method = load_any(Path(pretrained), moved, place)
+        if tokenizer is None:
+            raise ValueError(f"{pretrained} has no tokenizer, so its text tasks cannot be scored")
+        super().__init__(
+            model, tokenizer, ledger, int(batch_size), max_length, pads=method.batchable()
+        )
