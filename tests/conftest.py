@@ -8,6 +8,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+# Two workers on two cores: threads of one would wait for the other's.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import tempfile
 from pathlib import Path

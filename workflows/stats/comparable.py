@@ -63,7 +63,11 @@ def _refuse(records: Sequence[Record], what: str, read: Callable[[Record], Any])
 
 
 def cautions(records: Sequence[Record]) -> list[str]:
-    """One sentence for everything that differs between records and may move last digits."""
+    """One sentence for everything that a table of these records cannot tell by itself.
+
+    Settings that differ between records and may move last digits, code that was not committed, and
+    rows whose seed matters and that ran under one.
+    """
     done = [record for record in records if record["status"] == "ok"]
     sentences = []
     for name in dict.fromkeys(record["backbone"]["name"] for record in done):
@@ -75,6 +79,11 @@ def cautions(records: Sequence[Record]) -> list[str]:
     dirty = dict.fromkeys(record["row"] for record in done if record["dirty"])
     if dirty:
         sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
+    if alone := _one_seed(done):
+        sentences.append(
+            f"One seed only: {_named(alone)}. Intervals, ranks and ≈ that rest on them say what "
+            "other items would do, not what another seed would."
+        )
     return sentences
 
 
@@ -85,6 +94,16 @@ def code_by_part(records: Sequence[Record]) -> dict[str, list[str]]:
         for part, code in [*record["code"].items(), *(record["fit_code"] or {}).items()]:
             found.setdefault(part, set()).add(code)
     return {part: sorted(found[part]) for part in sorted(found)}
+
+
+def _one_seed(records: Sequence[Record]) -> list[str]:
+    """Rows whose seed matters and that ran under a single one at some target."""
+    seeds: dict[tuple[str, str, float | None], set[int]] = {}
+    for record in records:
+        if record["stochastic"]:
+            key = record["backbone"]["name"], record["row"], record["budget"]
+            seeds.setdefault(key, set()).add(record["seed"])
+    return [row for (_, row, _), found in seeds.items() if len(found) == 1]
 
 
 def _mixtures(records: Sequence[Record]) -> Iterator[tuple[str, dict[Any, list[str]]]]:
@@ -114,6 +133,7 @@ def settings(record: Record) -> dict[str, Any]:
         "device": str(evaluation["device"]).split(":")[0],
         "processor": hardware.get("processor"),
         "accelerator": hardware.get("accelerator"),
+        "instruction set": hardware.get("cpu_capability"),
         **{f"version of {name}": number for name, number in record["versions"].items()},
     }
     return {what: value for what, value in found.items() if value is not None}

@@ -148,11 +148,14 @@ def rank_table(frame: pd.DataFrame) -> Table:
     )
     made.add("95 % interval", spans(frame, "behind_low", "behind_high"))
     told = [
-        "–" if behind == 0 else "no" if tied else "yes"
-        for behind, tied in zip(frame["behind"], frame["tied"], strict=True)
+        "–" if behind == 0 else "no" if tied else "by items" if one_seed else "yes"
+        for behind, tied, one_seed in frame[["behind", "tied", "one_seed"]].to_numpy()
     ]
     made.add("Told from the best", told)
-    note = "Ranks among the rows of one target; the share of resamples in which a row leads."
+    note = (
+        "Ranks among the rows of one target; the share of resamples in which a row leads. By "
+        "items: one of the two has a single seed, and another seed may undo it."
+    )
     return made.table("ranks", "Ranks", note)
 
 
@@ -169,8 +172,9 @@ def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
     add_tasks(made, main, part, "p_holm")
     note = (
         f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
-        "target (tasks: exact McNemar test, with several seeds in every seed; Retain: bootstrap). "
-        "Items needed: to see one point of Retain between two runs in four of five cases."
+        "target (tasks of two single runs: exact McNemar test; else bootstrap over items and, of "
+        "rows with several, seeds). Items needed: to see one point of Retain in four of five "
+        "cases, were items alone at chance."
     )
     return made.table(f"differences_{against}", f"Differences from {title}", note)
 
@@ -260,8 +264,9 @@ def comparison_table(frame: pd.DataFrame, folders: Sequence[str]) -> Table:
     made.add("p", [number(p, "{:.4f}") for p in main["p"]])
     add_tasks(made, main, frame, "p")
     note = (
-        f"A: {folders[0]}, B: {folders[1]}. Task columns: points, B minus A; *: p below 5 % (exact "
-        "McNemar test, not corrected)."
+        f"A: {folders[0]}, B: {folders[1]}. Task columns: points, B minus A; *: p below 5 % "
+        "(single runs, which know the items alone: exact McNemar test; several seeds: bootstrap "
+        "over items and seeds; not corrected)."
     )
     return made.table("compare", "Two folders", note)
 

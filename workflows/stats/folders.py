@@ -10,7 +10,7 @@ import pandas as pd
 
 from workflows.stats.comparable import score_difference, settings
 from workflows.stats.lines import Line, Panel
-from workflows.stats.resample import interval, paired_runs, unpaired_runs
+from workflows.stats.resample import difference, interval, paired_difference
 from workflows.stats.versus import tested
 
 
@@ -89,7 +89,7 @@ def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) 
     """``theirs`` - ``mine``."""
     before, after = one.samples[measure][mine.name], two.samples[measure][theirs.name]
     seeds = [[record["seed"] for record in line.records] for line in (mine, theirs)]
-    draws = (paired_runs if seeds[0] == seeds[1] else unpaired_runs)(before, after)
+    draws = (paired_difference if seeds[0] == seeds[1] else difference)(before, after)
     low, high = interval(draws)
     return {
         "difference": 100 * (after.value - before.value),

@@ -48,6 +48,11 @@ class Line:
         return all(record["status"] == "ok" for record in self.records)
 
     @property
+    def one_seed(self) -> bool:
+        """Whether its seed matters and no other was run: its intervals know the items alone."""
+        return bool(self.first["stochastic"]) and len(self.records) == 1
+
+    @property
     def pairs(self) -> list[tuple[Record, Run]]:
         """Each finished record with its items."""
         return list(zip(self.records, self.runs, strict=True))

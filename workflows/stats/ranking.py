@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from workflows.stats.lines import Line, Panel
-from workflows.stats.resample import RETAIN, interval
+from workflows.stats.resample import RETAIN, difference, interval
 
 DIGITS = 2
 
@@ -57,9 +58,10 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
     for field in fields(panel):
         for measure, samples in panel.samples.items():
             values = [100 * samples[line.name].value for line in field]
-            best = samples[field[int(np.argmax(values))].name].draws
+            best = samples[field[int(np.argmax(values))].name]
             for line, place in zip(field, places(values), strict=True):
-                tied = place != 1 and interval(best - samples[line.name].draws)[0] <= 0
+                apart = difference(samples[line.name], best)
+                tied = place != 1 and interval(apart)[0] <= 0
                 found[line.name, measure] = Mark(place, tied)
         for task in perplexities:
             values = [_mean_score(line, task) for line in field]
@@ -79,39 +81,39 @@ def rank_frame(panels: Sequence[Panel]) -> pd.DataFrame:
 
     Columns: backbone, target, row, title, retain, retain_low, retain_high (percent), rank,
     rank_low, rank_high, first (share of resamples in which the row leads, percent), behind,
-    behind_low, behind_high (points to the best row), tied (whether that interval reaches zero).
+    behind_low, behind_high (points to the best row), tied (whether that interval reaches zero),
+    one_seed (whether it knows the items alone, because a trained row on a side has one seed).
     """
-    lines = []
-    for panel in panels:
-        for field in fields(panel):
-            samples = [panel.samples[RETAIN][line.name] for line in field]
-            values = np.array([sample.value for sample in samples])
-            draws = np.stack([sample.draws for sample in samples])
-            ranks = stats.rankdata(-values, method="min")
-            drawn = stats.rankdata(-draws, method="min", axis=0)
-            best = int(np.argmax(values))
-            for number, line in enumerate(field):
-                behind = interval(draws[best] - draws[number])
-                spread = interval(draws[number])
-                place = np.quantile(drawn[number], [0.025, 0.975], method="nearest")
-                lines.append(
-                    line.labels
-                    | {
-                        "retain": 100 * values[number],
-                        "retain_low": 100 * spread[0],
-                        "retain_high": 100 * spread[1],
-                        "rank": int(ranks[number]),
-                        "rank_low": int(place[0]),
-                        "rank_high": int(place[1]),
-                        "first": 100 * float((drawn[number] == 1).mean()),
-                        "behind": 100 * float(values[best] - values[number]),
-                        "behind_low": 100 * behind[0],
-                        "behind_high": 100 * behind[1],
-                        "tied": bool(number != best and behind[0] <= 0),
-                    }
-                )
+    lines = [line for panel in panels for field in fields(panel) for line in _ranks(panel, field)]
     columns = (
         "backbone target row title retain retain_low retain_high rank rank_low rank_high first "
-        "behind behind_low behind_high tied"
+        "behind behind_low behind_high tied one_seed"
     ).split()
     return pd.DataFrame(lines, columns=columns)
+
+
+def _ranks(panel: Panel, field: Sequence[Line]) -> Iterator[dict[str, Any]]:
+    """The lines of one field."""
+    samples = [panel.samples[RETAIN][line.name] for line in field]
+    values = np.array([sample.value for sample in samples])
+    ranks = stats.rankdata(-values, method="min")
+    drawn = stats.rankdata([-sample.draws for sample in samples], method="min", axis=0)
+    best = int(np.argmax(values))
+    for number, (line, sample) in enumerate(zip(field, samples, strict=True)):
+        apart = difference(sample, samples[best]) if number != best else np.zeros(1)
+        (low, high), behind = interval(sample.draws), interval(apart)
+        place = np.quantile(drawn[number], [0.025, 0.975], method="nearest")
+        yield line.labels | {
+            "retain": 100 * sample.value,
+            "retain_low": 100 * low,
+            "retain_high": 100 * high,
+            "rank": int(ranks[number]),
+            "rank_low": int(place[0]),
+            "rank_high": int(place[1]),
+            "first": 100 * float((drawn[number] == 1).mean()),
+            "behind": 100 * float(values[best] - sample.value),
+            "behind_low": 100 * behind[0],
+            "behind_high": 100 * behind[1],
+            "tied": number != best and behind[0] <= 0,
+            "one_seed": line.one_seed or field[best].one_seed,
+        }

@@ -3,11 +3,19 @@
 The items a resample draws follow from the seed and the task alone, so every line, also one of
 another results folder, sees the same items, and a row more or less in a table moves no interval.
 
-Seeds come on top. The mean over S runs of a line misses its expectation by an error whose size S
-runs tell only roughly, so it is drawn from a t distribution:
+Seeds come on top. Runs of a line differ by their seeds and by what items do under one seed and not
+under another; the variance between S runs, s^2, holds both. The error of their mean is known no
+better than S runs tell, so it is drawn from a t distribution, and the items' part is what all runs
+share:
 
-    draw = (mean over runs of the resampled value) + sqrt(v / S) t,   t ~ Student(S - 1)
-    v = max(0, variance between runs - what the items' chance alone puts between runs)
+    draw = items + sqrt(s^2 / S) t,   t ~ Student(S - 1)
+    items = mean over runs of the resampled value, its deviation times sqrt(max(0, 1 - w / V))
+
+V is the variance of that mean over resamples and w the part of it that s^2 / S holds already: the
+variance between runs that resampled items alone make, over S. For the difference of two lines with
+runs of their own, s^2 / S and w are sums over both, and t has Welch's degrees of freedom,
+
+    (a + b)^2 / (a^2 / (S_a - 1) + b^2 / (S_b - 1)),   a, b = s^2 / S of each, rounded down.
 
 Resampling the runs themselves would cover far less than it says: of three values, a bootstrap never
 looks beyond their extremes. A single run has no such term: its interval speaks of the items only.
@@ -16,6 +24,7 @@ looks beyond their extremes. A single run has no such term: its interval speaks 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,29 +43,60 @@ BLOCK = 4_000_000
 
 
 @dataclass(frozen=True)
+class Chance:
+    """What is at chance in a mean over runs, or in the difference of two.
+
+    Args:
+        by_items: Its value on resampled items, (B,).
+        between: s^2 / S, zero of a single run.
+        within: The part of it that the items alone make.
+        freedom: Degrees of freedom of ``between``.
+    """
+
+    by_items: Floats
+    between: float = 0.0
+    within: float = 0.0
+    freedom: float = math.inf
+
+    def __sub__(self, other: Chance) -> Chance:
+        """Of two lines with runs of their own, on the same items."""
+        between = self.between + other.between
+        doubt = sum(part.between**2 / part.freedom for part in (self, other))
+        freedom = math.floor(round(between**2 / doubt, 6)) if doubt else math.inf
+        within = self.within + other.within
+        return Chance(self.by_items - other.by_items, between, within, freedom)
+
+    def draws(self, rng: np.random.Generator) -> Floats:
+        """Items and seeds at chance, (B,); see the formula on top."""
+        if not self.between:
+            return self.by_items
+        apart = self.by_items - self.by_items.mean()
+        shared = max(0.0, 1 - self.within / (apart.var() or math.inf))
+        errors = rng.permutation(_student(self.freedom, len(apart)))
+        drawn = self.by_items.mean() + np.sqrt(shared) * apart + np.sqrt(self.between) * errors
+        return np.asarray(drawn)
+
+
+@dataclass(frozen=True)
 class Sample:
     """One measure of one line.
 
     Args:
         points: Value of each run, (S,).
         replicates: Value of each run on resampled items, (S, B).
+        chance: Of the mean over the runs.
         draws: The line's value with items and seeds at chance, (B,).
     """
 
     points: Floats
     replicates: Floats
+    chance: Chance
     draws: Floats
 
     @property
     def value(self) -> float:
         """Mean over the runs."""
         return float(self.points.mean())
-
-    @property
-    def by_items(self) -> Floats:
-        """The line's value with items alone at chance, (B,)."""
-        means: Floats = self.replicates.mean(axis=0)
-        return means
 
     @property
     def std(self) -> float | None:
@@ -111,19 +151,15 @@ def bootstrap(
     }
 
 
-def paired_runs(first: Sample, second: Sample, seed: int = 0) -> Floats:
+def difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
+    """Draws of ``second`` - ``first``, two lines with runs of their own, (B,)."""
+    return (second.chance - first.chance).draws(_generator(seed, "difference"))
+
+
+def paired_difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
     """Draws of ``second`` - ``first``, two lines whose runs belong together one by one, (B,)."""
     points, replicates = second.points - first.points, second.replicates - first.replicates
-    return _sample(points, replicates, _generator(seed, "paired")).draws
-
-
-def unpaired_runs(first: Sample, second: Sample, seed: int = 0) -> Floats:
-    """Draws of ``second`` - ``first``, two samples of one name with other seeds, (B,).
-
-    The errors of their seeds follow from the name, so one side is shuffled.
-    """
-    errors = _generator(seed, "unpaired").permutation(second.draws - second.by_items)
-    return np.asarray(second.by_items + errors - first.draws)
+    return _chance(points, replicates).draws(_generator(seed, "difference"))
 
 
 def interval(draws: Floats) -> tuple[float, float]:
@@ -174,20 +210,22 @@ def _counts(n: int, resamples: int, rng: np.random.Generator) -> Iterator[Floats
 
 
 def _sample(points: Floats, replicates: Floats, rng: np.random.Generator) -> Sample:
-    """Items and seeds at chance; see the formula on top."""
-    runs = len(points)
-    draws = replicates.mean(axis=0)
-    if runs > 1:
-        apart = replicates - draws
-        by_items = apart.var(axis=1).sum() / (runs - 1)
-        between = max(0.0, points.var(ddof=1) - by_items)
-        errors = rng.permutation(_student(runs - 1, len(draws)))
-        draws = draws + np.sqrt(between / runs) * errors
-    return Sample(points, replicates, draws)
+    """A line's measure from its runs."""
+    chance = _chance(points, replicates)
+    return Sample(points, replicates, chance, chance.draws(rng))
+
+
+def _chance(points: Floats, replicates: Floats) -> Chance:
+    """What is at chance in the mean over runs."""
+    by_items, runs = replicates.mean(axis=0), len(points)
+    if runs == 1:
+        return Chance(by_items)
+    within = (replicates - by_items).var(axis=1).sum() / (runs - 1) / runs
+    return Chance(by_items, float(points.var(ddof=1)) / runs, float(within), runs - 1)
 
 
 @cache
-def _student(freedom: int, number: int) -> Floats:
+def _student(freedom: float, number: int) -> Floats:
     """Evenly spaced quantiles of the t distribution: no luck of the draw in its long tails."""
     shares = (np.arange(number) + 0.5) / number
     return np.asarray(stats.t.ppf(shares, freedom), dtype=np.float64)

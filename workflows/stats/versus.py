@@ -11,7 +11,7 @@ import pandas as pd
 
 from workflows.stats.lines import Line, Panel
 from workflows.stats.paired import holm, items_needed, mcnemar, sign_share
-from workflows.stats.resample import RETAIN, Run, interval
+from workflows.stats.resample import RETAIN, Run, difference, interval
 from workflows.stats.retain import Floats
 
 # The method whose claims the suite examines: every row is held against it, beside the reference.
@@ -53,11 +53,11 @@ def _pairs(panel: Panel) -> Iterator[tuple[Line, Line]]:
 def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str, Any]:
     """One line of the frame; ``line`` - ``other``."""
     mine, theirs = (panel.samples[measure][part.name] for part in (line, other))
-    draws = mine.draws - theirs.draws
+    draws = difference(theirs, mine)
     low, high = interval(draws)
     tasks = panel.retain_tasks if measure == RETAIN else [measure]
     items = sum(len(line.runs[0][task]) for task in tasks)
-    error = float(np.std(mine.by_items - theirs.by_items))
+    error = float(np.std((mine.chance - theirs.chance).by_items))
     target = other.budget if line.budget is None else line.budget
     return line.labels | {
         "target": None if target is None else 100 * target,
@@ -73,20 +73,21 @@ def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str
 
 
 def tested(line: Line, other: Line, measure: str, draws: Floats) -> dict[str, Any]:
-    """Columns won, lost, test, p of one measure: McNemar's test where items are right or wrong.
+    """Columns won, lost, test, p of one measure.
 
-    With several seeds p is the largest over the pairs of runs with one seed: the difference must
-    stand in each. A row with a single run, stochastic or not, serves every seed.
+    McNemar's exact test knows items alone, so it is for two single runs whose items are right or
+    wrong; everything else is tested by the draws, in which seeds are at chance as well. Won and
+    lost are summed over seeds; a row with a single run serves every seed.
     """
     runs = [*line.runs, *other.runs]
     if not all(measure in run and np.isin(run[measure], (0.0, 1.0)).all() for run in runs):
         return {"won": None, "lost": None, "test": "bootstrap", "p": sign_share(draws)}
-    won, lost, p = 0, 0, 0.0
-    for mine, theirs in seed_pairs(line, other):
-        better = int((mine[measure] > theirs[measure]).sum())
-        worse = int((mine[measure] < theirs[measure]).sum())
-        won, lost, p = won + better, lost + worse, max(p, mcnemar(better, worse))
-    return {"won": won, "lost": lost, "test": "McNemar", "p": p}
+    pairs = seed_pairs(line, other)
+    won = sum(int((mine[measure] > theirs[measure]).sum()) for mine, theirs in pairs)
+    lost = sum(int((mine[measure] < theirs[measure]).sum()) for mine, theirs in pairs)
+    single = len(runs) == 2
+    test, p = ("McNemar", mcnemar(won, lost)) if single else ("bootstrap", sign_share(draws))
+    return {"won": won, "lost": lost, "test": test, "p": p}
 
 
 def seed_pairs(line: Line, other: Line) -> list[tuple[Run, Run]]:

@@ -16,3 +16,5 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# Numpy's sums may follow the number of threads, and numbers must not.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

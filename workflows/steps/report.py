@@ -121,7 +121,6 @@ def page(results: Results, tables: Mapping[str, Table], warned: list[str]) -> st
         tables={name: (table, Markup(html_table(table))) for name, table in tables.items()},
         warned=warned,
         runs=len(done),
-        lone=sorted({r["row"] for r in done if r["stochastic"]} - several_seeds(results)),
         backbones={r["backbone"]["name"]: r["backbone"] for r in done},
         versions=done[0]["versions"],
         commits=sorted({str(r["commit"])[:12] for r in done}),
@@ -130,11 +129,6 @@ def page(results: Results, tables: Mapping[str, Table], warned: list[str]) -> st
         tokens=done[0]["rates"]["all"]["tokens"],
         limits=sorted({s["n"] for r in done for s in r["scores"] if s["k"] is not None}),
     )
-
-
-def several_seeds(results: Results) -> set[str]:
-    """Rows that ran under more than one seed."""
-    return {line.row for panel in results.panels for line in panel.done if len(line.records) > 1}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from workflows.stats.comparable import cautions, check_comparable, code_by_part
 
 def runs(**changes: Any) -> list[dict[str, Any]]:
     """Dense, and HeRo with something else."""
-    return [dense(score("a", [1, 0])), record("hero", 0.2, score("a", [1, 1]), **changes)]
+    hero = record("hero", 0.2, score("a", [1, 1]), **{"stochastic": False} | changes)
+    return [dense(score("a", [1, 0])), hero]
 
 
 def test_equal_runs_pass_without_a_word() -> None:
@@ -90,7 +91,7 @@ def test_the_code_of_a_method_is_held_against_that_of_the_same_method() -> None:
     records = runs(code=code("hero", **other), fit_code=code("hero", **other))
     assert cautions(records) == []
     variant = record("hero-no-history", 0.2, score("a", [1, 1]))
-    variant |= {"code": code("hero", **other), "fit_code": code("hero")}
+    variant |= {"code": code("hero", **other), "fit_code": code("hero"), "stochastic": False}
     assert cautions([*records, variant]) == [
         "The records of 'toy' differ in code of methods/hero when fitted: e (hero), "
         "m (hero-no-history)."
@@ -119,12 +120,17 @@ def test_other_end_tokens_are_said_in_a_sentence() -> None:
 
 
 def test_a_caution_counts_rows_where_there_are_many() -> None:
-    usual = [record(f"row{n}", 0.2, score("a", [1, 1])) for n in range(7)]
-    (sentence,) = cautions(
-        [
-            *usual,
-            record("odd", 0.2, score("a", [1, 1]), dirty=False)
-            | {"evaluation": dense()["evaluation"] | {"batch_size": 4}},
-        ]
-    )
+    usual = [record(f"row{n}", 0.2, score("a", [1, 1]), stochastic=False) for n in range(7)]
+    other = {"evaluation": dense()["evaluation"] | {"batch_size": 4}}
+    (sentence,) = cautions([*usual, runs(**other)[1] | {"row": "odd"}])
     assert sentence == "The records of 'toy' differ in batch size: 16 (7 rows), 4 (odd)."
+
+
+def test_rows_that_know_no_other_seed_are_named() -> None:
+    def run(row: str, seed: int, **changes: Any) -> dict[str, Any]:
+        return record(row, 0.2, score("a", [1, 1]), seed=seed, **{"budget": 0.25} | changes)
+
+    two = [run("hero", 42), run("hero", 43)]
+    assert cautions([*two, run("shortgpt", 42, stochastic=False)]) == []
+    (sentence,) = cautions([*two, run("mod-d", 42), run("hero", 42, budget=0.4)])
+    assert sentence.startswith("One seed only: mod-d, hero. Intervals, ranks and ≈ that rest on")

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from workflows.stats.resample import RETAIN, Sample, bootstrap, interval, paired_runs, unpaired_runs
+from workflows.stats.resample import (
+    RETAIN,
+    Chance,
+    Sample,
+    bootstrap,
+    difference,
+    interval,
+    paired_difference,
+)
 
 Run = dict[str, np.ndarray]
 
@@ -137,20 +146,46 @@ def test_tasks_outside_the_retain_are_resampled_and_do_not_enter() -> None:
 def test_equal_runs_differ_by_nothing_when_paired_and_by_their_seeds_when_not() -> None:
     base = {"a": items(400, 300)}
     line = sample([{"a": items(400, 100)}, {"a": items(400, 250)}, {"a": items(400, 180)}], base)
-    assert (paired_runs(line, line) == 0).all()
-    errors = line.draws - line.by_items
-    apart = unpaired_runs(line, line)
+    assert (paired_difference(line, line) == 0).all()
+    apart = difference(line, line)
     assert apart.mean() == pytest.approx(0, abs=0.02)
-    assert abs(np.corrcoef(apart + errors, errors)[0, 1]) < 0.1
+    assert np.ptp(interval(apart)) > 0.5
 
 
 def test_paired_runs_share_what_a_seed_does_to_both() -> None:
     base = {"a": items(400, 300)}
     before = sample([{"a": items(400, right)} for right in (100, 200, 300)], base)
     after = sample([{"a": items(400, right)} for right in (110, 210, 310)], base)
-    paired, apart = (np.ptp(interval(f(before, after))) for f in (paired_runs, unpaired_runs))
+    paired, apart = (np.ptp(interval(f(before, after))) for f in (paired_difference, difference))
     assert paired < 0.2 * apart
-    assert paired_runs(before, after).mean() == pytest.approx(10 / 300, abs=0.003)
+    assert paired_difference(before, after).mean() == pytest.approx(10 / 300, abs=0.003)
+
+
+def test_runs_that_agree_on_every_item_have_the_t_interval_of_their_means() -> None:
+    """Where items are not at chance, what is left is the classical formula."""
+    scores = np.array([0.2, 0.5, 0.3, 0.4, 0.6])
+    line = sample([{"a": np.full(50, score)} for score in scores], {"a": np.ones(50)}, 10_000)
+    width = stats.t.ppf(0.975, 4) * scores.std(ddof=1) / 5**0.5
+    assert interval(line.draws) == pytest.approx((0.4 - width, 0.4 + width), rel=1e-3)
+
+
+def test_what_items_do_under_one_seed_is_not_counted_twice() -> None:
+    """Chance has items' part 4 + w and seeds' part s^2 / S = 9, in which w stands already."""
+    rng = np.random.default_rng(0)
+    chance = Chance(rng.normal(0, np.sqrt(4 + 3), 40_000), between=9.0, within=3.0, freedom=200)
+    assert chance.draws(rng).var() == pytest.approx(4 + 9, rel=0.03)
+
+
+def test_degrees_of_freedom_of_a_difference_are_those_of_welch() -> None:
+    one, two, single = (
+        Chance(np.zeros(1), between=3.0, freedom=4),
+        Chance(np.zeros(1), between=5.0, freedom=2),
+        Chance(np.ones(1)),
+    )
+    assert (one - two).freedom == int(8**2 / (3**2 / 4 + 5**2 / 2))
+    assert (one - one).freedom == 8
+    assert (one - single).freedom == 4
+    assert (single - single).draws(np.random.default_rng(0)) == [0]
 
 
 def test_what_cannot_be_resampled_is_refused() -> None:
@@ -165,45 +200,92 @@ def test_what_cannot_be_resampled_is_refused() -> None:
         bootstrap({"dense": [base]}, "dense", [])
 
 
-def covered(seeds: int, items: int, between: float, together: float) -> float:
-    """How often the interval of a score holds its expectation over items and seeds.
+# Task -> items; row -> what it is good at: y has seeds of its own, z those of x.
+ITEMS = {"a": 120, "b": 150, "c": 90}
+SKILLS = {
+    "dense": (1.2, 0.8, 1.5), "x": (0.6, 0.3, 0.9), "y": (0.5, 0.4, 0.7), "z": (0.5, 0.4, 0.7),
+}  # fmt: skip
+TRIALS = 1000
 
-    An item is solved where its size, its size under this seed and the seed's own add up to more
-    than zero.
+
+def world(
+    rng: np.random.Generator, seeds: int, between: float, together: float
+) -> dict[str, list[Run]]:
+    """Runs of every row on drawn items under drawn seeds.
+
+    A run solves an item where the row's skill, what its seed does to it on this task, the item's
+    size and the item's size under this seed add up to more than zero.
 
     Args:
-        seeds: Runs of the row.
-        items: Items of the task.
-        between: Standard deviation of the seeds' own sizes.
-        together: Of the sizes that belong to an item under one seed; the items' own: 1.
+        rng: Of every draw.
+        seeds: Runs of each row but ``dense``, which has no seed.
+        between: Standard deviation of what seeds do.
+        together: Of an item's sizes under one seed; of its own: 1.
     """
+    hard = {task: rng.normal(0, 1, n) for task, n in ITEMS.items()}
+    shape = seeds, len(ITEMS)
+    moved = {"dense": np.zeros((1, len(ITEMS))), "x": rng.normal(0, between, shape)}
+    moved |= {"y": rng.normal(0, between, shape)}
+    # z follows x where seeds matter, as the same code before and after an edit would.
+    moved |= {"z": 0.8 * moved["x"] + 0.6 * rng.normal(0, between, shape)}
+    own = dict.fromkeys(moved, together) | {"dense": 0.0}
+    return {
+        row: [
+            {
+                task: (skill + by + hard[task] + rng.normal(0, own[row], n) > 0).astype(float)
+                for (task, n), skill, by in zip(ITEMS.items(), SKILLS[row], run, strict=True)
+            }
+            for run in runs
+        ]
+        for row, runs in moved.items()
+    }
+
+
+def truth(row: str, spread: float) -> float:
+    """Retain of a row over all items and seeds."""
+    solved = stats.norm.cdf(np.array(SKILLS[row]) / np.sqrt(1 + spread))
+    return float(np.mean(solved / stats.norm.cdf(SKILLS["dense"])))
+
+
+@cache
+def covered(seeds: int, between: float, together: float) -> dict[str, float]:
+    """How often intervals hold what they estimate: Retain of x, x - y, and x - z run by run."""
     rng = np.random.default_rng(11)
-    truth = stats.norm.cdf(0.5 / np.sqrt(1 + between**2 + together**2))
-    hits = 0
-    for trial in range(1000):
-        sizes = 0.5 + rng.normal(0, 1, items) + rng.normal(0, between, (seeds, 1))
-        solved = (sizes + rng.normal(0, together, (seeds, items)) > 0).astype(float)
-        lines = {"dense": [{"a": np.ones(items)}], "row": [{"a": run} for run in solved]}
-        low, high = interval(bootstrap(lines, "dense", ["a"], 600, trial)[RETAIN]["row"].draws)
-        hits += low <= truth <= high
-    return hits / 1000
+    x, y = (truth(row, between**2 + together**2) for row in "xy")
+    hits = dict.fromkeys(("retain", "difference", "paired"), 0)
+    for trial in range(TRIALS):
+        lines = world(rng, seeds, between, together)
+        found = bootstrap(lines, "dense", list(ITEMS), 400, trial)[RETAIN]
+        for name, draws, value in (
+            ("retain", found["x"].draws, x),
+            ("difference", difference(found["y"], found["x"]), x - y),
+            ("paired", paired_difference(found["z"], found["x"]), x - y),
+        ):
+            low, high = interval(draws)
+            hits[name] += low <= value <= high
+    return {name: count / TRIALS for name, count in hits.items()}
 
 
-@pytest.mark.parametrize(
-    ("seeds", "items", "between", "together"),
-    [
-        (1, 300, 0.0, 0.5),
-        (3, 300, 0.0, 0.3),
-        (3, 300, 0.05, 0.5),
-        (3, 300, 0.2, 0.3),
-        (5, 800, 0.2, 0.3),
-    ],
-    ids=["one seed", "items", "mostly items", "both", "mostly seeds"],
-)
-def test_intervals_cover_as_often_as_they_say(
-    seeds: int, items: int, between: float, together: float
+SPREADS = {
+    "nothing but items": (0.0, 0.0),
+    "seeds move single items": (0.0, 0.4),
+    "seeds move a little": (0.1, 0.3),
+    "seeds move much": (0.6, 0.3),
+}
+
+
+@pytest.mark.parametrize("what", ["retain", "difference", "paired"])
+@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
+def test_with_five_seeds_intervals_cover_as_often_as_they_say(
+    spread: tuple[float, float], what: str
 ) -> None:
-    assert 0.93 <= covered(seeds, items, between, together) <= 0.97
+    assert 0.93 <= covered(5, *spread)[what] <= 0.97
+
+
+@pytest.mark.parametrize("what", ["retain", "difference", "paired"])
+def test_with_two_seeds_intervals_cover_no_less_than_they_say(what: str) -> None:
+    """Two runs hardly tell how far seeds move: wide is right, narrow is wrong."""
+    assert covered(2, 0.25, 0.3)[what] >= 0.94
 
 
 def test_intervals_of_retain_over_three_tasks_cover_as_often_as_they_say() -> None:

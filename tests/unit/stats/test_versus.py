@@ -11,6 +11,7 @@ from scipy import stats
 
 from tests import made_records
 from tests.made_records import record, score, split
+from workflows.stats.display import rank_table
 from workflows.stats.lines import Panel, make_panels
 from workflows.stats.noise import noise_frame
 from workflows.stats.paired import holm
@@ -94,14 +95,17 @@ def test_holm_runs_over_the_rows_of_one_target_and_measure() -> None:
     assert alone["p_holm"] == alone["p"]
 
 
-def test_with_several_seeds_a_difference_must_stand_in_each() -> None:
-    runs = [
-        dense(), run("hero", "half", seed=1), run("hero", "all", seed=2), run("cut", "half"),
-    ]  # fmt: skip
+def test_with_several_seeds_a_task_is_tested_over_items_and_seeds() -> None:
+    """Each run alone stands far below dense (20 and 10 of 40 items lost), two seeds do not."""
+    runs = [dense(), run("hero", "half", seed=1), run("hero", "most", seed=2), run("cut", "half")]
     frame = difference_frame(panels(*runs))
     found = line(frame, row="hero", against="dense", measure="a")
-    assert (found["won"], found["lost"], found["p"]) == (0, 20, 1.0)
+    assert (found["won"], found["lost"], found["test"]) == (0, 30, "bootstrap")
     assert found["low"] < -50
+    assert found["p"] > 0.05
+    single = line(frame, row="cut", against="dense", measure="a")
+    assert (single["won"], single["lost"], single["test"]) == (0, 20, "McNemar")
+    assert single["p"] == pytest.approx(2 * 0.5**20)
 
 
 def test_runs_are_paired_by_seed() -> None:
@@ -122,7 +126,7 @@ def test_the_one_run_of_a_row_meets_every_seed_of_hero() -> None:
     )  # fmt: skip
     # Items 35 to 39 of few; most lacks them and has 30 others, half has them and 15 others.
     assert (found["won"], found["lost"]) == (5 + 0 + 0, 30 + 15 + 0)
-    assert found["p"] == 1
+    assert (found["test"], found["p"] > 0.05) == ("bootstrap", True)
 
 
 def test_scores_that_are_no_counts_are_tested_by_the_bootstrap() -> None:
@@ -190,6 +194,28 @@ def test_ranks_by_hand() -> None:
     assert frame["first"].tolist() == [0, 100, 100]
     assert frame["behind"].tolist() == pytest.approx([100 * (0.75 - 0.125) / 2, 0, 0])
     assert frame["tied"].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(("names", "tied"), [(["all", "few", "most"], True), (["all"] * 3, False)])
+def test_seeds_that_move_tie_rows_that_items_tell_apart(names: list[str], tied: bool) -> None:
+    rows = [run("best", name, seed=n) for n, name in enumerate(names)]
+    found = panels(dense(), *rows, run("cut", "half", stochastic=False))
+    best, cut = rank_frame(found).to_dict("records")
+    assert (best["rank"], cut["rank"]) == (1, 2)
+    assert (cut["tied"], cut["behind_low"] <= 0, best["rank_high"] == 2) == (tied, tied, tied)
+    assert marks(found[0])["cut at 25 %", "retain"] == Mark(2, tied)
+
+
+def test_a_rank_of_one_seed_is_told_by_items_alone() -> None:
+    rows = [run("best", "all", seed=n) for n in (1, 2)]
+    rows += [run("cut", "few", stochastic=False), run("mod-d", "few")]
+    frame = rank_frame(panels(dense(), *rows))
+    assert dict(zip(frame["row"], frame["one_seed"], strict=True)) == {
+        "best": False, "cut": False, "mod-d": True,
+    }  # fmt: skip
+    shown = rank_table(frame)
+    last = [line[-1].text for line in shown.lines]
+    assert (shown.columns[-1], last) == ("Told from the best", ["–", "yes", "by items"])
 
 
 def test_references_do_not_compete_also_with_a_budget() -> None:
