@@ -38,11 +38,15 @@ class Request:
             the params decide as they stand.
         seed: Seeds every generator of the fit, through ``(seed, purpose)``.
         workdir: Folder for checkpoints of a long fit; survives an interrupted run.
+        match: What shall meet the budget: ``"pooled"`` the mean over all tokens, ``"each"`` prompt
+            tokens and deciding tokens (those whose output is scored) apart. Only a row that
+            decides per token can tell the two.
     """
 
     budget: float | None
     seed: int
     workdir: Path
+    match: Literal["pooled", "each"] = "pooled"
 
     def pinned(self) -> Request:
         """The same request without a budget: a pinned param decides how much is skipped."""

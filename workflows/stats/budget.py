@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+Protocol = Literal["pooled", "each"]
+PROTOCOLS: tuple[Protocol, ...] = ("pooled", "each")
 TOLERANCE = 0.01
 ONE_WAY = 0.01
 

@@ -38,6 +38,10 @@ from workflows.runtime.program import (
     set_up_torch,
 )
 from workflows.runtime.provenance import provenance
+from workflows.stats.budget import PROTOCOLS
+
+# Decisions of a steered fit that its record keeps: what training reached, and what calibration did.
+STEERED = ("trained_skip", "threshold")
 
 
 def arguments() -> argparse.Namespace:
@@ -50,6 +54,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--revision", help="label of the backbone's version, for the record")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
     parser.add_argument("--budget", help="fraction of the dense parameters to skip, in (0, 1)")
+    parser.add_argument(
+        "--match",
+        choices=PROTOCOLS,
+        default=PROTOCOLS[0],
+        help="what meets the budget: the mean over all tokens, or prompt and deciding tokens apart",
+    )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--params", default="{}", metavar="JSON", help="over the row's defaults")
     parser.add_argument(
@@ -79,7 +89,7 @@ def main() -> None:
         budget = None
     set_up_torch(args.threads)
     workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
-    request = Request(budget, args.seed, workdir)
+    request = Request(budget, args.seed, workdir, args.match)
     with process_group(args.device, args.out) as (device, folder):
         fit(args, method, request, device, folder)
     if os.environ.get("RANK", "0") == "0":
@@ -152,6 +162,7 @@ def fit(
         "trained_parameters": sum(
             p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
         ),
+        **{name: fitted.decisions[name] for name in STEERED if name in fitted.decisions},
     }
     save(folder, method, fitted, card | {"fit": measured, **provenance()}, backbone.tokenizer)
 
