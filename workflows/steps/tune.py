@@ -35,7 +35,7 @@ from workflows.runtime.devices import claim_device
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import add_machine_arguments, run, set_up_torch
 from workflows.runtime.provenance import code_hash
-from workflows.stats.budget import flag
+from workflows.stats.budget import met
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 PARTS = ("training", "validation", "probe")
@@ -116,7 +116,7 @@ def best_try(job: Job, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     Raises:
         ValueError: None meets it.
     """
-    meeting = [one for one in tries if not flag(job.budget, one.get("skip", job.budget))]
+    meeting = [one for one in tries if met(job.budget, one.get("skip", job.budget))]
     if not meeting:
         raise ValueError(f"{job.row}: no learning rate meets the budget {job.budget}")
     return max(meeting, key=lambda one: (one["right"], -one["loss"]))
