@@ -41,6 +41,10 @@ class Row:
     causal: bool
     params: Mapping[str, Any] = field(default_factory=dict)
 
+    def is_matched(self, budget: float | None) -> bool:
+        """Whether a protocol of matching applies to its run; every other run is one under all."""
+        return self.kind == "dynamic" and self.budgeted and budget is not None
+
 
 def discover(root: Path = ROOT) -> dict[str, Row]:
     """Every row of every method file below ``root``, in the table's order.

@@ -12,6 +12,7 @@ import yaml
 
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
+from workflows.stats.budget import Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
@@ -55,6 +56,12 @@ def _fill(value: Any, schema: Mapping[str, Any], top: Mapping[str, Any]) -> None
         sub = properties.get(key, other if isinstance(other, dict) else None)
         if sub is not None:
             _fill(item, sub, top)
+
+
+def protocols(config: Mapping[str, Any]) -> list[Protocol]:
+    """How a suite's budgets are met: its key ``match``, one protocol or several."""
+    asked: Protocol | list[Protocol] = config["match"]
+    return [asked] if isinstance(asked, str) else asked
 
 
 def check_budget(key: str, budget: float | None) -> None:

@@ -19,10 +19,12 @@ from workflows.config import (
     check_paths,
     check_retain,
     is_local,
+    protocols,
     with_defaults,
 )
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, read_entries
 from workflows.runtime.provenance import SCORING, code_files, fit_parts
+from workflows.stats.budget import Protocol
 from workflows.table import TableLine, read_table
 
 PAGES = {".py", ".html"}
@@ -34,9 +36,10 @@ class Job:
     """One run: a row on a backbone at a budget under a seed.
 
     ``row`` is the name in the table, ``method`` the discovered row behind it; ``params`` stand
-    over that row's own. ``budget`` is None where none applies or params are pinned. ``start`` is
-    the job whose model this one starts from in place of the backbone; ``lenders`` are jobs whose
-    decisions hold the value of a param.
+    over that row's own. ``budget`` is None where none applies or params are pinned; ``match`` is
+    the protocol by which the budget is met, None where all protocols are one. ``start`` is the job
+    whose model this one starts from in place of the backbone; ``lenders`` are jobs whose decisions
+    hold the value of a param.
     """
 
     suite: str
@@ -46,15 +49,18 @@ class Job:
     params: Mapping[str, Any]
     budget: float | None
     seed: int
+    match: Protocol | None = None
     start: Job | None = None
     lenders: Mapping[str, Job] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """The folder of the budget: b25, b12.5, b0 without a budget, bfree with pinned params."""
+        """The folder of the budget: b25, b25-each, b0 without one, bfree with pinned params."""
         if not self.method.budgeted and self.start is None:
             return "b0"
-        return "bfree" if self.budget is None else f"b{self.budget * 100:g}"
+        if self.budget is None:
+            return "bfree"
+        return f"b{self.budget * 100:g}" + ("-each" if self.match == "each" else "")
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -157,6 +163,8 @@ class Suite:
         words += ["--max-length", str(self.config["max_length"])]
         if job.budget is not None and job.start is None:
             words += ["--budget", str(job.budget)]
+        if job.match is not None:
+            words += ["--match", job.match]
         if job.lenders:
             lent = {name: f"{lender.model}/decisions.json" for name, lender in job.lenders.items()}
             words += ["--params-from", json.dumps(lent, sort_keys=True)]
@@ -232,17 +240,26 @@ def _jobs(
     config: Mapping[str, Any], backbone: str, line: TableLine, table: Mapping[str, TableLine]
 ) -> list[Job]:
     """The jobs of a line on a backbone, with those they start from or borrow from."""
+    known = protocols(config)
 
-    def make(line: TableLine, budget: float | None, seed: int) -> Job:
+    def make(line: TableLine, budget: float | None, seed: int, match: Protocol) -> Job:
         seed = seed if line.method.stochastic else line.seeds[0]
-        start = None if line.start is None else make(table[line.start], budget, seed)
-        lenders = {param: make(table[other], budget, seed) for param, other in line.lenders.items()}
+        start = None if line.start is None else make(table[line.start], budget, seed, match)
+        lenders = {
+            param: make(table[other], budget, seed, match) for param, other in line.lenders.items()
+        }
+        own = match if line.method.is_matched(budget) else None
         return Job(
-            config["suite"], backbone, line.name, line.method, line.params, budget, seed,
+            config["suite"], backbone, line.name, line.method, line.params, budget, seed, own,
             start, lenders,
         )  # fmt: skip
 
-    return [make(line, budget, seed) for budget in line.budgets for seed in line.seeds]
+    return [
+        make(line, budget, seed, match)
+        for budget in line.budgets
+        for match in (known if line.method.is_matched(budget) else known[:1])
+        for seed in line.seeds
+    ]
 
 
 def data_parts(method: Row) -> list[str]:

@@ -69,6 +69,8 @@ def new_record(
         "params": described["params"],
         "start": start and {k: start[k] for k in ("row", "params", "seed")},
         "budget": described["budget"],
+        # A folder of an older version says nothing; a table refuses it where a protocol applies.
+        "match": described.get("match"),
         "seed": described["seed"],
         "backbone": {
             "name": labels["backbone_name"],

@@ -40,7 +40,7 @@ from methods.core.ledger import Ledger
 from methods.core.pretrained import CARD as CARD
 from methods.core.pretrained import SkipbenchConfig, guard
 from methods.core.routing.routed import router_of
-from methods.discovery import load_method
+from methods.discovery import find_row, load_method
 
 # What a card keeps of the run it started from.
 START = ("row", "params", "seed", "backbone", "structure")
@@ -124,7 +124,7 @@ def describe(
         "row": row,
         "params": vars(method.params),
         "budget": request.budget if start is None else start["budget"],
-        "match": request.match if method.kind == "dynamic" and request.budget is not None else None,
+        "match": request.match if find_row(row).is_matched(request.budget) else None,
         "seed": request.seed,
         "start": None if start is None else origin(start),
         "backbone": {

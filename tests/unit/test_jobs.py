@@ -162,7 +162,8 @@ def test_arguments_of_a_job_hold_what_changes_numbers(root: Path) -> None:
     suite = read_suite(config(max_length=64, limit=7, batch_size=4, task_folder="toy"), root)
     words = suite.compress_arguments(suite.jobs[1])
     assert words == (
-        "--method random-skip --params '{}' --seed 42 --dtype float32 --max-length 64 --budget 0.25"
+        "--method random-skip --params '{}' --seed 42 --dtype float32 --max-length 64 "
+        "--budget 0.25 --match pooled"
     )
     assert "--budget" not in suite.compress_arguments(suite.jobs[0])
     assert suite.evaluate_arguments(suite.jobs[0]) == (
@@ -229,6 +230,7 @@ def test_defaults_are_filled_in_at_every_depth() -> None:
     assert (complete["batch_size"], complete["max_length"]) == (16, 2048)
     assert (complete["keep_models"], complete["watch_code"]) == (True, True)
     assert complete["reference_row"] == "dense"
+    assert complete["match"] == "pooled"
 
 
 def test_the_given_config_is_left_alone() -> None:
@@ -265,6 +267,8 @@ WRONG = [
     ({"budgets": [1.5]}, "budgets: 1.5 must lie between 0 and 1"),
     ({"budgets": ["abc"]}, "budgets.0: 'abc' is not of type 'number'"),
     ({"budgets": []}, "budgets: "),
+    ({"match": "both"}, "match: 'both' is not one of ['pooled', 'each', ['pooled', 'each']]"),
+    ({"match": []}, "match: [] is not one of ['pooled', 'each', ['pooled', 'each']]"),
     ({"seeds": [-1]}, "seeds.0: -1 is less than"),
     ({"seeds": [1.5]}, "seeds.0: 1.5 is not of type 'integer'"),
     ({"row_seeds": {"lroa": [1]}}, "row_seeds: unknown row 'lroa' (rows: dense, "),
@@ -357,3 +361,4 @@ def test_paper_suites_are_valid_and_score_arc_on_test(file: Path) -> None:
     shots = {entry.task: entry.num_fewshot for entry in suite.entries}
     assert (shots["arc_easy"], shots["arc_challenge"], shots["hellaswag"]) == (25, 25, 5)
     assert all(entry.split == "test" for entry in suite.entries)
+    assert {job.match for job in suite.jobs} == {"pooled", None}

@@ -23,8 +23,8 @@ def record() -> dict[str, Any]:
     return {
         "format": 1, "status": "ok", "reason": None, "suite": "", "row": "r", "method": "dense",
         "title": "T", "kind": "reference", "stochastic": False, "params": {}, "start": None,
-        "budget": 0.25, "seed": 42, "fit": None, "fit_code": None, "weights_hash": None,
-        "scores": [score],
+        "budget": 0.25, "match": None, "seed": 42, "fit": None, "fit_code": None,
+        "weights_hash": None, "scores": [score],
         "rates": deepcopy(RATES), "skip_authors": 0.0, "units": [],
         "layers": {"kept": 1, "dense": 1, "removed": []},
         "backbone": {
@@ -78,7 +78,7 @@ def test_a_row_that_does_not_apply_has_no_scores_but_a_finished_one_must(field: 
     ("path", "value"),
     [
         ("status", "failed"), ("budget", 0), ("budget", 1), ("budget", "0.25"), ("kind", "other"),
-        ("seed", 1.5), ("scores", []), ("scores/0/k", -1), ("scores/0/n", 0),
+        ("seed", 1.5), ("match", "both"), ("scores", []), ("scores/0/k", -1), ("scores/0/n", 0),
         ("scores/0/value", "0.5"), ("scores/0/extra", 1), ("scores/0/rates", {}),
         ("scores/0/split", "train"), ("rates/all/tokens", 0), ("rates/all/skip", 1.01),
         ("rates/all/skip_std", -0.1), ("backbone/hash", "xyz"), ("code", {}),

@@ -112,7 +112,9 @@ def test_folders_of_different_things_are_refused(
     entries = [score("left", [1, 0]), score("right", [1, 0])]
     other = dense()["backbone"] | {"name": "far"}
     cases = {
-        "no backbone in common: toy and far": [dense(*entries, backbone=other)],
+        "no backbone and protocol in common: toy (pooled) and far (pooled)": [
+            dense(*entries, backbone=other)
+        ],
         "the folders score different tasks": [dense(entries[0])],
         "the folders were scored on different numbers of items of 'left' (60 and 2)": [
             dense(*entries)
@@ -139,7 +141,11 @@ def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) ->
     run = json.loads(file.read_text())
     (found,) = [s for s in run["scores"] if s["task"] == "left"]
     share = f"{100 * found['value']:.2f} % acc"
-    assert f"hero at 25 % on toy, seed 43, left: {found['k']} of 60 ({share})" in said
+    number = f"hero at 25 % on toy, match pooled, seed 43, left: {found['k']} of 60 ({share})"
+    assert number in said
+    skips = [100 * s["rates"]["deciding"]["skip"] for s in run["scores"]]
+    prompts = 100 * run["rates"]["prompt"]["skip"]
+    assert f"{prompts:.2f} % on prompt tokens, {sum(skips) / 2:.2f} % on deciding tokens" in said
     assert f"record {file}" in said
     assert "test split, 0 shots" in said
     assert "committed; methods/core c, methods/hero m; lm_eval" in said
@@ -252,6 +258,47 @@ def test_what_is_not_there_is_named(
 def test_a_suite_that_never_ran(refuse: steps.Refuse) -> None:
     said = refuse("explain", "--suite", "never_ran", "--row", "hero", "--task", "left")
     assert said == "results/never_ran holds no record.json"
+
+
+@pytest.fixture(scope="module")
+def both(made: Path) -> Path:
+    """Beside ``a`` the same runs by the second protocol alone, and by both."""
+    write_suite(made / "each", ("each",))
+    return write_suite(made / "both", ("pooled", "each"))
+
+
+def test_numbers_of_two_protocols_are_told_apart(
+    both: Path, capfd: pytest.CaptureFixture[str], refuse: steps.Refuse
+) -> None:
+    words = ["explain", "--suite", "made", "--results", both, "--task", "left"]
+    hero = [*words, "--row", "hero", "--budget", "0.25"]
+    assert refuse(*hero) == "--match must be one of: pooled, each"
+    assert refuse(*hero, "--match", "both") == "--match must be one of: pooled, each"
+    for match, label in (("pooled", "b25"), ("each", "b25-each")):
+        capfd.readouterr()
+        steps.call(*hero, "--match", match)
+        said = " ".join(capfd.readouterr().out.split())
+        assert f"hero at 25 % on toy, match {match}, seed 42" in said
+        assert f"record {both}/toy/hero/{label}/s42/record.json" in said
+        steps.call(*words, "--row", "shortgpt+lora", "--budget", "0.25", "--match", match)
+        assert "shortgpt+lora at 25 % on toy, seed 42" in capfd.readouterr().out
+
+
+def test_folders_are_compared_protocol_by_protocol(
+    made: Path, both: Path, refuse: steps.Refuse
+) -> None:
+    said = refuse("compare", made / "a", made / "each")
+    assert said == "no backbone and protocol in common: toy (pooled) and toy (each)"
+    steps.call("compare", made / "a", both, "--out", made / "one")
+    assert set(pd.read_csv(made / "one/compare.csv")["match"]) == {"pooled"}
+    steps.call("compare", both, both, "--out", made / "two")
+    frame = pd.read_csv(made / "two/compare.csv")
+    assert (frame["difference"] == 0).all()
+    main = frame[(frame["measure"] == "retain") & (frame["target"] == 25)]
+    assert main.groupby("match")["row"].apply(list).to_dict() == {
+        match: ["random-skip", "hero", "shortgpt+lora"] for match in ("each", "pooled")
+    }
+    assert "| Hero | 25 | each |" in (made / "two/compare.md").read_text()
 
 
 def test_row_names_may_hold_a_plus(made: Path, capfd: pytest.CaptureFixture[str]) -> None:

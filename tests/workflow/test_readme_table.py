@@ -65,14 +65,16 @@ def test_the_committed_scores_of_dense_are_still_those_of_the_demo(tmp_path: Pat
 
 def test_every_number_of_the_block_stands_in_a_frame() -> None:
     retain = pd.read_csv(DEMO / "retain.csv")
-    lines = block(DEMO, ROOT / "README.md").splitlines()[2:]
-    for told, line in zip(retain.to_dict("records"), lines, strict=False):
+    lines = block(DEMO, ROOT / "README.md").split("\n\n")[1].splitlines()[2:]
+    for told, line in zip(retain.to_dict("records"), lines, strict=True):
         cells = [re.sub(r"\*\*|</?u>| ≈", "", cell.strip()) for cell in line.split("|")[1:-1]]
         assert cells[0] == told["title"].replace("_", r"\_")
         assert cells[2].startswith(f"{told['skip']:.2f}")
-        assert cells[3] == f"{told['skip_net']:.2f}"
-        assert cells[4].startswith(f"{told['retain']:.2f}")
-        assert cells[5] == f"{told['retain_low']:.1f} to {told['retain_high']:.1f}"
+        for cell, name in zip(cells[3:6], ("prompt", "deciding", "net"), strict=True):
+            value = told[f"skip_{name}"]
+            assert cell == ("–" if pd.isna(value) else f"{value:.2f}")
+        assert cells[6].startswith(f"{told['retain']:.2f}")
+        assert cells[7] == f"{told['retain_low']:.1f} to {told['retain_high']:.1f}"
 
 
 @pytest.fixture
@@ -103,6 +105,47 @@ def test_publishing_writes_every_frame_and_the_readme(published: Path) -> None:
     assert shown == made_block(published) + "\n"
 
 
+def test_two_protocols_are_published_as_two_tables(tmp_path: Path) -> None:
+    results = write_suite(tmp_path / "results", ("pooled", "each"))
+    readme = tmp_path / "README.md"
+    readme.write_text(MARKS.format("made"))
+    command = ["--results", results, "--out", tmp_path / "out", "--page", readme]
+    steps.call("publish", *command)
+    text = readme.read_text()
+    parts = re.split(r"^Match (pooled|each): .*\n\n", text, flags=re.MULTILINE)
+    assert parts[1::2] == ["pooled", "each"]
+    for match, part in zip(parts[1::2], parts[2::2], strict=True):
+        retain = pd.read_csv(tmp_path / "out/retain.csv")
+        own = retain[retain["match"] == match]
+        lines = [line for line in part.splitlines() if line.startswith("| ")][2:]
+        assert len(lines) == len(own) == 9
+        for told, line in zip(own.to_dict("records"), lines, strict=True):
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            if not pd.isna(told["retain"]):
+                assert cells[3:5] == [f"{told[f'skip_{k}']:.2f}" for k in ("prompt", "deciding")]
+                assert f"{told['retain']:.2f}" in cells[6]
+        assert part.count("**") == 2 * 2
+
+
+def test_a_protocol_that_a_suite_gained_is_told_as_stale(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(MARKS.format("made"))
+    results = write_suite(tmp_path / "results")
+    command = ["--results", results, "--out", tmp_path / "out", "--page", readme]
+    steps.call("publish", *command)
+    config = {
+        "suite": "made", "backbones": {"toy": {"path": "workflows/demo/backbone"}},
+        "rows": ["dense", "lora", "random-skip", "hero", "slicegpt"], "budgets": [0.25, 0.4],
+        "derive": {"shortgpt+lora": {"from": "shortgpt", "then": "lora"}}, "seeds": [42],
+        "tasks": ["demo_facts"], "match": ["pooled", "each"],
+    }  # fmt: skip
+    config["rows"].append("shortgpt")
+    lacking = stale(tmp_path / "out", read_suite(config))[0]
+    assert lacking == (
+        "the table lacks rows of the suite: hero (match each), random-skip (match each), shortgpt"
+    )
+
+
 def test_publishing_twice_changes_nothing(published: Path) -> None:
     before = (published / "README.md").read_bytes()
     put_block(published / "README.md", "made", made_block(published))
@@ -115,8 +158,8 @@ def test_best_and_second_are_those_of_the_report(published: Path) -> None:
     column = [cell.strip() for cell in whole[0].split("|")].index("Retain")
     expected = [line.split("|")[column].strip() for line in whole if line.startswith("| ")][2:]
     _, shown, _ = read_block(published / "README.md", "made")
-    lines = [line for line in shown.splitlines() if line.startswith("| ")][2:]
-    heads = [cell.strip() for cell in shown.splitlines()[0].split("|")]
+    head, _, *lines = [line for line in shown.splitlines() if line.startswith("| ")]
+    heads = [cell.strip() for cell in head.split("|")]
     assert [line.split("|")[heads.index("Retain")].strip() for line in lines] == expected
     assert any("**" in cell for cell in expected)
     assert any("<u>" in cell for cell in expected)

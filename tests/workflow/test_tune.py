@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from methods.base import Request
 from tests import steps
 from workflows.config import ROOT
 from workflows.jobs import Suite, read_suite
-from workflows.steps.tune import best_try, jobs_to_tune
+from workflows.steps.tune import best_try, jobs_to_tune, try_rate
 
 TRAINING = {"updates": 2, "batch_tokens": 128, "row_length": 64}
 CONFIG = {
@@ -82,6 +85,28 @@ def test_rates_are_tried_once_and_the_best_reaches_its_row(
         steps.call("tune", *fixed, "--rows", "lora", "--grid", "0.001", "--out", out)
     jobs = read_suite({**CONFIG, "tuned": str(out)}).jobs
     assert {job.params["learning_rate"] for job in jobs if job.row == "lora"} == {best}
+
+
+@pytest.mark.parametrize(
+    ("match", "asked"), [("pooled", "pooled"), ("each", "each"), (["pooled", "each"], "pooled")]
+)
+def test_a_row_is_tuned_by_the_first_protocol_of_its_suite(
+    match: Any, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(Exception):
+        pass
+
+    class Method:
+        def fit(self, backbone: Any, data: Any, request: Request) -> None:
+            raise Asked(request.match)
+
+    monkeypatch.setattr("workflows.steps.tune.load_method", lambda *_: Method())
+    for part in ("training", "validation", "probe"):
+        (tmp_path / f"{part}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    given = Namespace(updates=None, data=tmp_path, workdir=tmp_path / "work", device="cpu")
+    both = read_suite({**CONFIG, "match": match})
+    with pytest.raises(Asked, match=asked):
+        try_rate(both, jobs_to_tune(both, ["hero"])[0], 1e-3, given)
 
 
 def test_the_tuned_rate_of_a_healed_row_is_its_own(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -19,6 +18,7 @@ from matplotlib.lines import Line2D
 from workflows.stats.display import short_name
 from workflows.stats.paired import LEVEL
 from workflows.stats.resample import RETAIN
+from workflows.stats.tables import protocol_column
 from workflows.stats.versus import FOCUS
 
 NAME_HEIGHT = 0.17  # inches of a figure that a name beside a point needs
@@ -62,14 +62,13 @@ def draw_all(
 def retain_over_skip(frame: pd.DataFrame) -> Figure:
     """Retain with its interval against the realised skip, one point per line of the table."""
     shown = frame[frame["retain"].notna()]
-    backbones = list(dict.fromkeys(shown["backbone"]))
-    columns = {name: _columns(shown[shown["backbone"] == name]) for name in backbones}
-    most = max((len(lines) for found in columns.values() for lines in found), default=0)
-    size = (6.4 if most <= 20 else 9.0) * len(backbones), max(4.0, NAME_HEIGHT * most)
-    figure, axes = plt.subplots(1, len(backbones), figsize=size, squeeze=False, sharey=True)
+    panels = [part for _, part in shown.groupby(["backbone", "match"], sort=False)]
+    columns = [_columns(part) for part in panels]
+    most = max((len(lines) for found in columns for lines in found), default=0)
+    size = (6.4 if most <= 20 else 9.0) * len(panels), max(4.0, NAME_HEIGHT * most)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True)
     figure.subplots_adjust(bottom=0.44 / size[1], top=1 - 0.48 / size[1])
-    for axis, backbone in zip(axes[0], backbones, strict=True):
-        part = shown[shown["backbone"] == backbone]
+    for axis, part, found in zip(axes[0], panels, columns, strict=True):
         for _, line in part.iterrows():
             color, marker, _ = KIND_STYLE[line["kind"]]
             spread = [
@@ -80,10 +79,11 @@ def retain_over_skip(frame: pd.DataFrame) -> Figure:
                 line["skip"], line["retain"], yerr=np.clip(spread, 0, None), fmt=marker,
                 color=color, capsize=2, markersize=5, linewidth=1,
             )  # fmt: skip
-        _label_points(axis, part, columns[backbone])
+        _label_points(axis, part, found)
         axis.axhline(100, color="#999999", linewidth=0.8, linestyle=":")
         axis.set_xlabel("parameters skipped per token, realised (%)")
-        axis.set_title(backbone if len(backbones) > 1 else "", fontsize=9)
+        named = f"{part['backbone'].iloc[0]}, match {part['match'].iloc[0]}"
+        axis.set_title(named if len(panels) > 1 else "", fontsize=9)
     axes[0][0].set_ylabel("Retain (%), with 95 % interval")
     present = [kind for kind in KIND_STYLE if kind in set(shown["kind"])]
     handles = [
@@ -148,7 +148,7 @@ def forest(retain: pd.DataFrame, differences: pd.DataFrame) -> Figure:
     shown = main[main["against"] == against].merge(
         retain[["backbone", "row", "kind"]].drop_duplicates(), on=["backbone", "row"]
     )
-    several = shown["backbone"].nunique() > 1
+    names = _line_names(shown)
     figure, axis = plt.subplots(figsize=(6.4, 1.0 + 0.3 * max(1, len(shown))))
     for height, (_, line) in enumerate(shown.iterrows()):
         color, marker, _ = KIND_STYLE[line["kind"]]
@@ -159,7 +159,7 @@ def forest(retain: pd.DataFrame, differences: pd.DataFrame) -> Figure:
             markerfacecolor=color if told else "white", capsize=2, markersize=5, linewidth=1,
         )  # fmt: skip
     axis.axvline(0, color="#999999", linewidth=0.8, linestyle=":")
-    axis.set_yticks(range(len(shown)), [_line_name(line, several) for _, line in shown.iterrows()])
+    axis.set_yticks(range(len(shown)), names)
     axis.set_ylim(len(shown) - 0.5, -0.5)
     title = retain.loc[retain["row"] == against, "title"].iloc[0] if len(shown) else against
     axis.set_xlabel(f"Retain minus that of {title} (points), with 95 % interval")
@@ -168,7 +168,9 @@ def forest(retain: pd.DataFrame, differences: pd.DataFrame) -> Figure:
 
 def scores_per_task(frame: pd.DataFrame) -> Figure:
     """Scores in percent, rows against tasks; the shade is the score over the dense score."""
-    shown = frame[frame["retain"].notna()].reset_index(drop=True)
+    named = frame.assign(match=protocol_column(frame))
+    lines = named.drop_duplicates(["backbone", "target", "match", "row"])
+    shown = lines[lines["retain"].notna()].reset_index(drop=True)
     tasks = [name for name in shown.columns if ":" in name and "perplexity" not in name]
     values = shown[tasks].to_numpy(dtype=float)
     best = np.nanmax(values, axis=0, keepdims=True)
@@ -179,9 +181,7 @@ def scores_per_task(frame: pd.DataFrame) -> Figure:
     for (y, x), value in np.ndenumerate(values):
         text = "–" if np.isnan(value) else f"{value:.1f}"
         axis.text(x, y, text, ha="center", va="center", fontsize=8)
-    several = shown["backbone"].nunique() > 1
-    names = [_line_name(line, several) for _, line in shown.iterrows()]
-    axis.set_yticks(range(len(shown)), names)
+    axis.set_yticks(range(len(shown)), _line_names(shown))
     labels = [short_name(task).rsplit(" ", 1) for task in tasks]
     axis.set_xticks(range(len(tasks)), ["\n".join(label) for label in labels], fontsize=8)
     axis.tick_params(length=0)
@@ -191,11 +191,18 @@ def scores_per_task(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _line_name(line: pd.Series[Any], several: bool) -> str:
-    # A reference skips nothing; it has a target where a row with one is subtracted from it.
-    beside = "against " if line.get("kind") == "reference" else ""
-    target = "" if pd.isna(line["target"]) else f", {beside}{line['target']:g} %"
-    return (f"{line['backbone']}: " if several else "") + f"{line['title']}{target}"
+def _line_names(lines: pd.DataFrame) -> list[str]:
+    """Title and target of each line; backbone and protocol where the lines have several."""
+    backbones, matches = lines["backbone"].nunique() > 1, lines["match"].nunique() > 1
+    names = []
+    for line in lines.to_dict("records"):
+        # A reference skips nothing; it has a target where a row with one is subtracted from it.
+        beside = "against " if line["kind"] == "reference" else ""
+        target = "" if pd.isna(line["target"]) else f", {beside}{line['target']:g} %"
+        match = f", {line['match']}" if matches and not pd.isna(line["match"]) else ""
+        backbone = f"{line['backbone']}: " if backbones else ""
+        names.append(f"{backbone}{line['title']}{target}{match}")
+    return names
 
 
 def executed_per_layer(layers: pd.DataFrame) -> Figure:

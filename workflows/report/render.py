@@ -16,22 +16,23 @@ LATEX = {
 
 def markdown(table: Table, warned: Sequence[str] = ()) -> str:
     """A Markdown table, its note and what warns of it below."""
-    heads = [_escape_markdown(name) for name in table.columns]
+    heads = [escape_markdown(name) for name in table.columns]
     rule = [":--" if name in table.words else "--:" for name in table.columns]
     lines = [heads, rule, *[[markdown_cell(cell) for cell in line] for line in table.lines]]
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-    return text + "".join(f"\n{_escape_markdown(note)}\n" for note in (table.note, *warned) if note)
+    return text + "".join(f"\n{escape_markdown(note)}\n" for note in (table.note, *warned) if note)
 
 
 def markdown_cell(cell: Cell) -> str:
     """Bold for the best, underlined for the second, ≈ where tied with the best."""
-    text = _escape_markdown(cell.text)
+    text = escape_markdown(cell.text)
     if cell.mark.place:
         text = f"**{text}**" if cell.mark.place == 1 else f"<u>{text}</u>"
     return f"{text} ≈" if cell.mark.tied else text
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Plain text for Markdown."""
     for sign in "\\|*_<>`":
         text = text.replace(sign, f"\\{sign}")
     return text

@@ -26,7 +26,7 @@ class Results:
         settings: ``suite``, ``retain_tasks`` and ``reference_row``, with the rest of suite.json.
         records: All runs, in the table's order.
         files: Where each record lies.
-        panels: Their lines, one panel per backbone.
+        panels: Their lines, one panel per backbone and protocol of matching.
         repeats: The reference scored again at other batch sizes.
         repeat_items: Index of a repeat -> its frame of items.
     """
@@ -103,7 +103,8 @@ def _check_twins(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> No
     """A run must not count twice."""
     seen: dict[Any, Path] = {}
     for record, file in zip(records, files, strict=True):
-        key = record["backbone"]["name"], record["row"], record["budget"], record["seed"]
+        told = (record[name] for name in ("row", "budget", "match", "seed"))
+        key = record["backbone"]["name"], *told
         if key in seen:
             raise ValueError(f"{seen[key]} and {file} are records of one run; name one folder")
         seen[key] = file

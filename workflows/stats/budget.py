@@ -1,19 +1,79 @@
-"""Whether realised skip rates met their budgets, and whether gates tell tokens apart."""
+"""Whether realised skip rates met their budgets, and whether gates tell tokens apart.
+
+Two protocols say what a budget means to a row that decides per token. ``pooled``: the mean over
+all scored tokens meets it; most of them are prompt tokens, where skipping risks little. ``each``:
+prompt tokens and deciding ones meet it apart. Deciding is a position whose output is scored: it
+predicts a token of a choice's answer, or one that is generated (workflows/evaluation/harness.py).
+Every other row skips the same everywhere and is the same under both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-TOLERANCE = 0.01
+Protocol = Literal["pooled", "each"]
+PROTOCOLS: tuple[Protocol, ...] = ("pooled", "each")
+TOLERANCE, PROMPT_TOLERANCE = 0.01, 0.03
+# How far from the budget training may end before a note says that the threshold alone met it.
+TRAINED_TOLERANCE = 0.05
 ONE_WAY = 0.01
 
 
-def flag(budget: float | None, skip: float) -> str:
-    """``""`` within one point of the budget, else ``"over"`` or ``"under"``."""
-    if budget is None or abs(skip - budget) <= TOLERANCE:
-        return ""
-    return "over" if skip > budget else "under"
+def deciding_skip(record: Mapping[str, Any], retain_tasks: Sequence[str]) -> float | None:
+    """Skip on the tokens whose output is scored, a fraction: what the Retain was made with.
+
+    The mean over tasks of each task's rate, so that skip is weighed as the Retain is.
+
+    Args:
+        record: Of a finished run.
+        retain_tasks: Tasks of the Retain. Those without a deciding token are left out; None if all
+            are.
+    """
+    rates = {s["task"]: s["rates"] for s in record["scores"] if s["task"] in retain_tasks}
+    skips = [rate["deciding"]["skip"] for rate in rates.values() if "deciding" in rate]
+    return sum(skips) / len(skips) if skips else None
+
+
+def prompt_skip(record: Mapping[str, Any]) -> float | None:
+    """Skip over all scored prompt tokens, a fraction; None if there are none."""
+    rates = record["rates"].get("prompt")
+    return None if rates is None else float(rates["skip"])
+
+
+def misses(record: Mapping[str, Any], retain_tasks: Sequence[str]) -> dict[str, float]:
+    """What of a finished run missed its budget, and by how much: fractions, above 0 if over it.
+
+    Returns:
+        Kind of token, ``"all"``, ``"deciding"`` or ``"prompts"`` -> skip - budget.
+    """
+    held: dict[str, tuple[float | None, float]] = {}
+    if record["match"] == "each":
+        held["deciding"] = deciding_skip(record, retain_tasks), TOLERANCE
+        held["prompts"] = prompt_skip(record), PROMPT_TOLERANCE
+    else:
+        held["all"] = record["rates"]["all"]["skip"], TOLERANCE
+    budget = record["budget"]
+    return {
+        kind: skip - budget
+        for kind, (skip, tolerance) in held.items()
+        if skip is not None and not met(budget, skip, tolerance)
+    }
+
+
+def met(budget: float | None, skip: float, tolerance: float = TOLERANCE) -> bool:
+    """Whether a skip rate lies within the tolerance of the budget; without one, always."""
+    return budget is None or abs(skip - budget) <= tolerance
+
+
+def far_in_training(record: Mapping[str, Any]) -> dict[str, float]:
+    """Kinds of token whose skip at the end of training lay far from the budget: a fraction each.
+
+    Such a row was brought to its budget by the threshold alone, at which it was not trained.
+    """
+    trained: Mapping[str, float] = (record["fit"] or {}).get("trained_skip", {})
+    budget = record["budget"]
+    return {k: s for k, s in trained.items() if not met(budget, s, TRAINED_TOLERANCE)}
 
 
 def one_way(units: Sequence[Mapping[str, Any]]) -> bool:

@@ -25,8 +25,11 @@ def check_comparable(records: Sequence[Record]) -> None:
 
     Raises:
         ValueError: Splits, prompts, items or task versions of a column differ, harness versions
-            differ, or one name stands for two backbones.
+            differ, one name stands for two backbones, or a record does not say by which protocol
+            its budget was met.
     """
+    for record in records:
+        _check_protocol(record)
     done = [record for record in records if record["status"] == "ok"]
     seen: dict[Any, tuple[Record, Record]] = {}
     for record in done:
@@ -43,6 +46,17 @@ def check_comparable(records: Sequence[Record]) -> None:
     for name in dict.fromkeys(record["backbone"]["name"] for record in records):
         same = [record for record in records if record["backbone"]["name"] == name]
         _refuse(same, f"backbones under the name '{name}'", lambda r: r["backbone"]["hash"])
+
+
+def _check_protocol(record: Record) -> None:
+    """A row that decides per token meets a budget by one protocol; every other run names none."""
+    applies = record["kind"] == "dynamic" and record["budget"] is not None
+    if applies != (record["match"] is not None):
+        said = "says no protocol of matching" if applies else f"says '{record['match']}'"
+        raise ValueError(
+            f"row '{record['row']}' {said} (match), {'pooled or each' if applies else 'null'} "
+            "belongs there; fit it again"
+        )
 
 
 def score_difference(known: Record, score: Record) -> str:

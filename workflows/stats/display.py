@@ -9,16 +9,29 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from workflows.demo.presets import PRESETS
+from workflows.stats.budget import Protocol
 from workflows.stats.lines import Panel
 from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import Mark, marks
 from workflows.stats.resample import RETAIN
 
-WORDS = frozenset({"Backbone", "Row", "Note", "Missed", "Device"})
+WORDS = frozenset({"Backbone", "Match", "Row", "Note", "Missed", "Device"})
 MARKED = (
     "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
     "best reaches zero. References do not compete."
 )
+SKIPS = (
+    "On prompts: skip on prompt tokens. Deciding: skip on the tokens whose output is scored "
+    "(answers, generated tokens), mean over the tasks of the Retain."
+)
+SEEDS = (
+    "Between seeds: deviation of the Retain over the seeds of reports/reference/headline, for rows "
+    "that ran one seed here."
+)
+MATCHES: Mapping[Protocol, str] = {
+    "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
+    "each": "Match each: skip on prompt tokens and on deciding tokens meets the budget apart.",
+}
 
 
 class Cell(NamedTuple):
@@ -39,6 +52,7 @@ class Table:
         lines: Cells, as many per line as there are columns.
         words: Names of the columns that hold words.
         note: Below it.
+        match: The protocol of its lines; empty where they are of all.
     """
 
     name: str
@@ -47,6 +61,7 @@ class Table:
     lines: Sequence[Sequence[Cell]]
     words: Collection[str] = ()
     note: str = ""
+    match: str = ""
 
 
 @dataclass
@@ -60,13 +75,20 @@ class Builder:
         given = found or [Mark()] * len(texts)
         self.columns[name] = [Cell(str(t), m) for t, m in zip(texts, given, strict=True)]
 
-    def lead(self, frame: pd.DataFrame, target: bool = True) -> None:
+    def lead(self, frame: pd.DataFrame) -> None:
         """The columns that name a line."""
         if frame["backbone"].nunique() > 1:
             self.add("Backbone", frame["backbone"].tolist())
         self.add("Row", frame["title"].tolist())
-        if target:
-            self.add("Target", [number(value, "{:g}") for value in frame["target"]])
+        self.add("Target", [number(value, "{:g}") for value in frame["target"]])
+        if frame["match"].nunique() > 1:
+            self.add("Match", [number(value, "{}") for value in frame["match"]])
+
+    def skips(self, frame: pd.DataFrame, deviations: bool = False) -> None:
+        """Skip on prompt and on deciding tokens."""
+        for head, name in (("On prompts", "skip_prompt"), ("Deciding", "skip_deciding")):
+            spread = frame[f"{name}_std"] if deviations else [None] * len(frame)
+            self.add(head, [plus(v, s) for v, s in zip(frame[name], spread, strict=True)])
 
     def numbers(self, frame: pd.DataFrame, named: Mapping[str, tuple[str, str]]) -> None:
         """Head -> (column, form) of plain numbers."""
@@ -115,7 +137,7 @@ def short_name(column: str) -> str:
 
 
 def retain_table(frame: pd.DataFrame, panels: Sequence[Panel]) -> Table:
-    """The main table, one line per line of the frame."""
+    """The main table of one protocol's panels, one line per line of the frame."""
     found = [marks(panel) for panel in panels]
     order = [(n, line.name) for n, panel in enumerate(panels) for line in panel.lines]
 
@@ -127,14 +149,19 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel]) -> Table:
     skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
     kept = [plus(v, s) for v, s in zip(frame["retain"], frame["retain_std"], strict=True)]
     made.add("Skip", skips)
+    made.skips(frame)
     made.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
     made.add("Retain", kept, marked(RETAIN))
+    note = f"{MARKED} {SKIPS}"
+    if frame["seed_std"].notna().any():
+        made.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
+        note += f" {SEEDS}"
     made.add("95 % interval", spans(frame, "retain_low", "retain_high"))
     for column in (name for name in frame.columns if ":" in name):
         values = [number(value) for value in frame[column]]
         made.add(short_name(column), values, marked(column.rsplit(":", 1)[0]))
     made.add("Note", frame["note"].fillna("").tolist())
-    return made.table("retain", "Retain and scores", MARKED)
+    return made.table("retain", "Retain and scores", note)
 
 
 def rank_table(frame: pd.DataFrame) -> Table:
@@ -182,7 +209,7 @@ def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
 def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
     """Items solved of items asked: one line per run, headline metrics only."""
     part = frame[frame["primary"] & frame["k"].notna()]
-    keys = ["backbone", "row", "target", "seed"]
+    keys = ["backbone", "row", "target", "match", "seed"]
     runs = part[keys].drop_duplicates().reset_index(drop=True)
     lead = runs.assign(title=[titles[row] for row in runs["row"]], target=100 * runs["target"])
     made = Builder()
@@ -198,20 +225,22 @@ def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
 
 
 def budget_table(frame: pd.DataFrame) -> Table:
-    """Asked, realised, net, the authors' measure, spread over tokens, by kind of token."""
+    """Asked, realised, by kind of token, net, the authors' measure, spread over tokens."""
     made = Builder()
     made.lead(frame)
     skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
     made.add("Realised", skips)
+    made.skips(frame, deviations=True)
     named = {
         "Net": "skip_net", "Authors' measure": "skip_authors", "Spread over tokens": "token_std",
-        "Prompt": "skip_prompt", "Answer": "skip_answer", "Generated": "skip_generated",
+        "Answer": "skip_answer", "Generated": "skip_generated",
     }  # fmt: skip
     made.numbers(frame, {name: (column, "{:.2f}") for name, column in named.items()})
     made.add("Missed", frame["missed"].tolist())
     note = (
         "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
-        "Missed: runs more than one point over or under the target."
+        "Missed: runs more than one point off the target (each: deciding tokens one, prompts "
+        f"three). {SKIPS}"
     )
     return made.table("budgets", "Budgets", note)
 
@@ -264,16 +293,16 @@ def comparison_table(frame: pd.DataFrame, folders: Sequence[str]) -> Table:
     made.add("p", [number(p, "{:.4f}") for p in main["p"]])
     add_tasks(made, main, frame, "p")
     note = (
-        f"A: {folders[0]}, B: {folders[1]}. Task columns: points, B minus A; *: p below 5 % "
-        "(single runs, which know the items alone: exact McNemar test; several seeds: bootstrap "
-        "over items and seeds; not corrected)."
+        f"A: {folders[0]}, B: {folders[1]}, match {' and '.join(frame['match'].unique())}. Task "
+        "columns: points, B minus A; *: p below 5 % (single runs, which know the items alone: "
+        "exact McNemar test; several seeds: bootstrap over items and seeds; not corrected)."
     )
     return made.table("compare", "Two folders", note)
 
 
 def add_tasks(made: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:
     """Differences of every task beside the lines of ``main``; * where ``p`` is below 5 %."""
-    keys = ["backbone", "target", "row"]
+    keys = ["backbone", "target", "match", "row"]
     for task in (name for name in dict.fromkeys(frame["measure"]) if name != RETAIN):
         same = main[keys].merge(frame[frame["measure"] == task], on=keys, how="left")
         stars = ["*" if value < LEVEL else "" for value in same[p]]

@@ -15,29 +15,30 @@ from workflows.stats.versus import tested
 
 
 def comparison_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
-    """Every line that stands in either folder, on Retain and on each task, per shared backbone.
+    """Every line that stands in either folder, on Retain and on each task, panel by shared panel.
 
     Each folder's Retain refers to its own reference. Lines with the same seeds are paired run by
     run.
 
     Returns:
-        Columns backbone, target, row, title, measure, a, a_low, a_high, b, b_low, b_high (percent,
-        95 %), difference, low, high (b - a, points), won, lost, test, p. Where one folder lacks a
-        line, its columns are empty.
+        Columns backbone, target, match, row, title, measure, a, a_low, a_high, b, b_low, b_high
+        (percent, 95 %), difference, low, high (b - a, points), won, lost, test, p. Where one folder
+        lacks a line, its columns are empty.
 
     Raises:
-        ValueError: No backbone is shared, or a score measures different things in the two folders.
+        ValueError: No backbone and protocol are shared, or a score measures different things in
+            the two folders.
     """
     lines = [line for one, two in _shared(first, second) for line in _lines(one, two)]
     columns = (
-        "backbone target row title measure a a_low a_high b b_low b_high difference low high won "
-        "lost test p"
+        "backbone target match row title measure a a_low a_high b b_low b_high difference low high "
+        "won lost test p"
     ).split()
     return pd.DataFrame(lines, columns=columns)
 
 
 def _lines(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
-    """The lines of one backbone."""
+    """The lines of one panel."""
     _check(one, two)
     mine, theirs = ({line.name: line for line in panel.done} for panel in (one, two))
     for name, measure in product(dict.fromkeys([*mine, *theirs]), one.samples):
@@ -49,13 +50,13 @@ def _lines(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
 
 
 def _shared(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple[Panel, Panel]]:
-    others = {panel.reference.backbone: panel for panel in second}
-    names = [panel.reference.backbone for panel in first]
-    pairs = [
-        (panel, others[name]) for panel, name in zip(first, names, strict=True) if name in others
-    ]
+    """Panels of one backbone and one protocol."""
+    mine, theirs = ({panel.name: panel for panel in folder} for folder in (first, second))
+    pairs = [(panel, theirs[name]) for name, panel in mine.items() if name in theirs]
     if not pairs:
-        raise ValueError(f"no backbone in common: {', '.join(names)} and {', '.join(others)}")
+        raise ValueError(
+            f"no backbone and protocol in common: {', '.join(mine)} and {', '.join(theirs)}"
+        )
     return pairs
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflows.stats.budget import PROTOCOLS, Protocol
 from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap
 
 Record = Mapping[str, Any]
@@ -16,10 +17,11 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """A row at a target on a backbone.
+    """A row at a target on a backbone, among those of one protocol of matching.
 
     Args:
         backbone: Its name.
+        match: The protocol of its panel.
         row: Its name in the table.
         budget: Fraction that was asked for; None where none applies or params are pinned.
         records: One per seed.
@@ -27,6 +29,7 @@ class Line:
     """
 
     backbone: str
+    match: Protocol
     row: str
     budget: float | None
     records: Sequence[Record]
@@ -34,7 +37,7 @@ class Line:
 
     @property
     def name(self) -> str:
-        """What tells it apart on its backbone."""
+        """What tells it apart in its panel; the draws of its seeds follow from it."""
         return self.row if self.budget is None else f"{self.row} at {100 * self.budget:g} %"
 
     @property
@@ -68,6 +71,7 @@ class Line:
         return {
             "backbone": self.backbone,
             "target": None if self.budget is None else 100 * self.budget,
+            "match": self.match,
             "row": self.row,
             "title": self.first["title"],
         }
@@ -75,19 +79,26 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """The lines of one backbone: what may be compared.
+    """The lines of one backbone whose budgets are met by one protocol: what may be compared.
 
     Args:
+        match: The protocol.
         lines: In the table's order.
         reference: The one whose scores are 100 %.
         retain_tasks: Tasks that enter Retain.
         samples: ``"retain"`` and each task -> name of a finished line -> its sample.
     """
 
+    match: Protocol
     lines: Sequence[Line]
     reference: Line
     retain_tasks: Sequence[str]
     samples: Mapping[str, Mapping[str, Sample]]
+
+    @property
+    def name(self) -> str:
+        """What tells it apart in a folder."""
+        return f"{self.reference.backbone} ({self.match})"
 
     @property
     def done(self) -> list[Line]:
@@ -102,7 +113,9 @@ def make_panels(
     reference_row: str,
     resamples: int = RESAMPLES,
 ) -> list[Panel]:
-    """One panel per backbone, lines in the order of the records.
+    """One panel per backbone and protocol, lines in the order of the records.
+
+    Runs that are the same under every protocol stand in the panels of all.
 
     Args:
         records: All runs of one suite.
@@ -115,31 +128,42 @@ def make_panels(
         ValueError: A backbone has no finished run of the reference, or items differ.
     """
     panels = []
-    for lines in _by_backbone(records, items).values():
+    for backbone, match in _panels(records):
+        lines = _lines(records, items, backbone, match)
         found = [line for line in lines if line.row == reference_row and line.done]
         if not found:
-            raise ValueError(
-                f"backbone '{lines[0].backbone}' has no record of the row '{reference_row}'"
-            )
+            raise ValueError(f"backbone '{backbone}' has no record of the row '{reference_row}'")
         runs = {line.name: line.runs for line in lines if line.done}
         samples = bootstrap(runs, found[0].name, retain_tasks, resamples)
-        panels.append(Panel(lines, found[0], retain_tasks, samples))
+        panels.append(Panel(match, lines, found[0], retain_tasks, samples))
     return panels
 
 
-def _by_backbone(
-    records: Sequence[Record], items: Mapping[int, pd.DataFrame]
-) -> dict[str, list[Line]]:
-    groups: dict[tuple[str, str, float | None], list[int]] = {}
+def _panels(records: Sequence[Record]) -> list[tuple[str, Protocol]]:
+    """Backbone and protocol of every panel; pooled where no row tells two kinds of token apart."""
+    asked = dict.fromkeys((record["backbone"]["name"], record["match"]) for record in records)
+    backbones = dict.fromkeys(backbone for backbone, _ in asked)
+    return [
+        (backbone, match)
+        for match in PROTOCOLS
+        for backbone in backbones
+        if (backbone, match) in asked or (match == "pooled" and (backbone, "each") not in asked)
+    ]
+
+
+def _lines(
+    records: Sequence[Record], items: Mapping[int, pd.DataFrame], backbone: str, match: Protocol
+) -> list[Line]:
+    """The lines of one panel."""
+    groups: dict[tuple[str, float | None], list[int]] = {}
     for number, record in enumerate(records):
-        key = record["backbone"]["name"], record["row"], record["budget"]
-        groups.setdefault(key, []).append(number)
-    backbones: dict[str, list[Line]] = {}
-    for (backbone, row, budget), numbers in groups.items():
+        if record["backbone"]["name"] == backbone and record["match"] in (match, None):
+            groups.setdefault((record["row"], record["budget"]), []).append(number)
+    lines = []
+    for (row, budget), numbers in groups.items():
         runs = [item_values(items[n], records[n]) for n in numbers if n in items]
-        line = Line(backbone, row, budget, [records[n] for n in numbers], runs)
-        backbones.setdefault(backbone, []).append(line)
-    return backbones
+        lines.append(Line(backbone, match, row, budget, [records[n] for n in numbers], runs))
+    return lines
 
 
 def item_values(frame: pd.DataFrame, record: Record) -> Run:

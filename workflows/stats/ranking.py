@@ -77,17 +77,17 @@ def _mean_score(line: Line, task: str) -> float:
 
 
 def rank_frame(panels: Sequence[Panel]) -> pd.DataFrame:
-    """Rank by Retain among the rows of one backbone and target, with its 95 % interval.
+    """Rank by Retain among the rows of one backbone, protocol and target, with its 95 % interval.
 
-    Columns: backbone, target, row, title, retain, retain_low, retain_high (percent), rank,
+    Columns: backbone, target, match, row, title, retain, retain_low, retain_high (percent), rank,
     rank_low, rank_high, first (share of resamples in which the row leads, percent), behind,
     behind_low, behind_high (points to the best row), tied (whether that interval reaches zero),
     one_seed (whether it knows the items alone, because a trained row on a side has one seed).
     """
     lines = [line for panel in panels for field in fields(panel) for line in _ranks(panel, field)]
     columns = (
-        "backbone target row title retain retain_low retain_high rank rank_low rank_high first "
-        "behind behind_low behind_high tied one_seed"
+        "backbone target match row title retain retain_low retain_high rank rank_low rank_high "
+        "first behind behind_low behind_high tied one_seed"
     ).split()
     return pd.DataFrame(lines, columns=columns)
 

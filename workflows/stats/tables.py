@@ -8,28 +8,34 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflows.stats.budget import flag, one_way
+from workflows.stats.budget import deciding_skip, far_in_training, misses, one_way, prompt_skip
 from workflows.stats.lines import Line, Panel, Record
 from workflows.stats.resample import RETAIN, interval
 
 LEAD = [
-    "backbone", "target", "row", "title", "kind", "seeds", "skip", "skip_std", "skip_net",
-    "skip_authors", "retain", "retain_std", "retain_low", "retain_high",
+    "backbone", "target", "match", "row", "title", "kind", "seeds", "skip", "skip_std",
+    "skip_prompt", "skip_deciding", "skip_net", "skip_authors", "retain", "retain_std",
+    "seed_std", "retain_low", "retain_high",
 ]  # fmt: skip
-KINDS = ("prompt", "answer", "generated")
 
 
 def retain_frame(panels: Sequence[Panel]) -> pd.DataFrame:
-    """One line per (backbone, target, row).
+    """One line per (backbone, target, protocol, row).
 
     Returns:
         The columns of ``LEAD``, one column ``task:metric`` per scored task, and ``note``.
+        ``seed_std`` is empty: it needs runs of another suite.
     """
     frame = pd.DataFrame([_retain_line(panel, line) for panel in panels for line in panel.lines])
     tasks = [name for name in frame.columns if ":" in name]
     full = frame.reindex(columns=[*LEAD, *tasks, "note"])
-    numbers = [*LEAD[6:], "target", *tasks]
+    numbers = [*LEAD[LEAD.index("skip") :], "target", *tasks]
     return full.assign(**{name: full[name].astype(float).round(4) for name in numbers})
+
+
+def protocol_column(retain: pd.DataFrame) -> pd.Series[Any]:
+    """``match`` of the retain frame, empty where a line is the same under every protocol."""
+    return retain["match"].where((retain["kind"] == "dynamic") & retain["target"].notna())
 
 
 def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
@@ -38,10 +44,8 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
         return labels | {"note": f"not applicable: {line.first['reason']}"}
     kept = panel.samples[RETAIN][line.name]
     low, high = interval(kept.draws)
-    skips = [record["rates"]["all"]["skip"] for record in line.records]
     return labels | {
-        "skip": 100 * float(np.mean(skips)),
-        "skip_std": _deviation(line, skips),
+        **_skips(panel, line),
         "skip_net": _mean(line, lambda record: record["rates"]["all"]["skip_net"]),
         "skip_authors": _mean(line, lambda record: record["skip_authors"]),
         "retain": 100 * kept.value,
@@ -51,6 +55,21 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
         **_score_columns(line),
         "note": _note(panel, line),
     }
+
+
+def _skips(panel: Panel, line: Line) -> dict[str, float | None]:
+    """Realised skip over all, prompt and deciding tokens, in percent, and deviations over seeds."""
+    kinds = {
+        "skip": [record["rates"]["all"]["skip"] for record in line.records],
+        "skip_prompt": [prompt_skip(record) for record in line.records],
+        "skip_deciding": [deciding_skip(record, panel.retain_tasks) for record in line.records],
+    }
+    found: dict[str, float | None] = {}
+    for name, values in kinds.items():
+        known = [value for value in values if value is not None]
+        found[name] = 100 * float(np.mean(known)) if known else None
+        found[f"{name}_std"] = _deviation(line, known)
+    return found
 
 
 def _mean(line: Line, read: Any, scale: float = 100) -> float:
@@ -78,7 +97,8 @@ def _score_columns(line: Line) -> dict[str, float]:
 
 def _note(panel: Panel, line: Line) -> str:
     """What a reader must know of a line: budget, causality, one-way gates, twins, code."""
-    words = [missed] if (missed := _missed(line)) else []
+    told = [_missed(line, panel.retain_tasks), _ended_training(line, panel.retain_tasks)]
+    words = [sentence for sentence in told if sentence]
     # Only a model whose routes pads would change is scored in batches of one length.
     if line.first["evaluation"].get("equal_lengths", False):
         words.append("not causal")
@@ -101,15 +121,33 @@ def _twins(panel: Panel, line: Line) -> list[str]:
     return twins
 
 
-def _missed(line: Line) -> str:
+def _missed(line: Line, retain_tasks: Sequence[str]) -> str:
     """By how much runs missed their budget, each judged by itself; empty if none did."""
-    words = []
-    skips = [record["rates"]["all"]["skip"] for record in line.records]
-    for side in ("under", "over"):
-        missed = [abs(s - line.budget) for s in skips if flag(line.budget, s) == side]
-        if missed:
-            words.append(f"{side} budget by {100 * max(missed):.1f}{_of(line, len(missed))}")
-    return "; ".join(words)
+    found: dict[str, list[float]] = {}
+    for record in line.records:
+        for kind, excess in misses(record, retain_tasks).items():
+            who = "" if kind == "all" else f"{kind} "
+            side = "over" if excess > 0 else "under"
+            found.setdefault(f"{who}{side} budget by", []).append(abs(excess))
+    return "; ".join(
+        f"{words} {100 * max(missed):.1f}{_of(line, len(missed))}"
+        for words, missed in sorted(found.items())
+    )
+
+
+def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
+    """Of runs that training left far from their budget: where, in the farthest one."""
+    far = [(record, skips) for record in line.records if (skips := far_in_training(record))]
+    if not far:
+        return ""
+    budget = line.budget or 0.0
+    record, skips = max(far, key=lambda run: max(abs(skip - budget) for skip in run[1].values()))
+    of = {"pooled": "", "prompt": " of prompts", "deciding": " of deciding tokens"}
+    told = " and ".join(f"{100 * skip:.1f} % skip{of[kind]}" for kind, skip in skips.items())
+    if "threshold" in record["fit"]:
+        made = "" if misses(record, retain_tasks) else " made the budget"
+        told += f", threshold {record['fit']['threshold']:.2f}{made}"
+    return f"ended training at {told}{_of(line, len(far))}"
 
 
 def _of(line: Line, runs: int) -> str:
@@ -124,6 +162,7 @@ def score_frame(records: Sequence[Record]) -> pd.DataFrame:
             "backbone": record["backbone"]["name"],
             "row": record["row"],
             "target": record["budget"],
+            "match": record["match"],
             "seed": record["seed"],
             **{k: s[k] for k in ("task", "metric", "filter", "primary", "value", "k", "n")},
             "stderr": s["stderr"],
@@ -139,24 +178,24 @@ def score_frame(records: Sequence[Record]) -> pd.DataFrame:
 def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     """What was asked and what ran, in percent of the dense parameters.
 
-    Columns: backbone, target, row, title, seeds, skip (mean over scored tokens), skip_std (over
-    seeds), skip_net, skip_authors, token_std (spread over tokens), one column per kind of token,
-    missed (which runs lie more than one point off, and by how much; empty if none).
+    Columns: backbone, target, match, row, title, seeds, skip (mean over scored tokens),
+    skip_prompt, skip_deciding (see budget.py), the deviation of each over seeds (_std), skip_net,
+    skip_authors, token_std (spread over tokens), skip_answer and skip_generated (over all tokens of
+    the kind), missed (which runs lie off by more than the protocol allows, and by how much).
     """
     lines = []
-    for line in (line for panel in panels for line in panel.done):
-        skips = [record["rates"]["all"]["skip"] for record in line.records]
+    for panel, line in ((own, line) for own in panels for line in own.done):
         lines.append(
             line.labels
             | {
                 "seeds": len(line.records),
-                "skip": 100 * float(np.mean(skips)),
-                "skip_std": _deviation(line, skips),
+                **_skips(panel, line),
                 "skip_net": _mean(line, lambda record: record["rates"]["all"]["skip_net"]),
                 "skip_authors": _mean(line, lambda record: record["skip_authors"]),
                 "token_std": _mean(line, lambda record: record["rates"]["all"]["skip_std"]),
-                **{f"skip_{kind}": _kind_mean(line, kind) for kind in KINDS},
-                "missed": _missed(line),
+                "skip_answer": _kind_mean(line, "answer"),
+                "skip_generated": _kind_mean(line, "generated"),
+                "missed": _missed(line, panel.retain_tasks),
             }
         )
     return pd.DataFrame(lines)
@@ -171,8 +210,8 @@ def _kind_mean(line: Line, kind: str) -> float | None:
 def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     """What a row cost, means over seeds.
 
-    Columns: backbone, target, row, title, trained_parameters, training_tokens (asked for: updates
-    times tokens per update), fit_seconds, fit_memory_mb, scored_tokens, scoring_seconds,
+    Columns: backbone, target, match, row, title, trained_parameters, training_tokens (asked for:
+    updates times tokens per update), fit_seconds, fit_memory_mb, scored_tokens, scoring_seconds,
     scoring_memory_mb, device. A plain model was never fitted: its fit columns are empty.
     """
     lines = []
@@ -216,10 +255,13 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
     """
     lines: dict[str, list[float]] = {}
     several = len({record["backbone"]["name"] for record in records}) > 1
+    protocols = len({record["match"] for record in records} - {None})
     for record in records:
         label = f"{record['backbone']['name']}: " * several + record["title"]
         if record["budget"] is not None:
             label = f"{label}, {100 * record['budget']:g} %"
+        if protocols > 1 and record["match"] is not None:
+            label = f"{label}, {record['match']}"
         if record["status"] != "ok" or label in lines:
             continue
         shares = [1.0] * record["layers"]["dense"]

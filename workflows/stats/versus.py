@@ -21,9 +21,9 @@ FOCUS = "hero"
 def difference_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     """Every row against the reference and against HeRo, on Retain and on each task.
 
-    Columns: backbone, target, row, title, against, measure, items, difference, low, high (points,
-    95 %), won and lost (items, summed over seeds), test, p, p_holm (over the rows of one backbone,
-    target, opponent and measure), items_needed (to see one point).
+    Columns: backbone, target, match, row, title, against, measure, items, difference, low, high
+    (points, 95 %), won and lost (items, summed over seeds), test, p, p_holm (over the rows of one
+    backbone, target, protocol, opponent and measure), items_needed (to see one point).
     """
     lines = [
         _difference(panel, line, other, measure)
@@ -32,12 +32,13 @@ def difference_frame(panels: Sequence[Panel]) -> pd.DataFrame:
         for measure in panel.samples
     ]
     columns = (
-        "backbone target row title against measure items difference low high won lost test p "
+        "backbone target match row title against measure items difference low high won lost test p "
         "p_holm items_needed"
     ).split()
     frame = pd.DataFrame(lines, columns=columns)
-    family = frame.groupby(["backbone", "target", "against", "measure"], dropna=False)["p"]
-    return frame.assign(p_holm=family.transform(lambda p: holm(p.to_numpy())))
+    family = ["backbone", "target", "match", "against", "measure"]
+    p = frame.groupby(family, dropna=False)["p"]
+    return frame.assign(p_holm=p.transform(lambda p: holm(p.to_numpy())))
 
 
 def _pairs(panel: Panel) -> Iterator[tuple[Line, Line]]:

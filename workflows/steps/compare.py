@@ -1,7 +1,8 @@
 """Two results folders side by side, with intervals: `python -m workflows.steps.compare A B`.
 
 Prints the table as Markdown; --out also writes compare.csv, compare.md and compare.tex. Lines are
-held against each other on the same items, and run by run where their seeds agree.
+held against each other on the same items and by one protocol of matching, and run by run where
+their seeds agree.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main() -> None:
     first, second = (read_results(folder).panels for folder in (args.first, args.second))
     frame = comparison_frame(first, second).round(4)
     table = comparison_table(frame, [str(args.first), str(args.second)])
-    warned = list(folder_cautions(first, second))
+    warned = list(dict.fromkeys(folder_cautions(first, second)))
     for sentence in warned:
         print(f"caution: {sentence}", file=sys.stderr)
     print(markdown(table), end="")

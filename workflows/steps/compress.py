@@ -39,6 +39,10 @@ from workflows.runtime.program import (
     set_up_torch,
 )
 from workflows.runtime.provenance import fit_parts, provenance
+from workflows.stats.budget import PROTOCOLS
+
+# Decisions of a steered fit that its record keeps: what training reached, and what calibration did.
+STEERED = ("trained_skip", "threshold")
 
 
 def arguments() -> argparse.Namespace:
@@ -53,9 +57,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", help="fraction of the dense parameters to skip, in (0, 1)")
     parser.add_argument(
         "--match",
-        choices=("pooled", "each"),
-        default="pooled",
-        help="tokens that shall meet the budget: all together, or prompt and deciding ones each",
+        choices=PROTOCOLS,
+        default=PROTOCOLS[0],
+        help="what meets the budget: the mean over all tokens, or prompt and deciding tokens apart",
     )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--params", default="{}", metavar="JSON", help="over the row's defaults")
@@ -159,6 +163,7 @@ def fit(
         "trained_parameters": sum(
             p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
         ),
+        **{name: fitted.decisions[name] for name in STEERED if name in fitted.decisions},
     }
     made = {"fit": measured, **provenance(fit_parts(*rows_of(card)))}
     save(folder, method, fitted, card | made, backbone.tokenizer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from methods.core.budget import check_budget
 from workflows.jobs import read_suite
 from workflows.report.results import Results, read_results, read_suite_file
 from workflows.runtime.program import run, sentence
+from workflows.stats.budget import deciding_skip, prompt_skip
 from workflows.stats.lines import Line, Panel, headline_items
 from workflows.stats.versus import difference_frame
 
@@ -31,6 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--suite", required=True, help="name of the suite")
     parser.add_argument("--row", required=True)
     parser.add_argument("--budget", help="fraction, such as 0.25; rows without a budget: leave out")
+    parser.add_argument("--match", help="pooled or each, where the suite has both")
     parser.add_argument("--task", required=True)
     parser.add_argument("--seed", type=int, help="default: the row's first")
     parser.add_argument("--backbone", help="its name, where the suite has several")
@@ -42,7 +45,7 @@ def main() -> None:
     """Find the number, say what is behind it."""
     args = arguments()
     results = read_results(args.results or Path("results") / args.suite)
-    panel = find_panel(results, args.backbone)
+    panel = find_panel(results, args.backbone, args.match)
     line = find_line(panel, args.row, None if args.budget is None else check_budget(args.budget))
     record = find_record(line, args.seed)
     score = find_score(record, args.task)
@@ -50,7 +53,7 @@ def main() -> None:
     parts = {
         "number": told_number(line, record, score),
         "record": str(file),
-        **told_run(record, score),
+        **told_run(panel, record, score),
         **told_difference(panel, line, args.task),
         **told_items(results, panel, file, score),
         **told_commands(results, file),
@@ -61,18 +64,25 @@ def main() -> None:
         print(f"{name:<14}" + f"\n{'':<14}".join(whole))
 
 
-def find_panel(results: Results, backbone: str | None) -> Panel:
-    """The lines of a backbone; of the only one when none is named.
+def find_panel(results: Results, backbone: str | None, match: str | None) -> Panel:
+    """The lines of a backbone under a protocol; of the only one when none is named."""
+    own = _named(results.panels, "--backbone", backbone, lambda panel: panel.reference.backbone)
+    return _named(own, "--match", match, lambda panel: panel.match)[0]
+
+
+def _named(
+    panels: Sequence[Panel], option: str, asked: str | None, name: Callable[[Panel], str]
+) -> list[Panel]:
+    """The panels whose name was asked for.
 
     Raises:
-        ValueError: It is unknown, or there are several.
+        ValueError: The name is unknown, or none was given and there are several.
     """
-    names = [panel.reference.backbone for panel in results.panels]
-    if backbone is None and len(names) == 1:
-        return results.panels[0]
-    if backbone not in names:
-        raise ValueError(f"--backbone must be one of: {', '.join(names)}")
-    return results.panels[names.index(backbone)]
+    known = list(dict.fromkeys(map(name, panels)))
+    wanted = known[0] if asked is None and len(known) == 1 else asked
+    if wanted not in known:
+        raise ValueError(f"{option} must be one of: {', '.join(known)}")
+    return [panel for panel in panels if name(panel) == wanted]
 
 
 def find_line(panel: Panel, row: str, budget: float | None) -> Line:
@@ -122,15 +132,21 @@ def find_score(record: Any, task: str) -> Any:
 
 def told_number(line: Line, record: Any, score: Any) -> str:
     """What the number says."""
-    where = f"{line.name} on {line.backbone}, seed {record['seed']}, {score['task']}"
+    match = "" if record["match"] is None else f"match {record['match']}, "
+    where = f"{line.name} on {line.backbone}, {match}seed {record['seed']}, {score['task']}"
     if score["k"] is None:
         return f"{where}: {score['metric']} {score['value']:.4f} over {score['n']}"
     return f"{where}: {score['k']} of {score['n']} ({100 * score['value']:.2f} % {score['metric']})"
 
 
-def told_run(record: Any, score: Any) -> dict[str, str]:
+def told_run(panel: Panel, record: Any, score: Any) -> dict[str, str]:
     """How it was scored, what ran, which code."""
     skip = score["rates"]["all"]
+    kinds = {
+        "prompt tokens": prompt_skip(record),
+        "deciding tokens (mean over tasks)": deciding_skip(record, panel.retain_tasks),
+    }
+    apart = [f"{100 * s:.2f} % on {kind}" for kind, s in kinds.items() if s is not None]
     versions = record["versions"]
     state = "not committed" if record["dirty"] else "committed"
     now, fitted = record["code"], record["fit_code"] or {}
@@ -144,7 +160,8 @@ def told_run(record: Any, score: Any) -> dict[str, str]:
         ),
         "skipped": (
             f"{100 * skip['skip']:.2f} % of the dense parameters over {skip['tokens']:,} tokens of "
-            f"this task, {100 * record['rates']['all']['skip']:.2f} % over all tasks"
+            f"this task, {100 * record['rates']['all']['skip']:.2f} % over all tasks: "
+            f"{', '.join(apart)}"
         ),
         "code": (
             f"commit {str(record['commit'])[:12]}, {state}; {', '.join(hashes)}; "

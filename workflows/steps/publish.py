@@ -19,14 +19,15 @@ import pandas as pd
 
 from methods.core.checkpoint import write_json
 from workflows.jobs import Suite
-from workflows.report.render import markdown
+from workflows.report.render import escape_markdown, markdown
 from workflows.report.results import Results, read_results
 from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run
 from workflows.runtime.provenance import ROOT, code_hash
 from workflows.stats.comparable import cautions, code_by_part
-from workflows.stats.display import MARKED, Builder, Table, plus, spans
+from workflows.stats.display import MARKED, MATCHES, SKIPS, Builder, Table, plus, spans
 from workflows.stats.ranking import Mark, places
+from workflows.stats.tables import protocol_column
 from workflows.steps.report import make_frames
 
 REFERENCE = ROOT / "reports" / "reference"
@@ -89,8 +90,10 @@ def stale(folder: Path, suite: Suite) -> list[str]:
         suite: As the checkout would run it now.
     """
     told = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
-    shown = set(pd.read_csv(folder / "retain.csv")["row"])
-    listed = {job.row for job in suite.jobs}
+    table = pd.read_csv(folder / "retain.csv")
+    lines = zip(table["row"], protocol_column(table), strict=True)
+    shown = {_named(row, match) for row, match in lines}
+    listed = {_named(job.row, job.match) for job in suite.jobs}
     sentences = []
     if listed - shown:
         sentences.append(f"the table lacks rows of the suite: {', '.join(sorted(listed - shown))}")
@@ -104,8 +107,12 @@ def stale(folder: Path, suite: Suite) -> list[str]:
     return sentences
 
 
+def _named(row: str, match: str | None) -> str:
+    return f"{row} (match each)" if match == "each" else row
+
+
 def block(folder: Path, page: Path) -> str:
-    """The main table of published frames, with its source, as Markdown of a page."""
+    """The main table of published frames, one per protocol, with its source, as Markdown."""
     retain, ranks, noise = (pd.read_csv(folder / f"{n}.csv") for n in ("retain", "ranks", "noise"))
     told = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
     commits = ", ".join(commit[:12] for commit in told["commits"])
@@ -119,13 +126,18 @@ def block(folder: Path, page: Path) -> str:
         f"{line['changed']:,} of {line['items']:,} items."
         for line in noise.to_dict("records")
     ]
-    table = markdown(short_table(retain, ranks), told["cautions"])
-    return "\n".join([table, " ".join([made, *floor])])
+    tables = [
+        f"{told_of}\n\n{markdown(short_table(own, ranks))}"
+        for match, told_of in MATCHES.items()
+        if len(own := retain[retain["match"] == match])
+    ]
+    below = [f"{escape_markdown(text)}\n" for text in (MARKED, SKIPS, *told["cautions"])]
+    return "\n".join([*tables, *below, " ".join([made, *floor])])
 
 
 def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
-    """Retain without the columns of tasks, with ranks."""
-    keys = ["backbone", "target", "row"]
+    """Retain of one protocol without the columns of tasks, with ranks."""
+    keys = ["backbone", "target", "match", "row"]
     both = retain.merge(
         ranks[[*keys, "rank", "rank_low", "rank_high", "tied"]], on=keys, how="left"
     )
@@ -135,16 +147,17 @@ def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
         texts = [plus(v, s) for v, s in zip(both[name], both[f"{name}_std"], strict=True)]
         made.add(head, texts, _marks(both) if name == "retain" else None)
         if name == "skip":
+            made.skips(both)
             made.numbers(both, {"Net": ("skip_net", "{:.2f}")})
     made.add("95 % interval", spans(both, "retain_low", "retain_high"))
     made.numbers(both, {"Rank": ("rank", "{:.0f}")})
     made.add("95 % interval of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
     made.add("Note", both["note"].fillna("").tolist())
-    return made.table("short", "Retain", MARKED)
+    return made.table("short", "Retain", "")
 
 
 def _marks(both: pd.DataFrame) -> Sequence[Mark]:
-    """Of Retain among the ranked rows of each backbone and target."""
+    """Of Retain among the ranked rows of each backbone and target of one protocol."""
     found = [Mark()] * len(both)
     ranked = both[both["rank"].notna()]
     for _, field in ranked.groupby(["backbone", "target"]):

@@ -7,8 +7,9 @@ tasks of the Retain and the reference row). Runs no job and needs no model.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -23,6 +24,7 @@ from workflows.runtime.program import run
 from workflows.runtime.provenance import ROOT
 from workflows.stats.comparable import cautions, code_by_part
 from workflows.stats.display import (
+    MATCHES,
     Table,
     budget_table,
     cost_table,
@@ -32,6 +34,7 @@ from workflows.stats.display import (
     retain_table,
     score_table,
 )
+from workflows.stats.lines import Record
 from workflows.stats.noise import noise_frame
 from workflows.stats.ranking import rank_frame
 from workflows.stats.tables import (
@@ -44,6 +47,8 @@ from workflows.stats.tables import (
 from workflows.stats.versus import difference_frame
 
 PAGES = ROOT / "workflows" / "report"
+# What is known of the deviation between seeds, for suites that run one.
+HEADLINE = ROOT / "reports" / "reference" / "headline" / "retain.csv"
 
 
 def arguments() -> argparse.Namespace:
@@ -67,7 +72,7 @@ def main() -> None:
         print(f"caution: {sentence}", file=sys.stderr)
     for name, frame in frames.items():
         write_text(args.out / "tables" / f"{name}.csv", frame.to_csv(index=False))
-    for table in tables.values():
+    for table in (table for same in tables.values() for table in same):
         write_text(args.out / "tables" / f"{table.name}.md", markdown(table, warned))
         write_text(args.out / "tables" / f"{table.name}.tex", latex(table, warned))
     layers = layer_frame(results.records)
@@ -86,29 +91,63 @@ def make_frames(results: Results) -> dict[str, pd.DataFrame]:
         "noise": noise_frame(results.panels, results.repeats, results.repeat_items),
     }
     return {
-        "retain": retain_frame(results.panels),
+        "retain": with_seed_deviation(retain_frame(results.panels), results.records),
         "scores": score_frame(results.records),
         **{name: frame.round(4) for name, frame in rounded.items()},
     }
 
 
-def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[str, Table]:
-    """The frames as people read them, in the page's order."""
+def with_seed_deviation(retain: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
+    """The frame with ``seed_std`` of trained rows that ran one seed, from the committed table.
+
+    Returns:
+        ``seed_std`` in points; where nothing is known the note says so.
+    """
+    keys = ["backbone", "target", "match", "row"]
+    fits = [(record["backbone"]["name"], record["row"], record["fit"] or {}) for record in records]
+    trained = {(name, row) for name, row, fit in fits if fit.get("trained_parameters")}
+    known = pd.read_csv(HEADLINE) if HEADLINE.is_file() else retain.head(0)
+    found = retain[keys].merge(known[[*keys, "retain_std"]], on=keys, how="left")["retain_std"]
+    deviations, notes = [], []
+    for line, deviation in zip(retain.to_dict("records"), found, strict=True):
+        alone = line["seeds"] == 1 and (line["backbone"], line["row"]) in trained
+        silent = ["seed: not known"] if alone and pd.isna(deviation) else []
+        deviations.append(deviation if alone else None)
+        notes.append("; ".join(filter(None, [line["note"], *silent])))
+    return retain.assign(seed_std=pd.Series(deviations, dtype=float), note=notes)
+
+
+def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[str, list[Table]]:
+    """The frames as people read them, in the page's order: name -> one table per protocol."""
     titles = {record["row"]: record["title"] for record in results.records}
-    opponents = dict.fromkeys(frames["differences"]["against"])
-    tables = [
-        retain_table(frames["retain"], results.panels),
-        rank_table(frames["ranks"]),
-        *[difference_table(frames["differences"], name, titles[name]) for name in opponents],
-        noise_table(frames["noise"]),
-        budget_table(frames["budgets"]),
-        cost_table(frames["costs"]),
-        score_table(frames["scores"], titles),
-    ]
-    return {table.name: table for table in tables if table.lines}
+    found: dict[str, list[Table]] = {}
+    for match in dict.fromkeys(panel.match for panel in results.panels):
+        own = {
+            name: frame[frame["match"] == match].reset_index(drop=True)
+            for name, frame in frames.items()
+            if name not in ("noise", "scores")
+        }
+        opponents = dict.fromkeys(own["differences"]["against"])
+        tables = [
+            retain_table(own["retain"], [p for p in results.panels if p.match == match]),
+            rank_table(own["ranks"]),
+            *[difference_table(own["differences"], name, titles[name]) for name in opponents],
+            budget_table(own["budgets"]),
+            cost_table(own["costs"]),
+        ]
+        for table in tables:
+            same = found.setdefault(table.name, [])
+            # The first protocol keeps the plain names of the files.
+            name = f"{table.name}_{match}" if same else table.name
+            note = f"{MATCHES[match]} {table.note}"
+            same.append(dataclasses.replace(table, name=name, match=match, note=note))
+    for table in (noise_table(frames["noise"]), score_table(frames["scores"], titles)):
+        found[table.name] = [table]
+    full = {name: [table for table in same if table.lines] for name, same in found.items()}
+    return {name: same for name, same in full.items() if same}
 
 
-def page(results: Results, tables: Mapping[str, Table], warned: list[str]) -> str:
+def page(results: Results, tables: Mapping[str, Sequence[Table]], warned: list[str]) -> str:
     """The page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined
@@ -118,7 +157,10 @@ def page(results: Results, tables: Mapping[str, Table], warned: list[str]) -> st
         suite=results.settings["suite"],
         retain_tasks=results.settings["retain_tasks"],
         reference_row=results.settings["reference_row"],
-        tables={name: (table, Markup(html_table(table))) for name, table in tables.items()},
+        tables={
+            name: [(table, Markup(html_table(table))) for table in same]
+            for name, same in tables.items()
+        },
         warned=warned,
         runs=len(done),
         backbones={r["backbone"]["name"]: r["backbone"] for r in done},

@@ -1,11 +1,11 @@
 r"""Choose the learning rate of every trained row of a suite: same grid, updates and data for all.
 
-Each row is fitted once per rate at the suite's first budget. Of the rates whose model meets the
-budget, the one wins whose likeliest tokens spell the most answers of the validation split; among
-equals the one with the lowest loss on these answers. Scored items are never touched. A healed row
-starts from the static model that a run of the suite left. The outcome is a small YAML file,
-committed, which suites read under `tuned:`; tries are kept in --workdir, so that an interrupted
-call continues.
+Each row is fitted once per rate at the suite's first budget, by its first protocol of matching.
+Of the rates whose model meets the budget, the one wins whose likeliest tokens spell the most
+answers of the validation split; among equals the one with the lowest loss on these answers.
+Scored items are never touched. A healed row starts from the static model that a run of the suite
+left. The outcome is a small YAML file, committed, which suites read under `tuned:`; tries are
+kept in --workdir, so that an interrupted call continues.
 
     python -m workflows.steps.tune --suite workflows/suites/demo_full.yaml --updates 500 \
         --data results/demo_full/data --out workflows/suites/tuned/demo.yaml
@@ -35,7 +35,7 @@ from workflows.runtime.devices import claim_device
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import add_machine_arguments, run, set_up_torch
 from workflows.runtime.provenance import code_hash, fit_parts
-from workflows.stats.budget import flag
+from workflows.stats.budget import met
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 PARTS = ("training", "validation", "probe")
@@ -116,7 +116,7 @@ def best_try(job: Job, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     Raises:
         ValueError: None meets it.
     """
-    meeting = [one for one in tries if not flag(job.budget, one.get("skip", job.budget))]
+    meeting = [one for one in tries if met(job.budget, one.get("skip", job.budget))]
     if not meeting:
         raise ValueError(f"{job.row}: no learning rate meets the budget {job.budget}")
     return max(meeting, key=lambda one: (one["right"], -one["loss"]))
@@ -143,9 +143,10 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     )
     method = load_method(job.method.name, params)
     budget = None if job.start is not None else job.budget
+    request = Request(budget, job.seed, folder / "checkpoints", job.match or "pooled")
     outcome: dict[str, Any] = {"learning_rate": rate}
     try:
-        fitted = method.fit(backbone, data, Request(budget, job.seed, folder / "checkpoints"))
+        fitted = method.fit(backbone, data, request)
         answers = score_answers(fitted.model.eval(), data.validation())
         trace = fitted.decisions.get("calibration", [])
         if budget is not None and trace:
@@ -165,7 +166,7 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
 def _identity(job: Job, params: Mapping[str, Any], data: Path, start: Path) -> str:
     """What a kept try must share with the one asked for: fit, start model, data and code."""
     code = [code_hash(part) for part in fit_parts(job.method)]
-    told = [code, params, job.budget, job.seed, hash_folder(start)]
+    told = [code, params, job.budget, job.match, job.seed, hash_folder(start)]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for part in PARTS:
         digest.update(hashlib.sha256((data / f"{part}.jsonl").read_bytes()).digest())

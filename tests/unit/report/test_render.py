@@ -11,10 +11,12 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests.made_records import dense, record, score, write_suite
+from workflows.report.figures import draw_all
 from workflows.report.render import html_table, latex, markdown
 from workflows.report.results import Results, read_results
 from workflows.stats.display import Cell, Table, number, plus, short_name, span
 from workflows.stats.ranking import Mark
+from workflows.stats.tables import layer_frame
 from workflows.steps.report import make_frames, make_tables
 
 NASTY = r"a_b & 50 % of $x #1 {y} ~ ^ \z <i> | *b* ± ≈ –"
@@ -37,12 +39,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def tables(results: Results) -> list[Table]:
-    return [TABLE, *make_tables(results, make_frames(results)).values()]
+    made = make_tables(results, make_frames(results))
+    return [TABLE, *(table for same in made.values() for table in same)]
 
 
 def test_every_table_is_there(tables: list[Table]) -> None:
     assert [table.name for table in tables[1:]] == [
-        "retain", "ranks", "differences_dense", "differences_hero", "noise", "budgets", "costs",
+        "retain", "ranks", "differences_dense", "differences_hero", "budgets", "costs", "noise",
         "scores",
     ]  # fmt: skip
 
@@ -121,7 +124,7 @@ def test_html_is_balanced(tables: list[Table]) -> None:
 
 
 def test_cells_show_a_dash_where_nothing_applies(results: Results) -> None:
-    table = make_tables(results, make_frames(results))["retain"]
+    (table,) = make_tables(results, make_frames(results))["retain"]
     lines = {
         (line[0].text, line[1].text): dict(zip(table.columns, line, strict=True))
         for line in table.lines
@@ -146,7 +149,31 @@ def test_two_backbones_have_a_column(tmp_path: Path) -> None:
     found = read_results(tmp_path)
     made = make_tables(found, make_frames(found))
     for name in ("retain", "ranks", "differences_dense", "budgets", "costs", "scores"):
-        assert made[name].columns[0] == "Backbone"
+        assert made[name][0].columns[0] == "Backbone"
+
+
+def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
+    found = read_results(write_suite(tmp_path, ("pooled", "each")))
+    frames = make_frames(found)
+    made = make_tables(found, frames)
+    for name in ("retain", "ranks", "differences_dense", "differences_hero", "budgets", "costs"):
+        assert [(table.name, table.match) for table in made[name]] == [
+            (name, "pooled"), (f"{name}_each", "each"),
+        ]  # fmt: skip
+        assert "Match" not in made[name][0].columns
+        assert [table.note.split(":")[0] for table in made[name]] == ["Match pooled", "Match each"]
+    assert made["scores"][0].columns[:3] == ["Row", "Target", "Match"]
+    layers = layer_frame(found.records)
+    draw_all(frames["retain"], frames["differences"], layers, tmp_path / "figures")
+    told = (tmp_path / "figures/scores_per_task.svg").read_text()
+    names = re.findall(r"<!-- (.*?) -->", told)
+    assert names.count("Dense") == names.count("Shortgpt+Lora, 25 %") == 1
+    assert {"Hero, 25 %, pooled", "Hero, 25 %, each"} <= set(names)
+    assert "toy, match each" in (tmp_path / "figures/retain_over_skip.svg").read_text()
+    told = (tmp_path / "figures/differences.svg").read_text()
+    assert {"Shortgpt+Lora, 25 %, each", "Shortgpt+Lora, 25 %, pooled"} <= set(
+        re.findall(r"<!-- (.*?) -->", told)
+    )
 
 
 def test_numbers_as_text() -> None:

@@ -51,6 +51,25 @@ def test_one_name_for_two_backbones_is_refused() -> None:
         check_comparable(runs(backbone=other))
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"match": None}, r"row 'hero' says no protocol of matching \(match\), pooled or each"),
+        ({"match": "each", "kind": "static"}, r"row 'hero' says 'each' \(match\), null belongs"),
+        ({"match": "pooled", "budget": None}, r"row 'hero' says 'pooled' \(match\), null belongs"),
+    ],
+)
+def test_a_protocol_stands_where_one_applies_and_only_there(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        check_comparable(runs(**changes))
+
+
+def test_runs_by_both_protocols_are_comparable_with_the_reference() -> None:
+    check_comparable([*runs(), *runs(match="each")[1:]])
+
+
 def test_backbones_may_have_prompts_of_their_own() -> None:
     far = dense()["backbone"] | {"name": "far", "hash": "f" * 16}
     check_comparable([runs()[0], dense(score("a", [1], prompt_hash="q"), backbone=far)])

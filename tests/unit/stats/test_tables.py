@@ -20,8 +20,8 @@ from workflows.stats.tables import (
 )
 
 COLUMNS = (
-    "backbone target row title kind seeds skip skip_std skip_net skip_authors retain retain_std "
-    "retain_low retain_high"
+    "backbone target match row title kind seeds skip skip_std skip_prompt skip_deciding skip_net "
+    "skip_authors retain retain_std seed_std retain_low retain_high"
 ).split()
 
 
@@ -64,6 +64,8 @@ def test_columns_and_numbers_by_hand() -> None:
     # (0.4 / 0.8 + 0.5 / 0.5) / 2
     assert second["retain"] == pytest.approx(75)
     assert (second["a:acc"], second["b:acc"]) == (40, 50)
+    assert second["match"] == "pooled"
+    assert (second["skip_prompt"], second["skip_deciding"]) == (pytest.approx(26), 20)
     assert second["retain_low"] < 75 < second["retain_high"]
 
 
@@ -135,7 +137,7 @@ def test_a_missed_budget_is_noted(skip: float, note: str) -> None:
 
 def test_a_budget_missed_by_one_seed_is_noted_though_the_mean_meets_it() -> None:
     table = frame(dense(), other(0.262), other(0.245, seed=43), other(0.238, seed=44))
-    note = "under budget by 1.2 in 1 of 3 runs; over budget by 1.2 in 1 of 3 runs"
+    note = "over budget by 1.2 in 1 of 3 runs; under budget by 1.2 in 1 of 3 runs"
     assert table["note"].tolist() == ["", note]
 
 
@@ -232,6 +234,9 @@ def test_budgets_by_hand() -> None:
     assert (line["skip_net"], line["skip_authors"]) == (pytest.approx(26), 50)
     assert line["token_std"] == pytest.approx(13.5)
     assert (line["skip_prompt"], line["skip_answer"]) == (pytest.approx(27), pytest.approx(13.5))
+    assert (line["skip_prompt_std"], line["skip_deciding"], line["skip_deciding_std"]) == (
+        pytest.approx(np.std([25, 29], ddof=1)), pytest.approx(20), 0,
+    )  # fmt: skip
     assert pd.isna(line["skip_generated"])
 
 

@@ -1,0 +1,108 @@
+"""What people read of the tables is what the frames hold, rounded."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests import steps
+
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+MATCHED = ["retain", "ranks", "differences_dense", "differences_hero", "budgets", "costs"]
+
+
+def frame_of(made: Path, name: str) -> pd.DataFrame:
+    """The lines of the CSV file that a table shows: all, or those of its protocol."""
+    stem = name.removesuffix("_each")
+    frame = pd.read_csv(made / "report/tables" / f"{stem.partition('_')[0]}.csv")
+    if stem not in MATCHED:
+        return frame
+    return frame[frame["match"] == ("each" if name.endswith("_each") else "pooled")]
+
+
+@pytest.mark.parametrize("name", [*MATCHED, *(f"{name}_each" for name in MATCHED), "noise"])
+def test_what_people_read_is_the_frame_rounded(made: Path, name: str) -> None:
+    frame = frame_of(made, name)
+    known = frame.select_dtypes("number").to_numpy(dtype=float).ravel()
+    known = np.append(known[~np.isnan(known)], 1.0)
+    text = (made / "report/tables" / f"{name}.md").read_text().split("\n\n")[0]
+    page, read = (made / "report/index.html").read_text(), 0
+    for line in text.splitlines()[2:]:
+        for cell in [part.strip() for part in line.strip("|").split(" | ")][1:]:
+            bare = re.sub(r"</?u>|\*\*|\\\*| ≈", "", cell)
+            if "budget" in bare:
+                bare = ""
+            for found in NUMBER.findall(bare):
+                digits = len(found.partition(".")[2])
+                value = float(found.replace(",", ""))
+                near = np.abs(known - value).min()
+                assert near <= 0.5 * 10**-digits + 1e-4, (line, found)
+                read += 1
+            assert bare in page
+    assert read >= 2 * text.count("\n")
+
+
+HEADS = {
+    "retain": {
+        "Skip": "skip", "On prompts": "skip_prompt", "Deciding": "skip_deciding",
+        "Net": "skip_net", "Retain": "retain", "left acc": "left:acc",
+    },
+    "ranks": {
+        "Retain": "retain", "Rank": "rank", "Leads in (%)": "first", "Behind the best": "behind",
+    },
+    "budgets": {
+        "Realised": "skip", "Net": "skip_net", "Authors' measure": "skip_authors",
+        "Spread over tokens": "token_std", "On prompts": "skip_prompt", "Deciding": "skip_deciding",
+        "Answer": "skip_answer", "Generated": "skip_generated",
+    },
+    "costs": {
+        "Trained parameters": "trained_parameters", "Training tokens": "training_tokens",
+        "Fit (s)": "fit_seconds", "Fit (MB)": "fit_memory_mb", "Scored tokens": "scored_tokens",
+        "Scoring (s)": "scoring_seconds", "Scoring (MB)": "scoring_memory_mb",
+    },
+    "noise": {
+        "Batch size": "batch_size", "Against": "against", "Items": "items", "Changed": "changed",
+        "Retain": "retain", "Largest change of a task": "largest",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*HEADS, *(f"{name}_each" for name in HEADS if name in MATCHED)])
+def test_every_head_stands_over_its_own_numbers(made: Path, name: str) -> None:
+    frame = frame_of(made, name).to_dict("records")
+    lines = (made / "report/tables" / f"{name}.md").read_text().split("\n\n")[0].splitlines()
+    heads = [cell.strip() for cell in lines[0].split("|")]
+    for told, line in zip(frame, lines[2:], strict=True):
+        cells = [re.sub(r"\*\*|</?u>| ≈|,", "", cell).strip() for cell in line.split("|")]
+        for head, column in HEADS[name.removesuffix("_each")].items():
+            shown = cells[heads.index(head)].split(" ± ")[0]
+            if math.isnan(told[column]):
+                assert shown == "–"
+            else:
+                digits = len(shown.partition(".")[2])
+                assert abs(float(shown) - told[column]) <= 0.5 * 10**-digits + 1e-9
+
+
+def test_every_table_of_a_protocol_says_which(made: Path) -> None:
+    page = (made / "report/index.html").read_text()
+    for name in MATCHED:
+        for end, words in (("", "Match pooled: "), ("_each", "Match each: ")):
+            assert words in (made / "report/tables" / f"{name}{end}.md").read_text()
+            assert f"tables/{name}{end}.md" in page
+    assert page.count("<h4>Match pooled</h4>") == page.count("<h4>Match each</h4>") == len(MATCHED)
+
+
+def test_the_report_is_the_same_bytes_again(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.steps.report.HEADLINE", made / "headline.csv")
+    steps.call("report", "--results", made / "results", "--out", tmp_path)
+    files = [file for file in (made / "report").rglob("*") if file.is_file()]
+    assert len(files) > 25
+    for file in files:
+        assert (tmp_path / file.relative_to(made / "report")).read_bytes() == file.read_bytes()

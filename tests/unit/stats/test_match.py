@@ -1,0 +1,156 @@
+"""Where a row skips, by which protocol its budget was met, and what the notes say of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import made_records
+from tests.made_records import rates, record, score
+from tests.unit.stats.test_tables import dense, frame, other, panels
+from workflows.stats.budget import deciding_skip, misses
+from workflows.stats.tables import budget_frame, layer_frame, retain_frame
+
+
+def hiding(**changes: Any) -> dict[str, Any]:
+    """A router that runs everything where output is scored and skips 30 % of the prompts."""
+    made = other(0.25, **changes)
+    for entry in made["scores"]:
+        entry["rates"] = rates(0.25, prompt=0.3, deciding=0.0)
+    return made | {"rates": rates(0.25, prompt=0.3, answer=0.0)}
+
+
+def test_a_router_that_hides_on_prompts_shows_it_in_every_table() -> None:
+    found = panels(dense(), hiding())
+    for line in (retain_frame(found).iloc[1], budget_frame(found).iloc[1]):
+        shown = [line[name] for name in ("skip", "skip_prompt", "skip_deciding")]
+        assert shown == pytest.approx([25, 30, 0])
+
+
+@pytest.mark.parametrize(
+    ("match", "note"),
+    [("pooled", ""), ("each", "deciding under budget by 25.0; prompts over budget by 5.0")],
+)
+def test_only_the_protocol_of_each_minds_where_a_row_skips(match: str, note: str) -> None:
+    table = frame(dense(), hiding(match=match))
+    assert table["note"].tolist() == ["", note]
+    assert table["match"].tolist() == [match, match]
+
+
+def test_deciding_skip_is_weighed_by_task_not_by_token() -> None:
+    made = other()
+    for entry, skip, tokens in zip(made["scores"], (0.1, 0.4), (10, 990), strict=True):
+        entry["rates"]["deciding"] |= {"skip": skip, "tokens": tokens}
+    assert deciding_skip(made, ["a", "b"]) == pytest.approx(0.25)
+    assert deciding_skip(made, ["b"]) == pytest.approx(0.4)
+    del made["scores"][0]["rates"]["deciding"]
+    assert deciding_skip(made, ["a", "b"]) == pytest.approx(0.4)
+    assert deciding_skip(made, ["a"]) is None
+
+
+@pytest.mark.parametrize(
+    ("deciding", "prompt", "expected"),
+    [
+        (0.259, 0.279, {}),
+        (0.241, 0.221, {}),
+        (0.264, 0.25, {"deciding": 0.014}),
+        (0.25, 0.2, {"prompts": -0.05}),
+        (0.2, 0.3, {"deciding": -0.05, "prompts": 0.05}),
+    ],
+)
+def test_each_kind_of_token_has_a_tolerance_of_its_own(
+    deciding: float, prompt: float, expected: dict[str, float]
+) -> None:
+    made = record("hero", 0.5, score("a", [1, 0], deciding=deciding), match="each")
+    made["rates"] = rates(0.5, prompt=prompt)
+    assert misses(made, ["a"]) == pytest.approx(expected)
+    assert misses(made | {"budget": None}, ["a"]) == {}
+    assert misses(made | {"match": "pooled"}, ["a"]) == {"all": pytest.approx(0.25)}
+
+
+def test_notes_count_runs_per_kind_of_token() -> None:
+    runs = [
+        record("hero", 0.25, score("a", [1, 0], deciding=deciding), seed=seed, match="each")
+        | {"rates": rates(0.25, prompt=prompt)}
+        for seed, (deciding, prompt) in enumerate([(0.264, 0.2), (0.262, 0.25), (0.25, 0.25)])
+    ]
+    base = made_records.dense(score("a", [1, 1]))
+    expected = (
+        "deciding over budget by 1.4 in 2 of 3 runs; prompts under budget by 5.0 in 1 of 3 runs"
+    )
+    assert frame(base, *runs, tasks=("a",))["note"].tolist() == ["", expected]
+
+
+def test_rows_of_two_protocols_share_no_panel_and_static_rows_stand_in_both() -> None:
+    static = {"kind": "static", "stochastic": False}
+    runs = [
+        dense(),
+        other(),
+        other(match="each"),
+        record("cut", 0.25, *other()["scores"], **static),
+    ]
+    found = panels(*runs)
+    assert [panel.match for panel in found] == ["pooled", "each"]
+    for panel in found:
+        assert [line.row for line in panel.lines] == ["dense", "hero", "cut"]
+        assert {record["match"] for line in panel.lines for record in line.records} == {
+            None, panel.match,
+        }  # fmt: skip
+    # The draws of a line follow from its name, which no protocol changes.
+    pooled, each = (panel.samples["retain"]["cut at 25 %"].draws for panel in found)
+    assert np.array_equal(pooled, each)
+
+
+def test_a_suite_by_one_protocol_has_its_panel_alone() -> None:
+    assert [panel.match for panel in panels(dense(), other(match="each"))] == ["each"]
+    assert [panel.match for panel in panels(dense())] == ["pooled"]
+
+
+def trained(threshold: float | None = 0.72, seed: int = 42, **ended: float) -> dict[str, Any]:
+    made = other(seed=seed, match="pooled" if "pooled" in ended else "each")
+    made["rates"] |= rates(0.25, prompt=0.25)
+    for entry in made["scores"]:
+        entry["rates"] |= rates(0.25, deciding=0.25)
+    made["fit"] = made["fit"] | {"trained_skip": ended}
+    made["fit"] |= {} if threshold is None else {"threshold": threshold}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "note"),
+    [
+        (trained(pooled=0.201), ""),
+        (trained(pooled=0.002), "ended training at 0.2 % skip, threshold 0.72 made the budget"),
+        (trained(None, pooled=0.31), "ended training at 31.0 % skip"),
+        (trained(prompt=0.25, deciding=0.299), ""),
+        (
+            trained(prompt=0.1, deciding=0.4),
+            "ended training at 10.0 % skip of prompts and 40.0 % skip of deciding tokens, "
+            "threshold 0.72 made the budget",
+        ),
+        (
+            trained(prompt=0.22, deciding=0.4),
+            "ended training at 40.0 % skip of deciding tokens, threshold 0.72 made the budget",
+        ),
+        (
+            trained(pooled=0.002) | {"rates": rates(0.2)},
+            "under budget by 5.0; ended training at 0.2 % skip, threshold 0.72",
+        ),
+    ],
+)
+def test_a_budget_met_by_the_threshold_alone_is_noted(made: dict[str, Any], note: str) -> None:
+    assert frame(dense(), made)["note"].tolist() == ["", note]
+
+
+def test_of_several_runs_the_one_that_ended_farthest_off_is_told() -> None:
+    runs = [trained(pooled=0.19), trained(0.9, seed=43, pooled=0.01), trained(seed=44, pooled=0.25)]
+    note = "ended training at 1.0 % skip, threshold 0.90 made the budget in 2 of 3 runs"
+    assert frame(dense(), *runs)["note"].tolist() == ["", note]
+
+
+def test_layers_name_the_protocol_where_a_row_ran_by_both() -> None:
+    assert list(layer_frame([dense(), other(match="each")]).index) == ["Dense", "Hero, 25 %"]
+    both = layer_frame([dense(), other(), other(match="each")])
+    assert list(both.index) == ["Dense", "Hero, 25 %, pooled", "Hero, 25 %, each"]
