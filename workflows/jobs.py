@@ -258,8 +258,16 @@ def _jobs(
         make(line, budget, seed, match)
         for budget in line.budgets
         for match in (known if line.method.is_matched(budget) else known[:1])
-        for seed in line.seeds
+        for seed in seeds_at(config, budget, line.seeds)
     ]
+
+
+def seeds_at(
+    config: Mapping[str, Any], budget: float | None, seeds: Sequence[int]
+) -> Sequence[int]:
+    """Those of a line's seeds that run at a budget: all, or the first few by ``budget_seeds``."""
+    few = {float(key): number for key, number in config["budget_seeds"].items()}
+    return seeds if budget is None else seeds[: few.get(budget)]
 
 
 def data_parts(method: Row) -> list[str]:

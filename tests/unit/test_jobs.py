@@ -362,3 +362,10 @@ def test_paper_suites_are_valid_and_score_arc_on_test(file: Path) -> None:
     assert (shots["arc_easy"], shots["arc_challenge"], shots["hellaswag"]) == (25, 25, 5)
     assert all(entry.split == "test" for entry in suite.entries)
     assert {job.match for job in suite.jobs} == {"pooled", None}
+
+
+def test_a_budget_may_run_the_first_seeds_only(root: Path) -> None:
+    given = {"rows": ["dense", "hero"], "budgets": [0.25, 0.4], "seeds": [1, 2, 3]}
+    suite = read_suite(config(**given, budget_seeds={"0.40": 2}), root)
+    seeds = [(job.label, job.seed) for job in suite.jobs if job.row == "hero"]
+    assert seeds == [("b25", 1), ("b25", 2), ("b25", 3), ("b40", 1), ("b40", 2)]
