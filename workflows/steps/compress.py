@@ -37,7 +37,7 @@ from workflows.runtime.program import (
     run,
     set_up_torch,
 )
-from workflows.runtime.provenance import provenance
+from workflows.runtime.provenance import cpu_capability, provenance
 
 
 def arguments() -> argparse.Namespace:
@@ -149,6 +149,7 @@ def fit(
         "peak_memory_mb": peak_memory_mb(),
         "device": device,
         "threads": args.threads,
+        "cpu_capability": cpu_capability(),
         "trained_parameters": sum(
             p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
         ),

@@ -31,8 +31,9 @@ from workflows.stats.display import (
     rank_table,
     retain_table,
     score_table,
+    training_noise_table,
 )
-from workflows.stats.noise import noise_frame
+from workflows.stats.noise import noise_frame, training_noise_frame
 from workflows.stats.ranking import rank_frame
 from workflows.stats.tables import (
     budget_frame,
@@ -84,6 +85,7 @@ def make_frames(results: Results) -> dict[str, pd.DataFrame]:
         "budgets": budget_frame(results.panels),
         "costs": cost_frame(results.panels),
         "noise": noise_frame(results.panels, results.repeats, results.repeat_items),
+        "training_noise": training_noise_frame(results.panels, results.refits),
     }
     return {
         "retain": retain_frame(results.panels),
@@ -101,6 +103,7 @@ def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[st
         rank_table(frames["ranks"]),
         *[difference_table(frames["differences"], name, titles[name]) for name in opponents],
         noise_table(frames["noise"]),
+        training_noise_table(frames["training_noise"]),
         budget_table(frames["budgets"]),
         cost_table(frames["costs"]),
         score_table(frames["scores"], titles),
