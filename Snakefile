@@ -16,6 +16,7 @@ os.environ.update(
 )
 
 from workflows.jobs import read_suite
+from workflows.runtime.arithmetic import ARITHMETIC
 
 # A default `configfile:` would merge into every other suite, so the demo is loaded only when no
 # suite was given.
@@ -46,6 +47,7 @@ wildcard_constraints:
     row="[^/]+",
     budget="b[^/]+",
     seed=r"s\d+",
+    arithmetic="|".join(ARITHMETIC),
 
 
 rule all:

@@ -93,6 +93,21 @@ def check_retain(
         )
 
 
+def check_training_noise(config: Mapping[str, Any], table: Mapping[str, Any]) -> None:
+    """Only a fit that trains is worth repeating under other arithmetic.
+
+    Raises:
+        ValueError: A row is not of the suite, or not trained.
+    """
+    trained = [name for name, line in table.items() if line.method.trained]
+    for row in config.get("training_noise", {}).get("rows", []):
+        if row not in trained:
+            known = ", ".join(trained)
+            raise ValueError(
+                f"suite config, training_noise.rows: '{row}' is no trained row here ({known})"
+            )
+
+
 def check_paths(config: Mapping[str, Any], root: Path) -> None:
     """Folders, files and worlds must exist; names of the hub are left to the prepare rules."""
     for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):

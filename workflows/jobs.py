@@ -18,6 +18,7 @@ from workflows.config import (
     WORLD,
     check_paths,
     check_retain,
+    check_training_noise,
     is_local,
     protocols,
     with_defaults,
@@ -192,6 +193,17 @@ class Suite:
         sizes = self.config["noise_batch_sizes"]
         return [f"{folder}/noise/batch{size}.json" for folder in first.values() for size in sizes]
 
+    def refit_files(self) -> list[str]:
+        """Records of fits under other arithmetic: each row's first target and seed."""
+        wanted = self.config.get("training_noise", {"rows": [], "under": []})
+        first: dict[tuple[str, str], tuple[float | None, int]] = {}
+        files = []
+        for job in self.jobs:
+            run = job.budget, job.seed
+            if job.row in wanted["rows"] and run == first.setdefault((job.backbone, job.row), run):
+                files += [f"{job.folder}/noise/fit-{name}.json" for name in wanted["under"]]
+        return files
+
     def evaluation_code(self) -> list[str]:
         """The files whose change makes every evaluation run again."""
         return _relative([file for part in SCORING for file in code_files(part)])
@@ -226,6 +238,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         raise ValueError(f"task_folder '{folder}' is no folder")
     check_names(entries, [OWN_TASKS, *([root / folder] if folder else [])])
     check_retain(complete, entries, table)
+    check_training_noise(complete, table)
     check_paths(complete, root)
     jobs = [
         job

@@ -99,8 +99,13 @@ def test_publishing_writes_every_frame_and_the_readme(published: Path) -> None:
     assert "| Hero | 25 | 25.03 ± 0.01 |" in text
     assert "not applicable: its widths do not fit" in text
     assert "batch size 8 moves 2 of 140 items" in text
+    (refit,) = pd.read_csv(published / "reference/training_noise.csv").to_dict("records")
+    moved = f"under `two-threads` moves the Retain of Hero at 25 % by {refit['difference']:+.2f}"
+    assert f"Training noise: the same seed fitted again {moved} points." in text
     names = {file.stem for file in (published / "reference").glob("*.csv")}
-    assert names == {"retain", "ranks", "differences", "budgets", "costs", "noise", "scores"}
+    assert names == {
+        "retain", "ranks", "differences", "budgets", "costs", "noise", "training_noise", "scores",
+    }  # fmt: skip
     _, shown, _ = read_block(published / "README.md", "made")
     assert shown == made_block(published) + "\n"
 

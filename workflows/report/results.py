@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from workflows.jobs import read_suite
 from workflows.records import read_record
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
+from workflows.stats.noise import Refit
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Results:
         panels: Their lines, one panel per backbone and protocol of matching.
         repeats: The reference scored again at other batch sizes.
         repeat_items: Index of a repeat -> its frame of items.
+        refits: Runs fitted again under other arithmetic.
     """
 
     folder: Path
@@ -38,6 +40,7 @@ class Results:
     panels: list[Panel]
     repeats: list[dict[str, Any]]
     repeat_items: dict[int, pd.DataFrame]
+    refits: list[Refit]
 
 
 def read_results(folder: Path) -> Results:
@@ -48,34 +51,38 @@ def read_results(folder: Path) -> Results:
             are of one run, or they cannot stand in one table.
     """
     known = {name: position for position, name in enumerate(ORDER)}
-    found, noise = _wanted(folder)
+    found, noise, refits = _wanted(folder)
     loaded = [(read_record(file), file) for file in found]
     loaded.sort(key=lambda pair: _position(pair[0], known))
     records, files = [record for record, _ in loaded], [file for _, file in loaded]
     _check_twins(records, files)
     repeats = [read_record(file) for file in noise]
-    check_comparable([*records, *repeats])
+    again = _read_refits(refits, dict(zip(files, records, strict=True)))
+    check_comparable([*records, *repeats, *(refit.again for refit in again)])
     items = _read_items(records, files)
     settings = read_settings(folder, records)
     panels = make_panels(records, items, settings["retain_tasks"], settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
-    return Results(folder, settings, records, files, panels, repeats, repeat_items)
+    return Results(folder, settings, records, files, panels, repeats, repeat_items, again)
 
 
-def _wanted(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Records of runs and of the noise floor; what a changed suite no longer lists stays out."""
+def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """Records of runs, of the noise floor, of refits; what a suite no longer lists stays out."""
     files = sorted(folder.rglob("record.json"))
     noise = sorted(folder.rglob("noise/batch*.json"), key=lambda file: (len(file.name), file.name))
+    refits = sorted(folder.rglob("noise/fit-*.json"))
     if not files:
         raise ValueError(f"{folder} holds no record.json")
     try:
         suite = read_suite(read_suite_file(folder))
     except ValueError:
         # No suite, or one that cannot run here, say without its backbone: every record counts.
-        return files, noise
-    names = [*(f"{job.folder}/record.json" for job in suite.jobs), *suite.noise_files()]
+        return files, noise, refits
+    names = [f"{job.folder}/record.json" for job in suite.jobs]
+    names += [*suite.noise_files(), *suite.refit_files()]
     listed = {folder.joinpath(*Path(name).parts[2:]) for name in names}
-    return [f for f in files if f in listed] or files, [f for f in noise if f in listed]
+    runs, floor, again = ([f for f in kind if f in listed] for kind in (files, noise, refits))
+    return runs or files, floor, again
 
 
 def read_suite_file(folder: Path) -> dict[str, Any]:
@@ -128,6 +135,24 @@ def _read_items(
             if not told:
                 raise ValueError(f"{frame} does not hold the items behind {file.name}")
     return items
+
+
+def _read_refits(files: Sequence[Path], runs: Mapping[Path, dict[str, Any]]) -> list[Refit]:
+    """Refits in the order of the runs that they repeat, whose folders they lie in."""
+    for file in files:
+        if file.parents[1] / "record.json" not in runs:
+            raise ValueError(f"{file} repeats a run that has no record.json in {file.parents[1]}")
+    order = list(runs)
+    files = sorted(files, key=lambda file: order.index(file.parents[1] / "record.json"))
+    records = [read_record(file) for file in files]
+    items = _read_items(records, files)
+    return [
+        Refit(
+            file.stem.removeprefix("fit-"), runs[file.parents[1] / "record.json"], record,
+            items.get(number),
+        )
+        for number, (file, record) in enumerate(zip(files, records, strict=True))
+    ]  # fmt: skip
 
 
 def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:

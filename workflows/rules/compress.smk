@@ -1,4 +1,4 @@
-"""One fit: a row on a backbone at a budget under a seed."""
+"""One fit: a row on a backbone at a budget under a seed; and some again under other arithmetic."""
 
 
 rule compress:
@@ -27,7 +27,23 @@ rule compress:
         data=data_arguments,
         workdir=f"{RUN}/checkpoints",
         device=DEVICE,
+        prefix="",
+        threads=1,
     shell:
-        "python -m workflows.steps.compress {params.run} --backbone {params.start:q} {params.data}"
-        " --workdir {params.workdir} --device {params.device} --threads {threads}"
-        " --out {output} > {log} 2>&1"
+        "{params.prefix} python -m workflows.steps.compress {params.run}"
+        " --backbone {params.start:q} {params.data} --workdir {params.workdir}"
+        " --device {params.device} --threads {params.threads} --out {output} > {log} 2>&1"
+
+
+use rule compress as refit with:
+    output:
+        temp(directory(f"{RUN}/noise/fit-{{arithmetic}}")),
+    log:
+        f"{LOG}/noise/compress-{{arithmetic}}.log",
+    benchmark:
+        f"{LOG}/noise/compress-{{arithmetic}}.tsv"
+    threads: lambda wildcards: ARITHMETIC[wildcards.arithmetic].threads
+    params:
+        workdir=f"{RUN}/noise/checkpoints-{{arithmetic}}",
+        prefix=lambda wildcards: ARITHMETIC[wildcards.arithmetic].prefix,
+        threads=lambda wildcards: ARITHMETIC[wildcards.arithmetic].threads,

@@ -1,4 +1,4 @@
-"""One record: a fitted model under the harness; and the reference again at other batch sizes."""
+"""One record: a fitted model under the harness; and what says how much a number moves by itself."""
 
 
 rule evaluate:
@@ -28,28 +28,25 @@ rule evaluate:
         " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"
 
 
-rule noise:
-    input:
-        model=f"{RUN}/model",
-        code=watched(SUITE.evaluation_code()),
-        texts=SUITE.text_files(),
+use rule evaluate as noise with:
     output:
         f"{RUN}/noise/batch{{size}}.json",
     log:
         f"{LOG}/noise/batch{{size}}.log",
-    conda:
-        "../../environment.yml"
-    threads: 1
-    resources:
-        mem_mb=RESOURCES["mem_mb"],
-        runtime=RESOURCES["runtime"],
-        gpu=RESOURCES["gpu"],
+    benchmark:
+        f"{LOG}/noise/batch{{size}}.tsv"
     params:
         run=lambda wildcards: SUITE.evaluate_arguments(
             job(wildcards), int(wildcards.size)
         ),
-        tasks=SUITE.tasks_json,
-        device=DEVICE,
-    shell:
-        "python -m workflows.steps.evaluate --model {input.model} --tasks {params.tasks:q} {params.run}"
-        " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"
+
+
+use rule evaluate as training_noise with:
+    input:
+        model=f"{RUN}/noise/fit-{{arithmetic}}",
+    output:
+        f"{RUN}/noise/fit-{{arithmetic}}.json",
+    log:
+        f"{LOG}/noise/fit-{{arithmetic}}.log",
+    benchmark:
+        f"{LOG}/noise/fit-{{arithmetic}}.tsv"

@@ -40,6 +40,7 @@ def provenance(parts: Sequence[str]) -> dict[str, Any]:
             "machine": platform.machine(),
             "processor": _processor(),
             "cores": os.cpu_count(),
+            "cpu_capability": cpu_capability(),
             "accelerator": _accelerator(),
         },
     }
@@ -105,6 +106,13 @@ def _processor() -> str:
         return platform.processor()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def cpu_capability() -> str:
+    """The instruction set that torch computes with: the CPU's best, or what limits it."""
+    import torch
+
+    return torch.backends.cpu.get_cpu_capability()
 
 
 def _accelerator() -> str | None:

@@ -95,8 +95,8 @@ def cautions(records: Sequence[Record]) -> list[str]:
         sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
     if alone := _one_seed(done):
         sentences.append(
-            f"One seed only: {_named(alone)}. Intervals, ranks and ≈ that rest on them say what "
-            "other items would do, not what another seed would."
+            f"One seed only: {alone}. Intervals, ranks and ≈ that rest on them say what other "
+            "items would do, not what another seed would."
         )
     return sentences
 
@@ -110,14 +110,15 @@ def code_by_part(records: Sequence[Record]) -> dict[str, list[str]]:
     return {part: sorted(found[part]) for part in sorted(found)}
 
 
-def _one_seed(records: Sequence[Record]) -> list[str]:
-    """Rows whose seed matters and that ran under a single one at some target."""
+def _one_seed(records: Sequence[Record]) -> str:
+    """The rows whose seed matters and that ran under a single one at some target."""
     seeds: dict[tuple[str, str, float | None], set[int]] = {}
     for record in records:
         if record["stochastic"]:
             key = record["backbone"]["name"], record["row"], record["budget"]
             seeds.setdefault(key, set()).add(record["seed"])
-    return [row for (_, row, _), found in seeds.items() if len(found) == 1]
+    alone = [row for (_, row, _), found in seeds.items() if len(found) == 1]
+    return "all rows that train or draw" if len(alone) == len(seeds) > 1 else _named(alone)
 
 
 def _mixtures(records: Sequence[Record]) -> Iterator[tuple[str, dict[Any, list[str]]]]:

@@ -15,7 +15,9 @@ from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import Mark, marks
 from workflows.stats.resample import RETAIN
 
-WORDS = frozenset({"Backbone", "Match", "Row", "Note", "Missed", "Device"})
+WORDS = frozenset(
+    {"Backbone", "Match", "Row", "Note", "Missed", "Device", "Fitted under", "torch reports"}
+)
 MARKED = (
     "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
     "best reaches zero. References do not compete."
@@ -278,6 +280,27 @@ def noise_table(frame: pd.DataFrame) -> Table:
     made.numbers(frame, named)
     note = "The reference again at another batch size: differences below this are no differences."
     return made.table("noise", "Noise floor", note)
+
+
+def training_noise_table(frame: pd.DataFrame) -> Table:
+    """The same seeds fitted again under other arithmetic."""
+    made = Builder()
+    made.lead(frame)
+    made.add("Seed", frame["seed"].tolist())
+    for head, column in (("Fitted under", "setting"), ("torch reports", "cpu_capability")):
+        made.add(head, frame[column].fillna("–").tolist())
+    named = {
+        "Threads": ("threads", "{:d}"), "Items": ("items", "{:,d}"),
+        "Changed": ("changed", "{:,d}"), "Retain": ("retain", "{:.2f}"),
+        "Again": ("again", "{:.2f}"), "Difference": ("difference", "{:+.2f}"),
+        "of skip": ("skip_difference", "{:+.2f}"),
+    }  # fmt: skip
+    made.numbers(frame, named)
+    note = (
+        "The same seed fitted again under another instruction set or number of threads, scored as "
+        "before: what another CPU may do to a trained row."
+    )
+    return made.table("training_noise", "Training noise", note)
 
 
 def comparison_table(frame: pd.DataFrame, folders: Sequence[str]) -> Table:

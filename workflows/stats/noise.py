@@ -1,13 +1,14 @@
-"""The noise floor: what another batch size alone does to the scores of the reference."""
+"""What moves a number by itself: another batch size in scoring, other arithmetic in training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from workflows.stats.lines import Panel, Record, item_values
+from workflows.stats.lines import Line, Panel, Record, item_values
 from workflows.stats.resample import Run
 from workflows.stats.retain import retain
 
@@ -33,11 +34,7 @@ def noise_frame(
     lines = []
     for number, repeat in enumerate(repeats):
         record, run, retain_tasks = _reference(panels, repeat)
-        again = item_values(items[number], repeat)
-        if {task: len(values) for task, values in again.items()} != {
-            task: len(values) for task, values in run.items()
-        }:
-            raise ValueError(f"noise record of '{repeat['row']}': its items are not the record's")
+        again = _same_items(items[number], repeat, run)
         means, base = (
             {task: float(part[task].mean()) for task in retain_tasks} for part in (again, run)
         )
@@ -48,14 +45,31 @@ def noise_frame(
                 "row": repeat["row"],
                 "batch_size": repeat["evaluation"]["batch_size"],
                 "against": record["evaluation"]["batch_size"],
-                "items": sum(len(values) for values in run.values()),
-                "changed": sum(int(np.sum(again[task] != run[task])) for task in run),
+                **_changed(again, run),
                 "retain": 100 * float(retain(means, base)),
                 "largest": 100 * max(moved),
             }
         )
     columns = "backbone row batch_size against items changed retain largest".split()
     return pd.DataFrame(lines, columns=columns)
+
+
+def _same_items(frame: pd.DataFrame, repeat: Record, run: Run) -> Run:
+    """Item values of a repeat, which must have the items of the run it repeats."""
+    again = item_values(frame, repeat)
+    if {task: len(values) for task, values in again.items()} != {
+        task: len(values) for task, values in run.items()
+    }:
+        raise ValueError(f"noise record of '{repeat['row']}': its items are not the record's")
+    return again
+
+
+def _changed(again: Run, run: Run) -> dict[str, int]:
+    """Items, and how many of them are now right or now wrong."""
+    return {
+        "items": sum(len(values) for values in run.values()),
+        "changed": sum(int(np.sum(again[task] != run[task])) for task in run),
+    }
 
 
 def _reference(panels: Sequence[Panel], repeat: Record) -> tuple[Record, Run, Sequence[str]]:
@@ -68,4 +82,80 @@ def _reference(panels: Sequence[Panel], repeat: Record) -> tuple[Record, Run, Se
     raise ValueError(
         f"a noise record of row '{repeat['row']}', seed {repeat['seed']}, on "
         f"'{repeat['backbone']['name']}' is not of this table's reference"
+    )
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A run fitted again under other arithmetic, with the same seed.
+
+    Args:
+        arithmetic: Its name.
+        own: The record of the run that it repeats, one of a panel's.
+        again: Its own record.
+        items: Its frame of items; None where the row is not applicable.
+    """
+
+    arithmetic: str
+    own: Record
+    again: Record
+    items: pd.DataFrame | None
+
+
+def training_noise_frame(panels: Sequence[Panel], refits: Sequence[Refit]) -> pd.DataFrame:
+    """Every refit held against the run that it repeats.
+
+    Args:
+        panels: The lines of each backbone.
+        refits: In the table's order.
+
+    Returns:
+        Columns backbone, target, row, title, seed, setting, cpu_capability and threads of the
+        second fit, items, changed (items that are now right or now wrong), retain, again (percent),
+        difference, skip_difference (points).
+
+    Raises:
+        ValueError: Items of a refit are not those of the run.
+    """
+    lines = []
+    for refit in refits:
+        if refit.items is None:
+            continue
+        panel, line, run = _repeated(panels, refit.own)
+        again = _same_items(refit.items, refit.again, run)
+        base = {task: panel.samples[task][panel.reference.name].value for task in run}
+        before, after = (
+            100 * float(retain({t: values[t].mean() for t in panel.retain_tasks}, base))
+            for values in (run, again)
+        )
+        skip, skip_again = (100 * r["rates"]["all"]["skip"] for r in (refit.own, refit.again))
+        lines.append(
+            line.labels
+            | {
+                "seed": refit.own["seed"],
+                "setting": refit.arithmetic,
+                "cpu_capability": refit.again["fit"].get("cpu_capability"),
+                "threads": refit.again["fit"]["threads"],
+                **_changed(again, run),
+                "retain": before,
+                "again": after,
+                "difference": after - before,
+                "skip_difference": skip_again - skip,
+            }
+        )
+    columns = (
+        "backbone target match row title seed setting cpu_capability threads items changed retain "
+        "again difference skip_difference"
+    ).split()
+    return pd.DataFrame(lines, columns=columns)
+
+
+def _repeated(panels: Sequence[Panel], record: Record) -> tuple[Panel, Line, Run]:
+    """Where a record stands: its panel, its line, its items."""
+    return next(
+        (panel, line, run)
+        for panel in panels
+        for line in panel.done
+        for own, run in line.pairs
+        if own is record
     )

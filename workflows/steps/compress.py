@@ -38,7 +38,7 @@ from workflows.runtime.program import (
     run,
     set_up_torch,
 )
-from workflows.runtime.provenance import fit_parts, provenance
+from workflows.runtime.provenance import cpu_capability, fit_parts, provenance
 from workflows.stats.budget import PROTOCOLS
 
 # Decisions of a steered fit that its record keeps: what training reached, and what calibration did.
@@ -160,6 +160,7 @@ def fit(
         "peak_memory_mb": peak_memory_mb(),
         "device": device,
         "threads": args.threads,
+        "cpu_capability": cpu_capability(),
         "trained_parameters": sum(
             p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
         ),

@@ -113,7 +113,8 @@ def _named(row: str, match: str | None) -> str:
 
 def block(folder: Path, page: Path) -> str:
     """The main table of published frames, one per protocol, with its source, as Markdown."""
-    retain, ranks, noise = (pd.read_csv(folder / f"{n}.csv") for n in ("retain", "ranks", "noise"))
+    names = ("retain", "ranks", "noise", "training_noise")
+    retain, ranks, noise, refits = (pd.read_csv(folder / f"{name}.csv") for name in names)
     told = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
     commits = ", ".join(commit[:12] for commit in told["commits"])
     made = (
@@ -132,7 +133,18 @@ def block(folder: Path, page: Path) -> str:
         if len(own := retain[retain["match"] == match])
     ]
     below = [f"{escape_markdown(text)}\n" for text in (MARKED, SKIPS, *told["cautions"])]
-    return "\n".join([*tables, *below, " ".join([made, *floor])])
+    return "\n".join([*tables, *below, " ".join([made, *floor, *training_noise(refits)])])
+
+
+def training_noise(refits: pd.DataFrame) -> list[str]:
+    """What other arithmetic moves, one sentence per setting."""
+    where = ["" if pd.isna(target) else f" at {target:g} %" for target in refits["target"]]
+    moved = refits["title"] + where + [f" by {points:+.2f}" for points in refits["difference"]]
+    return [
+        f"Training noise: the same seed fitted again under `{setting}` moves the Retain of "
+        f"{', '.join(part)} points."
+        for setting, part in moved.groupby(refits["setting"], sort=False)
+    ]
 
 
 def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:

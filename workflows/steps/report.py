@@ -33,9 +33,10 @@ from workflows.stats.display import (
     rank_table,
     retain_table,
     score_table,
+    training_noise_table,
 )
 from workflows.stats.lines import Record
-from workflows.stats.noise import noise_frame
+from workflows.stats.noise import noise_frame, training_noise_frame
 from workflows.stats.ranking import rank_frame
 from workflows.stats.tables import (
     budget_frame,
@@ -89,6 +90,7 @@ def make_frames(results: Results) -> dict[str, pd.DataFrame]:
         "budgets": budget_frame(results.panels),
         "costs": cost_frame(results.panels),
         "noise": noise_frame(results.panels, results.repeats, results.repeat_items),
+        "training_noise": training_noise_frame(results.panels, results.refits),
     }
     return {
         "retain": with_seed_deviation(retain_frame(results.panels), results.records),
@@ -125,7 +127,7 @@ def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[st
         own = {
             name: frame[frame["match"] == match].reset_index(drop=True)
             for name, frame in frames.items()
-            if name not in ("noise", "scores")
+            if "match" in frame and name != "scores"
         }
         opponents = dict.fromkeys(own["differences"]["against"])
         tables = [
@@ -141,7 +143,11 @@ def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[st
             name = f"{table.name}_{match}" if same else table.name
             note = f"{MATCHES[match]} {table.note}"
             same.append(dataclasses.replace(table, name=name, match=match, note=note))
-    for table in (noise_table(frames["noise"]), score_table(frames["scores"], titles)):
+    for table in (
+        noise_table(frames["noise"]),
+        training_noise_table(frames["training_noise"]),
+        score_table(frames["scores"], titles),
+    ):
         found[table.name] = [table]
     full = {name: [table for table in same if table.lines] for name, same in found.items()}
     return {name: same for name, same in full.items() if same}

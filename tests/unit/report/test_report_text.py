@@ -13,19 +13,21 @@ import pytest
 from tests import steps
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+NOISE = ["noise", "training_noise"]
 MATCHED = ["retain", "ranks", "differences_dense", "differences_hero", "budgets", "costs"]
 
 
 def frame_of(made: Path, name: str) -> pd.DataFrame:
     """The lines of the CSV file that a table shows: all, or those of its protocol."""
     stem = name.removesuffix("_each")
-    frame = pd.read_csv(made / "report/tables" / f"{stem.partition('_')[0]}.csv")
+    file = "differences" if stem.startswith("differences_") else stem
+    frame = pd.read_csv(made / "report/tables" / f"{file}.csv")
     if stem not in MATCHED:
         return frame
     return frame[frame["match"] == ("each" if name.endswith("_each") else "pooled")]
 
 
-@pytest.mark.parametrize("name", [*MATCHED, *(f"{name}_each" for name in MATCHED), "noise"])
+@pytest.mark.parametrize("name", [*MATCHED, *(f"{name}_each" for name in MATCHED), *NOISE])
 def test_what_people_read_is_the_frame_rounded(made: Path, name: str) -> None:
     frame = frame_of(made, name)
     known = frame.select_dtypes("number").to_numpy(dtype=float).ravel()
@@ -68,6 +70,10 @@ HEADS = {
     "noise": {
         "Batch size": "batch_size", "Against": "against", "Items": "items", "Changed": "changed",
         "Retain": "retain", "Largest change of a task": "largest",
+    },
+    "training_noise": {
+        "Threads": "threads", "Items": "items", "Changed": "changed", "Retain": "retain",
+        "Again": "again", "Difference": "difference", "of skip": "skip_difference",
     },
 }  # fmt: skip
 

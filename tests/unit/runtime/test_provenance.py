@@ -7,11 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from methods import discover
 from methods.core.checkpoint import CARD
 from tests import steps
 from workflows.runtime import provenance
+from workflows.runtime.arithmetic import ARITHMETIC
 from workflows.runtime.provenance import SCORING, code_hash, dirty, fit_parts
 
 
@@ -109,3 +111,16 @@ def test_a_record_names_its_code_and_is_dirty_if_either_step_was(
     assert set(record["fit_code"]) == set(fit_parts(discover()["random-skip"]))
     assert record["code"] == record["fit_code"] | {part: code_hash(part) for part in SCORING}
     assert record["weights_hash"] == json.loads((model / CARD).read_text())["weights_hash"]
+
+
+def test_the_instruction_set_is_the_one_that_torch_reports() -> None:
+    told = provenance.provenance(())["hardware"]["cpu_capability"]
+    assert told == torch.backends.cpu.get_cpu_capability()
+
+
+def test_other_arithmetic_reaches_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ARITHMETIC["baseline"].environment.items():
+        monkeypatch.setenv(name, value)
+    code = "from workflows.runtime import provenance; print(provenance.cpu_capability())"
+    done = steps.python("-c", code)
+    assert done.stdout.strip() == "DEFAULT", done.stderr

@@ -1,4 +1,4 @@
-"""Rows against each other: differences, ranks, marks, noise floor."""
+"""Rows against each other: differences, ranks, marks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tests import made_records
 from tests.made_records import record, score, split
 from workflows.stats.display import rank_table
 from workflows.stats.lines import Panel, make_panels
-from workflows.stats.noise import noise_frame
 from workflows.stats.paired import holm
 from workflows.stats.ranking import Mark, marks, places, rank_frame
 from workflows.stats.versus import difference_frame, seed_pairs
@@ -262,23 +261,3 @@ def test_ranks_that_are_open_have_wide_intervals() -> None:
     assert (frame["rank"] <= frame["rank_high"]).all()
     assert (frame["rank_high"] - frame["rank_low"]).max() >= 2
     assert frame["first"].sum() >= 100
-
-
-def test_the_noise_floor_by_hand() -> None:
-    again = dense()
-    again["evaluation"]["batch_size"] = 1
-    again["scores"][0] = score("a", [0, 0] + [1] * 38)
-    plain, items = split(again)
-    (found,) = noise_frame(panels(dense()), [plain], {0: items}).to_dict("records")
-    assert (found["batch_size"], found["against"]) == (1, 16)
-    assert (found["items"], found["changed"]) == (80, 2)
-    assert found["retain"] == pytest.approx(100 * (0.95 + 1) / 2)
-    assert found["largest"] == pytest.approx(5)
-
-
-def test_noise_of_another_row_is_refused() -> None:
-    for wrong in (run("hero", "most"), dense() | {"seed": 7}):
-        plain, items = split(wrong)
-        said = f"noise record of row '{plain['row']}', seed {plain['seed']}, on 'toy' is not of"
-        with pytest.raises(ValueError, match=said):
-            noise_frame(panels(dense()), [plain], {0: items})
