@@ -226,18 +226,3 @@ def test_a_readme_without_marks_is_refused(tmp_path: Path, refuse: steps.Refuse)
     (tmp_path / "README.md").write_text("Nothing.\n")
     command = ["--results", results, "--out", tmp_path / "out", "--page", tmp_path / "README.md"]
     assert "has no line '<!-- table of made: made by" in refuse("publish", *command)
-
-
-def test_the_readme_tells_of_healed_rows_what_the_frames_hold() -> None:
-    frame = pd.read_csv(REFERENCE / "demo_full/retain.csv")
-    retain = {(line["row"], line["target"]): line["retain"] for line in frame.to_dict("records")}
-    row_of = dict(zip(frame["title"], frame["row"], strict=True)) | {"LaCo": "laco"}
-    section = (ROOT / "README.md").read_text().split("## What training alone gives")[1]
-    lines = [line.strip("| ").split("|") for line in section.split("\n\n")[2].splitlines()[2:]]
-    assert len(lines) == 7
-    for name, *cells in lines:
-        row = row_of[name.strip()]
-        healed = [] if row == "hero" else [f"{row}+lora"]
-        for target, texts in ((25, cells[:2]), (40, cells[2:])):
-            told = [text.strip() for text in texts if text.strip()]
-            assert told == [f"{retain[one, target]:.1f}" for one in (row, *healed)]

@@ -1,0 +1,276 @@
+"""What the README claims in figures, each looked up in the committed frames.
+
+A claim is a piece of the README's prose as an f-string. Its figures come from :class:`Frames`, so
+that nothing is typed; numbers that are no findings, such as budgets, stand in ``SETTINGS``.
+tests/workflow/test_claims.py says which number of the prose no claim holds, and which claim the
+README does not make.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from workflows.config import ROOT
+from workflows.stats.budget import TOLERANCE
+
+# Titles as the README has them.
+STATIC = {
+    "LLM-Pruner": "llm-pruner", "Shortened LLaMA (ppl)": "shortened-ppl", "LaCo": "laco",
+    "SliceGPT": "slicegpt", "ShortGPT": "shortgpt", "Shortened LLaMA (taylor)": "shortened-taylor",
+}  # fmt: skip
+ROUTERS = {
+    "SkipGPT-Joint": "skipgpt-joint", "SkipGPT-RT": "skipgpt-rt", "MoD-D": "mod-d",
+    "D-LLM": "d-llm",
+}  # fmt: skip
+REFERENCE = ROOT / "reports" / "reference"
+TRIES = ROOT / "workflows/suites/tuned/demo.yaml"
+# Numbers of the prose that say how something was set up, by the words beside them.
+SETTINGS = (
+    "At 25 %", "at 25 %", "At 40 %", "at 40 %", "| 25 % | healed | 40 % | healed |", "with 1,500",
+    "400 updates", "1,000 updates of 1,024 tokens", "seeds 42, 43 and 44", "Under seed 46",
+)  # fmt: skip
+
+
+class Figure(float):
+    """A number of a frame; in a string it carries marks, which numbers typed there lack."""
+
+    def __format__(self, form: str) -> str:
+        return f"⟦{float(self):{form}}⟧"
+
+    def __neg__(self) -> Figure:
+        return Figure(-float(self))
+
+    def __sub__(self, other: float) -> Figure:
+        return Figure(float(self) - other)
+
+
+class Lead(NamedTuple):
+    """Points of one row above another, with the 95 % interval."""
+
+    points: Figure
+    low: Figure
+    high: Figure
+
+    def __neg__(self) -> Lead:
+        return Lead(-self.points, -self.high, -self.low)
+
+
+class Frames:
+    """The published frames of one suite."""
+
+    def __init__(self, name: str) -> None:
+        self.folder = REFERENCE / name
+
+    def figure(self, frame: str, column: str, **where: object) -> Figure:
+        """The one cell of a column on the line whose other columns are as given."""
+        lines = self.lines(frame, **where)
+        assert len(lines) == 1, f"{self.folder.name}/{frame}.csv: {len(lines)} lines with {where}"
+        return Figure(lines[column].iloc[0])
+
+    def lines(self, frame: str, **where: object) -> pd.DataFrame:
+        """Lines whose columns are as given."""
+        found = read(self.folder / f"{frame}.csv")
+        for column, value in where.items():
+            found = found[found[column] == value]
+        return found
+
+    def retain(self, row: str, target: float) -> Figure:
+        """In percent, mean over seeds."""
+        return self.figure("retain", "retain", row=row, target=target)
+
+    def lead(self, row: str, other: str, target: float, measure: str = "retain") -> Lead:
+        """``row`` - ``other``; one of the two is the row that the frame holds others against."""
+        turned = self.lines("differences", row=row, against=other, measure=measure).empty
+        if turned:
+            return -self.lead(other, row, target, measure)
+        where = {"row": row, "against": other, "target": target, "measure": measure}
+        names = ("difference", "low", "high")
+        return Lead(*(self.figure("differences", name, **where) for name in names))
+
+    def solved(self, row: str, target: float, task: str) -> list[Figure]:
+        """Percent of a task's items under each seed."""
+        lines = self.lines("scores", row=row, target=target / 100, task=task, primary=True)
+        return [Figure(100 * value) for value in lines.sort_values("seed")["value"]]
+
+    def retain_of_seeds(self, row: str, target: float) -> dict[int, float]:
+        """Seed -> Retain in percent."""
+        base = self.lines("scores", row="dense", primary=True).set_index("task")["value"]
+        lines = self.lines("scores", row=row, target=target / 100, primary=True)
+        ratio = 100 * lines["value"] / lines["task"].map(base)
+        return dict(ratio.groupby(lines["seed"]).mean())
+
+    @property
+    def runs(self) -> Figure:
+        """How many records made the frames."""
+        return Figure(json.loads((self.folder / "source.json").read_text())["runs"])
+
+
+@cache
+def read(file: Path) -> pd.DataFrame:
+    return pd.read_csv(file)
+
+
+def right(row: str, budget: float | None = None) -> tuple[Figure, Figure]:
+    """Least and most percent of validation answers over the grid of learning rates.
+
+    Args:
+        row: As in the file of tries.
+        budget: Only tries that met it within a point.
+    """
+    tries = yaml.safe_load(TRIES.read_text())["tries"][row]
+    met = [t["right"] for t in tries if budget is None or abs(t["skip"] - budget) <= TOLERANCE]
+    return Figure(100 * min(met)), Figure(100 * max(met))
+
+
+def claims() -> list[str]:
+    """All of them; each must stand in the README once."""
+    return [*memory(), *memory_by_seed(), *healed(), *variants()]
+
+
+def memory() -> Iterator[str]:
+    """Does memory help?"""
+    frames = Frames("memory_cpu")
+    controls = [(row, target) for row in ("hero-static", "hero-random") for target in (25, 40)]
+    kept = [frames.retain(*control) for control in controls]
+    behind = [frames.lead("hero", *control).points for control in controls]
+    yield (
+        f"keep {min(kept):.0f} to {max(kept):.0f} %: {min(behind):.0f} to {max(behind):.0f} points "
+        "below HeRo at both budgets"
+    )
+    names = ("hero-same-size", "hero-no-history", "hero-no-memread")
+    size, history, memread = (frames.lead("hero", name, 25) for name in names)
+    yield (
+        f"At 25 % HeRo stands {size.points:.1f} points above the control of equal size (interval "
+        f"{size.low:.1f} to {size.high:.1f}), {-history.points:.1f} below `hero-no-history` "
+        f"({history.low:.1f} to {history.high:.1f}) and {-memread.points:.1f} below "
+        f"`hero-no-memread` ({memread.low:.1f} to {memread.high:.1f})."
+    )
+    size, history, memread = (frames.lead("hero", name, 40) for name in names)
+    where = {"row": names[0], "against": "hero", "target": 40, "measure": "retain"}
+    p, corrected = (frames.figure("differences", name, **where) for name in ("p", "p_holm"))
+    yield (
+        f"At 40 % it leads: {size.points:.1f} above the control of equal size ({size.low:.1f} to "
+        f"{size.high:.1f}; p = {p:.3f}, {corrected:.3f} with Holm's correction over the rows), "
+        f"{history.points:.1f} above `hero-no-history` ({history.low:.1f} to {history.high:.1f}), "
+        f"{memread.points:.1f} above `hero-no-memread` ({memread.low:.1f} to {memread.high:.1f})."
+    )
+
+
+def memory_by_seed() -> Iterator[str]:
+    """What moves from seed to seed, and from one setting of the training to another."""
+    frames, older = Frames("memory_cpu"), Frames("memory_cpu/steps_1024")
+    task = "demo_arithmetic"
+    size, history = (
+        frames.lead("hero", name, 40, task) for name in ("hero-same-size", "hero-no-history")
+    )
+    yield (
+        f"HeRo stands {size.points:.0f} points above the control of equal size there "
+        f"({size.low:.0f} to {size.high:.0f}) and {history.points:.0f} above `hero-no-history` "
+        f"({history.low:.0f} to {history.high:.0f})."
+    )
+    *most, last = (f"{share:.0f}" for share in frames.solved("hero-same-size", 40, task))
+    yield f"(the control: {', '.join(most)} and {last} %)"
+    control, hero = (frames.retain_of_seeds(row, 25) for row in ("hero-same-size", "hero"))
+    odd = Figure(control.pop(46))
+    rest, others = (
+        Figure(np.mean([kept[seed] for seed in kept if seed != 46])) for kept in (control, hero)
+    )
+    yield (
+        f"Under seed 46 it keeps {odd:.1f}; without that seed it keeps {rest:.1f} and HeRo "
+        f"{others:.1f}."
+    )
+    yield f"In {older.runs:.0f} older runs of three seeds, with 1,000 updates of 1,024 tokens"
+    first, second = (older.retain("hero", target) for target in (25, 40))
+    yield f"HeRo kept {first:.1f} at 25 % and {second:.1f} at 40 %"
+    for name in ("hero-no-memread", "hero-no-history", "hero-same-size"):
+        first, second = (older.retain(name, target) for target in (25, 40))
+        yield f"`{name}` {first:.1f} and {second:.1f}"
+
+
+def healed() -> Iterator[str]:
+    """What training alone gives static rows."""
+    frames = Frames("demo_full")
+    yield f"({frames.runs:.0f} runs, both budgets, 400 updates per trained row"
+    more = {}
+    for target in (25, 40):
+        lines = frames.lines("costs", target=target).set_index("row")["trained_parameters"]
+        shares = [100 * lines[f"{row}+lora"] / lines["hero"] - 100 for row in STATIC.values()]
+        more[target] = Figure(min(shares)), Figure(max(shares))
+    (least, most), (fewest, last) = more[25], more[40]
+    yield (
+        f"(trained parameters {least:.0f} to {most:.0f} % more than HeRo's at 25 %, "
+        f"{-fewest:.0f} % fewer to {last:.0f} % more at 40 %"
+    )
+    gains, best = [], {}
+    for title, row in STATIC.items():
+        cells = [frames.retain(name, t) for t in (25, 40) for name in (row, f"{row}+lora")]
+        yield f"| {title} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |"
+        gains.append(cells[1] - cells[0])
+        best |= {(25, cells[1]): row, (40, cells[3]): row}
+    yield f"| HeRo | {frames.retain('hero', 25):.1f} | | {frames.retain('hero', 40):.1f} | |"
+    yield f"gives a static row {min(gains):.0f} to {max(gains):.0f} points** at 25 %."
+    behind = {
+        target: frames.lead("hero", f"{best[max(k for k in best if k[0] == target)]}+lora", target)
+        for target in (25, 40)
+    }
+    yield (
+        f"stands {behind[25].points:.1f} points below HeRo there ({behind[25].low:.1f} to "
+        f"{behind[25].high:.1f}) and {behind[40].points:.1f} at 40 % ({behind[40].low:.1f} to "
+        f"{behind[40].high:.1f})."
+    )
+
+
+def variants() -> Iterator[str]:
+    """Short training, variants of the baselines, learning rates, parts of HeRo."""
+    demo, frames = Frames("demo"), Frames("demo_full")
+
+    def both(row: str) -> tuple[Figure, Figure]:
+        return demo.retain(row, 25), frames.retain(row, 25)
+
+    long, short = both("hero")
+    yield f"In the demo, with 1,500, HeRo keeps {long:.1f} (here {short:.1f})"
+    for title, row in ROUTERS.items():
+        long, short = both(row)
+        yield f"{title} {long:.1f} ({short:.1f})"
+    mlp, behind = frames.retain("skipgpt-rt-mlp", 25), frames.lead("hero", "skipgpt-rt-mlp", 25)
+    yield (
+        f"keeps {mlp:.1f} at 25 %, {behind.points:.1f} below HeRo ({behind.low:.1f} to "
+        f"{behind.high:.1f}); with the linear router of its paper "
+        f"{frames.retain('skipgpt-rt', 25):.1f}."
+    )
+    yield (
+        f"authors made it again keeps {frames.retain('d-llm-skipgpt', 25):.1f}, the original with "
+        f"eviction {frames.retain('d-llm', 25):.1f}."
+    )
+    zero, one = (frames.retain(row, 25) for row in ("mod-d-near-zero", "mod-d"))
+    yield f"started near zero keep {zero:.1f}, near one {one:.1f};"
+    least, most = right("skipgpt-joint")
+    yield (
+        f"SkipGPT-Joint gets {least:.0f} to {most:.0f} % of the validation split's answers right"
+    )
+    for words, row in (
+        ("SkipGPT-RT", "skipgpt-rt"), ("MoD-D", "mod-d"), ("D-LLM", "d-llm"),
+        ("a healed LLM-Pruner", "llm-pruner+lora"),
+    ):  # fmt: skip
+        least, most = right(row)
+        yield f"{words} {least:.0f} to {most:.0f}"
+    least, most = right("hero", budget=0.25)
+    yield f"HeRo {least:.0f} to {most:.0f} where it meets its budget"
+    size, history = (
+        frames.lead("hero", f"hero-{name}", 25) for name in ("same-size", "no-history")
+    )
+    above = frames.lead("hero-no-memread", "hero", 25)
+    yield (
+        f"stands {size.points:.1f} points below it at 25 % ({size.low:.1f} to {size.high:.1f}) and "
+        f"`hero-no-history` {history.points:.1f} ({history.low:.1f} to {history.high:.1f}), "
+        f"`hero-no-memread` beside it ({above.points:.1f} above, {above.low:.1f} to "
+        f"{above.high:.1f})."
+    )
