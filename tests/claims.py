@@ -132,7 +132,28 @@ def right(row: str, budget: float | None = None) -> tuple[Figure, Figure]:
 
 def claims() -> list[str]:
     """All of them; each must stand in the README once."""
-    return [*memory(), *memory_by_seed(), *healed(), *variants()]
+    return [*where(), *memory(), *memory_by_seed(), *healed(), *variants()]
+
+
+def where() -> Iterator[str]:
+    """Where a router skips."""
+    demo, memory = Frames("demo"), Frames("memory_cpu")
+
+    def skips(frames: Frames, row: str, target: float, *kinds: str) -> list[Figure]:
+        at = {"row": row, "target": target}
+        return [frames.figure("budgets", f"skip_{kind}", **at) for kind in kinds]
+
+    kinds = ("prompt", "generated", "answer")
+    first, second, third = skips(demo, "hero", 25, *kinds)
+    yield (
+        f"HeRo skips {first:.1f} % on prompt tokens here, {second:.1f} % on generated ones and "
+        f"{third:.1f} % on answer positions"
+    )
+    for title, row in (("SkipGPT-RT", "skipgpt-rt"), ("D-LLM", "d-llm")):
+        first, second, third = skips(demo, row, 25, *kinds)
+        yield f"{title} {first:.1f}, {second:.1f} and {third:.1f}"
+    first, second = skips(memory, "hero", 40, "prompt", "answer")
+    yield f"HeRo skips {first:.1f} % on prompts and {second:.1f} % on answer positions."
 
 
 def memory() -> Iterator[str]:
