@@ -129,6 +129,7 @@ class MoDD(Method):
         assert isinstance(router, CompetingRouter)
         router.running = running if request.match == "each" else None
         # The competition keeps the rate; what is calibrated are its taus, once they are measured.
+        params = replace(params, capacity=capacity)
         training = replace(request, budget=None)
         each = request.match == "each"
         steering = partial(Steering, shares, None, params.membership_weight if each else 0.0)

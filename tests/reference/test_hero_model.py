@@ -314,7 +314,7 @@ def test_forced_gates_replace_decision_and_scale(model: PreTrainedModel) -> None
 def test_save_and_load(llama: Path, tmp_path: Path, variant: str) -> None:
     backbone = load_backbone(llama)
     method = load_method("hero", {"variant": variant})
-    structure = STRUCTURE | {"threshold": 0.41, "rates": [0.3, 0.6, 0.1], "closed": 2}
+    structure = STRUCTURE | {"threshold": 0.41, "rates": [[0.3], [0.6], [0.1]], "closed": 2}
     model = method.build(backbone, structure).eval()
     perturb(router_of(model))
     card = describe("hero", method, backbone, Request(0.1, 3, tmp_path), tmp_path)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from methods.core.budget import candidate_layers, check_budget, nearest
-from workflows.stats.budget import flag
 
 
 @pytest.mark.parametrize("budget", [0.25, "0.25", 0.001, 0.999])
@@ -49,10 +48,3 @@ def test_candidates_are_the_latter_half_or_the_last_three_quarters() -> None:
     assert candidate_layers(12, 0.30) == [6, 7, 8, 9, 10, 11]
     assert candidate_layers(12, 0.40) == list(range(3, 12))
     assert candidate_layers(12, 0.50) == list(range(12))
-
-
-def test_flag_says_which_way_a_budget_was_missed() -> None:
-    assert flag(None, 0.9) == ""
-    assert flag(0.25, 0.2401) == flag(0.25, 0.2599) == ""
-    assert flag(0.25, 0.2399) == "under"
-    assert flag(0.25, 0.2601) == "over"
