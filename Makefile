@@ -5,7 +5,15 @@ VENV := .venv
 READY := $(VENV)/.ready
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test
+.PHONY: demo test test-cpus
+
+# The tests that compute with torch, by folder, and two stand-ins for other CPUs: none of the vector
+# instructions with two threads, and AVX2, for MKL and oneDNN as well.
+COMPUTES := tests/contract tests/reference tests/unit/core tests/unit/methods tests/unit/evaluation \
+	tests/unit/demo
+PLAIN := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
+	SKIPBENCH_TEST_THREADS=2 OMP_WAIT_POLICY=PASSIVE
+AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 
 demo: $(READY)
 	@$(RUN) flock .demo.lock sh -c 'snakemake --unlock --quiet all && snakemake --cores $(CORES) --quiet rules host'
@@ -18,6 +26,10 @@ test: $(READY)
 	@$(RUN) snakefmt --check Snakefile workflows/rules
 	@$(RUN) snakemake --lint
 	@$(RUN) pytest
+
+test-cpus: $(READY)
+	@$(RUN) $(PLAIN) pytest $(COMPUTES)
+	@$(RUN) $(AVX2) pytest $(COMPUTES)
 
 # The environment counts as ready only when every pin is installed; an interrupted install starts over.
 $(READY): requirements.txt

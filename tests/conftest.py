@@ -25,8 +25,9 @@ from tests import toy
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+def threads() -> None:
+    """One thread of torch, or as many as ``SKIPBENCH_TEST_THREADS`` says."""
+    torch.set_num_threads(int(os.environ.get("SKIPBENCH_TEST_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

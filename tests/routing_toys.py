@@ -60,7 +60,8 @@ def built(
     start: dict[str, Any] = {"seed": 7, "threshold": 0.5}
     if row == "mod-d":
         start |= {"capacity": 0.7, "levels": None}
-    model = load_method(row, params).build(wrap(toy.make_model(kind).to(dtype)), start | structure)
+    dense = toy.cast(toy.make_model(kind), dtype)
+    model = load_method(row, params).build(wrap(dense), start | structure)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.to(dtype)

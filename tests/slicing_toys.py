@@ -39,7 +39,7 @@ def dense(kind: str = "llama", dtype: torch.dtype = torch.float32, **changes: An
     for name, parameter in model.named_parameters():
         if "norm" in name or "bias" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5, torch.Generator().manual_seed(len(name)))
-    return model.to(dtype)
+    return toy.cast(model, dtype)
 
 
 def wrap(model: nn.Module) -> Backbone:

@@ -10,23 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from workflows.runtime.program import run
 from workflows.runtime.provenance import ROOT
 
 
 def call(step: str, *arguments: Any) -> None:
-    """The step's main in this process, as ``python -m`` would run it."""
+    """The step's main in this process, as ``python -m`` would run it; torch keeps its threads."""
     module = importlib.import_module(f"workflows.steps.{step}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [step, *map(str, arguments)])
-        run(module.main)
+    threads = torch.get_num_threads()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [step, *map(str, arguments)])
+            run(module.main)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def compress(row: str, backbone: Path, out: Path, *more: Any) -> Path:
-    """One fitted row."""
+    """One fitted row, by the threads of this test session."""
     fixed = ["--method", row, "--backbone", backbone, "--out", out, "--device", "cpu"]
-    call("compress", *fixed, *more)
+    call("compress", *fixed, "--threads", torch.get_num_threads(), *more)
     return out
 
 

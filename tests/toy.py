@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from methods.core.backbone import Backbone, count
@@ -70,6 +72,20 @@ def make_model(kind: str = "llama", seed: int = 0, **changes: Any) -> PreTrained
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
     return model.eval()
+
+
+def cast(model: Any, dtype: torch.dtype) -> Any:
+    """The model in ``dtype``; in float64 its norms too, which a family computes in float32."""
+    if dtype is torch.float64:
+        for module in model.modules():
+            if type(module).__name__.endswith("RMSNorm"):
+                module.forward = MethodType(_norm, module)
+    return model.to(dtype)
+
+
+def _norm(self: Any, hidden: Tensor) -> Tensor:
+    mean_square = hidden.square().mean(-1, keepdim=True)
+    return self.weight * hidden * (mean_square + self.variance_epsilon).rsqrt()
 
 
 def keep_layers(dense: PreTrainedModel, kept: list[int]) -> PreTrainedModel:

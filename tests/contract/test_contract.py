@@ -51,8 +51,8 @@ IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(1))
 FRESH = """
 import sys, torch
 from methods import load_model
-torch.set_num_threads(1)
-ids, *folders = sys.argv[1:]
+threads, ids, *folders = sys.argv[1:]
+torch.set_num_threads(int(threads))
 ids = torch.load(ids)
 with torch.no_grad():
     torch.save([load_model(f)(ids).logits for f in folders], "logits.pt")
@@ -103,7 +103,7 @@ def fresh_logits(runs: Runs, request: pytest.FixtureRequest) -> dict[tuple[str, 
     cases = [(item.callspec.params["row"], item.callspec.params["kind"]) for item in asking]
     folders = [runs.fit(row, kind) for row, kind in cases]
     code = f"import os; os.chdir({str(runs.home)!r}); exec(open('fresh.py').read())"
-    done = steps.python("-c", code, runs.home / "ids.pt", *folders)
+    done = steps.python("-c", code, torch.get_num_threads(), runs.home / "ids.pt", *folders)
     assert done.returncode == 0, done.stderr
     return dict(zip(cases, torch.load(runs.home / "logits.pt"), strict=True))
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM
 
+from tests import steps
 from workflows.config import ROOT
 from workflows.demo import pretrain
 from workflows.demo.corpus import documents, items
@@ -32,7 +33,6 @@ from workflows.demo.pretrain import (
 )
 from workflows.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer
 from workflows.demo.world import World, the_world
-from workflows.steps import train_backbone
 
 DEMO, SMALL = the_world("demo"), the_world("small")
 TASK_FILES = ROOT / "workflows" / "evaluation" / "tasks"
@@ -195,16 +195,15 @@ def test_every_document_fits_a_row_and_every_answer_what_is_generated(name: str)
 
 
 def test_step_writes_a_whole_directory_or_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "backbone"
-    monkeypatch.setattr("sys.argv", ["train_backbone", "--out", str(out), "--tokens", "4096"])
-    train_backbone.main()
+    steps.call("train_backbone", "--out", out, "--tokens", 4096)
     facts = json.loads((out / "training.json").read_text())
     weights = load_file(out / "model.safetensors")
     assert facts["parameters"] == sum(weight.numel() for weight in weights.values())
     assert not [path for path in tmp_path.iterdir() if path != out]
     log = [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
     assert log[-1] == facts["final"]
-    with pytest.raises(ValueError, match="exists already"):
-        train_backbone.main()
+    refuse = steps.Refuse(capfd, tmp_path)
+    assert "exists already" in refuse("train_backbone", "--out", out, "--tokens", 4096)

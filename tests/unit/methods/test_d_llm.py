@@ -15,6 +15,7 @@ from methods.base import Request
 from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.routing import eviction
 from tests import toy
+from tests.near import TERMS, assert_near
 from tests.routing_toys import (
     IDS,
     SIMPLIFIED,
@@ -113,8 +114,8 @@ def test_the_training_form_equals_the_inference_form(
     sparse = model.model(IDS, use_cache=False)
     assert torch.equal(dense.executed, sparse.executed)
     assert 0.2 < sparse.executed.float().mean() < 0.8
-    near = {"rtol": 1e-5, "atol": 1e-5 if eps == 0 else 2e-5}
-    torch.testing.assert_close(dense.last_hidden_state, sparse.last_hidden_state, **near)
+    terms = TERMS if eps == 0 else 2 * TERMS
+    assert_near(dense.last_hidden_state, sparse.last_hidden_state, terms)
     assert not torch.equal(dense.last_hidden_state, sparse.last_hidden_state)
 
 
@@ -126,10 +127,10 @@ def test_open_gates_give_the_dense_logits(variant: str) -> None:
     biases = [(0.0, 100.0)] if variant == "d-llm-skipgpt" else [(0.0, 1.0), (0.3, 0.3)]
     for bias in biases:
         set_routers(model, bias)
-        torch.testing.assert_close(model(IDS).logits, dense, rtol=0, atol=2e-6)
+        assert_near(model(IDS).logits, dense)
     set_routers(model, (0.0, 100.0))
     opened = model.model(IDS, context=training()).last_hidden_state
-    torch.testing.assert_close(model.lm_head(opened), dense, rtol=1e-5, atol=1e-5)
+    assert_near(model.lm_head(opened), dense)
 
 
 @torch.no_grad()

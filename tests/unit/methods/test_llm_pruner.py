@@ -17,6 +17,7 @@ from methods.core.backbone import Backbone, attention, count, ffn, layers, width
 from methods.core.data import Batch, Document, batches
 from methods.core.ledger import Ledger, Tally
 from tests import toy
+from tests.near import ROUNDING
 
 MATRICES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn")
 MATRICES |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
@@ -147,8 +148,10 @@ def test_importance_equals_the_loop_over_units(family: str, kind: str, how: str)
         expected_channels.append((share or 1 / 3) * sum(slow_channel(s, channel, kind)))
     model.zero_grad()
     decisions = fit(model, importance=kind, gqa_fold=how).decisions
-    assert decisions["head_importance"][2] == pytest.approx(expected_heads, rel=1e-4)
-    assert decisions["channel_importance"][2] == pytest.approx(expected_channels, rel=1e-4)
+    # A sum whose parts nearly cancel keeps the rounding of its parts.
+    for part, expected in (("head", expected_heads), ("channel", expected_channels)):
+        near = pytest.approx(expected, rel=0, abs=ROUNDING * max(expected))
+        assert decisions[f"{part}_importance"][2] == near
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "max", "prod", "first", "second"])
@@ -321,7 +324,9 @@ def test_a_16_bit_backbone_is_scored_in_float32(kind: str) -> None:
     rounded = make().to(torch.bfloat16)
     exact = scores_of(fit(make().to(torch.bfloat16).float(), importance=kind).decisions)
     found = scores_of(fit(rounded, importance=kind).decisions)
-    assert found == pytest.approx(exact, rel=1e-5 if kind == "l2" else 0.1)
+    # Gradients are rounded on their way forward and back through eight sublayers.
+    steps = 16 * torch.finfo(torch.bfloat16).eps
+    assert found == pytest.approx(exact, rel=1e-5 if kind == "l2" else steps)
     assert not np.array_equal(found, torch.tensor(found).to(torch.bfloat16).double().numpy())
     assert next(rounded.parameters()).dtype == torch.bfloat16
 

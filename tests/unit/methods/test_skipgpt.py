@@ -21,6 +21,7 @@ from methods.core.backbone import (
 from methods.core.routing.router import Context
 from methods.core.routing.steering import Aim
 from tests import toy
+from tests.near import assert_near
 from tests.routing_toys import (
     IDS,
     all_real,
@@ -276,7 +277,7 @@ def test_sampled_evaluation_draws_the_same_in_a_cache() -> None:
     for t in range(4, 11):
         step = model(IDS[:, t : t + 1], past_key_values=cache, use_cache=True)
         parts.append(step.logits)
-    torch.testing.assert_close(torch.cat(parts, dim=1), full, rtol=1e-5, atol=1e-5)
+    assert_near(torch.cat(parts, dim=1), full)
     drawn = model.model(IDS, use_cache=False).executed
     assert not torch.equal(drawn, shaken("skipgpt-rt").model(IDS, use_cache=False).executed)
     set_routers(model, (0.5, -0.5))

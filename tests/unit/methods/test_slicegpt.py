@@ -11,25 +11,28 @@ from transformers import PreTrainedModel
 from methods.core.backbone import decoder, layers
 from methods.core.surgery.sliced import UnweightedNorm, fuse_norms
 from methods.slicegpt import Stream
+from tests.near import TERMS, assert_near
 from tests.slicing_toys import IDS, KINDS, Documents, dense, fit, furthest, logits
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 1e-6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_fusing_the_norms_keeps_the_logits(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_fusing_the_norms_keeps_the_logits(kind: str, dtype: torch.dtype) -> None:
     model = dense(kind, dtype, rms_norm_eps=1e-2)
     before = logits(model)
-    assert furthest(logits(fuse_norms(model)), before) < tolerance * float(before.abs().max())
+    assert_near(logits(fuse_norms(model)), before)
     assert not any("layernorm" in name for name, _ in model.named_parameters())
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 5e-14)])
+# Every cut turns the stream by a product more; in float64 the eigenvectors are rounded as well.
+@pytest.mark.parametrize(
+    ("dtype", "terms"), [(torch.float32, 2 * TERMS), (torch.float64, 4 * TERMS)]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_sliced_is_the_fused_model(kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    fused = logits(fuse_norms(dense(kind, dtype)))
-    sliced = fit(dense(kind, dtype), 0.0).model
-    assert furthest(logits(sliced), fused) < tolerance * float(fused.abs().max())
-    assert furthest(logits(sliced), logits(dense(kind, dtype))) < 1e-4
+def test_nothing_sliced_is_the_fused_model(kind: str, dtype: torch.dtype, terms: int) -> None:
+    sliced = logits(fit(dense(kind, dtype), 0.0).model)
+    assert_near(sliced, logits(fuse_norms(dense(kind, dtype))), terms)
+    assert_near(sliced, logits(dense(kind, dtype)), terms)
 
 
 def test_nothing_sliced_makes_orthogonal_shortcuts() -> None:
@@ -44,7 +47,7 @@ def test_nothing_sliced_makes_orthogonal_shortcuts() -> None:
 def test_biases_of_writing_matrices_turn_with_them() -> None:
     model = dense(dtype=torch.float64, attention_bias=True, mlp_bias=True)
     before = logits(model)
-    assert furthest(logits(fit(model, 0.0).model), before) < 1e-6
+    assert_near(logits(fit(model, 0.0).model), before)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5])

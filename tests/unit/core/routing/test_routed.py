@@ -23,6 +23,7 @@ from methods.core.routing.router import (
     module_units,
 )
 from tests import toy
+from tests.near import assert_near
 
 IDS = torch.arange(24).reshape(2, 12)
 
@@ -121,7 +122,7 @@ def test_cached_steps_equal_the_full_forward(kind: str, unit: str) -> None:
         for t in range(5, 12):
             step = model(IDS[:, t : t + 1], past_key_values=step.past_key_values, use_cache=True)
             parts.append(step.logits)
-    torch.testing.assert_close(torch.cat(parts, dim=1), full, rtol=1e-5, atol=1e-5)
+    assert_near(torch.cat(parts, dim=1), full)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -136,7 +137,7 @@ def test_padding_changes_nothing(kind: str, unit: str, side: str) -> None:
     with torch.no_grad():
         padded = model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
         plain = model(IDS).logits.flatten(0, 1)
-    torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-5)
+    assert_near(padded, plain)
     assert torch.equal(router.seen[0].valid, mask.bool())
 
 

@@ -67,9 +67,9 @@ def train_skipgpt(workdir: Path) -> Run:
 TRAIN: dict[str, Any] = {"hero": train_hero, "skipgpt-rt": train_skipgpt}
 
 
-def worker(rank: int, row: str, folder: Path) -> None:
+def worker(rank: int, threads: int, row: str, folder: Path) -> None:
     """One of two processes; they meet in a file, so no port can be taken."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group(
         "gloo", timeout=timedelta(minutes=2), init_method=meeting, rank=rank, world_size=2
@@ -90,12 +90,11 @@ def test_two_processes_train_to_the_losses_of_one(
     assert 1 in sizes
     assert any(size % 2 and size > 1 for size in sizes)
     log, start, alone = TRAIN[row](tmp_path / "alone")
-    other = torch.multiprocessing.get_context("spawn").Process(
-        target=worker, args=(1, row, tmp_path)
-    )
+    shared = (torch.get_num_threads(), row, tmp_path)
+    other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, *shared))
     other.start()
     try:
-        worker(0, row, tmp_path)
+        worker(0, *shared)
     finally:
         other.join(60)
     assert other.exitcode == 0
