@@ -112,12 +112,12 @@ def code_by_part(records: Sequence[Record]) -> dict[str, list[str]]:
 
 def _one_seed(records: Sequence[Record]) -> str:
     """The rows whose seed matters and that ran under a single one at some target."""
-    seeds: dict[tuple[str, str, float | None], set[int]] = {}
+    seeds: dict[tuple[str, str, float | None, str | None], set[int]] = {}
     for record in records:
         if record["stochastic"]:
-            key = record["backbone"]["name"], record["row"], record["budget"]
+            key = record["backbone"]["name"], record["row"], record["budget"], record["match"]
             seeds.setdefault(key, set()).add(record["seed"])
-    alone = [row for (_, row, _), found in seeds.items() if len(found) == 1]
+    alone = [row for (_, row, _, _), found in seeds.items() if len(found) == 1]
     return "all rows that train or draw" if len(alone) == len(seeds) > 1 else _named(alone)
 
 
