@@ -159,10 +159,11 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel]) -> Table:
         made.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
         note += f" {SEEDS}"
     made.add("95 % interval", spans(frame, "retain_low", "retain_high"))
+    # Before the tasks: where a table is cut, its scores may go, the caveats may not.
+    made.add("Note", frame["note"].fillna("").tolist())
     for column in (name for name in frame.columns if ":" in name):
         values = [number(value) for value in frame[column]]
         made.add(short_name(column), values, marked(column.rsplit(":", 1)[0]))
-    made.add("Note", frame["note"].fillna("").tolist())
     return made.table("retain", "Retain and scores", note)
 
 

@@ -113,7 +113,7 @@ def with_seed_deviation(retain: pd.DataFrame, records: Sequence[Record]) -> pd.D
     deviations, notes = [], []
     for line, deviation in zip(retain.to_dict("records"), found, strict=True):
         alone = line["seeds"] == 1 and (line["backbone"], line["row"]) in trained
-        silent = ["seed: not known"] if alone and pd.isna(deviation) else []
+        silent = ["between seeds: not known"] if alone and pd.isna(deviation) else []
         deviations.append(deviation if alone else None)
         notes.append("; ".join(filter(None, [line["note"], *silent])))
     return retain.assign(seed_std=pd.Series(deviations, dtype=float), note=notes)
