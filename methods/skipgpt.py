@@ -54,10 +54,11 @@ class SkipGPT(Method):
     Source: Zhao et al., SkipGPT: Each Token is One of a Kind, arXiv 2506.04179, and its code.
     Differs from upstream: noise and softmax in float32, so that no tie is made by rounding; the
         temperature follows the optimizer's step, which survives replay and resume; pads enter
-        neither penalty nor rates; with a budget, the penalty counts parameters and the threshold is
-        calibrated on the validation split; the same data, schedule and no dropout, as every
-        trained row.
-        Attention that is skipped still makes keys and values, which count as used.
+        neither penalty nor rates, nor does a document's last token, which predicts nothing; with a
+        budget, the penalty counts parameters, its target is corrected by what inference skips on
+        the validation split, and the threshold is calibrated there; under ``match: each`` it is
+        taken over prompts and deciding positions apart; the same data, schedule and no dropout, as
+        every trained row. Attention that is skipped still makes keys and values, which count as used.
     """
 
     title = "SkipGPT-{tuning}"

@@ -67,7 +67,8 @@ class Hero(Method):
     Source: the HeRo paper (equations of its method section; no code is released). Choices where the
         paper is silent: ``Differs``.
     Differs from upstream: with a budget, alpha is steered in training and the threshold calibrated
-        on the validation split, where the paper tries alphas; initial gates 0.88, because gates of
+        on the validation split, where the paper tries alphas; under ``match: each`` prompts and
+        deciding positions have a penalty and an alpha each; initial gates 0.88, because gates of
         0.5 run every FFN at half strength; no weight decay on vectors and scalars.
     """
 
