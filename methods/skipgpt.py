@@ -58,7 +58,8 @@ class SkipGPT(Method):
         budget, the penalty counts parameters, its target is corrected by what inference skips on
         the validation split, and the threshold is calibrated there; under ``match: each`` it is
         taken over prompts and deciding positions apart; the same data, schedule and no dropout, as
-        every trained row. Attention that is skipped still makes keys and values, which count as used.
+        every trained row. Attention that is skipped still makes keys and values, which count as
+        used.
     """
 
     title = "SkipGPT-{tuning}"
