@@ -83,13 +83,13 @@ def read_world(name: str, part: str, seed: int) -> Iterator[dict[str, Any]]:
         yield from documents(world, "train", seed_for(seed, part))
         return
     tasks = task_names(world)
-    for examples in zip(*(items(task, "validation") for task in tasks), strict=True):
-        for task, example in zip(tasks, examples, strict=True):
-            if part == "validation":
-                yield {"prompt": example["prompt"], "completion": example["answer"], "task": task}
-            else:
-                for text in fed_texts(example):
-                    yield {"fed": text, "prompt": example["prompt"], "task": task}
+    turns = zip(*(items(task, "validation") for task in tasks), strict=True)
+    for task, example in (pair for turn in turns for pair in zip(tasks, turn, strict=True)):
+        named = {"prompt": example["prompt"], "task": task}
+        if part == "validation":
+            yield {"completion": example["answer"], **named}
+        else:
+            yield from ({"fed": text, **named} for text in fed_texts(example))
 
 
 def fed_texts(example: dict[str, Any]) -> list[str]:
