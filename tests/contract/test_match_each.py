@@ -1,0 +1,43 @@
+"""What every row that decides per token promises under ``match: each``.
+
+One row alone: ``pytest -n0 tests/contract -k my-row``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from methods import discover, load_method
+from methods.base import Request
+from methods.core.backbone import load_backbone
+from methods.core.data import Data
+from methods.core.routing.calibration import bypass_rates, weighted
+from methods.core.routing.routed import router_of
+from methods.core.routing.steering import unit_shares
+from tests import toy
+from tests.contract.test_contract import BUDGET, QUICK, SEED
+from workflows.jobs import data_parts
+
+ROWS = discover()
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].is_matched(BUDGET)])
+def test_deciding_positions_meet_the_budget(
+    row: str, llama: Path, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    backbone = load_backbone(llama)
+    total = backbone.parameters
+    files = {f"{part}_file": data_files[part] for part in data_parts(ROWS[row])}
+    data = Data(backbone.tokenizer, toy.VOCABULARY, 64, **files)
+    method = load_method(row, QUICK.get(row, {}))
+    fitted = method.fit(backbone, data, Request(BUDGET, SEED, tmp_path, "each"))
+    router = router_of(fitted.model)
+    assert router is not None
+    shares = unit_shares([unit.parameters for unit in router.units], total)
+    (rates,) = bypass_rates(fitted.model.eval(), weighted(data.probe(), "deciding"))
+    # The grain of a toy: few positions, few updates.
+    assert float(rates @ shares) == pytest.approx(BUDGET, abs=0.05)
+    if ROWS[row].trained:
+        assert set(fitted.decisions["trained_skip"]) == {"prompt", "deciding"}
