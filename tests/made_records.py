@@ -108,10 +108,14 @@ def write(file: Path, made: Mapping[str, Any]) -> Path:
 
 def write_run(folder: Path, made: Mapping[str, Any]) -> Path:
     """Where a suite would put it."""
+    return write(place_of(folder, made) / "record.json", made)
+
+
+def place_of(folder: Path, made: Mapping[str, Any]) -> Path:
+    """The folder of a run."""
     label = "b0" if made["budget"] is None else f"b{100 * made['budget']:g}"
     label += "-each" if made["match"] == "each" else ""
-    place = folder / made["backbone"]["name"] / made["row"] / label / f"s{made['seed']}"
-    return write(place / "record.json", made)
+    return folder / made["backbone"]["name"] / made["row"] / label / f"s{made['seed']}"
 
 
 def suite(matches: Sequence[str] = ("pooled",)) -> list[dict[str, Any]]:
@@ -177,5 +181,5 @@ def write_suite(folder: Path, matches: Sequence[str] = ("pooled",)) -> Path:
     own, other = ([r for r in runs if (r["row"], r["budget"]) == ("hero", 0.25)])[:2]
     fit = own["fit"] | {"cpu_capability": "AVX2", "threads": 2}
     again = own | {"scores": other["scores"], "rates": other["rates"], "fit": fit}
-    write(folder / "toy/hero/b25/s42/noise/fit-two-threads.json", again)
+    write(place_of(folder, own) / "noise/fit-two-threads.json", again)
     return folder
