@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from methods.core.data import Data, Document, batches
+from methods.core.data import Data, Document, batches, task_weights
 from tests import toy
 from tests.toy import EOS, UNK
 
@@ -52,6 +52,59 @@ def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2 w3"}]
     documents = read(jsonl(tmp_path, {"messages": turns}), tokenizer=tokenizer)
     assert documents == [Document([50, 1, 51, 2, 3, EOS], 0, "", ((1, 4),))]
+
+
+def test_every_turn_of_the_assistant_is_deciding(tmp_path: Path) -> None:
+    tokenizer = toy.make_tokenizer()
+    # With a head for the assistant, which asks for its words, and an end behind every turn.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ 'w50' if m.role == 'user' else 'w51' }} {{ m.content }} w52 "
+        "{% endfor %}{% if add_generation_prompt %}w51 {% endif %}"
+    )
+    words = [("user", "w1 w2"), ("assistant", "w3"), ("user", "w4"), ("assistant", "w5 w6")]
+    turns = [{"role": role, "content": content} for role, content in words]
+    (document,) = read(jsonl(tmp_path, {"messages": turns}), tokenizer=tokenizer)
+    assert document.ids == [50, 1, 2, 52, 51, 3, 52, 50, 4, 52, 51, 5, 6, 52, EOS]
+    # The head predicts the first word, the last word the end of the turn.
+    assert document.deciding == ((4, 6), (10, 13))
+    assert document.prompting == [(0, 4), (6, 10)]
+    assert document.deciding_positions == 5
+    (cut,) = read(jsonl(tmp_path, {"messages": turns}), tokenizer=tokenizer, max_length=12)
+    assert cut.deciding == ((4, 6), (10, 12))
+
+
+def test_tulus_plain_form_without_a_template(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2 w3"}]
+    (document,) = read(jsonl(tmp_path, {"messages": turns}))
+    assert document.ids == [UNK, 1, UNK, 2, 3, EOS]
+    assert document.deciding == ((2, 4),)
+
+
+def test_what_a_harness_feeds_decides_up_to_its_last_token(tmp_path: Path) -> None:
+    rows = [
+        {"fed": "w1 w2 w3", "prompt": "w1 w2", "task": "a"},
+        {"fed": "w1 w2", "prompt": "w1 w2", "task": "b"},
+        {"fed": "w4 w5"},
+    ]
+    assert read(jsonl(tmp_path, *rows)) == [
+        Document([1, 2, 3], 2, "a", ((1, 3),)),
+        Document([1, 2], 2, "b", ((1, 2),)),
+        Document([4, 5], 0, "", ((0, 2),)),
+    ]
+
+
+def test_every_task_weighs_the_same() -> None:
+    texts = [
+        Document([1] * 6, 2, "a", ((1, 5),)),
+        Document([1] * 4, 2, "a", ((1, 3),)),
+        Document([1] * 3, 2, "b", ((1, 2),)),
+        Document([1] * 3, 3, "c"),
+    ]
+    weights = task_weights(texts)
+    # Six positions of a, one of b; c has none. The mean weight of the seven is 1.
+    assert weights == {"a": 3.5 / 6, "b": 3.5}
+    with pytest.raises(ValueError, match="needs documents with answers"):
+        task_weights(texts[3:])
 
 
 def test_long_documents_are_cut(tmp_path: Path) -> None:
