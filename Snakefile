@@ -1,6 +1,7 @@
 """The benchmark's table of contents: suite, rules, targets."""
 
 import os
+import re
 import sys
 
 from snakemake.utils import min_version
@@ -47,6 +48,7 @@ wildcard_constraints:
     row="[^/]+",
     budget="b[^/]+",
     seed=r"s\d+",
+    task="[^/]+",
     arithmetic="|".join(ARITHMETIC),
 
 

@@ -93,6 +93,17 @@ def check_retain(
         )
 
 
+def check_first(config: Mapping[str, Any], table: Mapping[str, Any]) -> None:
+    """Rows that a suite wants first must be its own.
+
+    Raises:
+        ValueError: A row is not of the suite.
+    """
+    for row in config["first"]:
+        if row not in table:
+            raise ValueError(f"suite config, first: '{row}' is not among the rows")
+
+
 def check_training_noise(config: Mapping[str, Any], table: Mapping[str, Any]) -> None:
     """Only a fit that trains is worth repeating under other arithmetic.
 

@@ -16,6 +16,7 @@ from methods import Row, discover
 from workflows.config import (
     ROOT,
     WORLD,
+    check_first,
     check_paths,
     check_retain,
     check_training_noise,
@@ -23,7 +24,13 @@ from workflows.config import (
     protocols,
     with_defaults,
 )
-from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, read_entries
+from workflows.evaluation.tasklist import (
+    OWN_TASKS,
+    TaskEntry,
+    check_names,
+    own_task_names,
+    read_entries,
+)
 from workflows.runtime.provenance import SCORING, code_files, fit_parts
 from workflows.stats.budget import Protocol
 from workflows.table import TableLine, read_table
@@ -152,6 +159,12 @@ class Suite:
             files[part] = source if ready else f"results/{self.name}/data/{part}.jsonl"
         return files
 
+    def all_data_files(self) -> list[str]:
+        """Every part that the data rule prepares."""
+        parts = {part: source["source"] for part, source in self.config["data"].items()}
+        made = [part for part, source in parts.items() if not source.endswith(".npy")]
+        return [f"results/{self.name}/data/{part}.jsonl" for part in made]
+
     def data_arguments(self, method: Row) -> str:
         """The same as arguments of the compress step."""
         return shlex.join(data_words(self.data_files(method)))
@@ -166,6 +179,8 @@ class Suite:
             words += ["--budget", str(job.budget)]
         if job.match is not None:
             words += ["--match", job.match]
+        if job.method.trained and self.processes > 1:
+            words += ["--processes", str(self.processes)]
         if job.lenders:
             lent = {name: f"{lender.model}/decisions.json" for name, lender in job.lenders.items()}
             words += ["--params-from", json.dumps(lent, sort_keys=True)]
@@ -204,6 +219,42 @@ class Suite:
                 files += [f"{job.folder}/noise/fit-{name}.json" for name in wanted["under"]]
         return files
 
+    def task_data_files(self) -> list[str]:
+        """What the prepare stage leaves of every task whose data are fetched."""
+        return [f"results/{self.name}/tasks/{task}.json" for task in self._fetched_tasks()]
+
+    def task_json(self, task: str) -> str:
+        """The entry of a task whose data are fetched, as JSON."""
+        return json.dumps(self._fetched_tasks()[task], sort_keys=True)
+
+    def _fetched_tasks(self) -> dict[str, Any]:
+        """Entries by task, but the suite's own tasks, texts and local files."""
+        folders = [ROOT / self.config["task_folder"]] if "task_folder" in self.config else []
+        own = own_task_names([OWN_TASKS, *folders])
+        return {
+            entry.task: raw
+            for entry, raw in zip(self.entries, self.config["tasks"], strict=True)
+            if not entry.is_perplexity and entry.task not in own and not entry.is_local
+        }
+
+    @property
+    def processes(self) -> int:
+        """Processes that share the updates of a fit: one per GPU that the suite gives a job."""
+        return max(1, int(self.config["resources"]["gpu"]))
+
+    def rows(self, group: str) -> list[str]:
+        """Rows of a group of fits: ``"first"`` and ``"trained"`` train, ``"untrained"`` do not."""
+        trained = {job.row: job.method.trained for job in self.jobs}
+        first = [row for row in self.config["first"] if trained.get(row)]
+        later = [row for row, trains in trained.items() if trains and row not in first]
+        still = [row for row, trains in trained.items() if not trains]
+        return {"first": first, "trained": later, "untrained": still}[group]
+
+    def keeps(self, group: str) -> bool:
+        """Whether the models of a group stay once they are scored."""
+        kept = self.config["keep_models"]
+        return bool(kept) if kept != "trained" else group != "untrained"
+
     def evaluation_code(self) -> list[str]:
         """The files whose change makes every evaluation run again."""
         return _relative([file for part in SCORING for file in code_files(part)])
@@ -238,6 +289,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         raise ValueError(f"task_folder '{folder}' is no folder")
     check_names(entries, [OWN_TASKS, *([root / folder] if folder else [])])
     check_retain(complete, entries, table)
+    check_first(complete, table)
     check_training_noise(complete, table)
     check_paths(complete, root)
     jobs = [

@@ -29,6 +29,8 @@ from methods.core.pretrained import guard
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# What the fetch step knows of a folder that it downloaded.
+FETCHED = "fetched.json"
 
 _LLAMA31 = {
     "model_type": "llama",
@@ -194,6 +196,7 @@ def load_backbone(
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     tokenizer = read_tokenizer(path, config)
+    revision = fetched(path).get("commit", revision)
     return Backbone(model, tokenizer, path, revision, hash_folder(path), count(model))
 
 
@@ -278,11 +281,31 @@ def weight_files(path: Path) -> list[Path]:
 
 def hash_folder(path: Path) -> str:
     """The identity of the weights: 16 hex digits of sha256 over config.json and weight files."""
+    known = fetched(path).get("files", {})
     digest = hashlib.sha256()
     for file in [path / "config.json", *weight_files(path)]:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        facts = known.get(file.name, {})
+        told = facts.get("size"), facts.get("mtime_ns")
+        status = file.stat()
+        if told != (status.st_size, status.st_mtime_ns):
+            facts = file_facts(file)
+        digest.update(bytes.fromhex(facts["sha256"]))
     return digest.hexdigest()[:16]
+
+
+def fetched(path: Path) -> dict[str, Any]:
+    """What the fetch step wrote of a folder: repository, commit, facts of its files; else empty."""
+    file = path / FETCHED
+    told: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return told
+
+
+def file_facts(file: Path) -> dict[str, Any]:
+    """Size, time of the last change and sha256: the first two tell whether the third still holds."""
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    status = file.stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
 
 
 def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase | None:

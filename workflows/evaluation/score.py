@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from methods.core.ledger import Rates, Tally
 from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_evaluate
+from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, own_task_names
 
 SEEDS = {
@@ -42,11 +43,22 @@ class Scored:
     tallies: dict[str, Tally] = field(default_factory=dict)
 
 
-def score(lm: CountingLM, entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> Scored:
+def score(
+    lm: CountingLM,
+    entries: Sequence[TaskEntry],
+    task_folders: Sequence[Path],
+    kept: KeptTasks | None = None,
+) -> Scored:
     """Score every entry, one lm-eval call per task.
 
     One call per task keeps routing statistics apart and lets each task have its own number of
     demonstrations and its own template.
+
+    Args:
+        lm: The model under the harness.
+        entries: What to score.
+        task_folders: Folders of own tasks beside this project's.
+        kept: Where tasks that were scored before lie, and this one's are put.
 
     Raises:
         ValueError: A metric is not among the task's, or a task has no items.
@@ -57,15 +69,18 @@ def score(lm: CountingLM, entries: Sequence[TaskEntry], task_folders: Sequence[P
     manager = TaskManager(include_path=[str(f) for f in folders], include_defaults=stock)
     result = Scored(tallies={kind: Tally(lm.ledger) for kind in KINDS})
     for entry in tqdm(entries, desc="tasks"):
-        lm.reset()
-        if entry.is_perplexity:
-            scores, items = perplexity(lm, entry)
-        else:
-            scores, items = run_task(lm, entry, manager)
-        result.scores += [s | {"rates": rates_by_kind(lm.tallies)} for s in scores]
+        found = None if kept is None else kept.read(entry)
+        if found is None:
+            lm.reset()
+            run = perplexity(lm, entry) if entry.is_perplexity else run_task(lm, entry, manager)
+            found = (*run, lm.tallies)
+            if kept is not None:
+                kept.write(entry, *found)
+        scores, items, tallies = found
+        result.scores += [s | {"rates": rates_by_kind(tallies)} for s in scores]
         result.items.append(items)
         for kind in KINDS:
-            result.tallies[kind].merge(lm.tallies[kind])
+            result.tallies[kind].merge(tallies[kind])
     return result
 
 

@@ -54,6 +54,11 @@ class TaskEntry:
         return self.task.split(":")[0] == PERPLEXITY
 
     @property
+    def is_local(self) -> bool:
+        """Whether its data are files that the entry names, so that nothing is to be fetched."""
+        return "data_files" in self.config.get("dataset_kwargs", {})
+
+    @property
     def lm_eval_spec(self) -> dict[str, Any]:
         """The entry for lm-eval: a group of one task, the form in which overrides are merged."""
         spec: dict[str, Any] = {"task": self.task, **self.config}

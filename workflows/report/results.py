@@ -31,6 +31,7 @@ class Results:
         repeats: The reference scored again at other batch sizes.
         repeat_items: Index of a repeat -> its frame of items.
         refits: Runs fitted again under other arithmetic.
+        missing: Runs of the suite that have no record yet, as row, budget, seed.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Results:
     repeats: list[dict[str, Any]]
     repeat_items: dict[int, pd.DataFrame]
     refits: list[Refit]
+    missing: list[str]
 
 
 def read_results(folder: Path) -> Results:
@@ -51,7 +53,7 @@ def read_results(folder: Path) -> Results:
             are of one run, or they cannot stand in one table.
     """
     known = {name: position for position, name in enumerate(ORDER)}
-    found, noise, refits = _wanted(folder)
+    found, noise, refits, missing = _wanted(folder)
     loaded = [(read_record(file), file) for file in found]
     loaded.sort(key=lambda pair: _position(pair[0], known))
     records, files = [record for record, _ in loaded], [file for _, file in loaded]
@@ -63,11 +65,14 @@ def read_results(folder: Path) -> Results:
     settings = read_settings(folder, records)
     panels = make_panels(records, items, settings["retain_tasks"], settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
-    return Results(folder, settings, records, files, panels, repeats, repeat_items, again)
+    return Results(folder, settings, records, files, panels, repeats, repeat_items, again, missing)
 
 
-def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Records of runs, of the noise floor, of refits; what a suite no longer lists stays out."""
+def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]]:
+    """Records of runs, of the noise floor, of refits, and the runs without one.
+
+    What a suite no longer lists stays out.
+    """
     files = sorted(folder.rglob("record.json"))
     noise = sorted(folder.rglob("noise/batch*.json"), key=lambda file: (len(file.name), file.name))
     refits = sorted(folder.rglob("noise/fit-*.json"))
@@ -77,12 +82,14 @@ def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
         suite = read_suite(read_suite_file(folder))
     except ValueError:
         # No suite, or one that cannot run here, say without its backbone: every record counts.
-        return files, noise, refits
+        return files, noise, refits, []
     names = [f"{job.folder}/record.json" for job in suite.jobs]
     names += [*suite.noise_files(), *suite.refit_files()]
     listed = {folder.joinpath(*Path(name).parts[2:]) for name in names}
     runs, floor, again = ([f for f in kind if f in listed] for kind in (files, noise, refits))
-    return runs or files, floor, again
+    here = {str(file.relative_to(folder).parent) for file in runs}
+    missing = [" ".join(job.key[1:]) for job in suite.jobs if "/".join(job.key) not in here]
+    return runs or files, floor, again, missing if runs else []
 
 
 def read_suite_file(folder: Path) -> dict[str, Any]:

@@ -3,10 +3,19 @@
 RUN = "results/{suite}/{backbone}/{row}/{budget}/{seed}"
 LOG = "results/{suite}/logs/{backbone}/{row}/{budget}/{seed}"
 CHECKED = f"results/{SUITE.name}/suite.json"
-MODEL = directory(f"{RUN}/model")
+TASK_DATA = "results/{suite}/tasks/{task}.json"
 RESOURCES = SUITE.config["resources"]
+# What does not train runs on one device.
+GPU = min(1, RESOURCES["gpu"])
 # A suite that asks for no GPU gives the same bits on a machine that has one.
 DEVICE = "auto" if RESOURCES["gpu"] else "cpu"
+
+
+def model(group):
+    """The folder of a fitted model, for the rows of one group; temporary if the suite says so."""
+    rows = "|".join(map(re.escape, SUITE.rows(group))) or "(?!)"
+    path = RUN.replace("{row}", f"{{row,{rows}}}") + "/model"
+    return directory(path) if SUITE.keeps(group) else temp(directory(path))
 
 
 def job(wildcards):

@@ -9,14 +9,14 @@ rule compress:
         models=other_models,
         data=lambda wildcards: list(data_files(wildcards).values()),
     output:
-        MODEL if SUITE.config["keep_models"] else temp(MODEL),
+        model("trained"),
     log:
         f"{LOG}/compress.log",
     benchmark:
         f"{LOG}/compress.tsv"
     conda:
         "../../environment.yml"
-    threads: 1
+    threads: SUITE.processes
     resources:
         mem_mb=RESOURCES["mem_mb"],
         runtime=RESOURCES["runtime"],
@@ -33,6 +33,25 @@ rule compress:
         "{params.prefix} python -m workflows.steps.compress {params.run}"
         " --backbone {params.start:q} {params.data} --workdir {params.workdir}"
         " --device {params.device} --threads {params.threads} --out {output} > {log} 2>&1"
+
+
+# What a suite names first is fitted before its other trained rows.
+use rule compress as compress_first with:
+    output:
+        model("first"),
+    priority: 10
+
+
+# Nothing is trained: minutes each, one process, so that these rows come before all that train.
+use rule compress as compress_untrained with:
+    output:
+        model("untrained"),
+    priority: 20
+    threads: 1
+    resources:
+        mem_mb=RESOURCES["mem_mb"],
+        runtime=RESOURCES["runtime"],
+        gpu=GPU,
 
 
 use rule compress as refit with:

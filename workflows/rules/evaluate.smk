@@ -6,6 +6,7 @@ rule evaluate:
         model=f"{RUN}/model",
         code=watched(SUITE.evaluation_code()),
         texts=SUITE.text_files(),
+        tasks=ancient(SUITE.task_data_files()),
     output:
         f"{RUN}/record.json",
     log:
@@ -15,10 +16,12 @@ rule evaluate:
     conda:
         "../../environment.yml"
     threads: 1
+    # What is fitted is scored before the next fit begins: results arrive, models do not pile up.
+    priority: 30
     resources:
         mem_mb=RESOURCES["mem_mb"],
         runtime=RESOURCES["runtime"],
-        gpu=RESOURCES["gpu"],
+        gpu=GPU,
     params:
         run=lambda wildcards: SUITE.evaluate_arguments(job(wildcards)),
         tasks=SUITE.tasks_json,

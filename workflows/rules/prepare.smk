@@ -1,4 +1,21 @@
-"""What comes before the runs: the check of the suite, data, backbones. Only these may download."""
+"""What comes before the runs: the check of the suite, data, backbones. Only these may download.
+
+They run where Snakemake runs: nodes of a cluster often see no network.
+"""
+
+localrules:
+    prepare,
+    check,
+    data,
+    task_data,
+    fetch_backbone,
+
+
+rule prepare:
+    input:
+        CHECKED,
+        SUITE.all_data_files(),
+        SUITE.task_data_files(),
 
 
 rule check:
@@ -30,6 +47,7 @@ rule data:
         "results/{suite}/logs/data/{part}.log",
     conda:
         "../../environment.yml"
+    priority: 40
     resources:
         mem_mb=4000,
         runtime=120,
@@ -38,6 +56,23 @@ rule data:
     shell:
         "python -m workflows.steps.data --part {wildcards.part} --source {params.source:q}"
         " --out {output} > {log} 2>&1"
+
+
+rule task_data:
+    output:
+        TASK_DATA,
+    log:
+        "results/{suite}/logs/tasks/{task}.log",
+    conda:
+        "../../environment.yml"
+    priority: 40
+    resources:
+        mem_mb=4000,
+        runtime=120,
+    params:
+        task=lambda wildcards: SUITE.task_json(wildcards.task),
+    shell:
+        "python -m workflows.steps.task_data --task {params.task:q} --out {output} > {log} 2>&1"
 
 
 rule fetch_backbone:

@@ -6,8 +6,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import cycle
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import sleep
 
@@ -39,15 +38,37 @@ def claim_device(wish: str) -> Iterator[str]:
             torch.cuda.set_device(wish)
         yield wish
         return
+    with claim_gpus(1) as (number,):
+        torch.cuda.set_device(number)
+        yield f"cuda:{number}"
+
+
+@contextmanager
+def claim_gpus(count: int) -> Iterator[list[int]]:
+    """The numbers of so many free GPUs, for the length of the block; waits for all of them at once.
+
+    Lock files bear the device's own identity: its number depends on what a job is shown.
+
+    Raises:
+        ValueError: The machine has fewer.
+    """
+    import torch
+
+    there = torch.cuda.device_count()
+    if there < count:
+        raise ValueError(f"{count} GPUs are asked for, torch sees {there}")
     folder = Path(tempfile.gettempdir()) / f"skipbench-gpus-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    for number in cycle(range(count)):
-        with (folder / f"{number}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                sleep(1)
-                continue
-            torch.cuda.set_device(number)
-            yield f"cuda:{number}"
-            return
+    while True:
+        with ExitStack() as locks:
+            held: list[int] = []
+            for number in range(there):
+                name = f"{torch.cuda.get_device_properties(number).uuid}.lock"
+                lock = locks.enter_context((folder / name).open("w"))
+                with suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    held.append(number)
+                if len(held) == count:
+                    yield held
+                    return
+        sleep(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -25,6 +25,26 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def kept_folder(folder: Path) -> Iterator[Path]:
+    """The same, but what an interrupted block left stays for the next one to go on with.
+
+    Raises:
+        ValueError: ``folder`` exists already, or its parent is a file.
+    """
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; remove it or name another folder")
+    _check_parents(folder)
+    temporary = folder.parent / f".{folder.name}.part"
+    temporary.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+    finally:
+        with suppress(OSError):
+            temporary.rmdir()  # only where nothing came
+    temporary.rename(folder)
 
 
 @contextmanager

@@ -1,15 +1,54 @@
-"""Several processes for one fit, as torchrun starts them; with one process nothing changes."""
+"""Several processes for one fit, started through torchrun; with one process nothing changes."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from workflows.runtime.devices import claim_device
+from workflows.runtime.devices import claim_device, claim_gpus
 from workflows.runtime.files import whole_folder
+
+
+def start_processes(count: int, device: str, step: str) -> int:
+    """Run a step again in ``count`` processes under torchrun, each with its own GPU or on the CPU.
+
+    The GPUs are claimed here and held until the last process has ended; SIGTERM is passed on.
+
+    Args:
+        count: Processes.
+        device: As the step was asked for.
+        step: Module of the step; it gets the arguments of this process.
+
+    Returns:
+        The exit status.
+    """
+    import torch
+
+    gpu = torch.cuda.is_available() and device != "cpu"
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    with claim_gpus(count) if gpu else nullcontext(None) as numbers:
+        shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(_name, numbers))} if numbers else {}
+        group = subprocess.Popen(
+            [sys.executable, *words, "-m", step, *sys.argv[1:]], env=os.environ | shown
+        )
+        before = signal.signal(signal.SIGTERM, lambda number, frame: group.terminate())
+        try:
+            return group.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _name(number: int) -> str:
+    """What CUDA_VISIBLE_DEVICES calls the GPU that torch numbers so."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(number).uuid}"
 
 
 @contextmanager

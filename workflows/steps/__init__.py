@@ -1,7 +1,7 @@
 """The steps of the pipeline, each run as ``python -m workflows.steps.<step>``.
 
 Everything behind the prepare steps works offline; libraries read these variables when they are
-imported, so they are set here, before any step imports one.
+imported, so they are set here, before any step imports one. What the user exports stands.
 """
 
 import gc
@@ -12,8 +12,10 @@ import sys
 # leave behind is never garbage, so the collector rests until `run` starts the step.
 if sys.argv[0] == "-m":
     gc.disable()
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+PREPARE = ("data", "fetch", "task_data")
+if not any(f"workflows.steps.{step}" in sys.orig_argv for step in PREPARE):
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # Numpy's sums may follow the number of threads, and numbers must not.

@@ -2,7 +2,7 @@
 
 Writes a folder that `methods.load_model` reads and that appears only when it is complete. A row
 that does not fit the backbone or the budget leaves a folder that says why, with exit status 0.
-Under torchrun the processes share each update of a trained row.
+With --processes N, or under torchrun, the processes share each update of a trained row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from methods.core.checkpoint import (
 from methods.core.data import Data
 from methods.core.training.snapshots import NAME as SNAPSHOT
 from workflows.records import rows_of
-from workflows.runtime.processes import process_group
+from workflows.runtime.processes import process_group, start_processes
 from workflows.runtime.program import (
     add_machine_arguments,
     json_argument,
@@ -71,6 +71,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--validation", type=Path, metavar="FILE", help=".jsonl")
     parser.add_argument("--probe", type=Path, metavar="FILE", help=".jsonl; default: --validation")
     parser.add_argument("--max-length", type=int, default=2048, help="tokens per document")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="share a trained fit, one GPU each"
+    )
     parser.add_argument("--workdir", type=Path, help="checkpoints; default: beside --out")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     add_machine_arguments(parser)
@@ -88,6 +91,10 @@ def main() -> None:
     budget = None if args.budget is None else check_budget(args.budget)
     if not row.budgeted:
         budget = None
+    if args.processes < 1 or (args.processes > 1 and not row.trained):
+        raise ValueError(f"--processes is {args.processes}; only a trained row takes more than 1")
+    if args.processes > 1 and "RANK" not in os.environ:
+        raise SystemExit(start_processes(args.processes, args.device, "workflows.steps.compress"))
     set_up_torch(args.threads)
     workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
     request = Request(budget, args.seed, workdir, args.match)

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from methods.core.checkpoint import write_json
 from methods.core.data import read_rows
 from methods.core.seeds import seed_for
 from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
 from workflows.runtime.files import whole_file
+from workflows.runtime.hub import SLICE, data_files, described, fetch_files
 from workflows.runtime.program import json_argument, run
 
+READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
 PARTS = ("calibration", "probe", "training", "validation")
 
 
@@ -43,7 +45,8 @@ def main() -> None:
     spec = json_argument(args.source, "--source")
     first, rows = spec.get("skip", 0), spec.get("rows")
     last = None if rows is None else first + rows
-    documents = islice(read_source(spec, args.part), first, last)
+    told = args.out.with_suffix(".source.json")
+    documents = islice(read_source(spec, args.part, told), first, last)
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
         for document in documents:
@@ -54,8 +57,13 @@ def main() -> None:
     print(f"{args.out}: {count} documents")
 
 
-def read_source(spec: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
+def read_source(spec: dict[str, Any], part: str, told: Path) -> Iterator[dict[str, Any]]:
     """The documents of a source, in the form that methods/core/data.py reads.
+
+    Args:
+        spec: As under ``data`` in a suite.
+        part: Of the data.
+        told: Where a source of the hub leaves its commit and checksums.
 
     Raises:
         ValueError: The source cannot be read.
@@ -64,7 +72,7 @@ def read_source(spec: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
     if source in PRESETS:
         yield from read_world(source, part, spec["seed"])
     elif source.startswith("hub:"):
-        yield from read_hub(spec)
+        yield from read_hub(spec, told)
     elif Path(source).suffix == ".txt":
         text = Path(source).read_text(encoding="utf-8")
         yield from ({"text": block.strip()} for block in text.split("\n\n") if block.strip())
@@ -105,16 +113,39 @@ def fed_texts(example: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(fed))
 
 
-def read_hub(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows of a hub data set, shuffled under the source's seed."""
-    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "0"
+def read_hub(spec: dict[str, Any], told: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a hub data set, shuffled under the source's seed; only the files of its split.
+
+    Args:
+        spec: As under ``data`` in a suite.
+        told: Where to write what was fetched: commit, paths, checksums.
+
+    Raises:
+        ValueError: The data set cannot be read, or has no such split or column.
+    """
     from datasets import load_dataset
 
     owner, name, *config = spec["source"].removeprefix("hub:").split("/")
-    table = load_dataset(f"{owner}/{name}", *config, split=spec["split"])
+    repository, split = f"{owner}/{name}", spec["split"]
+    addresses = data_files(repository, *(config or [None]), spec.get("revision"))
+    base, _, part = split.partition(SLICE)
+    if base not in addresses:
+        raise ValueError(f"{repository} has no split '{base}' (it has: {', '.join(addresses)})")
+    files = fetch_files(addresses[base])
+    suffixes = next(iter(files.values())).suffixes
+    reader = next((READERS[suffix] for suffix in suffixes if suffix in READERS), "parquet")
+    # Read apart from its repository, the split bears the library's one name for files.
+    named = "train" + (SLICE + part if part else "")
+    table = load_dataset(reader, data_files=list(map(str, files.values())), split=named)
+    column = spec.get("column", "text")
+    if column not in table.column_names:
+        raise ValueError(
+            f"{repository} has no column '{column}' (it has: {', '.join(table.column_names)})"
+        )
+    with whole_file(told) as file:
+        write_json(file, {"source": spec, "files": described(files)})
     order = list(range(len(table)))
     random.Random(seed_for(spec["seed"], "hub order")).shuffle(order)
-    column = spec.get("column", "text")
     for index in order:
         yield {column if column == "messages" else "text": table[index][column]}
 

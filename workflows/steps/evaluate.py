@@ -1,7 +1,8 @@
 """Score one model: `python -m workflows.steps.evaluate --model DIR --tasks a,b --out FILE.json`.
 
 DIR is a folder of the compress step or any plain Hugging Face causal LM. The record (FILE.json)
-says everything about the run; beside it, FILE.items.parquet holds one line per item.
+says everything about the run; beside it, FILE.items.parquet holds one line per item. FILE.tasks/
+keeps each task's scores: called again, only what is new or was cut is scored.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pandas as pd
 
 from methods.core.checkpoint import write_json
 from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.score import pool, rates_by_kind, score
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, parse_tasks
 from workflows.records import (
@@ -30,6 +32,9 @@ from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
 from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
 from workflows.runtime.provenance import SCORING, fit_parts, provenance
+
+# What a card says of the weights and of what decides which of them run.
+MODEL = ("row", "params", "structure", "weights_hash")
 
 
 def arguments() -> argparse.Namespace:
@@ -98,7 +103,18 @@ def evaluate(
     lm = CountingLM(
         model, tokenizer, ledger, args.batch_size, args.max_length, pads=method.batchable()
     )
-    scored = score(lm, entries, folders)
+    identity = {
+        "model": [described.get(key) for key in MODEL] + [described["backbone"]["hash"]],
+        "batch_size": args.batch_size,
+        "max_length": lm.max_length,
+        "device": device.split(":")[0],
+        "threads": args.threads,
+        "code": made_by["code"],
+        "versions": made_by["versions"],
+    }
+    scored = score(
+        lm, entries, folders, KeptTasks(args.out.with_suffix(".tasks"), ledger, identity)
+    )
     pooled = pool(scored.tallies).rates()
     units = [
         {"layer": u.layer, "kind": u.kind, "parameters": u.parameters, "executed": share}

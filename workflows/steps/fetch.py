@@ -1,12 +1,19 @@
-"""Download a backbone from the hub into a folder; everything after works offline."""
+"""Download a backbone from the hub into a folder; everything after works offline.
+
+An interrupted download goes on where it stopped. `fetched.json` in the folder keeps the commit and
+every file's checksum, so that no step hashes the weights again.
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
+import shutil
 from pathlib import Path
 
-from workflows.runtime.files import whole_folder
+from methods.core.backbone import FETCHED, file_facts
+from methods.core.checkpoint import write_json
+from workflows.runtime.files import kept_folder
+from workflows.runtime.hub import one_sentence
 from workflows.runtime.program import json_argument, run
 
 FILES = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"]
@@ -15,7 +22,9 @@ TOKENIZER = ["tokenizer*", "special_tokens_map.json", "chat_template*"]
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--source", required=True, metavar="JSON", help="as under backbones:")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     return parser.parse_args()
@@ -23,19 +32,23 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Download config, safetensors and tokenizer; never pickle files."""
-    os.environ["HF_HUB_OFFLINE"] = "0"
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     args = arguments()
     spec = json_argument(args.source, "--source")
-    with whole_folder(args.out) as folder:
-        snapshot_download(
-            spec["path"].removeprefix("hub:"),
-            revision=spec.get("revision"),
-            local_dir=folder,
-            allow_patterns=FILES + TOKENIZER,
-        )
-    print(f"wrote {args.out}")
+    name, asked = spec["path"].removeprefix("hub:"), spec.get("revision")
+    with one_sentence(name), kept_folder(args.out) as folder:
+        commit = HfApi().model_info(name, revision=asked).sha
+        snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=FILES + TOKENIZER)
+        shutil.rmtree(folder / ".cache", ignore_errors=True)
+        facts = {
+            str(file.relative_to(folder)): file_facts(file)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file() and file.name != FETCHED
+        }
+        told = {"repository": name, "asked": asked, "commit": commit, "files": facts}
+        write_json(folder / FETCHED, told)
+    print(f"wrote {args.out}: {name} at {commit}")
 
 
 if __name__ == "__main__":

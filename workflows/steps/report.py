@@ -1,7 +1,8 @@
 """Tables, figures and the page, from records alone: `python -m workflows.steps.report ...`.
 
 Reads every record.json below --results with its items, and suite.json where there is one (for the
-tasks of the Retain and the reference row). Runs no job and needs no model.
+tasks of the Retain and the reference row). Runs no job and needs no model; while a suite runs, it
+shows what is there and names what is missing.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def main() -> None:
     args = arguments()
     results = read_results(args.results)
     frames = make_frames(results)
-    warned = cautions(results.records)
+    warned = [*not_here_yet(results), *cautions(results.records)]
     tables = make_tables(results, frames)
     for sentence in warned:
         print(f"caution: {sentence}", file=sys.stderr)
@@ -97,6 +98,15 @@ def make_frames(results: Results) -> dict[str, pd.DataFrame]:
         "scores": score_frame(results.records),
         **{name: frame.round(4) for name, frame in rounded.items()},
     }
+
+
+def not_here_yet(results: Results) -> list[str]:
+    """One sentence that names the runs a table does without; none once all are there."""
+    if not results.missing:
+        return []
+    number = len(results.missing)
+    runs = "1 run has" if number == 1 else f"{number} runs have"
+    return [f"{runs} no record yet: {', '.join(results.missing)}."]
 
 
 def with_seed_deviation(retain: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from workflows.runtime import devices
-from workflows.runtime.devices import claim_device
+from workflows.runtime.devices import claim_device, claim_gpus
 
 
 @pytest.fixture
@@ -19,6 +20,9 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int | str]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=f"u{n}")
+    )
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     return current
 
@@ -66,4 +70,35 @@ def test_a_named_device_is_taken_as_it_is(two_gpus: list[int | str]) -> None:
         pytest.raises(ValueError, match="device 'cuda:2' is unknown"),
         claim_device("cuda:2"),
     ):
+        pass
+
+
+def test_jobs_that_are_shown_one_gpu_each_do_not_wait_for_each_other(
+    two_gpus: list[int | str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(devices, "sleep", lambda seconds: pytest.fail("waited"))
+    with claim_device("auto") as first:
+        shown = SimpleNamespace(uuid="u1")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: shown)
+        with claim_device("auto") as second:
+            assert (first, second) == ("cuda:0", "cuda:0")
+
+
+def test_several_gpus_are_taken_at_once_or_none(
+    two_gpus: list[int | str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = claim_gpus(1)
+    assert one.__enter__() == [0]
+
+    def wait(seconds: float) -> None:
+        # While two are waited for, the free one can be had.
+        with claim_gpus(1) as free:
+            assert free == [1]
+        one.__exit__(None, None, None)
+
+    monkeypatch.setattr(devices, "sleep", wait)
+    with claim_gpus(2) as both:
+        assert both == [0, 1]
+    with pytest.raises(ValueError, match="3 GPUs are asked for, torch sees 2"), claim_gpus(3):
         pass

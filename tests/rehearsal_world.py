@@ -1,0 +1,182 @@
+"""What the paper's suites ask the hub for, small: models of the true style, data of the true form."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from tests.hub import Hub, Repository
+
+WORDS = (
+    "river stone morning window garden letter teacher market winter bread paper music water "
+    "bridge forest candle engine silver doctor island pocket summer ladder mirror village"
+).split()
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{{ m['content'] | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+LLAMA3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]
+HEADERS = ["<|start_header_id|>", "<|end_header_id|>"]
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+
+
+def make_hub(folder: Path, data: int = 12) -> Hub:
+    """A hub with the backbones and data sets of the paper's suites, ``data`` rows per split."""
+    chat = _tokenizer([*LLAMA3, *HEADERS], chat=True)
+    base = _tokenizer(["<s>", "</s>", "<unk>"], chat=False)
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    llama3 = {
+        "num_hidden_layers": 32, "num_key_value_heads": 2, "rope_parameters": rope,
+        "max_position_embeddings": 131072, "bos_token_id": 0, "eos_token_id": [1, 2, 3],
+    }  # fmt: skip
+    llama2 = {
+        "num_hidden_layers": 32, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+        "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    models_ = {
+        "meta-llama/Llama-3.1-8B-Instruct": _model(folder / "llama31", llama3, chat),
+        "meta-llama/Llama-2-7b-hf": _model(folder / "llama2_7b", llama2, base),
+        "meta-llama/Llama-2-13b-hf": _model(
+            folder / "llama2_13b", llama2 | {"num_hidden_layers": 40}, base
+        ),
+    }
+    sets = {name: _data_set(folder / name, parts) for name, parts in _sets(data).items()}
+    return Hub(models=models_, datasets=sets)
+
+
+def _tokenizer(special: Sequence[str], chat: bool) -> PreTrainedTokenizerFast:
+    """Byte-level BPE; the special tokens have the first ids, as nothing of the tests needs."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
+    core.train_from_iterator([" ".join(WORDS)] * 4, trainer)
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{special[0]} $A", pair=f"{special[0]} $A $B", special_tokens=[(special[0], 0)]
+    )
+    end = "<|eot_id|>" if chat else special[1]
+    made = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=special[0], eos_token=end)
+    if chat:
+        made.chat_template = CHAT
+    return made
+
+
+def _model(
+    folder: Path, shape: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> Repository:
+    """Random weights in bfloat16, written as the true repositories are."""
+    config = AutoConfig.for_model("llama", vocab_size=len(tokenizer), **TINY, **shape)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.generation_config.update(temperature=0.6, top_p=0.9, do_sample=True)
+    model.save_pretrained(folder, max_shard_size="200KB")
+    tokenizer.save_pretrained(folder)
+    (folder / "original").mkdir()
+    (folder / "original" / "consolidated.00.pth").write_bytes(b"never to be fetched")
+    return Repository(folder)
+
+
+def _data_set(
+    folder: Path, configs: Mapping[str, Mapping[str, list[dict[str, Any]]]]
+) -> Repository:
+    """Parquet files by config and split, with the card that tells the library of them."""
+    card = ["---", "configs:"]
+    for config, splits in configs.items():
+        card += [f"- config_name: {config}", "  data_files:"]
+        (folder / config).mkdir(parents=True)
+        for split, rows in splits.items():
+            card += [f"  - split: {split}", f"    path: {config}/{split}-*"]
+            table = pa.Table.from_pylist(rows)
+            pq.write_table(table, folder / config / f"{split}-00000-of-00001.parquet")
+    (folder / "README.md").write_text("\n".join([*card, "---", ""]), encoding="utf-8")
+    return Repository(folder)
+
+
+def _sets(number: int) -> dict[str, dict[str, dict[str, list[dict[str, Any]]]]]:
+    """Data set -> config -> split -> rows."""
+    rng = random.Random(0)
+
+    def text(low: int, high: int) -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
+
+    def choices(labels: str) -> dict[str, list[str]]:
+        return {"text": [text(1, 4) for _ in labels], "label": list(labels)}
+
+    def openbookqa(n: int) -> dict[str, Any]:
+        return {
+            "id": f"q{n}", "question_stem": text(5, 9), "choices": choices("ABCD"),
+            "answerKey": rng.choice("ABCD"),
+        }  # fmt: skip
+
+    def arc(n: int) -> dict[str, Any]:
+        return {
+            "id": f"q{n}", "question": f"{text(5, 12)}?", "choices": choices("ABCD"),
+            "answerKey": rng.choice("ABCD"),
+        }  # fmt: skip
+
+    def piqa(n: int) -> dict[str, Any]:
+        return {"goal": text(3, 8), "sol1": text(4, 9), "sol2": text(4, 9), "label": n % 2}
+
+    def boolq(n: int) -> dict[str, Any]:
+        return {"question": text(4, 8), "passage": text(20, 40), "idx": n, "label": n % 2}
+
+    def winogrande(n: int) -> dict[str, Any]:
+        return {
+            "sentence": f"{text(4, 6)} _ {text(2, 5)}.", "option1": "river", "option2": "stone",
+            "answer": str(1 + n % 2),
+        }  # fmt: skip
+
+    def hellaswag(n: int) -> dict[str, Any]:
+        context = text(5, 9)
+        return {
+            "ind": n, "activity_label": text(1, 2), "ctx_a": context, "ctx_b": "", "ctx": context,
+            "endings": [text(3, 7) for _ in range(4)], "source_id": f"s{n}", "split": "train",
+            "split_type": "indomain", "label": str(n % 4),
+        }  # fmt: skip
+
+    def gsm8k(n: int) -> dict[str, Any]:
+        return {"question": f"{text(8, 15)} {n} and 2?", "answer": f"{text(5, 9)}\n#### {n + 2}"}
+
+    def tulu(n: int) -> dict[str, Any]:
+        turns = [{"role": "user", "content": text(5, 20)}]
+        turns.append({"role": "assistant", "content": text(10, 40)})
+        return {"id": f"t{n}", "messages": turns, "source": "made"}
+
+    def book(n: int) -> dict[str, Any]:
+        return {"short_book_title": text(1, 3), "publication_date": 1900, "text": text(700, 900)}
+
+    def splits(make: Any, *names: str, times: int = 1) -> dict[str, list[dict[str, Any]]]:
+        return {name: [make(n) for n in range(number * times)] for name in names}
+
+    every = ("train", "validation", "test")
+    # Few-shot examples are drawn from the training split: 25 at most.
+    shots = {"times": max(1, -(-30 // number))}
+    return {
+        "allenai/openbookqa": {"main": splits(openbookqa, *every), "additional": splits(openbookqa, "train")},
+        "allenai/ai2_arc": {
+            "ARC-Easy": splits(arc, *every, **shots), "ARC-Challenge": splits(arc, *every, **shots),
+        },
+        "baber/piqa": {"default": splits(piqa, *every)},
+        "aps/super_glue": {"boolq": splits(boolq, *every), "cb": splits(boolq, "train")},
+        "allenai/winogrande": {"winogrande_xl": splits(winogrande, "train", "validation")},
+        "Rowan/hellaswag": {"default": splits(hellaswag, *every)},
+        "openai/gsm8k": {"main": splits(gsm8k, "train", "test")},
+        "allenai/tulu-3-sft-mixture": {"default": splits(tulu, "train", times=50)},
+        "emozilla/pg19": {"default": splits(book, *every, times=5)},
+    }  # fmt: skip

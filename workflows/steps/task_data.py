@@ -1,0 +1,70 @@
+"""Fetch the data of one lm-eval task into the cache of the libraries, where scoring finds it.
+
+Writes which files came, at which commit, with checksums; a task of local files has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from methods.core.checkpoint import write_json
+from workflows.evaluation.tasklist import TaskEntry, read_entries
+from workflows.runtime.files import whole_file
+from workflows.runtime.hub import data_files, described, fetch_files, one_sentence, parts
+from workflows.runtime.program import json_argument, run
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--task", required=True, metavar="JSON", help="an entry of tasks:")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Build the task, which fetches; then say what it was built from."""
+    args = arguments()
+    entry = read_entries([json_argument(args.task, "--task")])[0]
+    sources = built_from(entry)
+    files: list[dict[str, Any]] = []
+    for repository, config, revision in sources:
+        addresses = data_files(repository, config, revision)
+        wanted = dict.fromkeys(a for split in addresses.values() for a in split if parts(a)[0])
+        files += described(fetch_files(list(wanted)))
+    with whole_file(args.out) as file:
+        write_json(file, {"task": entry.task, "files": files})
+    print(f"{entry.task}: {len(files)} files")
+
+
+def built_from(entry: TaskEntry) -> list[tuple[str, str | None, str | None]]:
+    """Repository, config and revision of the data sets of an entry, once its tasks are built.
+
+    Raises:
+        ValueError: The data cannot be fetched.
+    """
+    from lm_eval.tasks import TaskManager, get_task_dict
+
+    with one_sentence(f"the data of task '{entry.task}'"):
+        found = get_task_dict([entry.lm_eval_spec], TaskManager())
+    sources = []
+    for task in _tasks(found):
+        kwargs = task.config.dataset_kwargs or {}
+        if task.config.dataset_path and "data_files" not in kwargs:
+            told = task.config.dataset_path, task.config.dataset_name, kwargs.get("revision")
+            sources.append(told)
+    return list(dict.fromkeys(sources))
+
+
+def _tasks(found: dict[Any, Any]) -> list[Any]:
+    """The tasks of lm-eval's nested groups."""
+    nested = [_tasks(value) if isinstance(value, dict) else [value] for value in found.values()]
+    return [task for part in nested for task in part]
+
+
+if __name__ == "__main__":
+    run(main)
