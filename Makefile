@@ -5,7 +5,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test test-cpus
+.PHONY: demo test test-cpus rehearsal
 
 # The tests that compute with torch, by folder, and two stand-ins for other CPUs: none of the vector
 # instructions with two threads, and AVX2, for MKL and oneDNN as well.
@@ -26,6 +26,9 @@ test: $(READY)
 	@$(RUN) snakefmt --check Snakefile workflows/rules
 	@$(RUN) snakemake --lint
 	@$(RUN) pytest
+
+rehearsal: $(READY)
+	@$(RUN) pytest -m rehearsal tests/workflow
 
 test-cpus: $(READY)
 	@$(RUN) $(PLAIN) pytest $(COMPUTES)

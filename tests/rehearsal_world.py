@@ -1,4 +1,4 @@
-"""What the paper's suites ask the hub for, small: models of the true style, data of the true form."""
+"""What the paper's suites ask the hub for, small: models and data of the true form."""
 
 from __future__ import annotations
 
@@ -168,7 +168,9 @@ def _sets(number: int) -> dict[str, dict[str, dict[str, list[dict[str, Any]]]]]:
     # Few-shot examples are drawn from the training split: 25 at most.
     shots = {"times": max(1, -(-30 // number))}
     return {
-        "allenai/openbookqa": {"main": splits(openbookqa, *every), "additional": splits(openbookqa, "train")},
+        "allenai/openbookqa": {
+            "main": splits(openbookqa, *every), "additional": splits(openbookqa, "train"),
+        },
         "allenai/ai2_arc": {
             "ARC-Easy": splits(arc, *every, **shots), "ARC-Challenge": splits(arc, *every, **shots),
         },

@@ -301,7 +301,7 @@ def fetched(path: Path) -> dict[str, Any]:
 
 
 def file_facts(file: Path) -> dict[str, Any]:
-    """Size, time of the last change and sha256: the first two tell whether the third still holds."""
+    """Size, time of the last change, sha256: the first two say whether the third still holds."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     status = file.stat()

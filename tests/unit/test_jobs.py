@@ -328,7 +328,8 @@ WRONG = [
     ({"limit": 0}, "limit: 0 is less than"),
     ({"batch_size": 0}, "batch_size: 0 is less than"),
     ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),
-    ({"keep_models": "yes"}, "keep_models: 'yes' is not of type 'boolean'"),
+    ({"keep_models": "yes"}, "keep_models: 'yes' is not one of [True, False, 'trained']"),
+    ({"first": ["hero"]}, "first: 'hero' is not among the rows"),
 ]
 
 
@@ -369,3 +370,25 @@ def test_a_budget_may_run_the_first_seeds_only(root: Path) -> None:
     suite = read_suite(config(**given, budget_seeds={"0.40": 2}), root)
     seeds = [(job.label, job.seed) for job in suite.jobs if job.row == "hero"]
     assert seeds == [("b25", 1), ("b25", 2), ("b25", 3), ("b40", 1), ("b40", 2)]
+
+
+def test_rows_are_fitted_by_what_they_cost_and_kept_by_what_they_weigh(root: Path) -> None:
+    rows = ["dense", "shortgpt", "hero", "lora", "d-llm"]
+    suite = read_suite(config(rows=rows, first=["hero"], keep_models="trained"), root)
+    groups = {group: suite.rows(group) for group in ("untrained", "first", "trained")}
+    assert groups == {
+        "untrained": ["dense", "shortgpt"], "first": ["hero"], "trained": ["lora", "d-llm"],
+    }  # fmt: skip
+    assert [suite.keeps(group) for group in groups] == [False, True, True]
+    assert read_suite(config(), root).keeps("untrained")
+
+
+def test_the_data_of_stock_tasks_are_fetched_and_those_of_others_are_here(root: Path) -> None:
+    local = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "x.jsonl"}}}
+    tasks = [
+        {"task": "arc_easy", "num_fewshot": 25}, "demo_facts",
+        {"task": "boolq", "config": local}, {"task": "perplexity:t", "file": f"{root}/text.txt"},
+    ]  # fmt: skip
+    suite = read_suite(config(tasks=tasks), root)
+    assert suite.task_data_files() == ["results/tiny/tasks/arc_easy.json"]
+    assert json.loads(suite.task_json("arc_easy")) == {"task": "arc_easy", "num_fewshot": 25}

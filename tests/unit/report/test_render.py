@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from markdown_it import MarkdownIt
 
-from tests.made_records import dense, record, score, write_suite
+from tests.made_records import dense, record, score, write_run, write_suite
+from workflows.config import ROOT
 from workflows.report.figures import draw_all
 from workflows.report.render import html_table, latex, markdown
 from workflows.report.results import Results, read_results
 from workflows.stats.display import Cell, Table, number, plus, short_name, span
 from workflows.stats.ranking import Mark
 from workflows.stats.tables import layer_frame
-from workflows.steps.report import make_frames, make_tables
+from workflows.steps.report import make_frames, make_tables, not_here_yet
 
 NASTY = r"a_b & 50 % of $x #1 {y} ~ ^ \z <i> | *b* ± ≈ –"
 TABLE = Table(
@@ -140,8 +143,6 @@ def test_cells_show_a_dash_where_nothing_applies(results: Results) -> None:
 
 
 def test_two_backbones_have_a_column(tmp_path: Path) -> None:
-    from tests.made_records import write_run
-
     for name in ("near", "far"):
         backbone = dense()["backbone"] | {"name": name}
         write_run(tmp_path, dense(score("a", [1, 1, 0]), backbone=backbone))
@@ -150,6 +151,23 @@ def test_two_backbones_have_a_column(tmp_path: Path) -> None:
     made = make_tables(found, make_frames(found))
     for name in ("retain", "ranks", "differences_dense", "budgets", "costs", "scores"):
         assert made[name][0].columns[0] == "Backbone"
+
+
+def test_a_suite_at_work_shows_what_is_there_and_names_the_rest(tmp_path: Path) -> None:
+    rows = {"suite": "demo", "rows": ["dense", "random-skip"], "seeds": [42, 43], "budgets": [0.25]}
+    config = yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text()) | rows
+    config |= {"row_seeds": {}, "params": {}, "noise_batch_sizes": [], "tasks": ["demo_facts"]}
+    (tmp_path / "suite.json").write_text(json.dumps(config))
+    backbone = dense()["backbone"] | {"name": "demo"}
+    write_run(tmp_path, dense(score("demo_facts", [1, 1, 0]), backbone=backbone))
+    half = {"budget": 0.25, "seed": 43, "match": "pooled", "backbone": backbone}
+    write_run(tmp_path, record("random-skip", 0.25, score("demo_facts", [1, 0, 0]), **half))
+    found = read_results(tmp_path)
+    assert not_here_yet(found) == ["1 run has no record yet: random-skip b25 s42."]
+    write_run(
+        tmp_path, record("random-skip", 0.25, score("demo_facts", [1, 0, 1]), **half | {"seed": 42})
+    )
+    assert not_here_yet(read_results(tmp_path)) == []
 
 
 def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:

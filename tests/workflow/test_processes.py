@@ -1,0 +1,64 @@
+"""A trained fit in two processes, as a suite with two GPUs starts it; here on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import steps, toy
+from workflows.config import ROOT
+from workflows.jobs import read_suite
+
+PARAMS = {"updates": 4, "batch_tokens": 96, "row_length": 0, "alpha": 0.01}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("two")
+    toy.make_backbone(made / "backbone")
+    toy.make_data(made / "data")
+    return made
+
+
+def fit(folder: Path, out: str, *more: Any) -> Any:
+    data = folder / "data"
+    return steps.python(
+        "-m", "workflows.steps.compress", "--method", "hero", "--backbone", folder / "backbone",
+        "--params", json.dumps(PARAMS), "--train", data / "training.jsonl",
+        "--validation", data / "validation.jsonl", "--probe", data / "probe.jsonl",
+        "--device", "cpu", "--out", folder / out, *more,
+    )  # fmt: skip
+
+
+def losses(folder: Path) -> list[float]:
+    log = json.loads((folder / "decisions.json").read_text())["training"]
+    return [entry["loss"] for entry in log]
+
+
+def test_two_processes_fit_what_one_does(folder: Path) -> None:
+    assert fit(folder, "one").returncode == 0
+    both = fit(folder, "two", "--processes", 2)
+    assert both.returncode == 0, both.stderr[-2000:]
+    assert losses(folder / "two") == pytest.approx(losses(folder / "one"), rel=1e-5)
+    assert (folder / "two/trained.safetensors").is_file()
+
+
+def test_only_what_trains_takes_several_processes(folder: Path) -> None:
+    words = ["--method", "shortgpt", "--backbone", folder / "backbone", "--budget", 0.25]
+    done = steps.python(
+        "-m", "workflows.steps.compress", *words, "--processes", 2, "--out", folder / "none"
+    )
+    assert done.returncode == 2
+    said = "--processes is 2; only a trained row takes more than 1"
+    assert steps.sentence(done.stderr) == said
+
+
+def test_a_suite_gives_its_gpus_to_what_trains() -> None:
+    config = yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text())
+    suite = read_suite(config | {"resources": {"gpu": 2}})
+    asked = {job.row: "--processes 2" in suite.compress_arguments(job) for job in suite.jobs}
+    assert asked == {job.row: job.method.trained for job in suite.jobs}

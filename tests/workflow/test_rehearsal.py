@@ -1,0 +1,192 @@
+"""The paper's own suites, typed as a user types them, against a hub on the loopback.
+
+Only the amount of work is small: backbones of the true style with narrow layers, data of the true
+form, two updates, two items per task. ``make rehearsal`` runs these; ``make test`` leaves them out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from tests.hub import Hub
+from tests.rehearsal_world import make_hub
+from tests.workflow.conftest import copy_checkout, environment
+from workflows.jobs import read_suite
+
+pytestmark = pytest.mark.rehearsal
+
+SUITES = Path("workflows/suites")
+# A fit of two updates, an answer of eight tokens.
+SHORT = {"updates": 2, "batch_tokens": 512, "row_length": 128, "micro_tokens": 0}
+
+
+class Rehearsal:
+    """A checkout, a hub, and a home of the hub's libraries that no other test shares."""
+
+    def __init__(self, folder: Path, hub: Hub) -> None:
+        self.folder, self.hub = copy_checkout(folder / "checkout"), hub
+        self.home = folder / "home"
+
+    def suite(self, *names: str) -> list[str]:
+        """Config files of a suite with its overlays, and the one that only shrinks work."""
+        files = [f"{SUITES / name}.yaml" for name in names]
+        merged: dict[str, Any] = {}
+        for file in files:
+            merge(merged, yaml.safe_load((self.folder / file).read_text("utf-8")))
+        small = Path(f"small_{merged['suite']}.yaml")
+        (self.folder / small).write_text(yaml.safe_dump(shrunk(merged)), encoding="utf-8")
+        return [*files, str(small)]
+
+    def start(self, files: list[str], *targets: str) -> subprocess.Popen[str]:
+        """Snakemake on these config files, in a process group of its own."""
+        kept = {k: v for k, v in environment().items() if not k.startswith(("HF_", "HUGGING"))}
+        return subprocess.Popen(
+            [sys.executable, "-m", "snakemake", *targets, "--cores", "2", "--configfile", *files],
+            cwd=self.folder,
+            env=kept | {"HF_ENDPOINT": self.hub.address, "HF_HOME": str(self.home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, files: list[str], *targets: str) -> str:
+        """The same to its end, which must be a good one."""
+        process = self.start(files, *targets)
+        said, _ = process.communicate(timeout=3600)
+        assert process.returncode == 0, said[-4000:]
+        return said
+
+    def records(self, name: str) -> dict[str, dict[str, Any]]:
+        """Run -> what its record says of scores and rates."""
+        found = (self.folder / "results" / name).rglob("record.json")
+        return {str(file.parent): json.loads(file.read_text("utf-8")) for file in found}
+
+
+def merge(onto: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """As Snakemake merges config files."""
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(onto.get(key), dict):
+            merge(onto[key], value)
+        else:
+            onto[key] = value
+
+
+def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
+    """An overlay with less of everything that costs time, and nothing else."""
+    tasks = []
+    for task in suite["tasks"]:
+        small = dict(task) | {"limit": 2}
+        if "gsm8k" in task["task"]:
+            written = {"until": [], "do_sample": False, "max_gen_toks": 8}
+            small["config"] = {"generation_kwargs": written}
+        tasks.append(small)
+    lines = suite.get("derive", {}).items()
+    long = [name for name, line in lines if "updates" in line.get("params", {})]
+    parts = {"calibration": {"rows": 12}, "validation": {"rows": 6}}
+    return {
+        "tasks": tasks,
+        "training": SHORT,
+        "derive": {name: {"params": SHORT} for name in long},
+        "data": {part: rows for part, rows in parts.items() if part in suite["data"]},
+        "batch_size": 8,
+        "noise_batch_sizes": [2],
+        "max_length": 256,
+        "resources": {"mem_mb": 2000},
+    }
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with make_hub(tmp_path_factory.mktemp("hub")).serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def rehearsal(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    return Rehearsal(tmp_path_factory.mktemp("rehearsal"), hub)
+
+
+def check_tables(rehearsal: Rehearsal, files: list[str], name: str) -> None:
+    """Every row and every task of the suite stands in the tables."""
+    suite = read_suite(merged_of(rehearsal, files))
+    tables = rehearsal.folder / "reports" / name / "tables"
+    assert set(pd.read_csv(tables / "retain.csv")["row"]) == {job.row for job in suite.jobs}
+    for _, own in pd.read_csv(tables / "scores.csv").groupby(
+        ["row", "target", "seed"], dropna=False
+    ):
+        assert set(own["task"]) == {entry.task for entry in suite.entries}
+
+
+def test_the_core_of_the_8b_suite_from_the_hub_to_its_table(rehearsal: Rehearsal) -> None:
+    files = rehearsal.suite("llama31_8b")
+    name = "llama31_8b"
+    rehearsal.run(files, "prepare")
+    fetched = Counter(rehearsal.hub.fetched())
+    assert set(fetched.values()) == {1}
+    assert not [path for path in fetched if path.endswith(".pth")]
+    asked = len(rehearsal.hub.requests)
+
+    # Killed where the first rows are scored, it goes on; what was scored stays as it is.
+    process = rehearsal.start(files)
+    wait_for(lambda: len(rehearsal.records(name)) >= 3, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = {
+        file: file.stat().st_mtime_ns
+        for file in (rehearsal.folder / "results" / name).rglob("record.json")
+    }
+    rehearsal.run(files, "--unlock")
+    rehearsal.run(files)
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+    check_tables(rehearsal, files, name)
+    assert len(rehearsal.hub.requests) == asked
+
+    # A task that is added is fetched and scored; nothing that trains is fitted again.
+    logs = {
+        file: file.stat().st_mtime_ns
+        for file in (rehearsal.folder / "results" / name / "logs").rglob("compress.log")
+    }
+    overlay = yaml.safe_load((rehearsal.folder / files[-1]).read_text("utf-8"))
+    added = {"task": "gsm8k", "limit": 2, "num_fewshot": 1}
+    added["config"] = {"generation_kwargs": {"until": ["Question:"], "max_gen_toks": 8}}
+    overlay["tasks"].append(added)
+    (rehearsal.folder / files[-1]).write_text(yaml.safe_dump(overlay), encoding="utf-8")
+    rehearsal.run(files)
+    check_tables(rehearsal, files, name)
+    trained = {
+        job.row for job in read_suite(merged_of(rehearsal, files)).jobs if job.method.trained
+    }
+    for file, time_ns in logs.items():
+        if file.parts[-4] in trained:
+            assert file.stat().st_mtime_ns == time_ns, file
+
+
+def merged_of(rehearsal: Rehearsal, files: list[str]) -> dict[str, Any]:
+    """The config that Snakemake makes of the files."""
+    merged: dict[str, Any] = {}
+    for file in files:
+        merge(merged, yaml.safe_load((rehearsal.folder / file).read_text("utf-8")))
+    return merged
+
+
+def wait_for(ready: Any, process: subprocess.Popen[str], limit: float = 1800) -> None:
+    """Until something holds; the process must still run."""
+    until = time.monotonic() + limit
+    while not ready():
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < until
+        time.sleep(1)
