@@ -36,9 +36,10 @@ from methods.core.routing.router import (
 from methods.core.routing.steering import Aim, Steering, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
-from methods.core.training.loop import KINDS, Penalty, TrainingParams
+from methods.core.training.loop import KINDS, Penalty
 from methods.core.training.lora import add_lora
 from methods.core.training.packing import lay_out
+from methods.core.training.params import TrainingParams
 
 # Unit of a steered lambda_max: 0.1 units are ten times the authors' weight.
 STEERED = 100

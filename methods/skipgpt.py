@@ -22,7 +22,7 @@ from methods.core.routing.router import Context, Decision, Router, Tokens, Unit,
 from methods.core.routing.steering import Aim, Steering, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
-from methods.core.training.loop import TrainingParams
+from methods.core.training.params import TrainingParams
 from methods.core.training.lora import add_lora
 
 
