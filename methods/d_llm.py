@@ -36,9 +36,10 @@ from methods.core.routing.router import (
 from methods.core.routing.steering import Aim, Steering, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
-from methods.core.training.loop import KINDS, Penalty, TrainingParams
+from methods.core.training.loop import KINDS, Penalty
 from methods.core.training.lora import add_lora
 from methods.core.training.packing import lay_out
+from methods.core.training.params import TrainingParams
 
 # Unit of a steered lambda_max: 0.1 units are ten times the authors' weight.
 STEERED = 100
@@ -315,10 +316,9 @@ class LayerRouter(Router):
             logits = self.routers[index](block_input.float())
             difference = logits[..., 1] - logits[..., 0]
             if at.generator is not None:
-                decision = sampled(difference, noise[:, index], 1.0)
-                assert decision.soft is not None
-                soft = torch.where(always, 1.0, decision.soft)
-                return straight_through(decision.execute | always, soft), state
+                execute, soft = sampled(difference, noise[:, index], 1.0)
+                execute = at.settle(index, execute | always)
+                return straight_through(execute, torch.where(always, 1.0, soft)), state
             added = 0.0 if noise is None else noise[:, index]
             execute = thresholded(difference + added, self.threshold).execute
             return Decision(execute | always), state

@@ -23,8 +23,8 @@ from methods.core.routing.router import Context, Decision, Router, Tokens, Unit,
 from methods.core.routing.steering import Steering, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
-from methods.core.training.loop import TrainingParams
 from methods.core.training.lora import add_lora
+from methods.core.training.params import TrainingParams
 
 
 class MoDD(Method):

@@ -16,14 +16,20 @@ from methods.core.backbone import Backbone
 from methods.core.budget import shortfall
 from methods.core.data import Data
 from methods.core.ledger import Rates
-from methods.core.routing.gates import hashed_noise, logistic_noise, sampled, thresholded
+from methods.core.routing.gates import (
+    hashed_noise,
+    logistic_noise,
+    sampled,
+    straight_through,
+    thresholded,
+)
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, module_units
 from methods.core.routing.steering import Aim, Steering, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
-from methods.core.training.loop import TrainingParams
 from methods.core.training.lora import add_lora
+from methods.core.training.params import TrainingParams
 
 
 class SkipGPT(Method):
@@ -208,6 +214,7 @@ class PairRouter(Router):
             if state is not None and at.generator is not None:
                 first, last = self.params.first_temperature, self.params.last_temperature
                 temperature = first + (last - first) * at.progress
-                return sampled(difference, state[:, index], temperature), state
+                execute, soft = sampled(difference, state[:, index], temperature)
+                return straight_through(at.settle(index, execute), soft), state
             noise = 0.0 if state is None else state[:, index]
             return thresholded(difference + noise, self.threshold), state

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,8 @@ from methods.core.data import Document
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
 from methods.core.routing.steering import Steering, unit_shares
-from methods.core.training.loop import KINDS, Trainer, TrainingParams
+from methods.core.training.loop import KINDS, Trainer
+from methods.core.training.params import TrainingParams
 from methods.hero import penalty
 from tests import toy
 
@@ -114,6 +118,24 @@ class ByNumber(Router):
     ) -> tuple[Decision, Tensor]:
         execute = state >= 4 if index else state % 2 == 0
         return Decision(execute, None, self.size * state / (5 if index else 10)), state
+
+
+def a_minute_per_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's clock: it moves on whenever it is read, once per update."""
+    ticks = count_from(0, 60)
+    monkeypatch.setattr("methods.core.training.loop.monotonic", lambda: next(ticks))
+
+
+def signal_in(monkeypatch: pytest.MonkeyPatch, at: int, number: signal.Signals) -> None:
+    """Send this process a signal in the midst of the pass ``at``, counted from 0."""
+    forward, passes = Trainer._forward_backward, count_from()
+
+    def signalled(self: Trainer, *arguments: Any) -> Tensor:
+        if next(passes) == at:
+            os.kill(os.getpid(), number)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_forward_backward", signalled)
 
 
 def interrupt_and_follow(

@@ -10,7 +10,7 @@ A file is JSON Lines, one document per row, in one of four forms:
                                              what it begins with
 
 or, for calibration alone, a NumPy file of int64 ids (N, T), used as given. A row may name its
-"task".
+"task". A folder NAME.tokens (``methods/core/tokens.py``) holds the documents of such a file.
 
 A position is *deciding* where its output is scored: it predicts a token of an answer. In a document
 that ends in an answer, what follows its last deciding position is never fed to be scored: the
@@ -34,35 +34,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-
-class Document(NamedTuple):
-    """Token ids of one document and what is known of them.
-
-    Args:
-        ids: Tokens.
-        prompt: How many of them belong to its prompt, for the loss.
-        task: Of which task it is; documents without one form a task of their own.
-        deciding: (first, stop) of every run of deciding positions.
-    """
-
-    ids: Sequence[int]
-    prompt: int
-    task: str = ""
-    deciding: Sequence[tuple[int, int]] = ()
-
-    @property
-    def deciding_positions(self) -> int:
-        """Their number."""
-        return sum(stop - first for first, stop in self.deciding)
-
-    @property
-    def prompting(self) -> list[tuple[int, int]]:
-        """(first, stop) of every run of positions before or between the deciding ones."""
-        if not self.deciding:
-            return [(0, len(self.ids))]
-        ends = [0, *(stop for _, stop in self.deciding)]
-        starts = [first for first, _ in self.deciding]
-        return [(end, start) for end, start in zip(ends, starts, strict=False) if end < start]
+from methods.core.tokens import SUFFIX, TokenFile, tokenized_by
+from methods.core.tokens import Document as Document
 
 
 class Batch(NamedTuple):
@@ -81,7 +54,7 @@ class Data:
         vocab_size: Of the backbone; ids are checked against it.
         max_length: Documents are cut to so many tokens.
         calibration_file: .npy or .jsonl; None if the method needs none.
-        training_file: .jsonl.
+        training_file: .jsonl, or a folder .tokens, which is mapped and not read.
         validation_file: .jsonl.
         probe_file: .jsonl; texts of the validation split as the harness feeds them.
     """
@@ -155,18 +128,29 @@ class Data:
     def _read(self, path: Path | None, purpose: str) -> Sequence[Document]:
         if path is None:
             raise ValueError(f"no {purpose} file was given, and this row needs one")
+        if path.suffix == SUFFIX:
+            return TokenFile(path, self.encoding)
         if not path.is_file():
             raise ValueError(f"{purpose} file {path} does not exist")
         if path.suffix == ".npy":
             return read_ids(path, self.vocab_size)
         if path.suffix != ".jsonl":
-            raise ValueError(f"{purpose} file {path} must end in .jsonl or .npy")
-        documents, rows = list[Document](), read_rows(path)
-        while part := list(islice(rows, 1000)):  # a tokenizer's own output is large
-            documents += self._encode(part)
+            raise ValueError(f"{purpose} file {path} must end in .jsonl, {SUFFIX} or .npy")
+        documents = list(self.documents(path))
         if not documents:
             raise ValueError(f"{purpose} file {path} holds no document")
         return documents
+
+    def documents(self, path: Path) -> Iterator[Document]:
+        """The documents of a .jsonl, as they are read."""
+        rows = read_rows(path)
+        while part := list(islice(rows, 1000)):  # a tokenizer's own output is large
+            yield from self._encode(part)
+
+    @property
+    def encoding(self) -> str:
+        """What makes tokens of a text: the tokenizer, and where documents are cut."""
+        return tokenized_by(self.tokenizer, self.max_length)
 
     def _encode(self, rows: Sequence[tuple[Any, str]]) -> list[Document]:
         """Rows of a file, each with its place, as token ids; EOS ends all but ``fed`` rows."""

@@ -19,7 +19,7 @@ from methods.core.routing.router import Router, ffn_units
 from methods.core.routing.steering import Steering, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
-from methods.core.training.loop import TrainingParams
+from methods.core.training.params import TrainingParams
 from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
 from methods.hero.router import HeroRouter, Sizes
 

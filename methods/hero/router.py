@@ -155,10 +155,9 @@ class HeroRouter(Router):
         """Decide block j = index + 1 from hbar (B, T, D)."""
         assert post_attention is not None
         trace, after = self.step(index, post_attention, state)
-        execute = trace.gate >= self.threshold
-        return Decision(
-            execute, torch.where(execute, trace.gate, 1 - trace.gate), trace.gate
-        ), after
+        execute = at.settle(index, trace.gate >= self.threshold)
+        scale = torch.where(execute, trace.gate, 1 - trace.gate)
+        return Decision(execute, scale, trace.gate), after
 
     def otherwise(self, index: int) -> Adapter:
         """The adapter of block ``index``."""

@@ -33,9 +33,10 @@ def run(main: Callable[[], None]) -> None:
             traceback.print_exc()
         print(f"error: {sentence(error)}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("interrupted; nothing half-written is left", file=sys.stderr)
-        raise SystemExit(130) from None
+    except KeyboardInterrupt as stop:
+        # A training that can be continued says so, and which signal it followed.
+        print(str(stop) or "interrupted; nothing half-written is left", file=sys.stderr)
+        raise SystemExit(getattr(stop, "status", 130)) from None
 
 
 def sentence(error: BaseException) -> str:

@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
         "--params-from", default="{}", metavar="JSON", help="param -> decisions.json that holds it"
     )
     parser.add_argument("--calibration", type=Path, metavar="FILE", help=".jsonl, or .npy of ids")
-    parser.add_argument("--train", type=Path, metavar="FILE", help=".jsonl")
+    parser.add_argument("--train", type=Path, metavar="FILE", help=".jsonl, or a folder .tokens")
     parser.add_argument("--validation", type=Path, metavar="FILE", help=".jsonl")
     parser.add_argument("--probe", type=Path, metavar="FILE", help=".jsonl; default: --validation")
     parser.add_argument("--max-length", type=int, default=2048, help="tokens per document")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import LongTensor, Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -66,25 +67,26 @@ def attend_with_key_weights(
 
     Without them it is the library's sdpa attention. Shapes as in transformers' AttentionInterface:
     query (B, H, T, d), key and value (B, H_kv, K, d); returns (B, T, H, d) and no weights.
+
+    sum_k w_k g_k v_k / (sum_k w_k g_k + EPS): one call of the fused attention reads both sums, of
+    values g_k v_k with a column g_k behind them, so that neither pass holds T x K numbers. Zeros
+    make queries, keys and values of one width that its kernels accept.
     """
     if key_weights is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    groups = query.shape[1] // key.shape[1]
-    key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
-    scores = (query @ key.transpose(2, 3)).float() * (scaling or query.shape[-1] ** -0.5)
-    if attention_mask is None:
-        attention_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
-    # The lowest number instead of -inf: a pad that may read nothing gets numbers, not NaN.
-    weights = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
-    # sum_k w_k g_k v_k / sum_k w_k g_k: weighting values and dividing results costs (K + T) d
-    # products per head, weighting the attention itself 2 T K.
-    gates = key_weights.float()[:, None, :, None]
-    mixed = weights.to(value.dtype) @ (value * gates).to(value.dtype)
-    with torch.autocast(query.device.type, enabled=False):
-        total = weights @ gates + EPS
-    return (mixed / total).to(value.dtype).transpose(1, 2).contiguous(), None
+    width, gates = value.shape[-1], key_weights[:, None, :, None]
+    # In the precision of the gates, whose gradients are summed over heads; 16 bits come last.
+    weighted = torch.cat([value * gates, gates.expand(*value.shape[:-1], 1)], dim=-1)
+    spare = -(width + 1) % 8
+    query, key = (pad(part, (0, spare + 1)) for part in (query, key))
+    read, _ = sdpa_attention_forward(
+        module, query, key, pad(weighted.to(value.dtype), (0, spare)), attention_mask,
+        dropout=dropout, scaling=scaling or width**-0.5,
+    )  # fmt: skip
+    read = read.to(weighted.dtype)
+    return (read[..., :width] / (read[..., width : width + 1] + EPS)).to(value.dtype), None
 
 
 AttentionInterface.register(IMPLEMENTATION, attend_with_key_weights)

@@ -38,17 +38,15 @@ def hashed_noise(seed: int, number: int, tokens: Tokens) -> Tensor:
     return _logit(uniform_hash(seed, number, tokens.positions, tokens.ids).double())
 
 
-def sampled(difference: Tensor, noise: Tensor, temperature: float) -> Decision:
-    """The gate of a training pass: 0 or 1 forward, the gradient of y backward.
+def sampled(difference: Tensor, noise: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Who executes (B, T) in a training pass, and y (B, T).
 
     Args:
         difference: z_execute - z_skip (B, T), float32.
         noise: Logistic (B, T).
-        temperature: T; it moves the gradient, never the decision.
+        temperature: T; it moves y, never the decision.
     """
-    soft = torch.sigmoid((difference + noise) / temperature)
-    execute = difference + noise >= 0
-    return straight_through(execute, soft)
+    return difference + noise >= 0, torch.sigmoid((difference + noise) / temperature)
 
 
 def straight_through(execute: Tensor, soft: Tensor) -> Decision:

@@ -13,7 +13,7 @@ as used. Evicting blocks (``methods/core/routing/eviction.py``) leave nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -106,6 +106,8 @@ class RoutedDecoder(nn.Module):
         }
         tokens = _tokens(input_ids, attention_mask, position_ids, hidden)
         at = context or Context()
+        if self._recomputes:
+            at = replace(at, settled={})
         state = self.router.start(tokens, hidden, at)
         decisions: dict[int, Decision] = {}
         for number, layer in enumerate(self.layers):
@@ -138,9 +140,13 @@ class RoutedDecoder(nn.Module):
             )
         return EvictingCache(self.config)
 
+    @property
+    def _recomputes(self) -> bool:
+        return self.checkpointing and torch.is_grad_enabled()
+
     def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a layer, under activation checkpointing if that is on and gradients flow."""
-        if self.checkpointing and torch.is_grad_enabled():
+        if self._recomputes:
             return checkpoint(function, *args, use_reentrant=False, **kwargs)
         return function(*args, **kwargs)
 
@@ -164,6 +170,8 @@ class RoutedDecoder(nn.Module):
             decision, state = self.router.gate(index, hidden, post_attention, state, at)
             if gates is not None:
                 decision = Decision(gates[:, index], None, decision.soft)
+            # Numbers of rows follow from it, which a recomputation must not change.
+            decision = decision._replace(execute=at.settle(index, decision.execute))
             decided[index] = decision
             return decision
 

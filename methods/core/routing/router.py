@@ -68,11 +68,18 @@ class Context:
         generator: Of the step's noise; None outside training.
         deciding: Weight (B, T) of each position whose output is scored, 0 on prompts; None where
             nobody tells the two apart.
+        settled: Unit -> who executes it (B, T), kept for layers that run again in the backward
+            pass; None where none does.
     """
 
     progress: float = 1.0
     generator: torch.Generator | None = None
     deciding: Tensor | None = None
+    settled: dict[int, Tensor] | None = None
+
+    def settle(self, index: int, execute: Tensor) -> Tensor:
+        """Who executes unit ``index`` (B, T): what its first pass decided, or now ``execute``."""
+        return execute if self.settled is None else self.settled.setdefault(index, execute)
 
 
 class Router(nn.Module, ABC):
@@ -105,7 +112,8 @@ class Router(nn.Module, ABC):
             post_attention: Residual stream behind attention (B, T, D) for an FFN unit; None for
                 the others, which are decided before attention runs.
             state: What ``start`` or the previous call returned.
-            at: Training progress.
+            at: Training progress. Where ``scale`` or ``soft`` depends on who executes, it is made
+                from ``at.settle(index, execute)``: a recomputed gate may round to the other side.
         """
 
     def otherwise(self, index: int) -> Branch | None:

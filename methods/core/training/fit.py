@@ -12,7 +12,8 @@ from methods.core.data import Data
 from methods.core.routing.calibration import HasThreshold, bypass_rates, calibrated, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import Steering
-from methods.core.training.loop import KINDS, Penalty, Trainer, TrainingParams, named, thinned
+from methods.core.training.loop import KINDS, Penalty, Trainer, named, thinned
+from methods.core.training.params import TrainingParams
 
 # Share of the updates, the last ones, over which the rate at the end of training is taken.
 ENDING = 0.1

@@ -14,15 +14,16 @@ that the share of parameters skipped meets the budget (``methods/core/routing/st
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from time import monotonic
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,9 +36,11 @@ from methods.core.routing.routed import RoutedDecoder
 from methods.core.routing.router import Context
 from methods.core.routing.steering import Steering
 from methods.core.seeds import generator
+from methods.core.training.interruption import Interrupted, Notice
 from methods.core.training.losses import lm_loss_sum
-from methods.core.training.packing import Rows, lay_out, plan
-from methods.core.training.snapshots import read_snapshot, write_snapshot
+from methods.core.training.packing import Rows, deal, pack, plan, split, stack
+from methods.core.training.params import TrainingParams
+from methods.core.training.snapshots import digest, read_snapshot, write_snapshot
 
 # Sum over positions, from soft gates (B, U, T), decisions (B, U, T), the weight of each position
 # (B, T) and the progress of training in [0, 1].
@@ -46,62 +49,11 @@ Penalty = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 SURVEYS = (0.35, 0.5, 0.6, 0.7, 0.8)
 KINDS = {"pooled": ("pooled",), "each": ("prompt", "deciding")}
 # A token that predicts nothing, for a process without documents: a penalty may sum over all.
-NOTHING = [Document([0], 0)]
+NOTHING = [[Document([0], 0)]]
 
 
 class DivergedError(ValueError):
     """Training ended because its loss was not finite."""
-
-
-@dataclass(frozen=True)
-class TrainingParams:
-    """Hyper-parameters that every trained row shares; defaults are HeRo's on Llama-3.1-8B.
-
-    Args:
-        updates: Optimizer steps. 7,339 = one epoch of Tulu-3 at 128 examples.
-        batch_tokens: Tokens per update, all processes together. 128 examples of about 650.
-        learning_rate: Peak, reached after the warm-up.
-        lora_rate: Learning rate of LoRA's matrices, relative to what is trained beside them.
-        schedule: What follows the warm-up.
-        warmup: Share of the updates.
-        weight_decay: On matrices; vectors and scalars never decay.
-        clip: Largest gradient norm.
-        row_length: Tokens per packed row; 0: one document per row.
-        micro_batches: Forward passes per update and process.
-        prompt_weight: Loss weight of prompt tokens, relative to answers.
-        checkpointing: Recompute layers in the backward pass.
-        snapshot_every: Updates between snapshots.
-    """
-
-    updates: int = 7339
-    batch_tokens: int = 83_200
-    learning_rate: float = 1e-4
-    lora_rate: float = 1.0
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: float = 0.03
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    row_length: int = 2048
-    micro_batches: int = 1
-    prompt_weight: float = 1.0
-    checkpointing: bool = False
-    snapshot_every: int = 500
-
-    def __post_init__(self) -> None:
-        """Check ranges.
-
-        Raises:
-            ValueError: A value is out of its range.
-        """
-        for name in ("updates", "batch_tokens", "micro_batches", "snapshot_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 1")
-        for name in ("learning_rate", "lora_rate", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be positive")
-        for name in ("warmup", "prompt_weight"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be from 0 to 1")
 
 
 @dataclass
@@ -113,7 +65,8 @@ class Trainer:
         params: Hyper-parameters.
         documents: Training documents.
         seed: Of data order and noise.
-        workdir: Snapshots and the log; a run found there is continued, bit for bit.
+        workdir: Snapshots and the log; a run found there is continued, bit for bit, with the same
+            number of processes.
         steering: Of a routed model, kind of position -> what gives the weight of its penalty and
             the sizes of the units; the kinds are those of ``KINDS["pooled"]`` or ``KINDS["each"]``.
         penalties: Kind -> sum over its positions of what routing adds to the loss.
@@ -142,6 +95,7 @@ class Trainer:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.log: list[dict[str, float]] = []
+        self.notice, self.stopping = Notice(), False
 
     def _groups(self) -> list[dict[str, Any]]:
         """Trained parameters by weight decay and by their share of the learning rate."""
@@ -169,6 +123,7 @@ class Trainer:
 
         Raises:
             DivergedError: The loss is not finite; the last good snapshot stays in ``workdir``.
+            Interrupted: SIGTERM or SIGINT came; a snapshot was left behind the update at hand.
         """
         done = self._resume()
         self.model.train()
@@ -176,25 +131,43 @@ class Trainer:
         batches = islice(plan(lengths, self.params.batch_tokens, self.seed), done, None)
         total, quiet = self.params.updates, self.rank > 0
         bar = tqdm(total=total, initial=done, desc="training", disable=quiet, mininterval=2)
-        for update in range(done, total):
-            entry = self._update(update, [self.documents[n] for n in next(batches)])
-            self.log.append(entry)
-            if not math.isfinite(entry["loss"]):
-                raise DivergedError(
-                    f"the loss of update {update} is {entry['loss']}; "
-                    f"a lower learning_rate than {self.params.learning_rate} may help"
-                )
-            skips = {name: f"{v:.3f}" for name, v in entry.items() if name.startswith("skip")}
-            bar.set_postfix(loss=f"{entry['loss']:.3f}", **skips, refresh=False)
-            bar.update()
-            if self.survey is not None and update + 1 in self._surveys:
-                self._correct(self.survey())
-            last = update + 1 == self.params.updates
-            if self.rank == 0 and ((update + 1) % self.params.snapshot_every == 0 or last):
-                self._snapshot(update + 1)
-        bar.close()
+        saved = monotonic()
+        with self.notice, bar:
+            for update in range(done, total):
+                entry = self._update(update, [self.documents[n] for n in next(batches)])
+                self._note(entry, bar)
+                if self.survey is not None and update + 1 in self._surveys:
+                    self._correct(self.survey())
+                now = monotonic()
+                due = now - saved >= 60 * self.params.snapshot_minutes
+                if self.rank == 0 and (due or self.stopping or update + 1 == total):
+                    self._snapshot(update + 1)
+                    saved = now
+                if self.stopping:
+                    self._stop(update + 1)
         self.model.eval()
         return self.log
+
+    def _note(self, entry: dict[str, float], bar: tqdm[Any]) -> None:
+        """Log an update and show it."""
+        self.log.append(entry)
+        if not math.isfinite(entry["loss"]):
+            raise DivergedError(
+                f"the loss of update {entry['update']} is {entry['loss']}; "
+                f"a lower learning_rate than {self.params.learning_rate} may help"
+            )
+        skips = {name: f"{v:.3f}" for name, v in entry.items() if name.startswith("skip")}
+        bar.set_postfix(loss=f"{entry['loss']:.3f}", **skips, refresh=False)
+        bar.update()
+
+    def _stop(self, done: int) -> None:
+        if self.world > 1:
+            # torchrun ends all processes when the first one is gone; the snapshot must be whole.
+            dist.barrier()
+        raise Interrupted(
+            f"interrupted; the snapshot after update {done} continues",
+            self.notice.number or signal.SIGTERM,
+        )
 
     @property
     def _surveys(self) -> set[int]:
@@ -207,16 +180,9 @@ class Trainer:
         self.model.train()
 
     def _update(self, update: int, documents: Sequence[Document]) -> dict[str, float]:
-        """One optimizer step on one batch; this process takes every world-th document."""
+        """One optimizer step on one batch."""
         device = next(iter(self.trained.values())).device
-        mine = documents[self.rank :: self.world]
-        parts = [mine[n :: self.params.micro_batches] for n in range(self.params.micro_batches)]
-        micro = [
-            lay_out(
-                part or NOTHING, self.params.row_length, self.params.prompt_weight, self.tasks
-            ).to(device)
-            for part in parts
-        ]
+        micro = [rows.to(device) for rows in self._micro_batches(documents)]
         totals = torch.stack([self._totals(rows) for rows in micro]).sum(dim=0)
         self._sum(totals)
         totals[1:].clamp_(min=1)
@@ -229,7 +195,9 @@ class Trainer:
             context = Context(progress, noise, rows.deciding)
             sums += self._forward_backward(rows, totals, context)
         self._share_gradients()
-        self._sum(sums)
+        shared = torch.cat([sums, sums.new_tensor([self.notice.number])])
+        self._sum(shared)
+        sums, self.stopping = shared[:-1], bool(shared[-1])
         norm = nn.utils.clip_grad_norm_(self.trained.values(), self.params.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate(update) * group["share"]
@@ -247,6 +215,17 @@ class Trainer:
             entry |= {named(name, kind): value for name, value in told.items()}
             steering.observe(skip, soft_skip, progress)
         return entry
+
+    def _micro_batches(self, documents: Sequence[Document]) -> list[Rows]:
+        """What this process runs of a batch, one forward pass each; all processes run as many."""
+        params, packed = self.params, pack(documents, self.params.row_length)
+        shares = [split(share, params.micro_tokens) for share in deal(packed, self.world)]
+        mine = shares[self.rank]
+        mine += [[]] * (max(map(len, shares)) - len(mine))
+        return [
+            stack(rows or NOTHING, params.row_length, params.prompt_weight, self.tasks)
+            for rows in mine
+        ]
 
     def _forward_backward(self, rows: Rows, totals: Tensor, context: Context) -> Tensor:
         """Accumulate gradients of one micro-batch; returns its parts of the logged sums."""
@@ -335,13 +314,9 @@ class Trainer:
         """What a snapshot must share with this run: params, seed, data, backbone, budget."""
         shapes = [(name, tuple(p.shape)) for name, p in self.trained.items()]
         budgets = [(kind, steering.budget) for kind, steering in self.steering.items()]
-        digest = hashlib.sha256(repr((self.params, self.seed, shapes, budgets)).encode())
-        for document in self.documents:
-            digest.update(repr(tuple(document)).encode())
-        frozen = (p for p in self.model.parameters() if not p.requires_grad)
-        sums = [float(parameter.detach().double().sum()) for parameter in frozen]
-        digest.update(repr(sums).encode())
-        return digest.hexdigest()
+        frozen = [p for p in self.model.parameters() if not p.requires_grad]
+        settings = repr((self.params, self.seed, shapes, budgets))
+        return digest(settings, self.documents, frozen)
 
     def _resume(self) -> int:
         """Continue a run found in ``workdir``; returns the number of finished updates."""

@@ -11,6 +11,8 @@ from torch import Tensor
 from methods.core.data import Document
 from methods.core.seeds import generator
 
+Row = list[Document]
+
 
 class Rows(NamedTuple):
     """Documents laid out for one forward pass, each (B, T).
@@ -66,17 +68,27 @@ def lay_out(
     prompt_weight: float,
     tasks: Mapping[str, float] | None = None,
 ) -> Rows:
-    """Pack documents into rows, first fit in the given order.
+    """Pack documents into rows and make their tensors.
 
     Args:
         documents: At least one.
-        length: Row length T; a longer document makes its rows longer. 0: one document per row.
+        length: Row length T, see :func:`pack`.
         prompt_weight: Loss weight of predictions inside a prompt; the others weigh 1.
         tasks: Task -> weight of its deciding positions; None: 1.
     """
-    rows: list[list[Document]] = []
+    return stack(pack(documents, length), length, prompt_weight, tasks)
+
+
+def pack(documents: Sequence[Document], length: int) -> list[Row]:
+    """Documents on rows, first fit in the given order.
+
+    Args:
+        documents: Any number.
+        length: Tokens per row; a longer document makes all rows longer. 0: one document per row.
+    """
+    rows: list[Row] = []
     room: list[int] = []
-    width = max(length, *(len(document.ids) for document in documents))
+    width = max([length, *(len(document.ids) for document in documents)])
     for document in documents:
         need = len(document.ids)
         fitting = (n for n, free in enumerate(room) if free >= need) if length else iter(())
@@ -87,14 +99,57 @@ def lay_out(
             place = len(rows) - 1
         rows[place].append(document)
         room[place] -= need
+    return rows
+
+
+def deal(rows: Sequence[Row], processes: int) -> list[list[Row]]:
+    """The rows of each process, in their order: the longest first, to whoever has fewest tokens."""
+    shares = [list[int]() for _ in range(processes)]
+    filled = [0] * processes
+    for number in sorted(range(len(rows)), key=lambda n: _tokens(rows[n]), reverse=True):
+        least = filled.index(min(filled))
+        shares[least].append(number)
+        filled[least] += _tokens(rows[number])
+    return [[rows[number] for number in sorted(share)] for share in shares]
+
+
+def split(rows: Sequence[Row], most: int) -> list[list[Row]]:
+    """Rows by forward pass, those of like length together; at least one pass, maybe without rows.
+
+    Args:
+        rows: Any number.
+        most: Positions of a pass, pads included; a longer row has a pass of its own. 0: all rows
+            are one pass, in their order.
+    """
+    if not most or not rows:
+        return [list(rows)]
+    passes: list[list[Row]] = []
+    for row in sorted(rows, key=_tokens, reverse=True):
+        if passes and (len(passes[-1]) + 1) * _tokens(passes[-1][0]) <= most:
+            passes[-1].append(row)
+        else:
+            passes.append([row])
+    return passes
+
+
+def stack(
+    rows: Sequence[Row],
+    length: int,
+    prompt_weight: float,
+    tasks: Mapping[str, float] | None = None,
+) -> Rows:
+    """Tensors of packed rows (B, T), T the longest row; arguments as in :func:`lay_out`."""
+    used = max(map(_tokens, rows))
+    width = max(length, used)
     made = [_row(row, width, prompt_weight, tasks or {}) for row in rows]
-    used = width - min(room)
     return Rows(*(torch.stack(parts)[:, :used] for parts in zip(*made, strict=True)))
 
 
-def _row(
-    documents: Sequence[Document], width: int, prompt_weight: float, tasks: Mapping[str, float]
-) -> Rows:
+def _tokens(row: Row) -> int:
+    return sum(len(document.ids) for document in row)
+
+
+def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, float]) -> Rows:
     ids, positions = list[int](), list[int]()
     counted, weights = torch.zeros(width, dtype=torch.bool), torch.zeros(width)
     prompting, deciding = torch.zeros(width), torch.zeros(width)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
+
+from methods.core.data import Document
 
 NAME = "snapshot.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -71,3 +75,19 @@ def read_snapshot(
             moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in MOMENTS
         }
     return state
+
+
+def digest(settings: str, documents: Sequence[Document], frozen: Sequence[Tensor]) -> str:
+    """What two runs share that may continue each other's snapshots.
+
+    Args:
+        settings: Everything about a run that is small.
+        documents: Its training documents, by their ids and what is known of them.
+        frozen: Weights that it does not train, by their sums.
+    """
+    found = hashlib.sha256(settings.encode())
+    for ids, *known in documents:
+        found.update(repr((len(ids), known)).encode())
+        found.update(np.asarray(ids, dtype=np.int32).tobytes())
+    found.update(repr([float(weight.detach().double().sum()) for weight in frozen]).encode())
+    return found.hexdigest()

@@ -191,7 +191,7 @@ def test_missing_empty_and_odd_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no document"):
         read(jsonl(tmp_path))
     (tmp_path / "rows.csv").write_text("w1")
-    with pytest.raises(ValueError, match="must end in .jsonl or .npy"):
+    with pytest.raises(ValueError, match="must end in .jsonl, .tokens or .npy"):
         read(tmp_path / "rows.csv")
     with pytest.raises(ValueError, match="no validation file was given"):
         Data(None, 64).validation()

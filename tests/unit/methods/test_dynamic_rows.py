@@ -17,7 +17,7 @@ from methods.core.checkpoint import describe, read_card, save
 from methods.core.routing.routed import router_of
 from tests import steps, toy
 from tests.routing_toys import IDS, VARIANTS, fit, shaken, wrap
-from tests.training_toys import interrupt_and_follow, same_bits
+from tests.training_toys import a_minute_per_update, interrupt_and_follow, same_bits
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import parse_tasks
@@ -89,7 +89,7 @@ def test_noise_is_the_same_in_the_replay_of_a_checkpoint(
     found = []
     for on in (False, True):
         calls.clear()
-        fitted = fit(variant, tmp_path / str(on), micro_batches=2, checkpointing=on)
+        fitted = fit(variant, tmp_path / str(on), micro_tokens=40, checkpointing=on)
         found.append((trained(fitted.model), fitted.structure, fitted.decisions))
         assert sum(calls) == 6 * 2 * (2 if on else 1), "recomputed in every backward pass"
     same_bits(found[0][0], found[1][0])
@@ -100,16 +100,17 @@ def test_noise_is_the_same_in_the_replay_of_a_checkpoint(
 def test_killed_and_resumed_equals_undisturbed(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit(variant, tmp_path / "whole", snapshot_every=3)
+    a_minute_per_update(monkeypatch)
+    whole = fit(variant, tmp_path / "whole", snapshot_minutes=3)
     updates = interrupt_and_follow(
-        monkeypatch, 4, lambda: fit(variant, tmp_path / "parts", snapshot_every=3)
+        monkeypatch, 4, lambda: fit(variant, tmp_path / "parts", snapshot_minutes=3)
     )
     temperatures: list[float] = []
     sampled = skipgpt.sampled
     monkeypatch.setattr(
         skipgpt, "sampled", lambda d, n, t: temperatures.append(t) or sampled(d, n, t)
     )
-    resumed = fit(variant, tmp_path / "parts", snapshot_every=3)
+    resumed = fit(variant, tmp_path / "parts", snapshot_minutes=3)
     assert updates == [3, 4, 5]
     if variant.startswith("skipgpt"):
         expected = [5 - 4 * n / 6 for n in updates]

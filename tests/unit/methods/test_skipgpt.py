@@ -203,7 +203,7 @@ def test_the_temperature_follows_the_optimizer_step(
         return real(difference, noise, temperature)
 
     monkeypatch.setattr(skipgpt, "sampled", spy)
-    fit(variant, tmp_path, updates=4, micro_batches=2, checkpointing=True)
+    fit(variant, tmp_path, updates=4, micro_tokens=40, checkpointing=True)
     # Neither micro-batches nor replays advance it.
     assert sorted(set(seen), reverse=True) == [5.0, 4.0, 3.0, 2.0]
     assert all(seen.count(t) == 12 * 2 * 2 for t in set(seen))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from methods.core.backbone import attention, decoder, ffn, ffn_norm, layers
-from methods.core.routing.eviction import EvictingCache
+from methods.core.routing.eviction import EPS, EvictingCache, attend_with_key_weights
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Decision, Router, Tokens, evicting_units
 from tests import toy
@@ -163,6 +163,90 @@ def test_packed_documents_do_not_see_each_other() -> None:
         together = model(packed, position_ids=positions, use_cache=False).logits[0]
         alone = [model(IDS[:1, :7]).logits[0], model(IDS[1:, :5]).logits[0]]
         torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
+
+
+def written_out(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gates: Tensor
+) -> Tensor:
+    """The weighted attention from its definition, every weight of every head (B, H, T, K)."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    gates = gates[:, None, :, None]
+    return ((weights @ (value * gates)) / (weights @ gates + EPS)).transpose(1, 2)
+
+
+def drawn(length: int, width: int = 8, seed: int = 5) -> list[Tensor]:
+    """Queries, keys, values of a layer with shared keys, and gates of 0, 1 and between."""
+    rng = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(2, heads, length, width, generator=rng) for heads in (4, 2, 2)]
+    gates = (2 * torch.rand(2, length, generator=rng) - 0.5).clamp(0, 1)
+    return [part.requires_grad_() for part in (*parts, gates)]
+
+
+def mask_of(kind: str, length: int) -> Tensor | None:
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    if kind == "none":
+        return None
+    if kind == "packed":
+        document = (torch.arange(length) >= 7).long() + (torch.arange(length) >= 19).long()
+        return (causal & (document[:, None] == document))[None, None].expand(2, 1, -1, -1)
+    # Three pads before the second sequence, which read nothing and are read by nobody.
+    mask = causal.repeat(2, 1, 1, 1)
+    mask[1, :, :, :3] = False
+    return mask
+
+
+def attended(parts: list[Tensor], mask: Tensor | None) -> Tensor:
+    *states, gates = parts
+    heads = attention(layers(toy.make_model())[0])
+    return attend_with_key_weights(heads, *states, mask, key_weights=gates)[0]
+
+
+@pytest.mark.parametrize("width", [8, 6])
+@pytest.mark.parametrize("kind", ["none", "packed", "padded"])
+def test_the_fused_form_equals_the_one_written_out(kind: str, width: int) -> None:
+    mask, parts = mask_of(kind, 29), drawn(29, width)
+    real = torch.ones(2, 29, 1, 1)
+    if kind == "padded":
+        real[1, :3] = 0
+    # The first token of each document stays, as the reserved ones do.
+    for place in (0, 3, 7, 19):
+        parts[3].data[:, place] = 1.0
+    weights = torch.randn(2, 29, 4, width, generator=torch.Generator().manual_seed(6)) * real
+    expected = written_out(*parts[:3], mask, parts[3])
+    found = attended(parts, mask)
+    assert_near(found * real, (expected * real).detach())
+    wanted = torch.autograd.grad((expected * weights).sum(), parts)
+    for gradient, other in zip(
+        torch.autograd.grad((found * weights).sum(), parts), wanted, strict=True
+    ):
+        assert_near(gradient, other)
+
+
+@pytest.mark.parametrize("kind", ["none", "packed"])
+def test_memory_of_the_weighted_form_grows_with_the_tokens(kind: str) -> None:
+    def saved(length: int) -> int:
+        parts, sizes = drawn(length), list[int]()
+
+        def count(tensor: Tensor) -> Tensor:
+            # A mask is that of all heads, and the library's own.
+            if tensor.shape[-2:] != (length, length):
+                sizes.append(tensor.numel())
+            else:
+                assert kind == "packed"
+                assert tensor.shape[1] == 1
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            attended(parts, mask_of(kind, length))
+        assert max(sizes) < length * length
+        return sum(sizes)
+
+    assert saved(512) == 2 * saved(256)
 
 
 @torch.no_grad()

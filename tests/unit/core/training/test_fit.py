@@ -12,7 +12,7 @@ from methods.core.data import Document
 from methods.core.routing.routed import route
 from methods.core.routing.steering import Steering
 from methods.core.training import fit
-from methods.core.training.loop import TrainingParams
+from methods.core.training.params import TrainingParams
 from methods.hero import penalty
 from tests import toy
 from tests.training_toys import ByNumber, trainer_for

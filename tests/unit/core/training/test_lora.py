@@ -18,7 +18,8 @@ from methods.core.checkpoint import describe, save
 from methods.core.data import Document
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.steering import Steering
-from methods.core.training.loop import Trainer, TrainingParams
+from methods.core.training.loop import Trainer
+from methods.core.training.params import TrainingParams
 from methods.hero import penalty
 from tests import toy
 from tests.near import assert_near

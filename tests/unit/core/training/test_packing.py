@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import islice, pairwise
 
+import pytest
+import torch
+
 from methods.core.data import Document
-from methods.core.training.packing import lay_out, plan
-from tests.training_toys import (
-    documents,
-)
+from methods.core.training.packing import deal, lay_out, pack, plan, split
+from tests.training_toys import documents
 
 
 def test_plan_takes_every_document_once_per_epoch() -> None:
@@ -71,3 +72,47 @@ def test_rows_without_packing_and_with_a_document_that_is_too_long() -> None:
     assert rows.counted.sum() == 3
     longer = lay_out(texts, 2, 1.0)
     assert longer.ids.tolist() == [[1, 2, 6], [3, 4, 5]]
+
+
+def rows_of(*lengths: int) -> list[list[Document]]:
+    """Rows of one document each."""
+    return [[Document([n] * length, 0)] for n, length in enumerate(lengths)]
+
+
+def lengths_of(rows: list[list[Document]]) -> list[int]:
+    return [sum(len(document.ids) for document in row) for row in rows]
+
+
+def test_rows_are_dealt_evenly_and_keep_their_order() -> None:
+    rows = rows_of(3, 9, 4, 8, 2)
+    assert deal(rows, 1) == [rows]
+    # 9 here, 8 and 4 there, 3 and then 2, at a tie, here.
+    assert [lengths_of(share) for share in deal(rows, 2)] == [[3, 9, 2], [4, 8]]
+    assert [lengths_of(share) for share in deal(rows_of(5), 3)] == [[5], [], []]
+
+
+def test_a_pass_holds_rows_of_like_length() -> None:
+    rows = rows_of(3, 9, 4, 8, 2, 30)
+    assert split(rows, 0) == [rows]
+    # Pads count: 9 and 8 take 18 positions, 4, 3 and 2 take 12.
+    assert [lengths_of(part) for part in split(rows, 18)] == [[30], [9, 8], [4, 3, 2]]
+    assert [lengths_of(part) for part in split(rows, 11)] == [[30], [9], [8], [4, 3], [2]]
+    assert split([], 0) == split([], 18) == [[]]
+
+
+@pytest.mark.parametrize(("most", "bound"), [(0, 1.05), (6144, 1.02)])
+def test_few_positions_of_a_packed_update_are_pads(most: int, bound: float) -> None:
+    """Chats of 650 tokens in the mean, cut at 2,048; 83,200 tokens in rows of 2,048."""
+    rng = torch.Generator().manual_seed(0)
+    drawn = -690 * torch.rand(3000, generator=rng).log()
+    lengths = drawn.long().clamp(8, 2048).tolist()
+    assert 640 < sum(lengths) / len(lengths) < 660
+    held = spent = 0
+    for batch in islice(plan(lengths, 83_200, 1), 10):
+        rows = pack([Document(range(lengths[n]), 0) for n in batch], 2048)
+        passes = [lengths_of(part) for part in split(rows, most)]
+        assert all(len(part) * max(part) <= (most or 100_000) for part in passes)
+        held += sum(lengths[n] for n in batch)
+        spent += sum(len(part) * max(part) for part in passes)
+    assert sum(map(sum, passes)) == sum(lengths[n] for n in batch)
+    assert 1 <= spent / held <= bound

@@ -15,9 +15,10 @@ from methods.core.data import Document
 from methods.core.routing.routed import route
 from methods.core.routing.steering import Steering
 from methods.core.training import losses
-from methods.core.training.loop import Trainer, TrainingParams, thinned
+from methods.core.training.loop import Trainer, thinned
 from methods.core.training.losses import lm_loss_sum, score_answers
 from methods.core.training.packing import lay_out, plan
+from methods.core.training.params import TrainingParams
 from methods.hero import penalty
 from tests import toy
 from tests.training_toys import (
@@ -56,11 +57,15 @@ def test_packed_equals_one_document_per_row(row: str, tmp_path: Path) -> None:
 
 @ROWS
 def test_accumulation_gives_the_same_update(row: str, tmp_path: Path) -> None:
-    found, after = [], []
-    for parts in (1, 2, 4):
-        trainer = trainer_for(row, tmp_path / str(parts), updates=1, micro_batches=parts)
+    found, after, passes = [], [], list[int]()
+    for most in (0, 40, 20):
+        changes = {"updates": 1, "row_length": 20, "micro_tokens": most}
+        trainer = trainer_for(row, tmp_path / str(most), **changes)
+        batch = next(plan([len(d.ids) for d in trainer.documents], 60, 5))
+        passes.append(len(trainer._micro_batches([trainer.documents[n] for n in batch])))
         found.append(one_update(trainer))
         after.append(values(trainer))
+    assert passes == [1, 2, 4]
     for (entry, gradients), weights in zip(found[1:], after[1:], strict=True):
         for key, tolerance in {"loss": 1e-6, "penalty": 1e-6, "skip": 1e-12}.items():
             if key in entry:
@@ -242,17 +247,17 @@ def test_answers_are_scored_and_prompts_are_not(
     assert loss == pytest.approx(float(torch.cat(wrong).mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("most", [0, 3])
 @pytest.mark.parametrize("row_length", [0, 16])
 def test_penalty_and_rates_leave_out_pads_and_last_tokens(
-    parts: int, row_length: int, tmp_path: Path
+    most: int, row_length: int, tmp_path: Path
 ) -> None:
     model = toy.make_model().requires_grad_(False)
     router = ByNumber(model)
     route(model, router)
     texts = [Document([1, 2, 50], 0), Document([4, 51], 0)]
     params = TrainingParams(
-        updates=1, batch_tokens=5, row_length=row_length, micro_batches=parts, clip=1e9
+        updates=1, batch_tokens=5, row_length=row_length, micro_tokens=most, clip=1e9
     )
     steering = Steering(torch.tensor([0.1, 0.2], dtype=torch.float64), None, 0.5)
     trainer = Trainer(model, params, texts, 1, tmp_path, {"pooled": steering}, {"pooled": penalty})
@@ -266,10 +271,10 @@ def test_penalty_and_rates_leave_out_pads_and_last_tokens(
     assert float(router.size.grad) == pytest.approx(0.5 * 2 * entry["penalty"], rel=1e-6)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("most", [0, 5])
 @pytest.mark.parametrize("row_length", [0, 16])
 def test_prompts_and_deciding_positions_are_penalised_and_counted_apart(
-    parts: int, row_length: int, tmp_path: Path
+    most: int, row_length: int, tmp_path: Path
 ) -> None:
     model = toy.make_model().requires_grad_(False)
     router = ByNumber(model)
@@ -281,7 +286,7 @@ def test_prompts_and_deciding_positions_are_penalised_and_counted_apart(
         Document([1, 2, 50], 1, "b", [(0, 1)]),
     ]
     params = TrainingParams(
-        updates=1, batch_tokens=12, row_length=row_length, micro_batches=parts, clip=1e9
+        updates=1, batch_tokens=12, row_length=row_length, micro_tokens=most, clip=1e9
     )
     sizes = torch.tensor([0.1, 0.2], dtype=torch.float64)
     steering = {"prompt": Steering(sizes, None, 0.5), "deciding": Steering(sizes, None, 2.0)}
@@ -350,7 +355,8 @@ def test_thinned_log_keeps_the_ends() -> None:
     ("name", "value"),
     [
         ("updates", 0),
-        ("micro_batches", 0),
+        ("micro_tokens", -1),
+        ("snapshot_minutes", -1.0),
         ("learning_rate", 0.0),
         ("lora_rate", 0.0),
         ("warmup", 1.5),

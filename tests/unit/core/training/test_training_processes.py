@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from datetime import timedelta
 from itertools import islice
@@ -18,14 +19,15 @@ from methods.base import Request
 from methods.core.data import Document
 from methods.core.routing.gates import hashed_noise
 from methods.core.routing.router import Context, Tokens
-from methods.core.training.packing import plan
+from methods.core.training.interruption import Interrupted
+from methods.core.training.packing import pack, plan
 from tests import toy
 from tests.routing_toys import wrap
-from tests.training_toys import SHORT, documents, same_bits, trainer_for, values
+from tests.training_toys import SHORT, documents, same_bits, signal_in, trainer_for, values
 
-# Documents of 50 tokens fill a batch alone, so one of two processes gets nothing.
+# Documents of 50 tokens fill a batch and its one row, so one of two processes gets nothing.
 UNEVEN = [*documents(25), *(Document(list(range(n, n + 50)), 0) for n in range(4))]
-SHARED = {"batch_tokens": 50, "row_length": 50, "updates": 8}
+SHARED = {"batch_tokens": 50, "row_length": 20, "updates": 8}
 # Log, trained values before, trained values after.
 Run = tuple[list[dict[str, float]], dict[str, Tensor], dict[str, Tensor]]
 
@@ -33,6 +35,26 @@ Run = tuple[list[dict[str, float]], dict[str, Tensor], dict[str, Tensor]]
 def train_hero(workdir: Path) -> Run:
     trainer = trainer_for("hero", workdir, UNEVEN, **SHARED)
     start = values(trainer)
+    return trainer.run(), start, values(trainer)
+
+
+def train_split(workdir: Path) -> Run:
+    """Updates of several passes, of which one process may have fewer."""
+    trainer = trainer_for("hero", workdir, UNEVEN, micro_tokens=20, **SHARED)
+    start = values(trainer)
+    return trainer.run(), start, values(trainer)
+
+
+def train_stopped(workdir: Path) -> Run:
+    """Where there are two, the second is told to stop in its third update; then both go on."""
+    start = values(trainer_for("hero", workdir, UNEVEN, **SHARED))
+    if dist.is_initialized():
+        with pytest.MonkeyPatch.context() as patch:
+            if dist.get_rank():
+                signal_in(patch, 2, signal.SIGTERM)
+            with pytest.raises(Interrupted, match="snapshot after update 3 continues"):
+                trainer_for("hero", workdir, UNEVEN, **SHARED).run()
+    trainer = trainer_for("hero", workdir, UNEVEN, **SHARED)
     return trainer.run(), start, values(trainer)
 
 
@@ -64,7 +86,9 @@ def train_skipgpt(workdir: Path) -> Run:
     return fitted.decisions["training"], before, after
 
 
-TRAIN: dict[str, Any] = {"hero": train_hero, "skipgpt-rt": train_skipgpt}
+TRAIN: dict[str, Any] = {
+    "hero": train_hero, "split": train_split, "stopped": train_stopped, "skipgpt-rt": train_skipgpt,
+}  # fmt: skip
 
 
 def worker(rank: int, threads: int, row: str, folder: Path) -> None:
@@ -86,9 +110,10 @@ def test_two_processes_train_to_the_losses_of_one(
 ) -> None:
     if sys.platform == "linux":
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    sizes = [len(b) for b in islice(plan([len(d.ids) for d in UNEVEN], 50, 5), 8)]
-    assert 1 in sizes
-    assert any(size % 2 and size > 1 for size in sizes)
+    batches = islice(plan([len(d.ids) for d in UNEVEN], 50, 5), 8)
+    rows = [len(pack([UNEVEN[n] for n in batch], 20)) for batch in batches]
+    assert 1 in rows
+    assert any(number % 2 and number > 1 for number in rows)
     log, start, alone = TRAIN[row](tmp_path / "alone")
     shared = (torch.get_num_threads(), row, tmp_path)
     other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, *shared))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+from array import array
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.training.loop import DivergedError, TrainingParams
+from methods.core.training.interruption import SIGNALS, Interrupted
+from methods.core.training.loop import DivergedError
 from methods.core.training.packing import plan
-from methods.core.training.snapshots import NAME
+from methods.core.training.params import TrainingParams
+from methods.core.training.snapshots import NAME, digest
 from methods.hero import penalty
+from tests import toy
+from tests.steps import compress
 from tests.training_toys import (
     SHORT,
+    a_minute_per_update,
     documents,
     interrupt_and_follow,
     same_bits,
+    signal_in,
     trainer_for,
     values,
 )
@@ -30,13 +38,14 @@ from tests.training_toys import (
 def test_killed_and_resumed_equals_undisturbed(
     row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = trainer_for(row, tmp_path / "whole", snapshot_every=3)
+    a_minute_per_update(monkeypatch)
+    whole = trainer_for(row, tmp_path / "whole", snapshot_minutes=3)
     start = values(whole)
     whole.run()
 
-    killed = trainer_for(row, tmp_path / "parts", snapshot_every=3)
+    killed = trainer_for(row, tmp_path / "parts", snapshot_minutes=3)
     updates = interrupt_and_follow(monkeypatch, 4, killed.run)
-    resumed = trainer_for(row, tmp_path / "parts", snapshot_every=3)
+    resumed = trainer_for(row, tmp_path / "parts", snapshot_minutes=3)
     resumed.run()
     assert updates == [3, 4, 5]
     assert resumed.log == whole.log
@@ -48,6 +57,65 @@ def test_killed_and_resumed_equals_undisturbed(
         steering = resumed.steering["pooled"]
         assert steering.state() == whole.steering["pooled"].state()
         assert steering.alpha not in (0.02, whole.log[3]["alpha"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_behind_the_update_at_hand(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer_for("hero", tmp_path / "whole").run()
+    before = [signal.getsignal(which) for which in SIGNALS]
+    with monkeypatch.context() as patch:
+        signal_in(patch, 3, number)
+        stopped = trainer_for("hero", tmp_path / "parts")
+        with pytest.raises(Interrupted, match="snapshot after update 4 continues") as told:
+            stopped.run()
+    assert told.value.status == 128 + number
+    assert stopped.log == whole[:4]
+    assert [signal.getsignal(which) for which in SIGNALS] == before
+    assert trainer_for("hero", tmp_path / "parts")._resume() == 4
+    assert trainer_for("hero", tmp_path / "parts").run() == whole
+
+
+def test_a_step_that_is_told_to_stop_continues(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = toy.make_data(tmp_path / "data")
+    given = [
+        "--train",
+        files["training"],
+        "--params",
+        json.dumps({"updates": 4, "batch_tokens": 60}),
+    ]
+    whole = compress("lora", llama, tmp_path / "whole", *given)
+    with monkeypatch.context() as patch:
+        signal_in(patch, 1, signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            compress("lora", llama, tmp_path / "made", *given)
+    assert ended.value.code == 143
+    assert "interrupted; the snapshot after update 2 continues" in capfd.readouterr().err
+    assert not (tmp_path / "made").exists()
+    assert (tmp_path / "made.checkpoints" / NAME).is_file()
+    made = compress("lora", llama, tmp_path / "made", *given)
+    for file in ("decisions.json", "trained.safetensors"):
+        assert (made / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_snapshots_tell_documents_apart() -> None:
+    texts = documents(3)
+    first, second, third = texts
+    assert digest("", [first._replace(ids=array("i", first.ids)), second, third], []) == digest(
+        "", texts, []
+    )
+    others = [
+        [second, first, third],
+        [first._replace(ids=[*first.ids, 1]), second._replace(ids=second.ids[1:]), third],
+        [first._replace(prompt=9), second, third],
+        [first._replace(task="a"), second, third],
+        [first._replace(deciding=[(0, 1)]), second, third],
+        [first, second],
+    ]
+    assert digest("", texts, []) not in {digest("", other, []) for other in others}
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
@@ -83,8 +151,11 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
         trainer_for("hero", tmp_path, updates=1).run()
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(tmp_path: Path) -> None:
-    trainer = trainer_for("hero", tmp_path, snapshot_every=2)
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_minute_per_update(monkeypatch)
+    trainer = trainer_for("hero", tmp_path, snapshot_minutes=2)
     calls: list[int] = []
 
     def breaking(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
@@ -98,7 +169,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(tmp_pa
     assert all(bool(torch.isfinite(value).all()) for value in values(trainer).values())
     good = trainer_for("hero", tmp_path / "good", updates=6)
     good.params = TrainingParams(**SHORT)
-    reread = trainer_for("hero", tmp_path, snapshot_every=2)
+    reread = trainer_for("hero", tmp_path, snapshot_minutes=2)
     assert reread._resume() == 2
     good.documents = trainer.documents
     lengths = [len(d.ids) for d in good.documents]

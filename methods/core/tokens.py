@@ -1,0 +1,147 @@
+"""Documents as token ids, and folders of them that are mapped into memory, not read.
+
+NAME.tokens/
+    ids.bin      int32, the documents one behind the other
+    starts.npy   (N + 1,) int64, where each begins in it
+    runs.npy     (R, 2) int32, first and stop of every run of deciding positions
+    firsts.npy   (N + 1,) int64, where each document's runs begin
+    known.npy    (N, 2) int32, tokens of the prompt and number of the task
+    about.json   names of the tasks, and what made the tokens
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+SUFFIX = ".tokens"
+TABLES = ("starts", "runs", "firsts", "known")
+
+
+class Document(NamedTuple):
+    """Token ids of one document and what is known of them.
+
+    Args:
+        ids: Tokens.
+        prompt: How many of them belong to its prompt, for the loss.
+        task: Of which task it is; documents without one form a task of their own.
+        deciding: (first, stop) of every run of deciding positions.
+    """
+
+    ids: Sequence[int]
+    prompt: int
+    task: str = ""
+    deciding: Sequence[tuple[int, int]] = ()
+
+    @property
+    def deciding_positions(self) -> int:
+        """Their number."""
+        return sum(stop - first for first, stop in self.deciding)
+
+    @property
+    def prompting(self) -> list[tuple[int, int]]:
+        """(first, stop) of every run of positions before or between the deciding ones."""
+        if not self.deciding:
+            return [(0, len(self.ids))]
+        ends = [0, *(stop for _, stop in self.deciding)]
+        starts = [first for first, _ in self.deciding]
+        return [(end, start) for end, start in zip(ends, starts, strict=False) if end < start]
+
+
+class TokenFile(Sequence[Document]):
+    """The documents of a folder; each is made where it is asked for.
+
+    Args:
+        folder: As :func:`write_tokens` left it.
+        encoding: What the tokens must have been made by, see :func:`tokenized_by`.
+
+    Raises:
+        ValueError: The folder is missing or incomplete, or was made otherwise.
+    """
+
+    def __init__(self, folder: Path, encoding: str) -> None:
+        try:
+            about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+            self._starts, self._runs, self._firsts, self._known = (
+                np.load(folder / f"{name}.npy", mmap_mode="r") for name in TABLES
+            )
+            self._ids = np.memmap(folder / "ids.bin", dtype=np.int32, mode="r")
+            whole = len(self._ids) == self._starts[-1]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder} is no whole folder of tokens: {error}") from error
+        if not whole:
+            raise ValueError(f"{folder} is no whole folder of tokens: ids are missing")
+        if about["encoding"] != encoding:
+            raise ValueError(
+                f"{folder} was made with another tokenizer or maximum length; make it anew"
+            )
+        self._tasks: list[str] = about["tasks"]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @overload
+    def __getitem__(self, which: int) -> Document: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> list[Document]: ...
+
+    def __getitem__(self, which: int | slice) -> Document | list[Document]:
+        if isinstance(which, slice):
+            return [self[number] for number in range(len(self))[which]]
+        number = range(len(self))[which]
+        ids = array("i", self._ids[self._starts[number] : self._starts[number + 1]].tobytes())
+        runs = self._runs[self._firsts[number] : self._firsts[number + 1]].tolist()
+        prompt, task = self._known[number].tolist()
+        return Document(ids, prompt, self._tasks[task], tuple(map(tuple, runs)))
+
+
+def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> int:
+    """Write a folder that :class:`TokenFile` reads.
+
+    Args:
+        documents: In their order; one at a time is held.
+        folder: Empty.
+        encoding: See :func:`tokenized_by`.
+
+    Returns:
+        The number of documents.
+    """
+    starts, firsts = array("q", [0]), array("q", [0])
+    runs, known, tasks = array("i"), array("i"), dict[str, int]()
+    with (folder / "ids.bin").open("wb") as stream:
+        for document in documents:
+            stream.write(np.asarray(document.ids, dtype=np.int32).tobytes())
+            starts.append(starts[-1] + len(document.ids))
+            for run in document.deciding:
+                runs.extend(run)
+            firsts.append(len(runs) // 2)
+            known.extend((document.prompt, tasks.setdefault(document.task, len(tasks))))
+    made: dict[str, Any] = {
+        "starts": np.array(starts), "runs": np.array(runs).reshape(-1, 2),
+        "firsts": np.array(firsts), "known": np.array(known).reshape(-1, 2),
+    }  # fmt: skip
+    for name in TABLES:
+        np.save(folder / f"{name}.npy", made[name])
+    about = {"tasks": list(tasks), "encoding": encoding}
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    return len(starts) - 1
+
+
+def tokenized_by(tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> str:
+    """A digest of what makes a document's tokens: tokenizer, chat template, maximum length."""
+    parts: list[Any] = [max_length]
+    if tokenizer is not None:
+        parts += [tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token]
+        # What a call last asked for is no part of it.
+        made = json.loads(tokenizer.backend_tokenizer.to_str())
+        parts.append({name: made[name] for name in made if name not in ("padding", "truncation")})
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

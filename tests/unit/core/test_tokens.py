@@ -1,0 +1,98 @@
+"""Folders of tokens against the .jsonl they were made from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from methods.core.data import Data
+from methods.core.tokens import TokenFile
+from tests import steps, toy
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "w1 w2 w3"},
+    {"prompt": "w4 w5 w6", "completion": "w7 w8", "task": "second"},
+    {"messages": [
+        {"role": "user", "content": "w9"}, {"role": "assistant", "content": "w10 w11"},
+        {"role": "user", "content": "w12"}, {"role": "assistant", "content": "w13"},
+    ]},
+    {"fed": "w14 w15 w16 w17", "prompt": "w14 w15", "task": "first"},
+    {"text": " ".join(f"w{n}" for n in range(30)), "task": "second"},
+]  # fmt: skip
+
+
+def data(file: Path, length: int = 16, **changes: Any) -> Data:
+    given = {"tokenizer": toy.make_tokenizer(), "vocab_size": 64, "max_length": length}
+    return Data(training_file=file, **(given | changes))
+
+
+@pytest.fixture
+def made(llama: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Rows, and the folder of their tokens."""
+    rows, folder = toy.write_jsonl(tmp_path / "rows.jsonl", ROWS), tmp_path / "rows.tokens"
+    where = ["--backbone", llama, "--data", rows, "--out", folder]
+    steps.call("tokens", *where, "--max-length", 16)
+    return rows, folder
+
+
+def test_documents_are_those_of_the_rows(made: tuple[Path, Path]) -> None:
+    rows, folder = (data(file).training() for file in made)
+    assert isinstance(folder, TokenFile)
+    assert list(folder) == rows
+    assert (len(folder), folder[-1], folder[1:4:2]) == (5, rows[4], [rows[1], rows[3]])
+    assert {type(document.ids) for document in folder} == {type(rows[0].ids)}
+    assert [len(document.deciding) for document in folder] == [1, 1, 2, 1, 1]
+    with pytest.raises(IndexError):
+        folder[5]
+
+
+def test_a_fit_on_the_folder_is_that_on_the_rows(
+    made: tuple[Path, Path], llama: Path, tmp_path: Path
+) -> None:
+    given = ["--params", '{"updates": 2, "batch_tokens": 40}', "--max-length", 16]
+    fits = [
+        steps.compress("lora", llama, tmp_path / name, "--train", file, *given)
+        for name, file in zip(("rows", "folder"), made, strict=True)
+    ]
+    for file in ("decisions.json", "trained.safetensors"):
+        assert (fits[0] / file).read_bytes() == (fits[1] / file).read_bytes()
+
+
+def test_tokens_of_another_making_are_refused(made: tuple[Path, Path]) -> None:
+    other = toy.make_tokenizer()
+    other.chat_template = "{{ messages }}"
+    for changed in (data(made[1], 17), data(made[1], tokenizer=toy.make_tokenizer(2)),
+                    data(made[1], tokenizer=other)):  # fmt: skip
+        with pytest.raises(ValueError, match="another tokenizer or maximum length"):
+            changed.training()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda folder: (folder / "known.npy").unlink(),
+        lambda folder: (folder / "ids.bin").write_bytes(b"1234"),
+        lambda folder: (folder / "about.json").write_text("{"),
+        shutil.rmtree,
+    ],
+)
+def test_a_folder_that_is_not_whole_is_refused(
+    harm: Callable[[Path], object], made: tuple[Path, Path]
+) -> None:
+    harm(made[1])
+    with pytest.raises(ValueError, match="rows.tokens is no whole folder of tokens"):
+        data(made[1]).training()
+
+
+def test_wrong_names_and_empty_files_leave_nothing(
+    llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    empty = toy.write_jsonl(tmp_path / "rows.jsonl", [])
+    refuse = steps.Refuse(capfd, tmp_path)
+    where = ["--backbone", llama, "--data", empty, "--out"]
+    assert "must end in .tokens" in refuse("tokens", *where, tmp_path / "rows.npy")
+    assert "holds no document" in refuse("tokens", *where, tmp_path / "rows.tokens")

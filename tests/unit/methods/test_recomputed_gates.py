@@ -1,0 +1,100 @@
+"""Gates that decide otherwise when a checkpointed layer runs again in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
+
+from methods import d_llm, skipgpt
+from methods.core.routing.gates import sampled
+from methods.core.routing.routed import route
+from methods.core.routing.router import Context, Decision, Router, Tokens, module_units
+from tests import toy, training_toys
+from tests.routing_toys import IDS, shaken, training
+from tests.training_toys import same_bits
+
+
+class Undecided(Router):
+    """Draws who executes anew whenever it is asked."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.units = module_units(model, range(1, 6))
+        self.rng = torch.Generator().manual_seed(4)
+        self.gates = torch.nn.Parameter(torch.rand(len(self.units), 1, 1, generator=self.rng))
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
+        return None
+
+    def gate(
+        self, index: int, block_input: Tensor, post: Tensor | None, state: Any, at: Context
+    ) -> tuple[Decision, Any]:
+        gate = self.gates[index].expand(block_input.shape[:2])
+        execute = torch.rand(gate.shape, generator=self.rng) < 0.5
+        return Decision(execute, gate, gate), state
+
+
+def model_of(row: str) -> Any:
+    if row == "undecided":
+        model = toy.make_model().requires_grad_(False)
+        return route(model, Undecided(model))
+    if row == "hero":
+        return training_toys.built("hero", initial_bias=0.0)
+    model = shaken(row)
+    # As in training: tokens compete.
+    model.model.router.levels = None
+    return model
+
+
+def turn(row: str, model: Any, patch: pytest.MonkeyPatch) -> None:
+    """Make the router decide otherwise from now on."""
+
+    def otherwise(difference: Tensor, noise: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        execute, soft = sampled(difference, noise, temperature)
+        return ~execute, soft
+
+    router = model.model.router
+    if row == "hero":
+        router.threshold = 0.8
+    elif row == "mod-d":
+        router.capacity = 0.3
+    elif row != "undecided":
+        patch.setattr(d_llm if row == "d-llm" else skipgpt, "sampled", otherwise)
+
+
+def gradients(model: Any, checkpointing: bool, between: Callable[[], None]) -> dict[str, Tensor]:
+    model.train()
+    model.model.checkpointing = checkpointing
+    output = model.model(IDS, use_cache=False, context=training(0.5))
+    loss = output.last_hidden_state.square().mean()
+    if output.soft is not None:
+        loss = loss + output.soft.square().mean()
+    between()
+    loss.backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    "row", ["hero", "mod-d", "d-llm", "skipgpt-rt", "skipgpt-joint", "undecided"]
+)
+def test_a_recomputed_layer_does_what_its_first_pass_decided(
+    row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = gradients(model_of(row), False, lambda: None)
+    with monkeypatch.context() as patch:
+        model = model_of(row)
+        found = gradients(model, True, lambda: turn(row, model, patch))
+    same_bits(expected, found)
+    # Left to itself it would have done something else.
+    monkeypatch.setattr(Context, "settle", lambda self, index, execute: execute)
+    model = model_of(row)
+    try:
+        alone = gradients(model, True, lambda: turn(row, model, monkeypatch))
+    except CheckpointError:
+        return
+    assert any(not torch.equal(alone[name], expected[name]) for name in expected)
