@@ -14,7 +14,7 @@ from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import Backbone, attention, count, decoder
 from methods.core.data import Document
-from methods.core.routing.router import Context, Tokens
+from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
 from tests import toy
 from tests.training_toys import documents
 
@@ -46,6 +46,30 @@ class Texts:
 
     def probe(self) -> list[Document]:
         return documents(16, seed=4)
+
+
+class Spared(Router):
+    """Runs everything on deciding positions and skips unit 0 on three of ten prompt positions."""
+
+    reads_kinds = True
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.units = ffn_units(model, [2])
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
+        assert at.deciding is not None
+        return (at.deciding > 0) | (tokens.positions % 10 >= 3)
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Tensor,
+        at: Context,
+    ) -> tuple[Decision, Tensor]:
+        return Decision(state), state
 
 
 def wrap(model: nn.Module) -> Backbone:

@@ -195,6 +195,8 @@ class Suite:
         length = self.config["backbones"][job.backbone].get("max_length")
         for flag, value in (("--max-length", length), ("--limit", self.config.get("limit"))):
             words += [flag, str(value)] if value is not None else []
+        if self.config["share_prefix"]:
+            words.append("--share-prefix")
         if "task_folder" in self.config:
             words += ["--task-dir", self.config["task_folder"]]
         return shlex.join(words)

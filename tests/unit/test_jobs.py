@@ -169,6 +169,8 @@ def test_arguments_of_a_job_hold_what_changes_numbers(root: Path) -> None:
     assert suite.evaluate_arguments(suite.jobs[0]) == (
         "--suite tiny --backbone-name toy --row dense --batch-size 4 --limit 7 --task-dir toy"
     )
+    sharing = read_suite(config(share_prefix=True), root)
+    assert sharing.evaluate_arguments(sharing.jobs[0]).endswith(" --batch-size 16 --share-prefix")
 
 
 def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:

@@ -3,8 +3,9 @@
 ``CountingLM`` is lm-eval's own Hugging Face class with four hooks. Log-likelihood batches are right
 padded and pads are told apart by length, never by id; generation is left padded with a mask, and a
 row counts until its first stop. What is counted is what was computed, once: answers of one token
-that share a context are scored from one forward pass. Every model writes greedily, whatever
-settings its folder ships; the ``generation_kwargs`` of a task go over that.
+that share a context are scored from one forward pass, with ``share_prefix`` all that share one
+(``shared.py``). Every model writes greedily, whatever settings its folder ships; the
+``generation_kwargs`` of a task go over that.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
 from methods.core.routing.router import Context
+from workflows.evaluation.shared import answer_requests
 
 # A position is deciding where its output is scored: it predicts a token of an answer that is
 # compared, or of one that is generated. The others are prompt.
@@ -77,6 +79,8 @@ class CountingLM(HFLM):
         batch_size: Fixed; a changed batch size changes last bits.
         max_length: Context window; None: the config's.
         pads: Whether sequences of different lengths may share a batch.
+        share_prefix: Run a context once for all its answers; of no effect without ``pads``, where
+            what follows a token may decide with it.
     """
 
     def __init__(
@@ -87,12 +91,14 @@ class CountingLM(HFLM):
         batch_size: int,
         max_length: int | None,
         pads: bool = True,
+        share_prefix: bool = False,
     ) -> None:
         super().__init__(
             pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length
         )
         self.ledger = ledger
         self.pads = pads
+        self.share_prefix = share_prefix
         model.generation_config = greedy(model)
         # Either ends a text: lm-eval's own end of text stops it as a string.
         self.ends = {*end_tokens(model), self.eot_token_id} - {None}
@@ -113,6 +119,9 @@ class CountingLM(HFLM):
         self.tallies[kind].add(executed, tokens)
 
     def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[Any]:
+        if self.share_prefix and self.pads:
+            return answer_requests(self, requests, bool(options.get("disable_tqdm")))
+
         def length(request: tuple[Any, list[int], list[int]]) -> int:
             return len(request[1]) + len(request[2])
 

@@ -21,6 +21,7 @@ class SkipbenchLM(CountingLM):
         batch_size: Fixed; lm-eval's own default, and not ``auto``.
         max_length: Context window; None: the config's.
         device: The CPU is taken where there is no GPU.
+        share_prefix: Run a context once for all its answers.
 
     Raises:
         ValueError: The folder cannot be read or has no tokenizer, or an argument is wrong.
@@ -33,6 +34,7 @@ class SkipbenchLM(CountingLM):
         batch_size: int | str = 1,
         max_length: int | None = None,
         device: str = "cuda",
+        share_prefix: bool = False,
     ) -> None:
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size is {batch_size}, must be a number of at least 1")
@@ -42,5 +44,11 @@ class SkipbenchLM(CountingLM):
         if tokenizer is None:
             raise ValueError(f"{pretrained} has no tokenizer, so its text tasks cannot be scored")
         super().__init__(
-            model, tokenizer, ledger, int(batch_size), max_length, pads=method.batchable()
+            model,
+            tokenizer,
+            ledger,
+            int(batch_size),
+            max_length,
+            pads=method.batchable(),
+            share_prefix=share_prefix,
         )

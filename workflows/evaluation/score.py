@@ -63,10 +63,7 @@ def score(
     Raises:
         ValueError: A metric is not among the task's, or a task has no items.
     """
-    folders = [OWN_TASKS, *task_folders]
-    own = own_task_names(folders)
-    stock = any(e.task not in own and not e.is_perplexity for e in entries)
-    manager = TaskManager(include_path=[str(f) for f in folders], include_defaults=stock)
+    manager = task_manager(entries, task_folders)
     result = Scored(tallies={kind: Tally(lm.ledger) for kind in KINDS})
     for entry in tqdm(entries, desc="tasks"):
         found = None if kept is None else kept.read(entry)
@@ -82,6 +79,14 @@ def score(
         for kind in KINDS:
             result.tallies[kind].merge(tallies[kind])
     return result
+
+
+def task_manager(entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> TaskManager:
+    """Knows the tasks here, and lm-eval's own, which take seconds to list, where one is meant."""
+    folders = [OWN_TASKS, *task_folders]
+    own = own_task_names(folders)
+    stock = any(e.task not in own and not e.is_perplexity for e in entries)
+    return TaskManager(include_path=[str(f) for f in folders], include_defaults=stock)
 
 
 def run_task(

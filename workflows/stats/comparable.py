@@ -24,9 +24,9 @@ def check_comparable(records: Sequence[Record]) -> None:
     """Refuse records whose scores do not measure the same thing.
 
     Raises:
-        ValueError: Splits, prompts, items or task versions of a column differ, harness versions
-            differ, one name stands for two backbones, or a record does not say by which protocol
-            its budget was met.
+        ValueError: Splits, prompts, items or task versions of a column differ, harness versions or
+            ``share_prefix`` differ, one name stands for two backbones, or a record does not say by
+            which protocol its budget was met.
     """
     for record in records:
         _check_protocol(record)
@@ -43,6 +43,8 @@ def check_comparable(records: Sequence[Record]) -> None:
                     "evaluate them again under one suite"
                 )
     _refuse(done, "harness versions (lm_eval)", lambda r: r["versions"].get("lm_eval"))
+    counted = "ways of counting a context of several answers (share_prefix)"
+    _refuse(done, counted, lambda r: r["evaluation"].get("share_prefix", False))
     for name in dict.fromkeys(record["backbone"]["name"] for record in records):
         same = [record for record in records if record["backbone"]["name"] == name]
         _refuse(same, f"backbones under the name '{name}'", lambda r: r["backbone"]["hash"])

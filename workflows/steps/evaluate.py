@@ -49,6 +49,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="first N items of each task")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--max-length", type=int, help="context window; default: the config's")
+    parser.add_argument(
+        "--share-prefix", action="store_true", help="run a context once for all its answers"
+    )
     parser.add_argument("--suite", default="", help="label in the record")
     parser.add_argument("--backbone-name", default="", help="label in the record")
     parser.add_argument("--row", help="label in the record; default: the model's own")
@@ -101,7 +104,13 @@ def evaluate(
     if args.limit is not None:
         entries = [dataclasses.replace(entry, limit=args.limit) for entry in entries]
     lm = CountingLM(
-        model, tokenizer, ledger, args.batch_size, args.max_length, pads=method.batchable()
+        model,
+        tokenizer,
+        ledger,
+        args.batch_size,
+        args.max_length,
+        pads=method.batchable(),
+        share_prefix=args.share_prefix,
     )
     identity = {
         "model": [described.get(key) for key in MODEL] + [described["backbone"]["hash"]],
@@ -133,6 +142,7 @@ def evaluate(
         "evaluation": {
             "batch_size": args.batch_size,
             "equal_lengths": not lm.pads,
+            "share_prefix": lm.share_prefix,
             "max_length": lm.max_length,
             "end_tokens": sorted(lm.ends),
             "device": device,

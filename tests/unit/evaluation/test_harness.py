@@ -14,9 +14,10 @@ import torch
 from methods.core.backbone import count, layers
 from methods.core.ledger import Ledger
 from methods.core.routing.routed import route
-from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
+from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter
 from tests import toy
+from tests.routing_toys import Spared
 from workflows.evaluation.harness import KINDS, CountingLM
 from workflows.evaluation.score import pool, rates_by_kind, score
 from workflows.evaluation.tasklist import TaskEntry, parse_tasks
@@ -248,30 +249,6 @@ def test_a_text_of_one_token_has_no_perplexity(model: Any, tmp_path: Path) -> No
 def test_an_unknown_metric_is_named(model: Any, many: Path) -> None:
     with pytest.raises(ValueError, match=r"no metric 'f1' \(it has: acc, acc_norm\)"):
         score(harness(model, 8), [TaskEntry("toy_choice", metric="f1", limit=2)], [many])
-
-
-class Spared(Router):
-    """Runs everything on deciding positions and skips unit 0 on three of ten prompt positions."""
-
-    reads_kinds = True
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.units = ffn_units(model, [2])
-
-    def start(self, tokens: Tokens, hidden: torch.Tensor, at: Context) -> torch.Tensor:
-        assert at.deciding is not None
-        return (at.deciding > 0) | (tokens.positions % 10 >= 3)
-
-    def gate(
-        self,
-        index: int,
-        block_input: torch.Tensor,
-        post_attention: torch.Tensor | None,
-        state: torch.Tensor,
-        at: Context,
-    ) -> tuple[Decision, torch.Tensor]:
-        return Decision(state), state
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])

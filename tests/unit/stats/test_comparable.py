@@ -45,6 +45,17 @@ def test_other_harness_versions_are_refused() -> None:
         check_comparable(runs(versions={"lm_eval": "0.5"}))
 
 
+def test_a_record_that_shares_contexts_is_refused_beside_one_that_does_not() -> None:
+    shared = {"evaluation": dense()["evaluation"] | {"share_prefix": True}}
+    words = (
+        r"different ways of counting a context of several answers \(share_prefix\): False and True"
+    )
+    with pytest.raises(ValueError, match=words):
+        check_comparable(runs(**shared))
+    older = {"evaluation": dense()["evaluation"] | {"share_prefix": False}}
+    check_comparable(runs(**older))
+
+
 def test_one_name_for_two_backbones_is_refused() -> None:
     other = dense()["backbone"] | {"hash": "f" * 16}
     with pytest.raises(ValueError, match="different backbones under the name 'toy'"):

@@ -1,0 +1,180 @@
+"""Probe rows of a task against what the harness feeds when the same documents are scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from methods.core.data import Data
+from tests import steps, toy
+from workflows.evaluation.probe import probe_rows
+from workflows.evaluation.tasklist import TaskEntry
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content }} w9 {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+def documents(seed: int, number: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "question": toy.sentence(rng, int(rng.integers(3, 8))),
+            "options": [toy.sentence(rng, int(rng.integers(1, 4))) for _ in range(3)],
+            "answer": int(rng.integers(0, 3)),
+            "words": toy.sentence(rng, 4),
+        }
+        for _ in range(number)
+    ]
+
+
+TRAIN, TEST = documents(1, 9), documents(2, 5)
+
+
+def write_task(folder: Path, name: str = "made", **changes: Any) -> Path:
+    """A task of choices with training and test documents."""
+    files = {
+        split: str(toy.write_jsonl(folder / f"{split}.jsonl", rows))
+        for split, rows in (("train", TRAIN), ("test", TEST))
+    }
+    described = {
+        "task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": files},
+        "training_split": "train", "test_split": "test", "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}", "doc_to_choice": "{{options}}", "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    } | changes  # fmt: skip
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
+    return folder
+
+
+def written(folder: Path) -> Path:
+    return write_task(
+        folder, output_type="generate_until", doc_to_target="{{words}}", doc_to_choice=None,
+        generation_kwargs={"until": ["w1"]},
+        metric_list=[{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    )  # fmt: skip
+
+
+def rows(folder: Path, number: int, tokenizer: Any = None, **entry: Any) -> list[dict[str, str]]:
+    return list(probe_rows([TaskEntry("made", **entry)], [folder], number, tokenizer))
+
+
+def fed_of(doc: dict[str, Any]) -> list[str]:
+    parts = [" ".join([doc["question"], *option.split()[:-1]]) for option in doc["options"]]
+    return list(dict.fromkeys(parts))
+
+
+def test_every_choice_of_a_training_document_is_fed_without_its_last_word(tmp_path: Path) -> None:
+    found = rows(write_task(tmp_path), 100)
+    assert found == [
+        {"fed": text, "prompt": doc["question"], "task": "made"}
+        for doc in TRAIN
+        for text in fed_of(doc)
+    ]
+
+
+def test_so_many_documents_are_drawn_under_the_seed(tmp_path: Path) -> None:
+    folder = write_task(tmp_path)
+    entry = [TaskEntry("made")]
+    found, again, other = (list(probe_rows(entry, [folder], 3, seed=n)) for n in (0, 0, 1))
+    assert found == again != other
+    for drawn in (found, other):
+        assert len({row["prompt"] for row in drawn}) == 3
+
+
+def test_demonstrations_are_other_training_documents(tmp_path: Path) -> None:
+    found = rows(write_task(tmp_path), 100, num_fewshot=8)
+    questions = {doc["question"] for doc in TRAIN}
+    prompts = list(dict.fromkeys(row["prompt"] for row in found))
+    assert len(prompts) == 9
+    for prompt in prompts:
+        *shown, asked = prompt.split("\n\n")
+        assert asked in questions
+        assert {asked, *(next(q for q in questions if text.startswith(q)) for text in shown)} == (
+            questions
+        )
+
+
+def test_an_answer_to_be_written_is_fed_whole(tmp_path: Path) -> None:
+    found = rows(written(tmp_path), 100)
+    assert [(row["prompt"], row["fed"]) for row in found] == [
+        (doc["question"], f"{doc['question']} {doc['words']}") for doc in TRAIN
+    ]
+
+
+def test_a_reader_of_the_file_finds_prompts_and_deciding_positions(tmp_path: Path) -> None:
+    folder = write_task(tmp_path)
+    steps.call(
+        "probe", "--tasks", "made", "--task-dir", folder, "--rows", 4, "--out",
+        tmp_path / "probe.jsonl",
+    )  # fmt: skip
+    lines = (tmp_path / "probe.jsonl").read_text().splitlines()
+    assert {json.loads(line)["task"] for line in lines} == {"made"}
+    data = Data(toy.make_tokenizer(), toy.VOCABULARY, probe_file=tmp_path / "probe.jsonl")
+    read = data.probe()
+    assert len(read) == len(lines)
+    for document, line in zip(read, map(json.loads, lines), strict=True):
+        prompt = len(line["prompt"].split())
+        assert (document.prompt, document.deciding) == (
+            prompt, ((prompt - 1, len(line["fed"].split())),),
+        )  # fmt: skip
+
+
+def test_the_validation_split_serves_where_there_is_no_training_split(tmp_path: Path) -> None:
+    folder = write_task(tmp_path, training_split=None, validation_split="train")
+    assert {row["prompt"] for row in rows(folder, 100)} == {doc["question"] for doc in TRAIN}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training_split": None},
+        {"training_split": "test"},
+        {"training_split": None, "test_split": None, "validation_split": "test"},
+    ],
+)
+def test_a_scored_split_gives_no_probe(changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_task(tmp_path, **changes)
+    said = "task 'made' has no document beside its scored split 'test', so no probe"
+    with pytest.raises(ValueError, match=said):
+        rows(folder, 2)
+
+
+def test_a_scored_document_gives_no_probe_whatever_its_split(tmp_path: Path) -> None:
+    folder = write_task(tmp_path)
+    toy.write_jsonl(folder / "train.jsonl", [*TEST, TRAIN[0]])
+    assert {row["prompt"] for row in rows(folder, 100)} == {TRAIN[0]["question"]}
+
+
+def test_a_chat_template_is_the_backbones_and_its_bos_is_left_to_the_reader(tmp_path: Path) -> None:
+    folder, tokenizer = written(tmp_path), toy.make_tokenizer()
+    for given in (None, tokenizer):
+        with pytest.raises(ValueError, match="task 'made' asks for a chat template, and there is"):
+            rows(folder, 2, given, chat_template=True)
+    tokenizer.chat_template = TEMPLATE
+    (first, *_) = rows(folder, 100, tokenizer, chat_template=True)
+    assert first["prompt"] == f"user {TRAIN[0]['question']} w9 assistant "
+    assert first["fed"] == first["prompt"] + TRAIN[0]["words"]
+
+
+def test_what_is_not_here_is_said_in_a_sentence(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    refuse = steps.Refuse(capfd, tmp_path)
+    missing = {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "nothing.jsonl")}}}
+    write_task(tmp_path, "gone", **missing)
+    write_task(tmp_path, "odd", training_split="other")
+    call = ["--task-dir", tmp_path, "--out", tmp_path / "probe.jsonl"]
+    said = refuse("probe", "--tasks", "gone", "--rows", 2, *call)
+    assert said.startswith("the data of task 'gone' are not here: ")
+    said = refuse("probe", "--tasks", "odd", "--rows", 2, *call)
+    assert said == "the data of task 'odd' lack 'other'"
+    assert (
+        refuse("probe", "--tasks", "odd", "--rows", 0, *call) == "--rows is 0, must be at least 1"
+    )

@@ -1,0 +1,139 @@
+"""Probe rows from what tasks hold beside their scored split, in the form the harness feeds.
+
+Contexts, demonstrations and choices come from lm-eval's own task objects, set on the training split
+(else on the validation split) with the entry's shots and template. A row holds one text that is
+fed: a context and one answer without its last word, which stands for its last token; an answer to
+be written is the task's own target, whole, for its end is one more token.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lm_eval.tasks import TaskManager
+from transformers import PreTrainedTokenizerBase
+
+from methods.core.seeds import seed_for
+from workflows.evaluation.score import SEEDS, task_manager
+from workflows.evaluation.tasklist import TaskEntry
+
+Template = Callable[..., str]
+# Context, and what stands behind it.
+Fed = tuple[str, str]
+
+
+def probe_rows(
+    entries: Sequence[TaskEntry],
+    task_folders: Sequence[Path],
+    documents: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    seed: int = 0,
+) -> Iterator[dict[str, str]]:
+    """Rows of the form ``fed`` (``methods/core/data.py``), task after task.
+
+    Args:
+        entries: Tasks as they are scored; texts of a perplexity are scored whole and left out.
+        task_folders: Folders of own tasks.
+        documents: Of each task, drawn without order; all where there are fewer.
+        tokenizer: Whose chat template is meant; None where no entry asks for one.
+        seed: Of the draw.
+
+    Raises:
+        ValueError: A task's data are not here, or hold nothing beside the scored split; or there is
+            no chat template where an entry asks for one.
+    """
+    wanted = [entry for entry in entries if not entry.is_perplexity]
+    manager = task_manager(wanted, task_folders)
+    for entry in wanted:
+        template = _template(entry, tokenizer)
+        try:
+            task = _drawn(entry, manager, documents, seed, template)
+        except OSError as error:
+            raise ValueError(f"the data of task '{entry.task}' are not here: {error}") from error
+        except KeyError as error:
+            raise ValueError(f"the data of task '{entry.task}' lack {error}") from error
+        bos = str(tokenizer.bos_token) if tokenizer and tokenizer.bos_token else ""
+        for context, rest in dict.fromkeys(_fed(task, inst, entry) for inst in task.instances):
+            # A template's own BOS goes: the reader of the file adds one.
+            prompt = context.removeprefix(bos)
+            if prompt + rest:
+                yield {"fed": prompt + rest, "prompt": prompt, "task": entry.task}
+
+
+def _template(entry: TaskEntry, tokenizer: PreTrainedTokenizerBase | None) -> Template | None:
+    """What turns messages into a text, as lm-eval calls it."""
+    if not entry.chat_template:
+        return None
+    if tokenizer is None or not tokenizer.chat_template:
+        raise ValueError(f"task '{entry.task}' asks for a chat template, and there is none")
+    apply = partial(tokenizer.apply_chat_template, tokenize=False)
+
+    def template(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        goes_on = not add_generation_prompt
+        return str(
+            apply(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=goes_on,
+            )
+        )
+
+    return template
+
+
+def _drawn(
+    entry: TaskEntry, manager: TaskManager, documents: int, seed: int, template: Template | None
+) -> Any:
+    """The task with the requests of documents that are not scored."""
+    task: Any = manager.load([entry.lm_eval_spec])["tasks"][entry.task]
+    task.set_fewshot_seed(SEEDS["fewshot_random_seed"])
+    config = task.config
+    scored = config.test_split or config.validation_split
+    others = (config.training_split, config.validation_split)
+    split = next((name for name in others if name not in (None, scored)), None)
+    kept = {_key(doc) for doc in task.eval_docs}
+    if task.fewshot_cfg.split is None and task.fewshot_cfg.samples is None:
+        # Where lm-eval looks for demonstrations; said aloud, it leaves out the document at hand.
+        task.fewshot_cfg.split = others[0] or others[1]
+    # lm-eval scores the test split.
+    task.set_config("test_split", split)
+    docs = [] if split is None else task.eval_docs
+    free = [number for number, doc in enumerate(docs) if _key(doc) not in kept]
+    if not free:
+        raise ValueError(
+            f"task '{entry.task}' has no document beside its scored split '{scored}', "
+            "so no probe can be made of it; give it a training_split"
+        )
+    rng = random.Random(seed_for(seed, f"probe {entry.task}"))
+    task.build_all_requests(
+        samples=rng.sample(free, min(documents, len(free))),
+        apply_chat_template=template is not None,
+        fewshot_as_multiturn=True,
+        chat_template=template,
+    )
+    return task
+
+
+def _key(doc: Any) -> str:
+    return json.dumps(doc, sort_keys=True, default=str)
+
+
+def _fed(task: Any, instance: Any, entry: TaskEntry) -> Fed:
+    """What the harness feeds for a request: its context, and what follows."""
+    if instance.request_type == "generate_until":
+        target = task.doc_to_target(instance.doc)
+        answer = target[0] if isinstance(target, list) else str(target)
+        # A template ends where the answer begins.
+        space = "" if entry.chat_template else task.config.target_delimiter
+        return instance.args[0], space + answer
+    # Texts of a rolling likelihood are answers without a context.
+    context, answer = instance.args if len(instance.args) > 1 else ("", *instance.args)
+    # Spaces that end a context belong to its answer, as in lm-eval.
+    prompt = context.rstrip()
+    return prompt, re.sub(r"\s*\S+\s*$", "", context[len(prompt) :] + answer)

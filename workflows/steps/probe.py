@@ -1,0 +1,61 @@
+"""Write probe rows: `python -m workflows.steps.probe --tasks a,b --rows N --out FILE.jsonl`.
+
+The rows come from the training split of each task (else from its validation split), never from what
+is scored, in the form in which the harness feeds them. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from methods.core.backbone import read_config, read_tokenizer
+from workflows.evaluation.probe import probe_rows
+from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
+from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.program import run
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--tasks", required=True, help="a,b or a JSON list as in a suite")
+    parser.add_argument("--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks")
+    parser.add_argument("--rows", required=True, type=int, metavar="N", help="documents per task")
+    parser.add_argument(
+        "--backbone", type=Path, metavar="DIR", help="whose chat template tasks with one take"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draw of documents")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Check the arguments, build the rows, write them."""
+    args = arguments()
+    check_place(args.out)
+    if args.rows < 1:
+        raise ValueError(f"--rows is {args.rows}, must be at least 1")
+    if args.task_dir is not None and not args.task_dir.is_dir():
+        raise ValueError(f"--task-dir {args.task_dir} is no folder")
+    folders = [] if args.task_dir is None else [args.task_dir]
+    entries = parse_tasks(args.tasks)
+    check_names(entries, [OWN_TASKS, *folders])
+    tokenizer = None
+    if args.backbone is not None:
+        tokenizer = read_tokenizer(args.backbone, read_config(args.backbone))
+    count = 0
+    with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
+        for row in probe_rows(entries, folders, args.rows, tokenizer, args.seed):
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+        if not count:
+            raise ValueError("--tasks names no task that a probe can be made of")
+    print(f"{args.out}: {count} rows")
+
+
+if __name__ == "__main__":
+    run(main)
