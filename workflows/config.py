@@ -15,6 +15,7 @@ from workflows.evaluation.tasklist import TaskEntry
 from workflows.stats.budget import Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
+TASKS = "tasks"  # source of a probe that is made of the suite's tasks
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
 
@@ -135,6 +136,7 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
     for part, spec in config["data"].items():
         source = spec["source"]
         prepared = source in PRESETS or source.startswith("hub:")
+        prepared = prepared or (part, source) == ("probe", TASKS)
         if not prepared and not (root / source).is_file():
             worlds = ", ".join(PRESETS)
             raise ValueError(

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from methods import Row, discover
+from methods import discover
 from workflows.config import (
     ROOT,
+    TASKS,
     WORLD,
     check_first,
     check_paths,
@@ -31,67 +32,14 @@ from workflows.evaluation.tasklist import (
     own_task_names,
     read_entries,
 )
-from workflows.runtime.provenance import SCORING, code_files, fit_parts
+from workflows.job import Job, data_parts, data_words, relative
+from workflows.runtime.provenance import SCORING, code_files
 from workflows.stats.budget import Protocol
 from workflows.table import TableLine, read_table
 
 PAGES = {".py", ".html"}
-DATA_PARTS = ("training", "validation", "probe", "calibration")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: a row on a backbone at a budget under a seed.
-
-    ``row`` is the name in the table, ``method`` the discovered row behind it; ``params`` stand
-    over that row's own. ``budget`` is None where none applies or params are pinned; ``match`` is
-    the protocol by which the budget is met, None where all protocols are one. ``start`` is the job
-    whose model this one starts from in place of the backbone; ``lenders`` are jobs whose decisions
-    hold the value of a param.
-    """
-
-    suite: str
-    backbone: str
-    row: str
-    method: Row
-    params: Mapping[str, Any]
-    budget: float | None
-    seed: int
-    match: Protocol | None = None
-    start: Job | None = None
-    lenders: Mapping[str, Job] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """The folder of the budget: b25, b25-each, b0 without one, bfree with pinned params."""
-        if not self.method.budgeted and self.start is None:
-            return "b0"
-        if self.budget is None:
-            return "bfree"
-        return f"b{self.budget * 100:g}" + ("-each" if self.match == "each" else "")
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What tells jobs of a suite apart, as in their paths."""
-        return self.backbone, self.row, self.label, f"s{self.seed}"
-
-    @property
-    def folder(self) -> str:
-        """Where the run lives, relative to the checkout."""
-        return "/".join(("results", self.suite, *self.key))
-
-    @property
-    def model(self) -> str:
-        """The folder of the fitted model, relative to the checkout."""
-        return f"{self.folder}/model"
-
-    def waits_for(self) -> list[str]:
-        """Models of other jobs that the fit reads."""
-        return [job.model for job in [self.start, *self.lenders.values()] if job is not None]
-
-    def code(self) -> list[str]:
-        """The files whose change makes the fit run again: the method's and what all share."""
-        return _relative([f for part in fit_parts(self.method) for f in code_files(part)])
+# Documents per task of a probe that is made of the suite's tasks.
+PROBE_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -150,24 +98,44 @@ class Suite:
         """What the data rule prepares, as JSON."""
         return json.dumps(self.config["data"][part], sort_keys=True)
 
-    def data_files(self, method: Row) -> dict[str, str]:
-        """Part -> file of the data that the fits of a method are given."""
+    def data_files(self, job: Job) -> dict[str, str]:
+        """Part -> file of the data that a fit is given; what it trains on as tokens."""
         files = {}
-        for part in (part for part in data_parts(method) if part in self.config["data"]):
+        for part in (part for part in data_parts(job.method) if part in self.config["data"]):
             source = self.config["data"][part]["source"]
-            ready = source.endswith(".npy")
-            files[part] = source if ready else f"results/{self.name}/data/{part}.jsonl"
+            made = f"results/{self.name}/data/{part}.jsonl"
+            files[part] = source if source.endswith(".npy") else made
+        if "training" in files:
+            files["training"] = f"results/{self.name}/tokens/{job.backbone}/training.tokens"
         return files
 
-    def all_data_files(self) -> list[str]:
-        """Every part that the data rule prepares."""
+    def prepared_files(self) -> list[str]:
+        """What the prepare stage leaves: data, tokens of the training texts, data of tasks."""
         parts = {part: source["source"] for part, source in self.config["data"].items()}
         made = [part for part, source in parts.items() if not source.endswith(".npy")]
-        return [f"results/{self.name}/data/{part}.jsonl" for part in made]
+        files = [f"results/{self.name}/data/{part}.jsonl" for part in made]
+        given = [self.data_files(job).get("training") for job in self.jobs]
+        files += dict.fromkeys(file for file in given if file is not None)
+        return files + self.task_data_files()
 
-    def data_arguments(self, method: Row) -> str:
-        """The same as arguments of the compress step."""
-        return shlex.join(data_words(self.data_files(method)))
+    def data_arguments(self, job: Job) -> str:
+        """The data of a fit as arguments of the compress step."""
+        return shlex.join(data_words(self.data_files(job)))
+
+    @property
+    def probes_tasks(self) -> bool:
+        """Whether the probe is made of the tasks' own training splits."""
+        return bool(self.config["data"].get("probe", {}).get("source") == TASKS)
+
+    def probe_arguments(self) -> str:
+        """Arguments of the probe step; a chat template is that of the first backbone."""
+        source = self.config["data"]["probe"]
+        first = next(iter(self.config["backbones"]))
+        words = ["--tasks", self.tasks_json, "--rows", str(source.get("rows", PROBE_ROWS))]
+        words += ["--seed", str(source["seed"]), "--backbone", self.backbone_folder(first)]
+        if "task_folder" in self.config:
+            words += ["--task-dir", self.config["task_folder"]]
+        return shlex.join(words)
 
     def compress_arguments(self, job: Job) -> str:
         """Arguments of the compress step that change numbers."""
@@ -259,13 +227,13 @@ class Suite:
 
     def evaluation_code(self) -> list[str]:
         """The files whose change makes every evaluation run again."""
-        return _relative([file for part in SCORING for file in code_files(part)])
+        return relative([file for part in SCORING for file in code_files(part)])
 
     def report_code(self) -> list[str]:
         """The files whose change makes the report again."""
         stats = sorted((ROOT / "workflows" / "stats").glob("*.py"))
         pages = [f for f in (ROOT / "workflows" / "report").iterdir() if f.suffix in PAGES]
-        return _relative([*stats, *sorted(pages), ROOT / "workflows" / "steps" / "report.py"])
+        return relative([*stats, *sorted(pages), ROOT / "workflows" / "steps" / "report.py"])
 
     def text_files(self) -> list[str]:
         """Texts of the perplexity entries."""
@@ -335,22 +303,3 @@ def seeds_at(
     """Those of a line's seeds that run at a budget: all, or the first few by ``budget_seeds``."""
     few = {float(key): number for key, number in config["budget_seeds"].items()}
     return seeds if budget is None else seeds[: few.get(budget)]
-
-
-def data_parts(method: Row) -> list[str]:
-    """What a fit is given of a suite's data: the training part only if it trains."""
-    if not method.budgeted and not method.trained:
-        return []
-    return [part for part in DATA_PARTS if part != "training" or method.trained]
-
-
-def data_words(files: Mapping[str, str | Path]) -> list[str]:
-    """Data files, by part, as arguments of the compress step."""
-    words = []
-    for part, file in files.items():
-        words += ["--train" if part == "training" else f"--{part}", str(file)]
-    return words
-
-
-def _relative(paths: Sequence[Path]) -> list[str]:
-    return [str(path.relative_to(ROOT)) for path in paths]

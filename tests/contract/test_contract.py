@@ -26,7 +26,7 @@ from methods.core.backbone import (
 from methods.core.checkpoint import CARD, DECISIONS, TRAINED, load, read_card
 from methods.core.ledger import Tally
 from tests import steps, toy
-from workflows.jobs import data_parts, data_words
+from workflows.job import data_parts, data_words
 from workflows.records import removed_layers
 
 BUDGET, SEED = 0.25, 3

@@ -18,7 +18,7 @@ from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
 from tests import toy
 from tests.contract.test_contract import BUDGET, QUICK, SEED
-from workflows.jobs import data_parts
+from workflows.job import data_parts
 
 ROWS = discover()
 

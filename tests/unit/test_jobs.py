@@ -83,7 +83,7 @@ def test_a_line_may_start_from_another_row_or_borrow_a_param(root: Path) -> None
     assert healed.waits_for() == [first]
     # The budget belongs to the row it starts from.
     assert "--budget" not in suite.compress_arguments(healed)
-    assert suite.data_files(healed.method) == {}
+    assert suite.data_files(healed) == {}
     lent = suite.find("toy", "hero-random", "b25", "s43")
     assert suite.start_folder(lent) == "toy"
     assert lent.waits_for() == ["results/tiny/toy/hero/b25/s43/model"]
@@ -202,26 +202,39 @@ def test_an_evaluation_watches_tasks_and_what_they_share(root: Path) -> None:
 
 def test_rows_that_skip_read_all_data_but_training_and_trained_ones_that_too(root: Path) -> None:
     data = {part: {"source": "text.txt"} for part in ("training", "validation", "probe")}
-    suite = read_suite(config(data=data | {"calibration": {"source": "ids.npy"}}), root)
-    rows, made = discover(), "results/tiny/data"
-    assert suite.data_files(rows["dense"]) == {}
+    shown = ["dense", "shortgpt", "random-skip", "hero", "lora"]
+    given = data | {"calibration": {"source": "ids.npy"}}
+    suite = read_suite(config(rows=shown, data=given), root)
+    jobs = {job.row: job for job in suite.jobs}
+    made, tokens = "results/tiny/data", "results/tiny/tokens/toy/training.tokens"
+    assert suite.data_files(jobs["dense"]) == {}
     untrained = {
         "validation": f"{made}/validation.jsonl", "probe": f"{made}/probe.jsonl",
         "calibration": "ids.npy",
     }  # fmt: skip
     for row in ("shortgpt", "random-skip"):
-        assert suite.data_files(rows[row]) == untrained
+        assert suite.data_files(jobs[row]) == untrained
     for row in ("hero", "lora"):
-        assert suite.data_files(rows[row]) == untrained | {"training": f"{made}/training.jsonl"}
-    assert suite.data_arguments(rows["hero"]) == (
-        f"--train {made}/training.jsonl --validation {made}/validation.jsonl "
+        assert suite.data_files(jobs[row]) == untrained | {"training": tokens}
+    assert suite.data_arguments(jobs["hero"]) == (
+        f"--train {tokens} --validation {made}/validation.jsonl "
         f"--probe {made}/probe.jsonl --calibration ids.npy"
     )
 
 
 def test_a_suite_gives_the_parts_it_has(root: Path) -> None:
-    suite = read_suite(config(data={"calibration": {"source": "ids.npy"}}), root)
-    assert suite.data_files(discover()["hero"]) == {"calibration": "ids.npy"}
+    data = {"calibration": {"source": "ids.npy"}, "probe": {"source": "tasks", "rows": 8}}
+    suite = read_suite(config(rows=["dense", "hero"], data=data), root)
+    (job, *_) = (job for job in suite.jobs if job.row == "hero")
+    probe = "results/tiny/data/probe.jsonl"
+    assert suite.data_files(job) == {"calibration": "ids.npy", "probe": probe}
+    assert suite.prepared_files() == [probe, *suite.task_data_files()]
+    assert "--rows 8 --seed 0 --backbone toy" in suite.probe_arguments()
+
+
+def test_only_a_probe_is_made_of_tasks(root: Path) -> None:
+    with pytest.raises(ValueError, match="data.validation: file tasks does not exist"):
+        read_suite(config(data={"validation": {"source": "tasks"}}), root)
 
 
 def test_defaults_are_filled_in_at_every_depth() -> None:

@@ -45,8 +45,8 @@ def backbone_config(wildcards):
 
 
 def data_files(wildcards):
-    return SUITE.data_files(job(wildcards).method)
+    return SUITE.data_files(job(wildcards))
 
 
 def data_arguments(wildcards):
-    return SUITE.data_arguments(job(wildcards).method)
+    return SUITE.data_arguments(job(wildcards))

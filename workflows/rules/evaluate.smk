@@ -13,11 +13,11 @@ rule evaluate:
         f"{LOG}/evaluate.log",
     benchmark:
         f"{LOG}/evaluate.tsv"
+    # What is fitted is scored before the next fit begins: results arrive, models do not pile up.
+    priority: 30
     conda:
         "../../environment.yml"
     threads: 1
-    # What is fitted is scored before the next fit begins: results arrive, models do not pile up.
-    priority: 30
     resources:
         mem_mb=RESOURCES["mem_mb"],
         runtime=RESOURCES["runtime"],

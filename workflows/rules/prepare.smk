@@ -3,19 +3,20 @@
 They run where Snakemake runs: nodes of a cluster often see no network.
 """
 
+
 localrules:
     prepare,
     check,
     data,
     task_data,
+    tokens,
     fetch_backbone,
 
 
 rule prepare:
     input:
         CHECKED,
-        SUITE.all_data_files(),
-        SUITE.task_data_files(),
+        SUITE.prepared_files(),
 
 
 rule check:
@@ -45,9 +46,9 @@ rule data:
         "results/{suite}/data/{part}.jsonl",
     log:
         "results/{suite}/logs/data/{part}.log",
+    priority: 40
     conda:
         "../../environment.yml"
-    priority: 40
     resources:
         mem_mb=4000,
         runtime=120,
@@ -58,14 +59,36 @@ rule data:
         " --out {output} > {log} 2>&1"
 
 
+rule tokens:
+    input:
+        data="results/{suite}/data/training.jsonl",
+        backbone=lambda wildcards: SUITE.backbone_input(wildcards.backbone),
+    output:
+        directory("results/{suite}/tokens/{backbone}/training.tokens"),
+    log:
+        "results/{suite}/logs/tokens/{backbone}.log",
+    priority: 40
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=4000,
+        runtime=120,
+    params:
+        backbone=lambda wildcards: SUITE.backbone_folder(wildcards.backbone),
+        length=SUITE.config["max_length"],
+    shell:
+        "python -m workflows.steps.tokens --data {input.data} --backbone {params.backbone:q}"
+        " --max-length {params.length} --out {output} > {log} 2>&1"
+
+
 rule task_data:
     output:
         TASK_DATA,
     log:
         "results/{suite}/logs/tasks/{task}.log",
+    priority: 40
     conda:
         "../../environment.yml"
-    priority: 40
     resources:
         mem_mb=4000,
         runtime=120,
@@ -115,3 +138,27 @@ rule train_backbone:
 rule rebuild_demo_backbone:
     input:
         "results/trained/demo",
+
+
+if SUITE.probes_tasks:
+
+    ruleorder: probe > data
+
+    rule probe:
+        input:
+            tasks=SUITE.task_data_files(),
+            checked=ancient(CHECKED),
+        output:
+            "results/{suite}/data/probe.jsonl",
+        log:
+            "results/{suite}/logs/data/probe.log",
+        priority: 40
+        conda:
+            "../../environment.yml"
+        resources:
+            mem_mb=4000,
+            runtime=120,
+        params:
+            run=SUITE.probe_arguments(),
+        shell:
+            "python -m workflows.steps.probe {params.run} --out {output} > {log} 2>&1"

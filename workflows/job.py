@@ -1,0 +1,90 @@
+"""One run of a suite: its paths, what it waits for, what its fit is given; no torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from methods import Row
+from workflows.config import ROOT
+from workflows.runtime.provenance import code_files, fit_parts
+from workflows.stats.budget import Protocol
+
+DATA_PARTS = ("training", "validation", "probe", "calibration")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a row on a backbone at a budget under a seed.
+
+    ``row`` is the name in the table, ``method`` the discovered row behind it; ``params`` stand
+    over that row's own. ``budget`` is None where none applies or params are pinned; ``match`` is
+    the protocol by which the budget is met, None where all protocols are one. ``start`` is the job
+    whose model this one starts from in place of the backbone; ``lenders`` are jobs whose decisions
+    hold the value of a param.
+    """
+
+    suite: str
+    backbone: str
+    row: str
+    method: Row
+    params: Mapping[str, Any]
+    budget: float | None
+    seed: int
+    match: Protocol | None = None
+    start: Job | None = None
+    lenders: Mapping[str, Job] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The folder of the budget: b25, b25-each, b0 without one, bfree with pinned params."""
+        if not self.method.budgeted and self.start is None:
+            return "b0"
+        if self.budget is None:
+            return "bfree"
+        return f"b{self.budget * 100:g}" + ("-each" if self.match == "each" else "")
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What tells jobs of a suite apart, as in their paths."""
+        return self.backbone, self.row, self.label, f"s{self.seed}"
+
+    @property
+    def folder(self) -> str:
+        """Where the run lives, relative to the checkout."""
+        return "/".join(("results", self.suite, *self.key))
+
+    @property
+    def model(self) -> str:
+        """The folder of the fitted model, relative to the checkout."""
+        return f"{self.folder}/model"
+
+    def waits_for(self) -> list[str]:
+        """Models of other jobs that the fit reads."""
+        return [job.model for job in [self.start, *self.lenders.values()] if job is not None]
+
+    def code(self) -> list[str]:
+        """The files whose change makes the fit run again: the method's and what all share."""
+        return relative([f for part in fit_parts(self.method) for f in code_files(part)])
+
+
+def data_parts(method: Row) -> list[str]:
+    """What a fit is given of a suite's data: the training part only if it trains."""
+    if not method.budgeted and not method.trained:
+        return []
+    return [part for part in DATA_PARTS if part != "training" or method.trained]
+
+
+def data_words(files: Mapping[str, str | Path]) -> list[str]:
+    """Data files, by part, as arguments of the compress step."""
+    words = []
+    for part, file in files.items():
+        words += ["--train" if part == "training" else f"--{part}", str(file)]
+    return words
+
+
+def relative(paths: Sequence[Path]) -> list[str]:
+    """Paths within the checkout as rules name them."""
+    return [str(path.relative_to(ROOT)) for path in paths]
