@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from methods import ORDER
+from workflows.job import Job
 from workflows.jobs import read_suite
 from workflows.records import read_record
 from workflows.stats.comparable import check_comparable
@@ -31,7 +32,7 @@ class Results:
         repeats: The reference scored again at other batch sizes.
         repeat_items: Index of a repeat -> its frame of items.
         refits: Runs fitted again under other arithmetic.
-        missing: Runs of the suite that have no record yet, as row, budget, seed.
+        missing: Runs of the suite that have no record yet, by row and budget.
     """
 
     folder: Path
@@ -68,6 +69,11 @@ def read_results(folder: Path) -> Results:
     return Results(folder, settings, records, files, panels, repeats, repeat_items, again, missing)
 
 
+def not_here_yet(results: Results) -> list[str]:
+    """One sentence that names the runs a table does without; none once all are there."""
+    return [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
+
+
 def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]]:
     """Records of runs, of the noise floor, of refits, and the runs without one.
 
@@ -88,8 +94,17 @@ def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]
     listed = {folder.joinpath(*Path(name).parts[2:]) for name in names}
     runs, floor, again = ([f for f in kind if f in listed] for kind in (files, noise, refits))
     here = {str(file.relative_to(folder).parent) for file in runs}
-    missing = [" ".join(job.key[1:]) for job in suite.jobs if "/".join(job.key) not in here]
-    return runs or files, floor, again, missing if runs else []
+    absent = [job for job in suite.jobs if "/".join(job.key) not in here]
+    return runs or files, floor, again, _named(absent, suite.jobs) if runs else []
+
+
+def _named(absent: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
+    """Absent runs as row, budget and seeds; a budget of which nothing is here by itself."""
+    gone = {job.label for job in absent} - {job.label for job in jobs if job not in absent}
+    names: dict[str, list[str]] = {f"all of {label}": [] for label in sorted(gone)}
+    for job in (job for job in absent if job.label not in gone):
+        names.setdefault(f"{job.row} {job.label}", []).append(f"s{job.seed}")
+    return [" ".join([name, *seeds]) for name, seeds in names.items()]
 
 
 def read_suite_file(folder: Path) -> dict[str, Any]:

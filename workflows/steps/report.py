@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from workflows.report.figures import draw_all
 from workflows.report.render import html_table, latex, markdown
-from workflows.report.results import Results, read_results
+from workflows.report.results import Results, not_here_yet, read_results
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run
 from workflows.runtime.provenance import ROOT
@@ -98,15 +98,6 @@ def make_frames(results: Results) -> dict[str, pd.DataFrame]:
         "scores": score_frame(results.records),
         **{name: frame.round(4) for name, frame in rounded.items()},
     }
-
-
-def not_here_yet(results: Results) -> list[str]:
-    """One sentence that names the runs a table does without; none once all are there."""
-    if not results.missing:
-        return []
-    number = len(results.missing)
-    runs = "1 run has" if number == 1 else f"{number} runs have"
-    return [f"{runs} no record yet: {', '.join(results.missing)}."]
 
 
 def with_seed_deviation(retain: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:

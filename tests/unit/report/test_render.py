@@ -16,11 +16,11 @@ from tests.made_records import dense, record, score, write_run, write_suite
 from workflows.config import ROOT
 from workflows.report.figures import draw_all
 from workflows.report.render import html_table, latex, markdown
-from workflows.report.results import Results, read_results
+from workflows.report.results import Results, not_here_yet, read_results
 from workflows.stats.display import Cell, Table, number, plus, short_name, span
 from workflows.stats.ranking import Mark
 from workflows.stats.tables import layer_frame
-from workflows.steps.report import make_frames, make_tables, not_here_yet
+from workflows.steps.report import make_frames, make_tables
 
 NASTY = r"a_b & 50 % of $x #1 {y} ~ ^ \z <i> | *b* ± ≈ –"
 TABLE = Table(
@@ -162,12 +162,13 @@ def test_a_suite_at_work_shows_what_is_there_and_names_the_rest(tmp_path: Path) 
     write_run(tmp_path, dense(score("demo_facts", [1, 1, 0]), backbone=backbone))
     half = {"budget": 0.25, "seed": 43, "match": "pooled", "backbone": backbone}
     write_run(tmp_path, record("random-skip", 0.25, score("demo_facts", [1, 0, 0]), **half))
-    found = read_results(tmp_path)
-    assert not_here_yet(found) == ["1 run has no record yet: random-skip b25 s42."]
+    assert not_here_yet(read_results(tmp_path)) == ["No record yet: random-skip b25 s42."]
     write_run(
         tmp_path, record("random-skip", 0.25, score("demo_facts", [1, 0, 1]), **half | {"seed": 42})
     )
     assert not_here_yet(read_results(tmp_path)) == []
+    (tmp_path / "suite.json").write_text(json.dumps(config | {"budgets": [0.25, 0.4]}))
+    assert not_here_yet(read_results(tmp_path)) == ["No record yet: all of b40."]
 
 
 def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
