@@ -17,6 +17,7 @@ from tests import steps
 from tests.made_records import code, suite, write_run, write_suite
 from workflows.jobs import Suite, read_suite
 from workflows.runtime.provenance import ROOT, code_hash
+from workflows.stats.budget import PROMPT_TOLERANCE, TOLERANCE
 from workflows.steps.publish import REFERENCE, SOURCE, block, page_of, put_block, read_block, stale
 
 DEMO = REFERENCE / "demo"
@@ -46,6 +47,20 @@ def test_the_committed_frames_say_when_they_are_stale(suite: str) -> None:
     for sentence in stale(REFERENCE / suite, read_suite(config)):
         warnings.warn(f"reports/reference/{suite} is stale: {sentence}", stacklevel=1)
     assert json.loads((REFERENCE / suite / SOURCE).read_text())["suite"] == suite
+
+
+@pytest.mark.parametrize("suite", PUBLISHED)
+def test_rows_matched_where_it_counts_meet_both_budgets_or_say_so(suite: str) -> None:
+    """Skip is a mean over seeds; a row that misses within one of them says so as well."""
+    budgets = pd.read_csv(REFERENCE / suite / "budgets.csv")
+    notes = pd.read_csv(REFERENCE / suite / "retain.csv").set_index(["target", "match", "row"])
+    held = {"skip_deciding": 100 * TOLERANCE, "skip_prompt": 100 * PROMPT_TOLERANCE}
+    routed = budgets[budgets["match"].eq("each") & budgets["target"].notna()]
+    for line in routed.to_dict("records"):
+        off = {kind: abs(line[kind] - line["target"]) for kind in held}
+        note = str(notes.loc[(line["target"], line["match"], line["row"]), "note"])
+        if "budget by" not in note:
+            assert all(off[kind] <= most + 0.005 for kind, most in held.items()), line
 
 
 def test_the_committed_scores_of_dense_are_still_those_of_the_demo(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ def start_processes(count: int, device: str, step: str) -> int:
 
     gpu = torch.cuda.is_available() and device != "cpu"
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    # Long enough for the update at hand and its snapshot.
+    words += ["--shutdown-timeout=300"]
     with claim_gpus(count) if gpu else nullcontext(None) as numbers:
         shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(_name, numbers))} if numbers else {}
         group = subprocess.Popen(
