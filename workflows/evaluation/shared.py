@@ -211,5 +211,6 @@ def selected(cache: Cache, rows: Tensor) -> Cache:
     """A cache of the given rows of another one (n,), which stays as it is; rows may repeat."""
     made = copy.copy(cache)
     made.layers = [copy.copy(layer) for layer in cache.layers]
-    made.reorder_cache(rows)  # puts new tensors in place of all old ones
+    # Puts new tensors in place of all old ones.
+    made.reorder_cache(rows)  # type: ignore[arg-type]
     return made

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
@@ -213,6 +214,19 @@ def test_the_head_runs_where_a_token_is_scored_and_nowhere_else() -> None:
     contexts = by_context(requests, WINDOW)
     following = [len(row.fed) for context in contexts for row in continuations(context)]
     assert sum(rows) == len(contexts) + sum(following)
+
+
+def test_texts_without_a_context_and_whole_texts_are_scored_as_by_the_stock_path() -> None:
+    rng = np.random.default_rng(6)
+    texts = [toy.sentence(rng, length) for length in (3, 70, 1)]
+    found = []
+    for share in (False, True):
+        lm = make(toy.make_model(), 2, share)
+        asked = [Instance("loglikelihood", {}, ("", text), 0) for text in (texts[0], texts[2])]
+        whole = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
+        logs = [log for log, _ in lm.loglikelihood(asked, disable_tqdm=True)]
+        found.append(logs + lm.loglikelihood_rolling(whole, disable_tqdm=True))
+    assert found[1] == pytest.approx(found[0], abs=1e-4)
 
 
 def test_every_answer_reaches_the_cache_of_lm_eval() -> None:
