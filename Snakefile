@@ -17,6 +17,8 @@ os.environ.update(
 )
 
 from workflows.jobs import read_suite
+from workflows.planning.plan import plan
+from workflows.planning.show import lines
 from workflows.runtime.arithmetic import ARITHMETIC
 
 # A default `configfile:` would merge into every other suite, so the demo is loaded only when no
@@ -40,6 +42,11 @@ include: "workflows/rules/prepare.smk"
 include: "workflows/rules/compress.smk"
 include: "workflows/rules/evaluate.smk"
 include: "workflows/rules/report.smk"
+
+
+onstart:
+    if RESOURCES["gpu"]:
+        print("\n".join(lines(plan(SUITE))), flush=True)
 
 
 wildcard_constraints:

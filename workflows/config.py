@@ -17,7 +17,41 @@ from workflows.stats.budget import Protocol
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = "tasks"  # source of a probe that is made of the suite's tasks
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
+SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
+
+
+def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
+    """Several suite files as one config, merged as Snakemake does with several ``--configfile``.
+
+    Mappings merge key by key, everything else is replaced by the later file.
+
+    Args:
+        names: Files, or names of files below ``workflows/suites``.
+        root: Checkout.
+
+    Raises:
+        ValueError: A file does not exist or is no mapping in YAML.
+    """
+    merged: dict[str, Any] = {}
+    for name in names:
+        file = next((f for f in (Path(name), root / SUITES / f"{name}.yaml") if f.is_file()), None)
+        if file is None:
+            raise ValueError(f"suite '{name}' is no file and no name below {SUITES}")
+        try:
+            read = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"suite file {file} is not valid YAML: {error}") from error
+        if not isinstance(read, dict):
+            raise ValueError(f"suite file {file} is no mapping of keys")
+        _merge(merged, read)
+    return merged
+
+
+def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in more.items():
+        into[key] = _merge(into.get(key) or {}, value) if isinstance(value, Mapping) else value
+    return into
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,42 +25,13 @@ from transformers import (
 )
 
 from methods.core.pretrained import guard
+from methods.core.shapes import SHAPES
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What the fetch step knows of a folder that it downloaded.
 FETCHED = "fetched.json"
-
-_LLAMA31 = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
-_LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama31_8b": _LLAMA31,
-    "llama2_7b": _LLAMA2
-    | {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
-    | {"num_attention_heads": 32, "num_key_value_heads": 32},
-    "llama2_13b": _LLAMA2
-    | {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40}
-    | {"num_attention_heads": 40, "num_key_value_heads": 40},
-    "llama32_1b": _LLAMA31
-    | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
-    | {"head_dim": 64, "tie_word_embeddings": True},
-    # Small enough to time on a CPU, large enough that matrices dominate.
-    "cpu_512": _LLAMA31
-    | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1792}
-    | {"num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2}
-    | {"max_position_embeddings": 8192},
-}
 
 
 @dataclass

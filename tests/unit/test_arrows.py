@@ -88,7 +88,7 @@ def test_the_ground_of_the_core_knows_no_room() -> None:
             assert below(imports(file), *ROOMS, *GROUND) == [], name(file)
 
 
-@pytest.mark.parametrize("room", ["runtime", "timing", "report"])
+@pytest.mark.parametrize("room", ["runtime", "timing", "planning", "report"])
 def test_rooms_behind_the_steps_import_no_step(room: str) -> None:
     for file in files(f"workflows/{room}"):
         assert below(imports(file), "workflows.steps") == [], name(file)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from methods.core import backbone
+from methods.core import shapes
 from tests import steps
 from workflows.steps.publish import COST, REFERENCE, cost_block, read_block
 
@@ -19,7 +19,7 @@ TINY = {
 
 @pytest.fixture
 def shape(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(backbone.SHAPES, "cpu_512", TINY)
+    monkeypatch.setitem(shapes.SHAPES, "cpu_512", TINY)
     return "cpu_512"
 
 

@@ -66,23 +66,30 @@ def decode_bytes(
 
 
 def training_flops(
-    shape: Shape, length: int, bypass: float, lora: int = 0, checkpointing: bool = False
+    shape: Shape,
+    length: float,
+    bypass: float,
+    lora: int = 0,
+    checkpointing: bool = False,
+    reached: int | None = None,
 ) -> float:
     """Operations per token of one training step on a frozen backbone.
 
     Args:
-        shape: With routed layers: gradients flow down to the first of them. Without: to the first
-            layer, for LoRA on every linear layer.
+        shape: Sizes; adapters and routers of routed layers are trained.
         length: Tokens per sequence.
         bypass: Mean bypass rate.
-        lora: Trained LoRA parameters, each used forward, backward and for its own gradient.
+        lora: Other trained parameters, such as LoRA's, each used forward, backward and for its own
+            gradient.
         checkpointing: Whether layers with gradients run forward twice.
+        reached: Layers that gradients flow through, the last ones. None: the routed ones, without
+            any all, as for LoRA on every linear layer.
     """
-    upper = shape.routed or shape.layers
+    upper = reached or shape.routed or shape.layers
     share = upper / shape.layers
     scores = 2 * shape.width * length * shape.layers
     routed = (1 - bypass) * shape.ffn + bypass * shape.adapter + shape.router
-    top = upper * shape.attention + (shape.routed * routed or upper * shape.ffn)
+    top = upper * shape.attention + (upper - shape.routed) * shape.ffn + shape.routed * routed
     added = shape.routed * (bypass * shape.adapter + shape.router)
     forward = 2 * (shape.matrices(bypass) + shape.head) + scores
     backward = 2 * (top + added + shape.head) + 2 * share * scores

@@ -20,8 +20,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from methods import find_row
-from methods.core.backbone import DTYPES, SHAPES, shape_config
+from methods.core.backbone import DTYPES, shape_config
 from methods.core.checkpoint import read_card, write_json
+from methods.core.shapes import SHAPES
 from workflows.job import data_parts, data_words
 from workflows.runtime.files import whole_file, whole_folder
 from workflows.runtime.program import add_machine_arguments, run, set_up_torch

@@ -1,0 +1,41 @@
+"""Published shapes: the configs of known backbones, for counts and timings without weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LLAMA31 = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+_LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama31_8b": _LLAMA31,
+    "llama2_7b": _LLAMA2
+    | {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 32},
+    "llama2_13b": _LLAMA2
+    | {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40}
+    | {"num_attention_heads": 40, "num_key_value_heads": 40},
+    "llama32_1b": _LLAMA31
+    | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    | {"head_dim": 64, "tie_word_embeddings": True},
+    "qwen25_05b": {"model_type": "qwen2", "vocab_size": 151936, "max_position_embeddings": 32768}
+    | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+    | {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "smollm2_135m": {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192}
+    | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    | {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+    # Small enough to time on a CPU, large enough that matrices dominate.
+    "cpu_512": _LLAMA31
+    | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1792}
+    | {"num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2}
+    | {"max_position_embeddings": 8192},
+}

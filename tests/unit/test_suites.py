@@ -1,0 +1,115 @@
+"""The suites of the checkout, alone and under overlays; the paper's tables and where they are."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from snakemake.utils import update_config
+
+from workflows.config import ROOT, read_configs
+from workflows.evaluation import tasklist
+from workflows.jobs import read_suite
+from workflows.planning.model import model_of
+from workflows.planning.runs import run_of
+
+SUITES = ROOT / "workflows/suites"
+PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
+LADDER = ("smollm2_135m", "qwen25_05b", "llama32_1b")
+OVERLAYS = sorted(f"overlays/{file.stem}" for file in (SUITES / "overlays").glob("*.yaml"))
+SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
+
+
+@pytest.fixture
+def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks of lm-eval are looked up once, in the test of the suites alone."""
+    monkeypatch.setattr(tasklist, "stock_task_names", lambda wanted: set(wanted))
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in SUITES.glob("*.yaml")))
+def test_every_suite_is_valid(name: str) -> None:
+    if name == "own_backbone":
+        pytest.skip("an example with paths to fill in")
+    assert read_suite(read_configs([name])).name == name
+
+
+@pytest.mark.parametrize("name", [*PAPER, *LADDER])
+def test_every_set_of_overlays_is_valid_and_repeats_no_run(name: str, no_search: None) -> None:
+    alone = {job.key for job in read_suite(read_configs([name])).jobs}
+    pairs = combinations(OVERLAYS, 2) if name == PAPER[0] else ()
+    for overlays in (*SETS, *pairs):
+        suite = read_suite(read_configs([name, *overlays]))
+        keys = [job.key for job in suite.jobs]
+        assert len(keys) == len(set(keys)), overlays
+        assert suite.name == name
+        # What a finished suite holds stays: rows that decide per token under `each` apart.
+        gone = alone - set(keys)
+        assert not gone or "overlays/each" in overlays, overlays
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_files_merge_as_snakemake_merges_them(name: str) -> None:
+    merged: dict[str, Any] = {}
+    for file in (name, *OVERLAYS):
+        update_config(merged, yaml.safe_load((SUITES / f"{file}.yaml").read_text()))
+    assert read_configs([name, *OVERLAYS]) == merged
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("- a\n- b\n", "is no mapping of keys"), ("a: [", "is not valid YAML")],
+)
+def test_a_broken_file_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        read_configs([str(file)])
+
+
+def test_a_wrong_name_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match="suite 'nope' is no file and no name below"):
+        read_configs(["llama31_8b", "nope"])
+
+
+def test_every_table_of_the_paper_has_its_suite(no_search: None) -> None:
+    text = (SUITES / "README.md").read_text(encoding="utf-8")
+    block = text.split("## Tables of the paper")[1].split("\n## ")[0]
+    lines = [re.split(r"\s*\|\s*", line.strip("| ")) for line in block.splitlines() if "|" in line]
+    listed = {tuple(cells[:3]): cells[3] for cells in lines[2:]}
+    paper = pd.read_csv(ROOT / "tests/golden/hero_tables.csv", dtype=str)
+    groups = paper[["table", "backbone", "target_budget"]].drop_duplicates()
+    assert set(listed) == {tuple(group) for group in groups.to_numpy()}
+    for files in listed.values():
+        named = re.findall(r"`([\w/]+)`", files)
+        assert named
+        assert read_suite(read_configs(named)).jobs
+
+
+def test_the_papers_own_hero_is_in_every_core(no_search: None) -> None:
+    for name in PAPER:
+        suite = read_suite(read_configs([name]))
+        fixed = [job for job in suite.jobs if job.row.startswith("hero-fixed-alpha")]
+        assert {job.seed for job in fixed} == {42, 43, 44}
+        assert all(job.params["alpha"] == 1e-3 and job.budget is None for job in fixed)
+        others = [job for job in suite.jobs if not job.row.startswith("hero")]
+        assert {job.seed for job in others} == {42}
+
+
+def test_the_ladder_trains_as_many_parameters_in_every_row_as_hero(no_search: None) -> None:
+    """Within 10 %; SkipGPT-RT trains its routers alone."""
+    for name in LADDER:
+        suite = read_suite(read_configs([name]))
+        model = model_of(suite, name, Path("/nowhere"))
+        counts = {
+            job.row: run_of(suite, job, model).trained
+            for job in suite.jobs
+            if job.method.trained and job.budget in (None, 0.25) and job.row != "skipgpt-rt"
+        }
+        assert len(counts) == 6
+        for row, count in counts.items():
+            assert count == pytest.approx(counts["hero"], rel=0.1), (name, row)

@@ -1,0 +1,128 @@
+"""A suite's cost per row and in total, as JSON; all figures are derived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workflows.config import ROOT
+from workflows.jobs import Suite
+from workflows.planning.machines import MACHINES, Machine
+from workflows.planning.model import model_of
+from workflows.planning.runs import CHAT, Run, hours, no_hours, run_of
+from workflows.planning.tasks import not_counted
+
+GB = 1e9
+# Hub data sets: documents and their bytes. PG19's validation split is 50 books.
+DATASETS = {"allenai/tulu-3-sft-mixture": (939_343, 3_102), "emozilla/pg19": (50, 420_000)}
+OTHER_DATASET = (10_000, 3_000)
+
+
+def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
+    """What a suite costs.
+
+    Args:
+        suite: Read and checked.
+        root: Checkout with results.
+
+    Returns:
+        ``rows`` by name and ``total``, each with fits, evaluations, tokens, operations, hours per
+        machine and peak memory; ``left``, the total of the runs without a record; ``disk`` in GB;
+        tasks that are ``not_counted``. All derived, none measured.
+
+    Raises:
+        ValueError: A backbone has neither a config nor a published shape.
+    """
+    models = {name: model_of(suite, name, root) for name in suite.config["backbones"]}
+    runs = [run_of(suite, job, models[job.backbone]) for job in suite.jobs]
+    again = repeats(suite)
+    rows: dict[str, list[Run]] = {}
+    for run in runs:
+        rows.setdefault(run.job.row, []).append(run)
+    left = [run for run in runs if not (root / run.job.folder / "record.json").is_file()]
+    return {
+        "suite": suite.name,
+        "basis": "derived",
+        "rows": {name: told(members, again) for name, members in rows.items()},
+        "total": told(runs, again),
+        "left": told(left, again),
+        "disk": disk(suite, runs),
+        "not_counted": not_counted(suite.entries),
+    }
+
+
+def repeats(suite: Suite) -> dict[str, tuple[int, int]]:
+    """Folder of a run -> fits and evaluations beyond its own: noise floor, other arithmetic."""
+    found: dict[str, tuple[int, int]] = {}
+    for files, fits in ((suite.noise_files(), 0), (suite.refit_files(), 1)):
+        for file in files:
+            folder = file.split("/noise/")[0]
+            more = found.get(folder, (0, 0))
+            found[folder] = more[0] + fits, more[1] + 1
+    return found
+
+
+def told(runs: Sequence[Run], again: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """The sums over runs, and the peaks."""
+    fits = evaluations = 0
+    trained = scored = flops = 0.0
+    seconds, longest = no_hours(), no_hours()
+    for run in runs:
+        more = again.get(run.job.folder, (0, 0))
+        fits, evaluations = fits + 1 + more[0], evaluations + 1 + more[1]
+        trained += (1 + more[0]) * run.fit.tokens
+        scored += (1 + more[1]) * run.evaluation.tokens
+        flops += (1 + more[0]) * run.fit.flops + (1 + more[1]) * run.evaluation.flops
+        for machine in MACHINES:
+            fit, evaluation = (run.seconds(work, machine) for work in (run.fit, run.evaluation))
+            taken = (1 + more[0]) * fit + (1 + more[1]) * evaluation
+            seconds[machine.name] += taken / machine.jobs
+            longest[machine.name] = max(longest[machine.name], fit + evaluation)
+    return {
+        "basis": "derived",
+        "fits": fits,
+        "evaluations": evaluations,
+        "training_tokens": round(trained),
+        "scored_tokens": round(scored),
+        "flops": flops,
+        "hours": hours(seconds),
+        "longest_run_hours": hours(longest),
+        "fit_memory_gb": round(max((run.fit.memory for run in runs), default=0) / GB, 2),
+        "evaluation_memory_gb": round(
+            max((run.evaluation.memory for run in runs), default=0) / GB, 2
+        ),
+        "trained_parameters": max((run.trained for run in runs), default=0),
+    }
+
+
+def too_small(total: dict[str, Any], machine: Machine) -> bool:
+    """Whether a machine lacks the memory for the largest run."""
+    peak = max(total["fit_memory_gb"], total["evaluation_memory_gb"])
+    return bool(machine.memory and peak * GB > machine.memory)
+
+
+def disk(suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
+    """GB by kind. Of static models and snapshots one exists at a time, unless models are kept."""
+    statics = [run.left for run in runs]
+    kept = sum(statics) if suite.keeps("untrained") else max(statics, default=0)
+    backbones = {run.job.backbone: run.weights for run in runs}
+    kinds = {
+        "backbones": sum(backbones.values()),
+        "trained_parts": sum(4.0 * run.trained for run in runs),
+        "static_models": kept,
+        "snapshots": max((12.0 * run.trained for run in runs), default=0),
+        "data": sum(data_bytes(spec) for spec in _sources(suite)),
+    }
+    told = {name: round(size / GB, 2) for name, size in kinds.items()}
+    return {"basis": "derived", **told, "total": round(sum(kinds.values()) / GB, 2)}
+
+
+def _sources(suite: Suite) -> list[dict[str, Any]]:
+    return [spec for spec in suite.config["data"].values() if spec["source"].startswith("hub:")]
+
+
+def data_bytes(spec: dict[str, Any]) -> float:
+    """Bytes of a part of a hub data set: text, and four per token."""
+    documents, size = DATASETS.get(spec["source"].removeprefix("hub:"), OTHER_DATASET)
+    return float(min(spec.get("rows", documents), documents) * (size + 4 * CHAT))

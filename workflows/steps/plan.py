@@ -1,0 +1,48 @@
+"""What a suite will cost, per row and in total, before anything runs: all derived, none measured.
+
+    python -m workflows.steps.plan --suite llama31_8b
+    python -m workflows.steps.plan --suite llama31_8b overlays/alpha --out plan.json
+
+Files merge in their order as Snakemake's --configfile does: mappings key by key, lists replaced. A
+bare name is a file below workflows/suites.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from workflows.config import read_configs
+from workflows.jobs import read_suite
+from workflows.planning.plan import plan
+from workflows.planning.show import lines
+from workflows.runtime.files import write_text
+from workflows.runtime.program import run
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--suite", required=True, nargs="+", action="extend", metavar="FILE.yaml",
+        help="a suite, then overlays",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FILE.json")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Count, print, write."""
+    args = arguments()
+    found = plan(read_suite(read_configs(args.suite)))
+    print("\n".join(lines(found)))
+    if args.out is not None:
+        write_text(args.out, json.dumps(found, indent=1) + "\n")
+        print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    run(main)
