@@ -23,6 +23,8 @@ CHAT = 650
 PADDING = 1.03
 # Forward passes over the probe: five surveys in training, about seven tries of a threshold.
 PROBES = 12
+# Texts that a document of the paper's tasks is fed as.
+ANSWERS = 3
 # Passes over the calibration documents, a backward pass as two; None: one per layer.
 PASSES: Mapping[str, int | None] = {
     "shortgpt": 1, "slicegpt": 3, "llm_pruner": 4, "laco": None, "shortened_llama": None,
@@ -141,6 +143,9 @@ def _training(
 def _probe_tokens(suite: Suite) -> float:
     data = suite.config["data"]
     documents = data.get("probe", data.get("validation", {})).get("rows", 0)
+    if suite.probes_tasks:
+        # Documents of each task, fed once per answer that differs.
+        documents *= ANSWERS * len(suite.entries)
     return float(documents * min(CHAT, suite.config["max_length"]))
 
 
