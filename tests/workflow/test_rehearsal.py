@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import yaml
 from tests.hub import Hub
 from tests.rehearsal_world import make_hub
 from tests.workflow.conftest import copy_checkout, environment
+from workflows.config import read_configs
 from workflows.jobs import read_suite
 
 pytestmark = pytest.mark.rehearsal
@@ -40,15 +41,22 @@ class Rehearsal:
         self.folder, self.hub = copy_checkout(folder / "checkout"), hub
         self.home = folder / "home"
 
-    def suite(self, *names: str) -> list[str]:
-        """Config files of a suite with its overlays, and the one that only shrinks work."""
+    def suite(self, *names: str, rows: Sequence[str] = ()) -> list[str]:
+        """Config files of a suite with its overlays, and the one that only shrinks work.
+
+        Args:
+            names: Of files below workflows/suites.
+            rows: Those that run beside the suite's derived ones; none: all.
+        """
         files = [f"{SUITES / name}.yaml" for name in names]
-        merged: dict[str, Any] = {}
-        for file in files:
-            merge(merged, yaml.safe_load((self.folder / file).read_text("utf-8")))
-        small = Path(f"small_{merged['suite']}.yaml")
-        (self.folder / small).write_text(yaml.safe_dump(shrunk(merged)), encoding="utf-8")
+        small = Path(f"small_{len(list(self.folder.glob('small_*')))}.yaml")
+        overlay = shrunk(self.merged(files)) | ({"rows": list(rows)} if rows else {})
+        (self.folder / small).write_text(yaml.safe_dump(overlay), encoding="utf-8")
         return [*files, str(small)]
+
+    def merged(self, files: Sequence[str]) -> dict[str, Any]:
+        """The config that Snakemake makes of the files."""
+        return read_configs([self.folder / file for file in files])
 
     def start(self, files: list[str], *targets: str) -> subprocess.Popen[str]:
         """Snakemake on these config files, in a process group of its own."""
@@ -76,15 +84,6 @@ class Rehearsal:
         return {str(file.parent): json.loads(file.read_text("utf-8")) for file in found}
 
 
-def merge(onto: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """As Snakemake merges config files."""
-    for key, value in more.items():
-        if isinstance(value, dict) and isinstance(onto.get(key), dict):
-            merge(onto[key], value)
-        else:
-            onto[key] = value
-
-
 def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
     """An overlay with less of everything that costs time, and nothing else."""
     tasks = []
@@ -96,10 +95,12 @@ def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
         tasks.append(small)
     lines = suite.get("derive", {}).items()
     long = [name for name, line in lines if "updates" in line.get("params", {})]
-    parts = {"calibration": {"rows": 12}, "validation": {"rows": 6}}
+    parts = {"calibration": {"rows": 12}, "validation": {"rows": 6}, "probe": {"rows": 2}}
     return {
         "tasks": tasks,
         "training": SHORT,
+        "first": [],
+        "row_seeds": {name: [42] for name in suite.get("row_seeds", {})},
         "derive": {name: {"params": SHORT} for name in long},
         "data": {part: rows for part, rows in parts.items() if part in suite["data"]},
         "batch_size": 8,
@@ -122,7 +123,7 @@ def rehearsal(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
 
 def check_tables(rehearsal: Rehearsal, files: list[str], name: str) -> None:
     """Every row and every task of the suite stands in the tables."""
-    suite = read_suite(merged_of(rehearsal, files))
+    suite = read_suite(rehearsal.merged(files))
     tables = rehearsal.folder / "reports" / name / "tables"
     assert set(pd.read_csv(tables / "retain.csv")["row"]) == {job.row for job in suite.jobs}
     for _, own in pd.read_csv(tables / "scores.csv").groupby(
@@ -155,7 +156,26 @@ def test_the_core_of_the_8b_suite_from_the_hub_to_its_table(rehearsal: Rehearsal
     check_tables(rehearsal, files, name)
     assert len(rehearsal.hub.requests) == asked
 
-    # A task that is added is fetched and scored; nothing that trains is fitted again.
+
+@pytest.mark.parametrize(
+    "overlays",
+    [("alpha", "ablation", "memory"), ("literal", "literal_40"), ("each",)],
+    ids=" ".join,
+)
+def test_the_rest_of_the_paper_goes_on_top_of_the_core(
+    overlays: Sequence[str], rehearsal: Rehearsal
+) -> None:
+    """One overlay per table; what the core's results hold is not run again."""
+    names = [f"overlays/{name}" for name in overlays]
+    rows = ["dense", "hero", "mod-d"] if "each" in overlays else ["dense"]
+    files = rehearsal.suite("llama31_8b", *names, rows=rows)
+    rehearsal.run(files)
+    check_tables(rehearsal, files, "llama31_8b")
+
+
+def test_a_task_that_is_added_is_fetched_and_scored_alone(rehearsal: Rehearsal) -> None:
+    """Nothing that trains is fitted again."""
+    name, files = "llama31_8b", rehearsal.suite("llama31_8b")
     logs = {
         file: file.stat().st_mtime_ns
         for file in (rehearsal.folder / "results" / name / "logs").rglob("compress.log")
@@ -167,20 +187,26 @@ def test_the_core_of_the_8b_suite_from_the_hub_to_its_table(rehearsal: Rehearsal
     (rehearsal.folder / files[-1]).write_text(yaml.safe_dump(overlay), encoding="utf-8")
     rehearsal.run(files)
     check_tables(rehearsal, files, name)
-    trained = {
-        job.row for job in read_suite(merged_of(rehearsal, files)).jobs if job.method.trained
-    }
-    for file, time_ns in logs.items():
-        if file.parts[-4] in trained:
-            assert file.stat().st_mtime_ns == time_ns, file
+    jobs = read_suite(rehearsal.merged(files)).jobs
+    trained = {job.row for job in jobs if job.method.trained}
+    again = [file for file, before in logs.items() if file.stat().st_mtime_ns != before]
+    assert not {file.parts[-4] for file in again} & trained
 
 
-def merged_of(rehearsal: Rehearsal, files: list[str]) -> dict[str, Any]:
-    """The config that Snakemake makes of the files."""
-    merged: dict[str, Any] = {}
-    for file in files:
-        merge(merged, yaml.safe_load((rehearsal.folder / file).read_text("utf-8")))
-    return merged
+def test_a_base_model_without_a_chat_template(rehearsal: Rehearsal) -> None:
+    files = rehearsal.suite("llama2_7b", rows=["dense", "shortgpt", "hero", "lora"])
+    rehearsal.run(files)
+    check_tables(rehearsal, files, "llama2_7b")
+
+
+def test_a_gated_model_without_a_token_ends_before_any_fit(rehearsal: Rehearsal) -> None:
+    files = rehearsal.suite("llama2_13b", rows=["dense", "shortgpt"])
+    rehearsal.hub.models["meta-llama/Llama-2-13b-hf"].gated = True
+    process = rehearsal.start(files)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode != 0
+    assert "meta-llama/Llama-2-13b-hf is gated: accept its licence" in said
+    assert not list((rehearsal.folder / "results").glob("llama2_13b/llama2_13b"))
 
 
 def wait_for(ready: Any, process: subprocess.Popen[str], limit: float = 1800) -> None:
