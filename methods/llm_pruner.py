@@ -50,6 +50,9 @@ class LLMPruner(Method):
             key/value than query heads k, o, v, q); None: sum, for l1 and l2 mean, as released.
         gqa_fold: Which query heads count for a key/value head j of K with R query heads each:
             ``"coupled"``, those removed with it, j R to j R + R - 1; ``"official"``, j, j + K, ...
+        samples: Calibration documents used, the first ones; None: all. The authors take 10.
+        length: Tokens from the middle of each, shorter documents left out; None: whole documents.
+            The authors take 64.
     Memory: the weights, one layer's gradients in float32 (0.9 GB at 8B, twice that for second and
         mix), the states that entered each layer from ``start`` on (0.23 MB per token at 8B in 16
         bits) and one batch within one layer. By this count Llama-3.1-8B in bfloat16 takes about
@@ -60,7 +63,7 @@ class LLMPruner(Method):
         released script folds onto others: ``gqa_fold``); gradients are accumulated in float32 layer
         by layer, at any batch size; ties go to the lower unit; a ratio that would empty a layer is
         refused, where the code silently leaves the layer whole; it reads the suite's calibration
-        documents, where the authors take 10 texts of 64 tokens from BookCorpus. Without the random
+        documents, where the authors take texts of BookCorpus. Without the random
         control, the global and iterative selection and the channel- and layer-wise modes, which no
         published command uses. The authors' skip is ours: parameters removed over all parameters.
     """
@@ -85,8 +88,14 @@ class LLMPruner(Method):
         )
         group_reduction: Literal["sum", "mean", "max", "prod", "first", "second"] | None = None
         gqa_fold: Literal["coupled", "official"] = "coupled"
+        samples: int | None = None
+        length: int | None = None
 
         def __post_init__(self) -> None:
+            for name in ("samples", "length"):
+                value = getattr(self, name)
+                if value is not None and value < 1:
+                    raise ValueError(f"param '{name}' is {value}, must be at least 1 or null")
             if self.ratio is not None and not 0 <= self.ratio < 1:
                 raise ValueError(f"param 'ratio' is {self.ratio}, must be at least 0 and below 1")
 
@@ -166,7 +175,8 @@ class LLMPruner(Method):
                 yield index, magnitudes(layers(model)[index], MAGNITUDES[kind])
             return
         squared = kind in ("param_second", "param_mix")
-        batches = list(data.calibration(1) if squared else data.calibration())
+        chosen = {"rows": self.params.samples, "length": self.params.length}
+        batches = list(data.calibration(1 if squared else 16, **chosen))
         for gradients in layer_gradients(model, batches, span, squared):
             yield gradients.layer, taylor(kind, layers(model)[gradients.layer], gradients)
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import Backbone, attention, count, ffn, layers, widths
-from methods.core.data import Batch, Document, batches
 from methods.core.ledger import Ledger, Tally
 from tests import toy
 from tests.near import ROUNDING
@@ -22,16 +21,6 @@ from tests.near import ROUNDING
 MATRICES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn")
 MATRICES |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
 Matrices = dict[str, Tensor]
-
-
-class Documents:
-    """Calibration documents as they are."""
-
-    def __init__(self, documents: list[list[int]]) -> None:
-        self.documents = [Document(ids, 0) for ids in documents]
-
-    def calibration(self, batch_size: int = 16) -> list[Batch]:
-        return list(batches(self.documents, batch_size))
 
 
 def documents(lengths: list[int], seed: int = 0) -> list[list[int]]:
@@ -59,7 +48,7 @@ def fit(
     backbone = Backbone(model, None, Path(), None, "", count(model))
     given = {"ratio": 0.5, "start": 0, "end": len(layers(model))} if budget is None else {}
     method = load_method("llm-pruner", given | params)
-    return method.fit(backbone, Documents(texts), Request(budget, 0, Path()))
+    return method.fit(backbone, toy.calibration(texts), Request(budget, 0, Path()))
 
 
 def loss_of(model: torch.nn.Module, texts: list[list[int]]) -> Tensor:
@@ -352,3 +341,17 @@ def test_neither_budget_nor_ratio_is_not_applicable() -> None:
     backbone = Backbone(model, None, Path(), None, "", count(model))
     reason = load_method("llm-pruner").skip_reason(backbone, Request(None, 0, Path()))
     assert "how much to remove" in reason
+
+
+def test_samples_and_length_choose_the_calibration_tokens() -> None:
+    texts = documents([10, 4, 11, 9], seed=3)
+    middles = [texts[0][2:8], texts[2][2:8]]
+    chosen = fit(make(), texts, samples=2, length=6).decisions
+    assert chosen == fit(make(), middles).decisions
+    assert chosen != fit(make(), texts).decisions
+
+
+@pytest.mark.parametrize("name", ["samples", "length"])
+def test_no_calibration_tokens_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"param '{name}' is 0, must be at least 1 or null"):
+        load_method("llm-pruner", {name: 0})
