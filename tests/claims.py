@@ -34,7 +34,8 @@ REFERENCE = ROOT / "reports" / "reference"
 TRIES = ROOT / "workflows/suites/tuned/demo.yaml"
 # Numbers of the prose that say how something was set up, by the words beside them.
 SETTINGS = (
-    "At 25 %", "at 25 %", "At 40 %", "at 40 %", "| 25 % | healed | 40 % | healed |", "with 1,500",
+    "At 25 %", "at 25 %", "At 40 %", "at 40 %", "| 25 % | healed | 40 % | healed |",
+    "1,500 updates", "With 1,500",
     "400 updates", "1,000 updates of 1,024 tokens", "seeds 42, 43 and 44", "Under seed 46",
 )  # fmt: skip
 
@@ -83,15 +84,17 @@ class Frames:
         return found
 
     def retain(self, row: str, target: float) -> Figure:
-        """In percent, mean over seeds."""
-        return self.figure("retain", "retain", row=row, target=target)
+        """In percent, mean over seeds, matched over pooled tokens."""
+        return self.figure("retain", "retain", row=row, target=target, match="pooled")
 
-    def lead(self, row: str, other: str, target: float, measure: str = "retain") -> Lead:
+    def lead(
+        self, row: str, other: str, target: float, measure: str = "retain", match: str = "pooled"
+    ) -> Lead:
         """``row`` - ``other``; one of the two is the row that the frame holds others against."""
         turned = self.lines("differences", row=row, against=other, measure=measure).empty
         if turned:
-            return -self.lead(other, row, target, measure)
-        where = {"row": row, "against": other, "target": target, "measure": measure}
+            return -self.lead(other, row, target, measure, match)
+        where = {"row": row, "against": other, "target": target, "measure": measure, "match": match}
         names = ("difference", "low", "high")
         return Lead(*(self.figure("differences", name, **where) for name in names))
 
@@ -115,7 +118,9 @@ class Frames:
 
 @cache
 def read(file: Path) -> pd.DataFrame:
-    return pd.read_csv(file)
+    """A frame; the oldest ones know one protocol and do not say it."""
+    frame = pd.read_csv(file)
+    return frame if "match" in frame else frame.assign(match="pooled")
 
 
 def right(row: str, budget: float | None = None) -> tuple[Figure, Figure]:
@@ -132,28 +137,89 @@ def right(row: str, budget: float | None = None) -> tuple[Figure, Figure]:
 
 def claims() -> list[str]:
     """All of them; each must stand in the README once."""
-    return [*where(), *memory(), *memory_by_seed(), *healed(), *variants()]
+    parts = (where, order, uses, seeds, memory, memory_by_seed, healed, variants)
+    return [claim for part in parts for claim in part()]
 
 
 def where() -> Iterator[str]:
-    """Where a router skips."""
-    demo, memory = Frames("demo"), Frames("memory_cpu")
+    """Where a router skips, and what it keeps where it may not choose."""
+    frames = Frames("headline")
+    pooled, each = ({"target": 25, "match": match} for match in ("pooled", "each"))
 
-    def skips(frames: Frames, row: str, target: float, *kinds: str) -> list[Figure]:
-        at = {"row": row, "target": target}
-        return [frames.figure("budgets", f"skip_{kind}", **at) for kind in kinds]
+    def of(row: str, column: str, at: dict[str, object], frame: str = "retain") -> Figure:
+        return frames.figure(frame, column, row=row, **at)
 
-    kinds = ("prompt", "generated", "answer")
-    first, second, third = skips(demo, "hero", 25, *kinds)
     yield (
-        f"HeRo skips {first:.1f} % on prompt tokens here, {second:.1f} % on generated ones and "
-        f"{third:.1f} % on answer positions"
+        f"HeRo skips {of('hero', 'skip_prompt', pooled):.1f} % of the parameters on prompt tokens "
+        f"and {of('hero', 'skip_deciding', pooled):.1f} % on deciding ones, and keeps "
+        f"{of('hero', 'retain', pooled):.1f} %"
     )
-    for title, row in (("SkipGPT-RT", "skipgpt-rt"), ("D-LLM", "d-llm")):
-        first, second, third = skips(demo, row, 25, *kinds)
-        yield f"{title} {first:.1f}, {second:.1f} and {third:.1f}"
-    first, second = skips(memory, "hero", 40, "prompt", "answer")
-    yield f"HeRo skips {first:.1f} % on prompts and {second:.1f} % on answer positions."
+    yield f"it keeps {of('hero', 'retain', each):.1f} %."
+    yield f"it skips {of('mod-d', 'skip_prompt', each):.1f} % there"
+    for title, row in ROUTERS.items():
+        yield (
+            f"| {title} | {of(row, 'skip_prompt', pooled):.1f} | "
+            f"{of(row, 'skip_deciding', pooled):.1f} | {of(row, 'retain', pooled):.1f} | "
+            f"{of(row, 'retain', each):.1f} |"
+        )
+    yield (
+        f"| HeRo | {of('hero', 'skip_prompt', pooled):.1f} | "
+        f"{of('hero', 'skip_deciding', pooled):.1f} | {of('hero', 'retain', pooled):.1f} | "
+        f"{of('hero', 'retain', each):.1f} |"
+    )
+
+
+def order() -> Iterator[str]:
+    """Who stands where under either protocol."""
+    frames = Frames("headline")
+    second = frames.lead("hero", "skipgpt-joint", 25, match="pooled")
+    yield (
+        f"Pooled, HeRo stands {second.points:.1f} points above SkipGPT-Joint "
+        f"({second.low:.1f} to {second.high:.1f})"
+    )
+    joint, alone = (
+        frames.lead(row, "hero", 25, match="each") for row in ("skipgpt-joint", "skipgpt-rt")
+    )
+    yield (
+        f"SkipGPT-Joint stands {joint.points:.1f} points above HeRo ({joint.low:.1f} to "
+        f"{joint.high:.1f}) and SkipGPT-RT {alone.points:.1f} ({alone.low:.1f} to {alone.high:.1f})"
+    )
+    pruner = frames.lead("hero", "llm-pruner", 25, match="each")
+    yield (
+        f"HeRo stands {pruner.points:.1f} points above LLM-Pruner, the best row without training "
+        f"({pruner.low:.1f} to {pruner.high:.1f})"
+    )
+
+
+def uses() -> Iterator[str]:
+    """What HeRo's router uses."""
+    frames = Frames("headline")
+    kind, token = (
+        frames.lead("hero", f"hero-by-{name}", 25, match="each") for name in ("kind", "token")
+    )
+    yield (
+        f"HeRo stands {token.points:.1f} points above `hero-by-token` ({token.low:.1f} to "
+        f"{token.high:.1f}) and {kind.points:.1f} above `hero-by-kind` ({kind.low:.1f} to "
+        f"{kind.high:.1f})"
+    )
+    kind, token = (
+        frames.lead("hero", f"hero-by-{name}", 25, match="pooled") for name in ("kind", "token")
+    )
+    yield f"Pooled, the two stand {token.points:.1f} and {kind.points:.1f} points below it."
+
+
+def seeds() -> Iterator[str]:
+    """How far a seed moves a trained row."""
+    frames = Frames("headline")
+    rows = [*ROUTERS.values(), "hero"]
+    pooled, each = (
+        [frames.figure("retain", "retain_std", row=row, target=25, match=match) for row in rows]
+        for match in ("pooled", "each")
+    )
+    yield (
+        f"pooled by {min(pooled):.1f} to {max(pooled):.1f} points (standard deviation over five "
+        f"seeds), matched where it counts by {min(each):.1f} to {max(each):.1f}."
+    )
 
 
 def memory() -> Iterator[str]:
@@ -219,7 +285,7 @@ def memory_by_seed() -> Iterator[str]:
 def healed() -> Iterator[str]:
     """What training alone gives static rows."""
     frames = Frames("demo_full")
-    yield f"({frames.runs:.0f} runs, both budgets, 400 updates per trained row"
+    yield f"({frames.runs:.0f} runs, matched over pooled tokens by an older version, both budgets"
     more = {}
     for target in (25, 40):
         lines = frames.lines("costs", target=target).set_index("row")["trained_parameters"]
@@ -251,13 +317,13 @@ def healed() -> Iterator[str]:
 
 def variants() -> Iterator[str]:
     """Short training, variants of the baselines, learning rates, parts of HeRo."""
-    demo, frames = Frames("demo"), Frames("demo_full")
+    long_runs, frames = Frames("headline"), Frames("demo_full")
 
     def both(row: str) -> tuple[Figure, Figure]:
-        return demo.retain(row, 25), frames.retain(row, 25)
+        return long_runs.retain(row, 25), frames.retain(row, 25)
 
     long, short = both("hero")
-    yield f"In the demo, with 1,500, HeRo keeps {long:.1f} (here {short:.1f})"
+    yield f"With 1,500, in the first table, HeRo keeps {long:.1f} (here {short:.1f})"
     for title, row in ROUTERS.items():
         long, short = both(row)
         yield f"{title} {long:.1f} ({short:.1f})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +128,19 @@ def check_retain(
         )
 
 
-def check_first(config: Mapping[str, Any], table: Mapping[str, Any]) -> None:
-    """Rows that a suite wants first must be its own.
+def check_first(config: Mapping[str, Any], known: Container[str]) -> None:
+    """What a suite wants first must exist; an overlay may have taken it out of the suite.
+
+    Args:
+        config: The suite's.
+        known: Rows of the suite and of the project.
 
     Raises:
-        ValueError: A row is not of the suite.
+        ValueError: There is no such row.
     """
     for row in config["first"]:
-        if row not in table:
-            raise ValueError(f"suite config, first: '{row}' is not among the rows")
+        if row not in known:
+            raise ValueError(f"suite config, first: there is no row '{row}'")
 
 
 def check_training_noise(config: Mapping[str, Any], table: Mapping[str, Any]) -> None:

@@ -259,7 +259,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         raise ValueError(f"task_folder '{folder}' is no folder")
     check_names(entries, [OWN_TASKS, *([root / folder] if folder else [])])
     check_retain(complete, entries, table)
-    check_first(complete, table)
+    check_first(complete, {**rows, **table})
     check_training_noise(complete, table)
     check_paths(complete, root)
     jobs = [

@@ -344,7 +344,7 @@ WRONG = [
     ({"batch_size": 0}, "batch_size: 0 is less than"),
     ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),
     ({"keep_models": "yes"}, "keep_models: 'yes' is not one of [True, False, 'trained']"),
-    ({"first": ["hero"]}, "first: 'hero' is not among the rows"),
+    ({"first": ["heroo"]}, "first: there is no row 'heroo'"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.claims import SETTINGS, Figure, claims
 from workflows.config import ROOT
 
-FIRST, LAST = "## The demo's table", "## How the numbers are made honest"
+FIRST, LAST = "## The table", "## How the numbers are made honest"
 # Between the marks of publish stand tables that are made from frames; code has no findings.
 MADE = re.compile(r"<!-- table of .*?<!-- end of table -->|^```.*?^```$", re.S | re.M)
 CODE_AND_LINKS = re.compile(r"`[^`]*`|\]\([^)]*\)")

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,10 @@ def test_a_full_disk(
 ) -> None:
     command = [*fit(copy, tiny_disk / "out"), "--calibration", ids]
     assert "No space left on device" in refuse("compress", *command)
-    with (tiny_disk / "filler").open("wb", buffering=0) as stream:
-        stream.write(bytes(60_000))
+    (tiny_disk / "record.tasks").mkdir()
+    with (tiny_disk / "filler").open("wb", buffering=0) as stream, suppress(OSError):
+        while True:
+            stream.write(bytes(1_000))
     tasks = ["--tasks", "toy_choice", "--task-dir", task_folder, "--limit", "2"]
     command = ["--model", copy, *tasks, "--out", tiny_disk / "record.json"]
     assert "No space left on device" in refuse("evaluate", *command)

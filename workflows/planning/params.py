@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from methods import ROOT, Row
-from workflows.jobs import Job
+from workflows.job import Job
 
 SHARED = "TrainingParams"
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workflows.jobs import Job, Suite
+from workflows.job import Job
+from workflows.jobs import Suite
 from workflows.planning.machines import DISK_RATE, MACHINES, START_SECONDS, Machine
 from workflows.planning.memory import evaluation_memory, fit_memory, untrained_memory
 from workflows.planning.model import ATTENTION, Model

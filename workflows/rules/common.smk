@@ -14,7 +14,8 @@ DEVICE = "auto" if RESOURCES["gpu"] else "cpu"
 def model(group):
     """The folder of a fitted model, for the rows of one group; temporary if the suite says so."""
     rows = "|".join(map(re.escape, SUITE.rows(group))) or "(?!)"
-    path = RUN.replace("{row}", f"{{row,{rows}}}") + "/model"
+    run = RUN.replace("{row}", f"{{row,{rows}}}")
+    path = f"{run}/model"
     return directory(path) if SUITE.keeps(group) else temp(directory(path))
 
 

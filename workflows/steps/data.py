@@ -125,9 +125,9 @@ def read_hub(spec: dict[str, Any], told: Path) -> Iterator[dict[str, Any]]:
     """
     from datasets import load_dataset
 
-    owner, name, *config = spec["source"].removeprefix("hub:").split("/")
+    owner, name, *more = spec["source"].removeprefix("hub:").split("/")
     repository, split = f"{owner}/{name}", spec["split"]
-    addresses = data_files(repository, *(config or [None]), spec.get("revision"))
+    addresses = data_files(repository, more[0] if more else None, spec.get("revision"))
     base, _, part = split.partition(SLICE)
     if base not in addresses:
         raise ValueError(f"{repository} has no split '{base}' (it has: {', '.join(addresses)})")

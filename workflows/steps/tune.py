@@ -30,7 +30,8 @@ from methods.core.checkpoint import open_backbone, write_json
 from methods.core.data import Data
 from methods.core.training.loop import DivergedError
 from methods.core.training.losses import Answers, score_answers
-from workflows.jobs import Job, Suite, read_suite
+from workflows.job import Job
+from workflows.jobs import Suite, read_suite
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import add_machine_arguments, run, set_up_torch

@@ -27,7 +27,7 @@ def suite_of(*names: str, **changes: Any) -> Suite:
 def few(*rows: str, **changes: Any) -> Suite:
     """The core of 8B with some of its rows alone."""
     seeds = {"hero": [42, 43, 44]}
-    return suite_of("llama31_8b", rows=list(rows), derive={}, row_seeds=seeds, **changes)
+    return suite_of("llama31_8b", rows=list(rows), derive={}, first=[], row_seeds=seeds, **changes)
 
 
 @pytest.fixture(scope="module")
