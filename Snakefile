@@ -44,8 +44,9 @@ include: "workflows/rules/evaluate.smk"
 include: "workflows/rules/report.smk"
 
 
+# Suites whose runs take hours say what they will cost.
 onstart:
-    if RESOURCES["gpu"]:
+    if not SUITE.config["watch_code"]:
         print("\n".join(lines(plan(SUITE))), flush=True)
 
 

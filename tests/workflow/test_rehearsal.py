@@ -91,7 +91,7 @@ def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
         small = dict(task) | {"limit": 2}
         if "gsm8k" in task["task"]:
             written = {"until": [], "do_sample": False, "max_gen_toks": 8}
-            small["config"] = {"generation_kwargs": written}
+            small["config"] = task.get("config", {}) | {"generation_kwargs": written}
         tasks.append(small)
     lines = suite.get("derive", {}).items()
     long = [name for name, line in lines if "updates" in line.get("params", {})]

@@ -21,9 +21,11 @@ def one_sentence(name: str) -> Iterator[None]:
         ValueError: The repository cannot be read.
     """
     from datasets.exceptions import DatasetNotFoundError
-    from huggingface_hub.errors import (
+
+    # HTTPError is that of whatever client the library uses.
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         GatedRepoError,
-        HfHubHTTPError,
+        HTTPError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
@@ -32,12 +34,7 @@ def one_sentence(name: str) -> Iterator[None]:
 
     try:
         yield
-    except (
-        DatasetNotFoundError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        ConnectionError,
-    ) as error:
+    except (DatasetNotFoundError, HTTPError, LocalEntryNotFoundError, ConnectionError) as error:
         chain = _chain(error)
         if any(isinstance(e, GatedRepoError) or "gated dataset" in str(e) for e in chain):
             raise ValueError(
@@ -84,7 +81,9 @@ def data_files(repository: str, config: str | None, revision: str | None) -> dic
             if "BuilderConfig" not in str(error) and "onfig name" not in str(error):
                 raise
             raise ValueError(f"{repository}: {' '.join(str(error).split())}") from error
-    return {str(split): list(map(str, files)) for split, files in builder.config.data_files.items()}
+    # What is read from the cache, without a network, no longer knows its files.
+    found = builder.config.data_files or {}
+    return {str(split): list(map(str, files)) for split, files in found.items()}
 
 
 def parts(address: str) -> tuple[str, str, str]:

@@ -128,6 +128,8 @@ def read_hub(spec: dict[str, Any], told: Path) -> Iterator[dict[str, Any]]:
     owner, name, *more = spec["source"].removeprefix("hub:").split("/")
     repository, split = f"{owner}/{name}", spec["split"]
     addresses = data_files(repository, more[0] if more else None, spec.get("revision"))
+    if not addresses:
+        raise ValueError(f"{repository} can be read only where the hub answers")
     base, _, part = split.partition(SLICE)
     if base not in addresses:
         raise ValueError(f"{repository} has no split '{base}' (it has: {', '.join(addresses)})")

@@ -47,23 +47,17 @@ def built_from(entry: TaskEntry) -> list[tuple[str, str | None, str | None]]:
     Raises:
         ValueError: The data cannot be fetched.
     """
-    from lm_eval.tasks import TaskManager, get_task_dict
+    from lm_eval.tasks import TaskManager
 
     with one_sentence(f"the data of task '{entry.task}'"):
-        found = get_task_dict([entry.lm_eval_spec], TaskManager())
+        tasks: dict[str, Any] = TaskManager().load([entry.lm_eval_spec])["tasks"]
     sources = []
-    for task in _tasks(found):
+    for task in tasks.values():
         kwargs = task.config.dataset_kwargs or {}
         if task.config.dataset_path and "data_files" not in kwargs:
             told = task.config.dataset_path, task.config.dataset_name, kwargs.get("revision")
             sources.append(told)
     return list(dict.fromkeys(sources))
-
-
-def _tasks(found: dict[Any, Any]) -> list[Any]:
-    """The tasks of lm-eval's nested groups."""
-    nested = [_tasks(value) if isinstance(value, dict) else [value] for value in found.values()]
-    return [task for part in nested for task in part]
 
 
 if __name__ == "__main__":
