@@ -69,9 +69,15 @@ def read_results(folder: Path) -> Results:
     return Results(folder, settings, records, files, panels, repeats, repeat_items, again, missing)
 
 
-def not_here_yet(results: Results) -> list[str]:
-    """One sentence that names the runs a table does without; none once all are there."""
-    return [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
+def gaps(results: Results) -> list[str]:
+    """What tables do without: runs that have no record yet, tasks that the reference cannot do."""
+    told = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
+    for panel in results.panels:
+        tasks = [t for t in results.settings["retain_tasks"] if t not in panel.retain_tasks]
+        row = results.settings["reference_row"]
+        if tasks:
+            told.append(f"Retain leaves out {', '.join(tasks)}: '{row}' solves none of its items.")
+    return list(dict.fromkeys(told))
 
 
 def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]]:

@@ -120,12 +120,14 @@ def make_panels(
     Args:
         records: All runs of one suite.
         items: Index of a record -> its frame of items.
-        retain_tasks: Tasks of the Retain.
+        retain_tasks: Tasks of the Retain; a panel leaves out those of which its reference solves
+            nothing.
         reference_row: Row whose scores are 100 %.
         resamples: Of the bootstrap.
 
     Raises:
-        ValueError: A backbone has no finished run of the reference, or items differ.
+        ValueError: A backbone has no finished run of the reference, its reference solves nothing,
+            or items differ.
     """
     panels = []
     for backbone, match in _panels(records):
@@ -134,8 +136,12 @@ def make_panels(
         if not found:
             raise ValueError(f"backbone '{backbone}' has no record of the row '{reference_row}'")
         runs = {line.name: line.runs for line in lines if line.done}
-        samples = bootstrap(runs, found[0].name, retain_tasks, resamples)
-        panels.append(Panel(match, lines, found[0], retain_tasks, samples))
+        base = found[0].runs
+        tasks = [t for t in retain_tasks if any(t not in run or run[t].any() for run in base)]
+        if not tasks:
+            raise ValueError(f"'{reference_row}' on '{backbone}' solves nothing, so no Retain is")
+        samples = bootstrap(runs, found[0].name, tasks, resamples)
+        panels.append(Panel(match, lines, found[0], tasks, samples))
     return panels
 
 

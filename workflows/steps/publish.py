@@ -20,7 +20,7 @@ import pandas as pd
 from methods.core.checkpoint import write_json
 from workflows.jobs import Suite
 from workflows.report.render import escape_markdown, markdown
-from workflows.report.results import Results, not_here_yet, read_results
+from workflows.report.results import Results, gaps, read_results
 from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run
 from workflows.runtime.provenance import ROOT, code_hash
@@ -78,7 +78,7 @@ def source(results: Results) -> dict[str, Any]:
         "code": code_by_part(done),
         "versions": done[0]["versions"],
         "hardware": done[0]["hardware"],
-        "cautions": [*not_here_yet(results), *cautions(results.records)],
+        "cautions": [*gaps(results), *cautions(results.records)],
     }
 
 

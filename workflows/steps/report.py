@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from workflows.report.figures import draw_all
 from workflows.report.render import html_table, latex, markdown
-from workflows.report.results import Results, not_here_yet, read_results
+from workflows.report.results import Results, gaps, read_results
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run
 from workflows.runtime.provenance import ROOT
@@ -68,7 +68,7 @@ def main() -> None:
     args = arguments()
     results = read_results(args.results)
     frames = make_frames(results)
-    warned = [*not_here_yet(results), *cautions(results.records)]
+    warned = [*gaps(results), *cautions(results.records)]
     tables = make_tables(results, frames)
     for sentence in warned:
         print(f"caution: {sentence}", file=sys.stderr)

@@ -16,7 +16,7 @@ from tests.made_records import dense, record, score, write_run, write_suite
 from workflows.config import ROOT
 from workflows.report.figures import draw_all
 from workflows.report.render import html_table, latex, markdown
-from workflows.report.results import Results, not_here_yet, read_results
+from workflows.report.results import Results, gaps, read_results
 from workflows.stats.display import Cell, Table, number, plus, short_name, span
 from workflows.stats.ranking import Mark
 from workflows.stats.tables import layer_frame
@@ -162,13 +162,23 @@ def test_a_suite_at_work_shows_what_is_there_and_names_the_rest(tmp_path: Path) 
     write_run(tmp_path, dense(score("demo_facts", [1, 1, 0]), backbone=backbone))
     half = {"budget": 0.25, "seed": 43, "match": "pooled", "backbone": backbone}
     write_run(tmp_path, record("random-skip", 0.25, score("demo_facts", [1, 0, 0]), **half))
-    assert not_here_yet(read_results(tmp_path)) == ["No record yet: random-skip b25 s42."]
+    assert gaps(read_results(tmp_path)) == ["No record yet: random-skip b25 s42."]
     write_run(
         tmp_path, record("random-skip", 0.25, score("demo_facts", [1, 0, 1]), **half | {"seed": 42})
     )
-    assert not_here_yet(read_results(tmp_path)) == []
+    assert gaps(read_results(tmp_path)) == []
     (tmp_path / "suite.json").write_text(json.dumps(config | {"budgets": [0.25, 0.4]}))
-    assert not_here_yet(read_results(tmp_path)) == ["No record yet: all of b40."]
+    assert gaps(read_results(tmp_path)) == ["No record yet: all of b40."]
+
+
+def test_a_task_that_the_reference_cannot_do_is_left_out_of_the_retain(tmp_path: Path) -> None:
+    """As happens to a small model on few items; draws of nothing count half an item."""
+    write_run(tmp_path, dense(score("a", [1, 0]), score("b", [0, 0])))
+    write_run(tmp_path, record("cut", 0.25, score("a", [1, 1]), score("b", [1, 0])))
+    found = read_results(tmp_path)
+    assert gaps(found) == ["Retain leaves out b: 'dense' solves none of its items."]
+    retain = make_frames(found)["retain"].set_index("row")["retain"]
+    assert dict(retain) == {"dense": 100.0, "cut": 200.0}
 
 
 def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
