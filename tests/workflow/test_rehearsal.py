@@ -1,7 +1,8 @@
 """The paper's own suites, typed as a user types them, against a hub on the loopback.
 
 Only the amount of work is small: backbones of the true style with narrow layers, data of the true
-form, two updates, two items per task. ``make rehearsal`` runs these; ``make test`` leaves them out.
+form, one budget and seed, two updates, two items per task. ``make rehearsal`` runs these;
+``make test`` leaves them out.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
         "tasks": tasks,
         "training": SHORT,
         "first": [],
+        "budgets": suite["budgets"][:1],
         "row_seeds": {name: [42] for name in suite.get("row_seeds", {})},
         "derive": {name: {"params": SHORT} for name in long},
         "data": {part: rows for part, rows in parts.items() if part in suite["data"]},
