@@ -115,6 +115,7 @@ def evaluate(
     identity = {
         "model": [described.get(key) for key in MODEL] + [described["backbone"]["hash"]],
         "batch_size": args.batch_size,
+        "share_prefix": lm.share_prefix,
         "max_length": lm.max_length,
         "device": device.split(":")[0],
         "threads": args.threads,
