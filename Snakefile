@@ -17,8 +17,7 @@ os.environ.update(
 )
 
 from workflows.jobs import read_suite
-from workflows.planning.plan import plan
-from workflows.planning.show import lines
+from workflows.planning.show import opening
 from workflows.runtime.arithmetic import ARITHMETIC
 
 # A default `configfile:` would merge into every other suite, so the demo is loaded only when no
@@ -47,7 +46,7 @@ include: "workflows/rules/report.smk"
 # Suites whose runs take hours say what they will cost.
 onstart:
     if not SUITE.config["watch_code"]:
-        print("\n".join(lines(plan(SUITE))), flush=True)
+        print(opening(SUITE), flush=True)
 
 
 wildcard_constraints:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from workflows.jobs import Suite
 from workflows.planning.machines import MACHINES
-from workflows.planning.plan import too_small
+from workflows.planning.plan import plan, too_small
+
+
+def opening(suite: Suite) -> str:
+    """What a run of a suite says first: its plan, or why there is none."""
+    try:
+        return "\n".join(lines(plan(suite)))
+    except ValueError as error:
+        return f"No plan of what suite {suite.name} costs: {error}"
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

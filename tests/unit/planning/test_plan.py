@@ -16,6 +16,7 @@ from workflows.planning.machines import MACHINES, Machine
 from workflows.planning.model import model_of
 from workflows.planning.plan import plan
 from workflows.planning.runs import PADDING, run_of
+from workflows.planning.show import opening
 
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
 
@@ -145,3 +146,10 @@ def test_the_step_prints_and_writes_without_torch(tmp_path: Path) -> None:
     assert said[0] == "Suite llama2_7b; every figure is derived, none is measured."
     assert [line.split()[0] for line in said[2:-5]] == list(found["rows"])
     assert found["total"]["fits"] == len(suite_of("llama2_7b", "overlays/each").jobs)
+
+
+def test_a_backbone_of_unknown_shape_stops_no_run_that_opens_with_a_plan() -> None:
+    backbone = {"path": "hub:somebody/their-model", "dtype": "bfloat16"}
+    told = opening(suite_of("llama31_8b", backbones={"theirs": backbone}))
+    assert told.startswith("No plan of what suite llama31_8b costs: backbone 'theirs'")
+    assert opening(suite_of("smollm2_135m")).startswith("Suite smollm2_135m; every figure")
