@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,7 @@ class Suite:
         files = {}
         for part in (part for part in data_parts(job.method) if part in self.config["data"]):
             source = self.config["data"][part]["source"]
-            made = f"results/{self.name}/data/{part}.jsonl"
-            files[part] = source if source.endswith(".npy") else made
+            files[part] = source if source.endswith(".npy") else self._made(part)
         if "training" in files:
             files["training"] = f"results/{self.name}/tokens/{job.backbone}/training.tokens"
         return files
@@ -113,10 +113,14 @@ class Suite:
         """What the prepare stage leaves: data, tokens of the training texts, data of tasks."""
         parts = {part: source["source"] for part, source in self.config["data"].items()}
         made = [part for part, source in parts.items() if not source.endswith(".npy")]
-        files = [f"results/{self.name}/data/{part}.jsonl" for part in made]
+        files = [self._made(part) for part in made]
         given = [self.data_files(job).get("training") for job in self.jobs]
         files += dict.fromkeys(file for file in given if file is not None)
         return files + self.task_data_files()
+
+    def _made(self, part: str) -> str:
+        """The file of a part of the data that the data rule prepares."""
+        return f"results/{self.name}/data/{part}.jsonl"
 
     def data_arguments(self, job: Job) -> str:
         """The data of a fit as arguments of the compress step."""
@@ -191,12 +195,13 @@ class Suite:
 
     def task_data_files(self) -> list[str]:
         """What the prepare stage leaves of every task whose data are fetched."""
-        return [f"results/{self.name}/tasks/{task}.json" for task in self._fetched_tasks()]
+        return [f"results/{self.name}/tasks/{task}.json" for task in self._fetched_tasks]
 
     def task_json(self, task: str) -> str:
         """The entry of a task whose data are fetched, as JSON."""
-        return json.dumps(self._fetched_tasks()[task], sort_keys=True)
+        return json.dumps(self._fetched_tasks[task], sort_keys=True)
 
+    @cached_property
     def _fetched_tasks(self) -> dict[str, Any]:
         """Entries by task, but the suite's own tasks, texts and local files."""
         folders = [ROOT / self.config["task_folder"]] if "task_folder" in self.config else []

@@ -11,6 +11,7 @@ from methods import ROOT, Row
 from workflows.job import Job
 
 SHARED = "TrainingParams"
+SHARED_FILE = ROOT / "core" / "training" / "params.py"
 
 
 def params_of(job: Job) -> dict[str, Any]:
@@ -20,30 +21,21 @@ def params_of(job: Job) -> dict[str, Any]:
 
 def defaults(row: Row) -> dict[str, Any]:
     """Defaults of ``Params`` of the row's method, those that all trained rows share among them."""
-    return _defaults_in(row.path / "__init__.py" if row.path.is_dir() else row.path)
+    return _defaults_in(row.path / "__init__.py" if row.path.is_dir() else row.path, "Params")
+
+
+def training_defaults() -> dict[str, Any]:
+    """Defaults that every trained row shares."""
+    return _defaults_in(SHARED_FILE, SHARED)
 
 
 @cache
-def _defaults_in(source: Path) -> dict[str, Any]:
+def _defaults_in(source: Path, name: str) -> dict[str, Any]:
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ClassDef) and node.name == "Params":
+        if isinstance(node, ast.ClassDef) and node.name == name:
             shares = any(ast.unparse(base) == SHARED for base in node.bases)
             return {**(training_defaults() if shares else {}), **_literals(node)}
     return {}
-
-
-@cache
-def training_defaults() -> dict[str, Any]:
-    """Defaults that every trained row shares.
-
-    Raises:
-        ValueError: No file of the core defines them.
-    """
-    for file in sorted(Path(ROOT, "core", "training").glob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and node.name == SHARED:
-                return _literals(node)
-    raise ValueError(f"no file of methods/core/training defines {SHARED}")
 
 
 def _literals(node: ast.ClassDef) -> dict[str, Any]:

@@ -126,10 +126,7 @@ def _training(
 ) -> Work:
     tokens = float(params["updates"] * params["batch_tokens"])
     positions = PADDING * params["batch_tokens"]
-    if params.get("micro_tokens"):
-        passes = math.ceil(positions / params["micro_tokens"])
-    else:
-        passes = 1
+    passes = math.ceil(positions / (params["micro_tokens"] or positions))
     row = min(params["row_length"] or CHAT, suite.config["max_length"], int(positions))
     recomputed = bool(params["checkpointing"])
     # Packed documents need a mask: attention computes both halves of it.

@@ -6,7 +6,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import sleep
 
@@ -59,16 +59,24 @@ def claim_gpus(count: int) -> Iterator[list[int]]:
         raise ValueError(f"{count} GPUs are asked for, torch sees {there}")
     folder = Path(tempfile.gettempdir()) / f"skipbench-gpus-{os.getuid()}"
     folder.mkdir(exist_ok=True)
+    names = [str(torch.cuda.get_device_properties(number).uuid) for number in range(there)]
     while True:
         with ExitStack() as locks:
             held: list[int] = []
-            for number in range(there):
-                name = f"{torch.cuda.get_device_properties(number).uuid}.lock"
-                lock = locks.enter_context((folder / name).open("w"))
-                with suppress(BlockingIOError):
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for number, name in enumerate(names):
+                if len(held) < count and _locked(folder / f"{name}.lock", locks):
                     held.append(number)
-                if len(held) == count:
-                    yield held
-                    return
+            if len(held) == count:
+                yield held
+                return
         sleep(1)
+
+
+def _locked(file: Path, locks: ExitStack) -> bool:
+    """Whether a lock file was free; it is held until ``locks`` closes."""
+    lock = locks.enter_context(file.open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -15,8 +15,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     Raises:
         ValueError: ``folder`` exists already, or its parent is a file.
     """
-    if folder.exists():
-        raise ValueError(f"{folder} exists already; remove it or name another folder")
+    _check_new(folder)
     temporary = _sibling(folder)
     temporary.mkdir()
     try:
@@ -34,8 +33,7 @@ def kept_folder(folder: Path) -> Iterator[Path]:
     Raises:
         ValueError: ``folder`` exists already, or its parent is a file.
     """
-    if folder.exists():
-        raise ValueError(f"{folder} exists already; remove it or name another folder")
+    _check_new(folder)
     _check_parents(folder)
     temporary = folder.parent / f".{folder.name}.part"
     temporary.mkdir(parents=True, exist_ok=True)
@@ -79,6 +77,11 @@ def check_place(file: Path) -> None:
     if file.is_dir():
         raise ValueError(f"{file} is a folder, a file is to be written there")
     _check_parents(file)
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; remove it or name another folder")
 
 
 def _check_parents(path: Path) -> None:

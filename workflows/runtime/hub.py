@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from methods.core.backbone import file_facts
 
 # Split of a data set in front of a slice such as [:500].
 SLICE = "["
@@ -115,11 +115,6 @@ def described(files: dict[str, Path]) -> list[dict[str, Any]]:
     for address, file in files.items():
         repository, commit, path = parts(address)
         told = {"repository": repository, "commit": commit, "path": path}
-        lines.append(told | {"size": os.path.getsize(file), "sha256": sha256(file)})
+        facts = file_facts(file)
+        lines.append(told | {key: facts[key] for key in ("size", "sha256")})
     return lines
-
-
-def sha256(file: Path) -> str:
-    """Of a file's content, 64 hex digits."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -141,7 +141,7 @@ def bootstrap(
         points[task], base[task] = values.mean(axis=1), float(mean.mean())
         drawn[task], solved = _resample(values, mean, resamples, rng)
         # A draw in which the reference solves nothing counts half an item: few items have them.
-        drawn_base[task] = np.maximum(solved, 0.5 / len(mean)) if base[task] > 0 else solved
+        drawn_base[task] = np.maximum(solved, 0.5 / len(mean))
     points[RETAIN] = retain({task: points[task] for task in retain_tasks}, base)
     drawn[RETAIN] = retain({task: drawn[task] for task in retain_tasks}, drawn_base)
     return {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.core.checkpoint import write_json
+from workflows.evaluation.score import task_manager
 from workflows.evaluation.tasklist import TaskEntry, read_entries
 from workflows.runtime.files import whole_file
 from workflows.runtime.hub import data_files, described, fetch_files, one_sentence, parts
@@ -47,10 +48,8 @@ def built_from(entry: TaskEntry) -> list[tuple[str, str | None, str | None]]:
     Raises:
         ValueError: The data cannot be fetched.
     """
-    from lm_eval.tasks import TaskManager
-
     with one_sentence(f"the data of task '{entry.task}'"):
-        tasks: dict[str, Any] = TaskManager().load([entry.lm_eval_spec])["tasks"]
+        tasks: dict[str, Any] = task_manager([entry], []).load([entry.lm_eval_spec])["tasks"]
     sources = []
     for task in tasks.values():
         kwargs = task.config.dataset_kwargs or {}
