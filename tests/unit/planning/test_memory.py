@@ -80,6 +80,7 @@ def planned(row: str, bypass: float, recomputed: bool = False, **params: Any) ->
         ("skipgpt-rt", {}),
         ("skipgpt-joint", {"rank": 4}),
         ("mod-d", {"rank": 4, "capacity": 0.75}),
+        ("d-llm", {"rank": 4}),
         ("hero", {"adapter_width": 16, "head_width": 32}),
         # A third of the positions bypass: the bias decides which.
         ("hero", {"adapter_width": 16, "head_width": 32, "initial_bias": 0.0}),
