@@ -184,6 +184,19 @@ def order() -> Iterator[str]:
         f"SkipGPT-Joint stands {joint.points:.1f} points above HeRo ({joint.low:.1f} to "
         f"{joint.high:.1f}) and SkipGPT-RT {alone.points:.1f} ({alone.low:.1f} to {alone.high:.1f})"
     )
+    second = frames.lead("hero", "skipgpt-joint", 40)
+    yield (
+        f"pooled HeRo stands {second.points:.1f} above SkipGPT-Joint "
+        f"({second.low:.1f} to {second.high:.1f})"
+    )
+    joint = frames.lead("skipgpt-joint", "hero", 40, match="each")
+    alone = frames.lead("hero", "skipgpt-rt", 40, match="each")
+    yield (
+        f"where it counts {joint.points:.1f} below it ({joint.low:.1f} to {joint.high:.1f}) and "
+        f"{alone.points:.1f} above SkipGPT-RT ({alone.low:.1f} to {alone.high:.1f})"
+    )
+    kept = [frames.figure("retain", "retain", row="hero", target=t, match="each") for t in (40, 25)]
+    yield f"keeps {kept[0]:.1f} % there, and {kept[1]:.1f} % at 25 %"
     pruner = frames.lead("hero", "llm-pruner", 25, match="each")
     yield (
         f"HeRo stands {pruner.points:.1f} points above LLM-Pruner, the best row without training "
@@ -220,6 +233,12 @@ def seeds() -> Iterator[str]:
         f"pooled by {min(pooled):.1f} to {max(pooled):.1f} points (standard deviation over five "
         f"seeds), matched where it counts by {min(each):.1f} to {max(each):.1f}."
     )
+    noise = frames.lines("training_noise")
+    hero, mod_d = (
+        Figure(noise.loc[noise["row"] == row, "difference"].abs().max())
+        for row in ("hero", "mod-d")
+    )
+    yield f"moves HeRo by up to {hero:.1f} points and MoD-D by up to {mod_d:.1f}."
 
 
 def memory() -> Iterator[str]:

@@ -138,7 +138,10 @@ def block(folder: Path, page: Path) -> str:
 
 def training_noise(refits: pd.DataFrame) -> list[str]:
     """What other arithmetic moves, one sentence per setting."""
-    where = ["" if pd.isna(target) else f" at {target:g} %" for target in refits["target"]]
+    if refits.empty:
+        return []
+    targets = zip(refits["target"], refits["match"], strict=True)
+    where = ["" if pd.isna(goal) else f" at {goal:g} % ({match})" for goal, match in targets]
     moved = refits["title"] + where + [f" by {points:+.2f}" for points in refits["difference"]]
     return [
         f"Training noise: the same seed fitted again under `{setting}` moves the Retain of "
