@@ -5,7 +5,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test test-cpus rehearsal
+.PHONY: demo test test-cpus rehearsal slurm
 
 # The tests that compute with torch, by folder, and two stand-ins for other CPUs: none of the vector
 # instructions with two threads, and AVX2, for MKL and oneDNN as well.
@@ -29,6 +29,10 @@ test: $(READY)
 
 rehearsal: $(READY)
 	@$(RUN) pytest -m rehearsal tests/workflow
+
+# Skips with a sentence where no cluster can be started.
+slurm: $(READY)
+	@$(RUN) pytest -m slurm -rs tests/workflow/test_slurm.py
 
 test-cpus: $(READY)
 	@$(RUN) $(PLAIN) pytest $(COMPUTES)
