@@ -37,7 +37,7 @@ from workflows.runtime.provenance import SCORING, code_files
 from workflows.stats.budget import Protocol
 from workflows.table import TableLine, read_table
 
-PAGES = {".py", ".html"}
+PAGES = {".py", ".html", ".csv", ".yaml"}
 # Documents per task of a probe that is made of the suite's tasks.
 PROBE_ROWS = 32
 
@@ -232,7 +232,7 @@ class Suite:
     def report_code(self) -> list[str]:
         """The files whose change makes the report again."""
         stats = sorted((ROOT / "workflows" / "stats").glob("*.py"))
-        pages = [f for f in (ROOT / "workflows" / "report").iterdir() if f.suffix in PAGES]
+        pages = [f for f in (ROOT / "workflows" / "report").rglob("*") if f.suffix in PAGES]
         return relative([*stats, *sorted(pages), ROOT / "workflows" / "steps" / "report.py"])
 
     def text_files(self) -> list[str]:

@@ -31,6 +31,8 @@ TITLES = {
 # The row that is 100 % in a table's Retain.
 REFERENCES = {MAIN: "Dense", SWEEP: "HeRo alpha_t=1e-3", ABLATION: "HeRo", MEMORY: "HeRo d_m=64"}
 SKIP, RETAIN, AVERAGE = "param_skip", "retain", "avg_acc"
+# Ours: of the benchmarks that have one split.
+WITHOUT_ARC = "retain_without_arc"
 # Seeds behind a number with a deviation (the paper's 42, 43 and 44).
 SEEDS = 3
 SHAPE_OF = {
@@ -68,6 +70,11 @@ BENCHMARKS: dict[str, dict[str, Split]] = {
     "GSM8K (exact_match)": {"test": Split(1319, ("gsm8k_llama",))},
     "HumanEval (pass@1)": {"test": Split(164, ("humaneval", "humaneval_instruct"))},
 }
+# Demonstrations, as the paper states them.
+SHOTS = dict.fromkeys(BENCHMARKS, 0) | {
+    "ARC-E (acc)": 25, "ARC-C (acc)": 25, "WinoG (acc)": 5, "HellaS (acc_norm)": 5,
+    "GSM8K (exact_match)": 8,
+}  # fmt: skip
 SEVEN = [name for name in BENCHMARKS if not name.startswith(("GSM8K", "HumanEval"))]
 ARC = [name for name, splits in BENCHMARKS.items() if len(splits) > 1]
 
