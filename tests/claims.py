@@ -184,6 +184,15 @@ def order() -> Iterator[str]:
         f"SkipGPT-Joint stands {joint.points:.1f} points above HeRo ({joint.low:.1f} to "
         f"{joint.high:.1f}) and SkipGPT-RT {alone.points:.1f} ({alone.low:.1f} to {alone.high:.1f})"
     )
+    beside = [
+        frames.figure("paper_agreement", name, paper_backbone="Llama-3.1-8B", match=match)
+        for match in ("pooled", "each")
+        for name in ("tau", "p")
+    ]
+    yield (
+        f"by a Kendall's tau of {beside[0]:.2f} pooled (exact p = {beside[1]:.3f}) and of "
+        f"{beside[2]:.2f} matched where it counts (p = {beside[3]:.3f})"
+    )
     pruner = frames.lead("hero", "llm-pruner", 25, match="each")
     yield (
         f"HeRo stands {pruner.points:.1f} points above LLM-Pruner, the best row without training "

@@ -68,7 +68,7 @@ BENCHMARKS: dict[str, dict[str, Split]] = {
     "WinoG (acc)": {"validation": Split(1267, ("winogrande",))},
     "HellaS (acc_norm)": {"validation": Split(10042, ("hellaswag",))},
     "GSM8K (exact_match)": {"test": Split(1319, ("gsm8k_llama",))},
-    "HumanEval (pass@1)": {"test": Split(164, ("humaneval", "humaneval_instruct"))},
+    "HumanEval (pass@1)": {"test": Split(164, ("code_humaneval_instruct", "code_humaneval"))},
 }
 # Demonstrations, as the paper states them.
 SHOTS = dict.fromkeys(BENCHMARKS, 0) | {
