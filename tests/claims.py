@@ -197,6 +197,17 @@ def order() -> Iterator[str]:
     )
     kept = [frames.figure("retain", "retain", row="hero", target=t, match="each") for t in (40, 25)]
     yield f"keeps {kept[0]:.1f} % there, and {kept[1]:.1f} % at 25 %"
+    beside = [
+        frames.figure(
+            "paper_agreement", name, paper_backbone="Llama-3.1-8B", target=25, match=match
+        )
+        for match in ("pooled", "each")
+        for name in ("tau", "p")
+    ]
+    yield (
+        f"by a Kendall's tau of {beside[0]:.2f} pooled (exact p = {beside[1]:.3f}) and of "
+        f"{beside[2]:.2f} matched where it counts (p = {beside[3]:.3f})"
+    )
     pruner = frames.lead("hero", "llm-pruner", 25, match="each")
     yield (
         f"HeRo stands {pruner.points:.1f} points above LLM-Pruner, the best row without training "

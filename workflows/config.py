@@ -12,6 +12,7 @@ import yaml
 
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
+from workflows.scoring import VALIDATION, check_one_split
 from workflows.stats.budget import Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,6 +123,14 @@ def check_retain(
             raise ValueError(
                 f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(scored)})"
             )
+    try:
+        check_one_split(
+            VALIDATION.get(e.task, e.task) if e.split == "validation" else e.task
+            for e in entries
+            if e.task in config["retain_tasks"]
+        )
+    except ValueError as error:
+        raise ValueError(f"suite config, {error}") from error
     if config["reference_row"] not in table:
         raise ValueError(
             f"suite config, reference_row: '{config['reference_row']}' is not among the rows"

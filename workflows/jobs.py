@@ -30,15 +30,17 @@ from workflows.evaluation.tasklist import (
     OWN_TASKS,
     TaskEntry,
     check_names,
+    fetched_task_names,
     own_task_names,
     read_entries,
 )
 from workflows.job import Job, data_parts, data_words, relative
 from workflows.runtime.provenance import SCORING, code_files
+from workflows.scoring import VALIDATION, with_scoring, without_added
 from workflows.stats.budget import Protocol
 from workflows.table import TableLine, read_table
 
-PAGES = {".py", ".html"}
+PAGES = {".py", ".html", ".csv", ".yaml"}
 # Documents per task of a probe that is made of the suite's tasks.
 PROBE_ROWS = 32
 
@@ -132,10 +134,14 @@ class Suite:
         return bool(self.config["data"].get("probe", {}).get("source") == TASKS)
 
     def probe_arguments(self) -> str:
-        """Arguments of the probe step; a chat template is that of the first backbone."""
+        """Arguments of the probe step; a chat template is that of the first backbone.
+
+        What ``scoring`` adds stays out: another split of a task must not move a fit.
+        """
         source = self.config["data"]["probe"]
         first = next(iter(self.config["backbones"]))
-        words = ["--tasks", self.tasks_json, "--rows", str(source.get("rows", PROBE_ROWS))]
+        tasks = json.dumps(without_added(self.config["tasks"]), sort_keys=True)
+        words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
         words += ["--seed", str(source["seed"]), "--backbone", self.backbone_folder(first)]
         if "task_folder" in self.config:
             words += ["--task-dir", self.config["task_folder"]]
@@ -197,15 +203,20 @@ class Suite:
         """What the prepare stage leaves of every task whose data are fetched."""
         return [f"results/{self.name}/tasks/{task}.json" for task in self._fetched_tasks]
 
+    def probed_files(self) -> list[str]:
+        """Those of the tasks that a probe is made of."""
+        added = [f"results/{self.name}/tasks/{task}.json" for task in VALIDATION.values()]
+        return [file for file in self.task_data_files() if file not in added]
+
     def task_json(self, task: str) -> str:
         """The entry of a task whose data are fetched, as JSON."""
         return json.dumps(self._fetched_tasks[task], sort_keys=True)
 
     @cached_property
     def _fetched_tasks(self) -> dict[str, Any]:
-        """Entries by task, but the suite's own tasks, texts and local files."""
+        """Entries by task; texts, local files and what tasks here draw themselves are none."""
         folders = [ROOT / self.config["task_folder"]] if "task_folder" in self.config else []
-        own = own_task_names([OWN_TASKS, *folders])
+        own = own_task_names([OWN_TASKS, *folders]) - fetched_task_names()
         return {
             entry.task: raw
             for entry, raw in zip(self.entries, self.config["tasks"], strict=True)
@@ -237,7 +248,7 @@ class Suite:
     def report_code(self) -> list[str]:
         """The files whose change makes the report again."""
         stats = sorted((ROOT / "workflows" / "stats").glob("*.py"))
-        pages = [f for f in (ROOT / "workflows" / "report").iterdir() if f.suffix in PAGES]
+        pages = [f for f in (ROOT / "workflows" / "report").rglob("*") if f.suffix in PAGES]
         return relative([*stats, *sorted(pages), ROOT / "workflows" / "steps" / "report.py"])
 
     def text_files(self) -> list[str]:
@@ -255,7 +266,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     Raises:
         ValueError: A key, value, row, task or path is wrong; one sentence names it.
     """
-    complete = with_defaults(config)
+    complete = with_scoring(with_defaults(config))
     rows = discover()
     table = read_table(complete, rows, root)
     entries = read_entries(complete["tasks"])

@@ -1,6 +1,6 @@
 """The tables of the HeRo paper recomputed with the code that makes ours.
 
-hero_tables.csv holds the printed numbers. hero_marks.csv holds the best and the second of every
+hero_marks.csv holds the best and the second of every
 column, written down by hand from the printed numbers with dense and LoRA left out, which is how the
 paper sets bold and underline.
 """
@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from workflows.report.paper.lattice import hits, splits
+from workflows.report.paper.printed import BENCHMARKS, printed
 from workflows.stats.ranking import places
 from workflows.stats.retain import retain
 
@@ -25,18 +27,11 @@ TASKS = [
     "HellaS (acc_norm)",
 ]  # fmt: skip
 REFERENCES = {MAIN: "Dense", "alpha_sweep": "HeRo alpha_t=1e-3", "core_ablation": "HeRo"}
-# Items of the splits that can be scored; ARC has two.
-ITEMS = {
-    "OBQA (acc_norm)": {"test": 500}, "PIQA (acc)": {"validation": 1838},
-    "BoolQ (acc)": {"validation": 3270}, "ARC-E (acc)": {"test": 2376, "validation": 570},
-    "ARC-C (acc)": {"test": 1172, "validation": 299}, "WinoG (acc)": {"validation": 1267},
-    "HellaS (acc_norm)": {"validation": 10042}, "GSM8K (exact_match)": {"test": 1319},
-    "HumanEval (pass@1)": {"test": 164},
-}  # fmt: skip
+ITEMS = BENCHMARKS
 SEVEN, THIRTEEN, EIGHT = "Llama-2-7B", "Llama-2-13B", "Llama-3.1-8B"
 OUTSIDE_ROUNDING = {(SEVEN, "25%"), (THIRTEEN, "25%"), (EIGHT, "40%")}
 
-PAPER = pd.read_csv(HERE / "hero_tables.csv")
+PAPER = printed()
 MARKS = pd.read_csv(HERE / "hero_marks.csv")
 
 
@@ -108,18 +103,6 @@ def test_bold_and_underline_follow_from_the_numbers(key: tuple[str, str, str]) -
         found = pd.Series(places(frame[metric].tolist()), index=frame.index)
         assert set(found[found == 1].index) == set(line["best"].split("|")), metric
         assert set(found[found == 2].index) == set(line["second"].split("|")), metric
-
-
-def hits(value: float, items: int, runs: int = 1) -> int | None:
-    """k where a printed percentage is k of ``items`` times ``runs``; None off that lattice."""
-    total = items * runs
-    k = round(value / 100 * total)
-    return k if abs(100 * k / total - value) <= 0.005 + 1e-9 else None
-
-
-def splits(value: float, metric: str, runs: int) -> set[str]:
-    """The splits on whose lattice a printed score lies."""
-    return {name for name, n in ITEMS[metric].items() if hits(value, n, runs) is not None}
 
 
 def test_arc_of_the_dense_8b_row_is_of_the_validation_splits() -> None:
@@ -194,9 +177,9 @@ def test_means_of_three_runs_would_look_single_by_chance_almost_never() -> None:
     """
     shares = {}
     for task in TASKS:
-        n = ITEMS[task].get("validation", ITEMS[task].get("test", 0))
-        printed = [round(100 * k / (3 * n), 2) for k in range(3 * n + 1)]
-        shares[task] = float(np.mean([hits(value, n) is not None for value in printed]))
+        n = max(split.items for split in ITEMS[task].values())
+        means = [round(100 * k / (3 * n), 2) for k in range(3 * n + 1)]
+        shares[task] = float(np.mean([hits(value, n) is not None for value in means]))
     assert shares.pop("HellaS (acc_norm)") > 0.9
     assert list(shares.values()) == pytest.approx([1 / 3] * 6, abs=0.02)
     # Three rows of the sweep.

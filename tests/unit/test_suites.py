@@ -7,7 +7,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 from snakemake.utils import update_config
@@ -17,6 +16,7 @@ from workflows.evaluation import tasklist
 from workflows.jobs import read_suite
 from workflows.planning.model import model_of
 from workflows.planning.runs import run_of
+from workflows.report.paper.printed import groups
 
 SUITES = ROOT / "workflows/suites"
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
@@ -81,9 +81,7 @@ def test_every_table_of_the_paper_has_its_suite(no_search: None) -> None:
     block = text.split("## Tables of the paper")[1].split("\n## ")[0]
     lines = [re.split(r"\s*\|\s*", line.strip("| ")) for line in block.splitlines() if "|" in line]
     listed = {tuple(cells[:3]): cells[3] for cells in lines[2:]}
-    paper = pd.read_csv(ROOT / "tests/golden/hero_tables.csv", dtype=str)
-    groups = paper[["table", "backbone", "target_budget"]].drop_duplicates()
-    assert set(listed) == {tuple(group) for group in groups.to_numpy()}
+    assert set(listed) == set(groups())
     for files in listed.values():
         named = re.findall(r"`([\w/]+)`", files)
         assert named

@@ -161,7 +161,7 @@ def test_the_core_of_the_8b_suite_from_the_hub_to_its_table(rehearsal: Rehearsal
 
 @pytest.mark.parametrize(
     "overlays",
-    [("alpha", "ablation", "memory"), ("literal", "literal_40"), ("each",)],
+    [("alpha", "ablation", "memory"), ("literal", "literal_40"), ("each",), ("paper_literal",)],
     ids=" ".join,
 )
 def test_the_rest_of_the_paper_goes_on_top_of_the_core(

@@ -135,6 +135,14 @@ def own_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
     return names
 
 
+def fetched_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
+    """Those of the tasks below the folders whose own file names a data set of the hub."""
+    data = re.compile(r"^dataset_path:\s*[\w.-]+/[\w.-]+\s*$", re.M)
+    files = [file for folder in folders for file in folder.rglob("*.yaml")]
+    texts = [text for file in files if data.search(text := file.read_text("utf-8"))]
+    return {name for text in texts for name in re.findall(r"^task:\s*(\S+)\s*$", text, re.M)}
+
+
 def stock_task_names(wanted: Sequence[str]) -> set[str]:
     """Those of ``wanted`` that a YAML file of the installed lm-eval defines; parses nothing."""
     spec = find_spec("lm_eval")

@@ -57,6 +57,8 @@ TASKS = {
     "boolq": Task(3270, 0, 1, 153, 0),
     "arc_easy": Task(2376, 0, 4, 38.5, 3.4),
     "arc_challenge": Task(1172, 0, 4, 40, 5),
+    "arc_easy_validation": Task(570, 0, 4, 38.5, 3.4),
+    "arc_challenge_validation": Task(299, 0, 4, 40, 5),
     "winogrande": Task(1267, 0, 2, 27.6, 22),
     "hellaswag": Task(10042, 0, 4, 91.3, 20),
     # Eight worked examples as turns of a chat. How long a damaged model writes is a guess.

@@ -14,6 +14,7 @@ from methods import ORDER
 from workflows.job import Job
 from workflows.jobs import read_suite
 from workflows.records import read_record
+from workflows.scoring import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
 from workflows.stats.noise import Refit
@@ -184,7 +185,11 @@ def _read_refits(files: Sequence[Path], runs: Mapping[Path, dict[str, Any]]) -> 
 
 
 def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The suite's settings; without a suite every scored task counts, against ``dense``."""
+    """The suite's settings; without a suite every scored task counts, against ``dense``.
+
+    Raises:
+        ValueError: The tasks of the Retain are of two splits of ARC.
+    """
     scored = [
         score["task"]
         for record in records
@@ -193,7 +198,9 @@ def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, 
     ]
     settings = {
         "suite": records[0]["suite"],
-        "retain_tasks": list(dict.fromkeys(scored)),
+        "retain_tasks": of_one_split(dict.fromkeys(scored)),
         "reference_row": "dense",
     }
-    return settings | read_suite_file(folder)
+    settings |= read_suite_file(folder)
+    check_one_split(settings["retain_tasks"])
+    return settings

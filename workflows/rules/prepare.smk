@@ -146,7 +146,7 @@ if SUITE.probes_tasks:
 
     rule probe:
         input:
-            tasks=SUITE.task_data_files(),
+            tasks=SUITE.probed_files(),
             checked=ancient(CHECKED),
         output:
             "results/{suite}/data/probe.jsonl",

@@ -153,6 +153,38 @@ def bootstrap(
     }
 
 
+def mean_of_tasks(
+    samples: Mapping[str, Mapping[str, Sample]],
+    name: str,
+    tasks: Sequence[str],
+    reference: str | None = None,
+    seed: int = 0,
+) -> Sample:
+    """A line's mean over tasks of its score, or of score over score of another line.
+
+    Args:
+        samples: Of :func:`bootstrap`; the resampled items are those.
+        name: The line.
+        tasks: Tasks of the mean.
+        reference: The line whose scores, averaged over its runs, are 1; None: scores as they are.
+
+    Raises:
+        ValueError: The reference solves nothing of a task.
+    """
+    points, drawn = {}, {}
+    base, drawn_base = dict.fromkeys(tasks, 1.0), {task: np.ones(1) for task in tasks}
+    for task in tasks:
+        points[task] = samples[task][name].points
+        drawn[task] = samples[task][name].replicates
+        if reference is not None:
+            other = samples[task][reference]
+            base[task], by_items = other.value, other.chance.by_items
+            # A draw in which it solves nothing takes the smallest of the others.
+            drawn_base[task] = np.maximum(by_items, by_items[by_items > 0].min(initial=1.0))
+    found, replicates = retain(points, base), retain(drawn, drawn_base)
+    return _sample(found, replicates, _generator(seed, "mean of tasks", name))
+
+
 def difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
     """Draws of ``second`` - ``first``, two lines with runs of their own, (B,)."""
     return (second.chance - first.chance).draws(_generator(seed, "difference"))

@@ -18,6 +18,11 @@ import pandas as pd
 from markupsafe import Markup
 
 from workflows.report.figures import draw_all
+from workflows.report.paper.audit import findings
+from workflows.report.paper.beside import known_backbones, value_frame
+from workflows.report.paper.claims import claims
+from workflows.report.paper.order import agreement_frame, order_frame
+from workflows.report.paper.show import order_tables, value_tables, without_record
 from workflows.report.render import html_table, latex, markdown
 from workflows.report.results import Results, gaps, read_results
 from workflows.runtime.files import write_text
@@ -49,6 +54,8 @@ from workflows.stats.tables import (
 from workflows.stats.versus import difference_frame
 
 PAGES = ROOT / "workflows" / "report"
+# Frames whose lines are read by protocol.
+MATCHED = ("retain", "ranks", "differences", "budgets", "costs")
 # What is known of the deviation between seeds, for suites that run one.
 HEADLINE = ROOT / "reports" / "reference" / "headline" / "retain.csv"
 
@@ -79,7 +86,7 @@ def main() -> None:
         write_text(args.out / "tables" / f"{table.name}.tex", latex(table, warned))
     layers = layer_frame(results.records)
     draw_all(frames["retain"], frames["differences"], layers, args.out / "figures")
-    write_text(args.out / "index.html", page(results, tables, warned))
+    write_text(args.out / "index.html", page(results, frames, tables, warned))
     print(f"wrote {args.out / 'index.html'}")
 
 
@@ -93,9 +100,13 @@ def make_frames(results: Results) -> dict[str, pd.DataFrame]:
         "noise": noise_frame(results.panels, results.repeats, results.repeat_items),
         "training_noise": training_noise_frame(results.panels, results.refits),
     }
+    retain = with_seed_deviation(retain_frame(results.panels), results.records)
+    order = order_frame(retain, known_backbones(results.panels))
+    rounded["paper_order"], rounded["paper_agreement"] = order, agreement_frame(order)
     return {
-        "retain": with_seed_deviation(retain_frame(results.panels), results.records),
+        "retain": retain,
         "scores": score_frame(results.records),
+        "paper_values": value_frame(results.panels),
         **{name: frame.round(4) for name, frame in rounded.items()},
     }
 
@@ -128,7 +139,7 @@ def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[st
         own = {
             name: frame[frame["match"] == match].reset_index(drop=True)
             for name, frame in frames.items()
-            if "match" in frame and name != "scores"
+            if name in MATCHED
         }
         opponents = dict.fromkeys(own["differences"]["against"])
         tables = [
@@ -150,11 +161,24 @@ def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[st
         score_table(frames["scores"], titles),
     ):
         found[table.name] = [table]
+    for table in (
+        *order_tables(frames["paper_order"], frames["paper_agreement"]),
+        *value_tables(frames["paper_values"]),
+    ):
+        same = found.setdefault(table.name, [])
+        same.append(
+            dataclasses.replace(table, name=f"{table.name}_{table.match}") if same else table
+        )
     full = {name: [table for table in same if table.lines] for name, same in found.items()}
     return {name: same for name, same in full.items() if same}
 
 
-def page(results: Results, tables: Mapping[str, Sequence[Table]], warned: list[str]) -> str:
+def page(
+    results: Results,
+    frames: Mapping[str, pd.DataFrame],
+    tables: Mapping[str, Sequence[Table]],
+    warned: list[str],
+) -> str:
     """The page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined
@@ -169,6 +193,11 @@ def page(results: Results, tables: Mapping[str, Sequence[Table]], warned: list[s
             for name, same in tables.items()
         },
         warned=warned,
+        lacking=without_record(frames["paper_values"]),
+        audited=[*findings(), *claims()],
+        strange=sorted(
+            {p.reference.backbone for p in results.panels} - set(known_backbones(results.panels))
+        ),
         runs=len(done),
         backbones={r["backbone"]["name"]: r["backbone"] for r in done},
         versions=done[0]["versions"],

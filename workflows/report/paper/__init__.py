@@ -1,0 +1,1 @@
+"""The HeRo paper: its printed tables, what they say by themselves, and ours beside them."""
