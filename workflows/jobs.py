@@ -29,6 +29,7 @@ from workflows.evaluation.tasklist import (
     OWN_TASKS,
     TaskEntry,
     check_names,
+    fetched_task_names,
     own_task_names,
     read_entries,
 )
@@ -198,9 +199,9 @@ class Suite:
         return json.dumps(self._fetched_tasks()[task], sort_keys=True)
 
     def _fetched_tasks(self) -> dict[str, Any]:
-        """Entries by task, but the suite's own tasks, texts and local files."""
+        """Entries by task; texts, local files and what tasks here draw themselves are none."""
         folders = [ROOT / self.config["task_folder"]] if "task_folder" in self.config else []
-        own = own_task_names([OWN_TASKS, *folders])
+        own = own_task_names([OWN_TASKS, *folders]) - fetched_task_names()
         return {
             entry.task: raw
             for entry, raw in zip(self.entries, self.config["tasks"], strict=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, BinaryIO
 
-SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 Decoder = Callable[[Any], Any]
 
 

@@ -14,10 +14,10 @@ plain value or not at all. So it passes only by giving, call by call, what the t
 
 What that does not hold off: a program that knows the data set's answers by heart, tests so weak
 that a wrong value suits them, a hole in the kernel. Empty files in ``/tmp`` are not counted: in its
-seconds a program can make a million, a gigabyte of the kernel's memory, until it ends. Tests see copies, so one that looks at what a
-program did to its arguments would not see it, and values of other types than ``inside.encode``
-tells fail; no test of HumanEval rests on either. Programs have the standard library and no other
-package.
+seconds a program can make a million, a gigabyte of the kernel's memory, until it ends. Tests
+see copies, so one that looks at what a program did to its arguments would not see it, and values of
+other types than ``inside.encode`` tells fail; no test of HumanEval rests on either. Programs have
+the standard library and no other package.
 """
 
 from __future__ import annotations

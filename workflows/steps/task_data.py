@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.core.checkpoint import write_json
-from workflows.evaluation.tasklist import TaskEntry, read_entries
+from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, read_entries
 from workflows.runtime.files import whole_file
 from workflows.runtime.hub import data_files, described, fetch_files, one_sentence, parts
 from workflows.runtime.program import json_argument, run
@@ -50,7 +50,8 @@ def built_from(entry: TaskEntry) -> list[tuple[str, str | None, str | None]]:
     from lm_eval.tasks import TaskManager
 
     with one_sentence(f"the data of task '{entry.task}'"):
-        tasks: dict[str, Any] = TaskManager().load([entry.lm_eval_spec])["tasks"]
+        manager = TaskManager(include_path=str(OWN_TASKS))
+        tasks: dict[str, Any] = manager.load([entry.lm_eval_spec])["tasks"]
     sources = []
     for task in tasks.values():
         kwargs = task.config.dataset_kwargs or {}
