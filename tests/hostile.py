@@ -139,7 +139,7 @@ USE = {
     "an endless list": lines("held = []", "while True: held.append(bytes(1 << 20))"),
     "recursion": lines("f(x)"),
     "recursion without a limit": lines("sys.setrecursionlimit(10 ** 9)", "f(x)"),
-    "a long reply": claims("'x' * (100 << 20)"),
+    "a long reply": claims("'x' * (3 << 20)"),
     "an endless iterator": claims("itertools.count()", "import itertools"),
     "a deep value": "def f(x):\n    v = []\n    for _ in range(10 ** 5): v = [v]\n    return v\n",
     "a huge number": claims("1 << (1 << 26)"),
@@ -215,5 +215,5 @@ REASONS = {
     "deep brackets on the pipe": "a reply that is no value", "a deep value": "RecursionError",
     "many big files": "No space left", "a big file": "File too large", "a fork": "PermissionError",
     "many open files": "Too many open files", "mapped memory": "Cannot allocate memory",
-    "memory": "MemoryError", "the standard library": "Read-only file system",
+    "memory": "MemoryError",
 }  # fmt: skip

@@ -73,9 +73,12 @@ def decode(told: Any) -> Any:
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Set hard limits, by the names of ``resource`` without their prefix."""
+    """Set hard limits, by the names of ``resource`` without their prefix; lower ones stay."""
     for name, most in limits.items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
+        kind = getattr(resource, f"RLIMIT_{name}")
+        held = resource.getrlimit(kind)[1]
+        least = most if held == resource.RLIM_INFINITY else min(most, held)
+        resource.setrlimit(kind, (least, least))
 
 
 def silence(*streams: int) -> list[int]:

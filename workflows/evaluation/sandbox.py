@@ -207,15 +207,9 @@ def _start(
     try:
         os.write(end, syscalls.program(platform.machine()))
         os.close(end)
-        words = [
-            str(shutil.which("bwrap")),
-            *FIXED,
-            *_mounts(limits.folder),
-            "--seccomp",
-            str(calls),
-            "--",
-        ]
-        words += [str(INTERPRETER), "-s", "-S", "-P", "-B", SCRIPT, role, json.dumps(options)]
+        words = [str(shutil.which("bwrap")), *FIXED, *_mounts(limits.folder)]
+        words += ["--seccomp", str(calls), "--", str(INTERPRETER), "-s", "-S", "-P", "-B", SCRIPT]
+        words += [role, json.dumps(options)]
         given, output, errors = streams
         return subprocess.Popen(
             words, stdin=given, stdout=output, stderr=errors, pass_fds=(calls, *kept), env={}
@@ -225,11 +219,12 @@ def _start(
 
 
 def _mounts(folder: int) -> list[str]:
-    """The files of a sandbox: the interpreter, libraries, ``inside.py``, an empty ``/tmp``."""
+    """Files of a sandbox: the interpreter, libraries, ``inside.py``, an empty ``/tmp``."""
     prefix = Path(sys.base_prefix).resolve()
     trees = {Path("/usr/lib"), Path("/usr/lib64"), prefix / "lib", prefix / sys.platlibdir}
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    words: list[str] = []
+    # A shared interpreter finds its library here, wherever its environment had it from.
+    words = ["--setenv", "LD_LIBRARY_PATH", str(prefix / "lib")]
     for tree in sorted(tree for tree in trees if tree.is_dir()):
         words += ["--ro-bind", str(tree), str(tree)]
     for name in ("/lib", "/lib64"):

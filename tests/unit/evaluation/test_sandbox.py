@@ -24,7 +24,7 @@ REASON = sandbox.reason_not_to_run()
 guarded = pytest.mark.skipif(REASON is not None, reason=f"no sandbox here: {REASON}")
 # A number by which this process knows its own among all sandboxes.
 OWN = (1 << 20) + os.getpid()
-LIMITS = Limits(wall=60, cpu=1, reply=OWN)
+LIMITS = Limits(wall=60, cpu=1, memory=1 << 28, reply=OWN)
 DOUBLE = "def f(x):\n    return 2 * x\n"
 
 
@@ -78,7 +78,7 @@ def test_a_hostile_program_fails_and_leaves_nothing(name: str, outside: dict[str
     for word, meant in outside.items():
         program = program.replace(f"@{word}@", meant)
     short = name in hostile.TIME
-    limits = dataclasses.replace(LIMITS, wall=1.5) if short else LIMITS
+    limits = dataclasses.replace(LIMITS, wall=1.0) if short else LIMITS
     verdict = sandbox.run(program, "f", hostile.TESTS, limits=limits)
     assert not verdict.passed
     # It was stopped by a guard, not by the end of its time.
