@@ -153,6 +153,14 @@ def _sets(number: int) -> dict[str, dict[str, dict[str, list[dict[str, Any]]]]]:
     def gsm8k(n: int) -> dict[str, Any]:
         return {"question": f"{text(8, 15)} {n} and 2?", "answer": f"{text(5, 9)}\n#### {n + 2}"}
 
+    def humaneval(n: int) -> dict[str, Any]:
+        return {
+            "task_id": f"Made/{n}", "entry_point": "add",
+            "canonical_solution": f"    return x + {n}\n",
+            "prompt": f'def add(x: int) -> int:\n    """ Add {n} to {text(1, 3)}. """\n',
+            "test": f"def check(candidate):\n    assert candidate(2) == {n + 2}\n",
+        }  # fmt: skip
+
     def tulu(n: int) -> dict[str, Any]:
         turns = [{"role": "user", "content": text(5, 20)}]
         turns.append({"role": "assistant", "content": text(10, 40)})
@@ -179,6 +187,7 @@ def _sets(number: int) -> dict[str, dict[str, dict[str, list[dict[str, Any]]]]]:
         "allenai/winogrande": {"winogrande_xl": splits(winogrande, "train", "validation")},
         "Rowan/hellaswag": {"default": splits(hellaswag, *every)},
         "openai/gsm8k": {"main": splits(gsm8k, "train", "test")},
+        "openai/openai_humaneval": {"openai_humaneval": splits(humaneval, "test")},
         "allenai/tulu-3-sft-mixture": {"default": splits(tulu, "train", times=50)},
         "emozilla/pg19": {"default": splits(book, *every, times=5)},
     }  # fmt: skip

@@ -38,7 +38,8 @@ def probe_rows(
     """Rows of the form ``fed`` (``methods/core/data.py``), task after task.
 
     Args:
-        entries: Tasks as they are scored; texts of a perplexity are scored whole and left out.
+        entries: Tasks as they are scored; texts of a perplexity are scored whole and left out, and
+            so is what says ``probe: false``.
         task_folders: Folders of own tasks.
         documents: Of each task, drawn without order; all where there are fewer.
         tokenizer: Whose chat template is meant; None where no entry asks for one.
@@ -48,7 +49,7 @@ def probe_rows(
         ValueError: A task's data are not here, or hold nothing beside the scored split; or there is
             no chat template where an entry asks for one.
     """
-    wanted = [entry for entry in entries if not entry.is_perplexity]
+    wanted = [entry for entry in entries if entry.probe and not entry.is_perplexity]
     manager = task_manager(wanted, task_folders)
     for entry in wanted:
         template = _template(entry, tokenizer)
@@ -108,7 +109,7 @@ def _drawn(
     if not free:
         raise ValueError(
             f"task '{entry.task}' has no document beside its scored split '{scored}', "
-            "so no probe can be made of it; give it a training_split"
+            "so no probe can be made of it; give it a training_split, or probe: false"
         )
     rng = random.Random(seed_for(seed, f"probe {entry.task}"))
     task.build_all_requests(

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from methods.core.ledger import Rates, Tally
+from workflows.evaluation import sandbox
 from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, own_task_names
@@ -36,11 +37,13 @@ class Scored:
         scores: One mapping per task and metric.
         items: One line per task, item, metric: what paired statistics need.
         tallies: Counted tokens per kind, pooled over tasks.
+        not_run: ``task`` and ``reason`` of each that could not be scored on this machine.
     """
 
     scores: list[dict[str, Any]] = field(default_factory=list)
     items: list[pd.DataFrame] = field(default_factory=list)
     tallies: dict[str, Tally] = field(default_factory=dict)
+    not_run: list[dict[str, str]] = field(default_factory=list)
 
 
 def score(
@@ -61,12 +64,17 @@ def score(
         kept: Where tasks that were scored before lie, and this one's are put.
 
     Raises:
-        ValueError: A metric is not among the task's, or a task has no items.
+        ValueError: A metric is not among the task's, a task has no items, or none can be run.
     """
     manager = task_manager(entries, task_folders)
     result = Scored(tallies={kind: Tally(lm.ledger) for kind in KINDS})
     for entry in tqdm(entries, desc="tasks"):
         found = None if kept is None else kept.read(entry)
+        # Before anything is generated.
+        reason = sandbox.reason_not_to_run() if entry.runs_programs else None
+        if found is None and reason is not None:
+            result.not_run.append({"task": entry.task, "reason": reason})
+            continue
         if found is None:
             lm.reset()
             run = perplexity(lm, entry) if entry.is_perplexity else run_task(lm, entry, manager)
@@ -78,6 +86,9 @@ def score(
         result.items.append(items)
         for kind in KINDS:
             result.tallies[kind].merge(tallies[kind])
+    if not result.scores:
+        told = "; ".join(f"'{task['task']}': {task['reason']}" for task in result.not_run)
+        raise ValueError(f"no task can be run here ({told})")
     return result
 
 

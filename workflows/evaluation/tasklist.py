@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 OWN_TASKS = Path(__file__).resolve().parent / "tasks"
+# Tasks that run what a model wrote, in the sandbox; and those of lm-eval that do without one.
+PROGRAM_TASKS = OWN_TASKS / "code"
+UNGUARDED = re.compile(r"humaneval|mbpp")
 KEYS: dict[str, type] = {
     "task": str,
     "metric": str,
@@ -19,6 +22,7 @@ KEYS: dict[str, type] = {
     "chat_template": bool,
     "split": str,
     "config": dict,
+    "probe": bool,
     "file": str,
 }
 PERPLEXITY = "perplexity"
@@ -36,6 +40,7 @@ class TaskEntry:
         chat_template: Whether prompts go through the tokenizer's chat template.
         split: ``"test"`` scores the split the task scores, ``"validation"`` its validation split.
         config: Keys of the lm-eval task to replace, such as its ``dataset_path``.
+        probe: Whether a probe that is made of the tasks has documents of this one.
         file: Text file of a perplexity entry.
     """
 
@@ -46,12 +51,18 @@ class TaskEntry:
     chat_template: bool = False
     split: str = "test"
     config: Mapping[str, Any] = field(default_factory=dict)
+    probe: bool = True
     file: str | None = None
 
     @property
     def is_perplexity(self) -> bool:
         """Whether this is a text file to predict instead of a task."""
         return self.task.split(":")[0] == PERPLEXITY
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether what the model writes is run, in the sandbox."""
+        return self.task in own_task_names([PROGRAM_TASKS])
 
     @property
     def is_local(self) -> bool:
@@ -168,6 +179,12 @@ def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TAS
             raise ValueError(f"text file {entry.file} of task '{entry.task}' does not exist")
     own = own_task_names(folders)
     others = [e.task for e in entries if e.task not in own and not e.is_perplexity]
+    for name in filter(UNGUARDED.match, others):
+        guarded = ", ".join(sorted(own_task_names([PROGRAM_TASKS])))
+        raise ValueError(
+            f"task '{name}' of lm-eval runs what a model writes without a sandbox; "
+            f"those that run in one are {guarded}"
+        )
     unknown = sorted(set(others) - stock_task_names(others))
     if unknown:
         raise ValueError(

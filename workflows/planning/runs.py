@@ -143,7 +143,7 @@ def _probe_tokens(suite: Suite) -> float:
     documents = data.get("probe", data.get("validation", {})).get("rows", 0)
     if suite.probes_tasks:
         # Documents of each task, fed once per answer that differs.
-        documents *= ANSWERS * len(suite.entries)
+        documents *= ANSWERS * sum(entry.probe for entry in suite.entries)
     return float(documents * min(CHAT, suite.config["max_length"]))
 
 

@@ -63,6 +63,9 @@ TASKS = {
     "hellaswag": Task(10042, 0, 4, 91.3, 20),
     # Eight worked examples as turns of a chat. How long a damaged model writes is a guess.
     "gsm8k_llama": Task(1319, 8, 1, 160, 0, written=150, longest=400),
+    # Its length in characters over 3.6; with instructions the problem stands there twice.
+    "code_humaneval": Task(164, 0, 1, 125, 0, written=50, longest=400),
+    "code_humaneval_instruct": Task(164, 0, 1, 285, 0, written=50, longest=400),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,23 +62,60 @@ def read_results(folder: Path) -> Results:
     _check_twins(records, files)
     repeats = [read_record(file) for file in noise]
     again = _read_refits(refits, dict(zip(files, records, strict=True)))
-    check_comparable([*records, *repeats, *(refit.again for refit in again)])
+    every = [*records, *repeats, *(refit.again for refit in again)]
+    _leave_out(every, {task for record in every for task, _ in _not_run(record)})
+    check_comparable(every)
     items = _read_items(records, files)
     settings = read_settings(folder, records)
-    panels = make_panels(records, items, settings["retain_tasks"], settings["reference_row"])
+    tasks = _run_everywhere(settings["retain_tasks"], every)
+    panels = make_panels(records, items, tasks, settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
     return Results(folder, settings, records, files, panels, repeats, repeat_items, again, missing)
 
 
 def gaps(results: Results) -> list[str]:
-    """What tables do without: runs that have no record yet, tasks that the reference cannot do."""
+    """What tables do without: runs without a record, tasks not run or beyond the reference."""
     told = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
+    every = [*results.records, *results.repeats, *(refit.again for refit in results.refits)]
+    rows: dict[tuple[str, str], list[str]] = {}
+    for record in every:
+        for task, reason in _not_run(record):
+            rows.setdefault((task, reason), []).append(record["row"])
+    done = {record["row"] for record in every if record["status"] == "ok"}
+    for (task, reason), names in rows.items():
+        of = "" if set(names) == done else f" for {', '.join(dict.fromkeys(names))}"
+        told.append(f"{task} stands in no table, it was not run{of}: {reason}.")
     for panel in results.panels:
-        tasks = [t for t in results.settings["retain_tasks"] if t not in panel.retain_tasks]
+        wanted = _run_everywhere(results.settings["retain_tasks"], every)
+        tasks = [task for task in wanted if task not in panel.retain_tasks]
         row = results.settings["reference_row"]
         if tasks:
             told.append(f"Retain leaves out {', '.join(tasks)}: '{row}' solves none of its items.")
     return list(dict.fromkeys(told))
+
+
+def _not_run(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Tasks that the machine of a record could not run, each with the reason."""
+    return [(told["task"], told["reason"]) for told in record.get("not_run", [])]
+
+
+def _leave_out(records: Sequence[Mapping[str, Any]], tasks: Container[str]) -> None:
+    """Take the scores of tasks out of all records: lines of a table have the same ones."""
+    for record in (record for record in records if record["status"] == "ok"):
+        record["scores"][:] = [s for s in record["scores"] if s["task"] not in tasks]
+
+
+def _run_everywhere(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those of the tasks that every record has.
+
+    Raises:
+        ValueError: There is none.
+    """
+    gone = dict(told for record in records for told in _not_run(record))
+    kept = [task for task in tasks if task not in gone]
+    if not kept:
+        raise ValueError(f"no task of the Retain was run: {next(iter(gone.values()))}")
+    return kept
 
 
 def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]]:

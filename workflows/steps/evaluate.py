@@ -132,6 +132,7 @@ def evaluate(
     ]
     measured = {
         "scores": scored.scores,
+        "not_run": scored.not_run,
         "rates": rates_by_kind(scored.tallies),
         "skip_authors": method.authors_skip(pooled),
         "units": units,

@@ -178,3 +178,10 @@ def test_what_is_not_here_is_said_in_a_sentence(
     assert (
         refuse("probe", "--tasks", "odd", "--rows", 0, *call) == "--rows is 0, must be at least 1"
     )
+
+
+def test_a_task_may_stay_out_of_the_probe(tmp_path: Path) -> None:
+    folder = write_task(tmp_path, training_split=None)
+    with pytest.raises(ValueError, match="give it a training_split, or probe: false"):
+        rows(folder, 2)
+    assert rows(folder, 2, probe=False) == []

@@ -181,6 +181,32 @@ def test_a_task_that_the_reference_cannot_do_is_left_out_of_the_retain(tmp_path:
     assert dict(retain) == {"dense": 100.0, "cut": 200.0}
 
 
+def test_a_task_that_was_not_run_is_told_with_its_reason(tmp_path: Path) -> None:
+    """Also where some machines could run it: lines of a table have the same tasks."""
+    lacking = {"not_run": [{"task": "code", "reason": "bubblewrap is not installed"}]}
+    write_run(tmp_path, dense(score("a", [1, 0]), **lacking))
+    write_run(tmp_path, record("cut", 0.25, score("a", [1, 1]), **lacking))
+    sentence = "code stands in no table, it was not run{}: bubblewrap is not installed."
+    assert gaps(read_results(tmp_path)) == [sentence.format("")]
+    here = {"budget": 0.4, "not_run": []}
+    write_run(tmp_path, record("other", 0.4, score("a", [0, 1]), score("code", [1, 0]), **here))
+    found = read_results(tmp_path)
+    assert gaps(found) == [sentence.format(" for dense, cut")]
+    frames = make_frames(found)
+    assert dict(frames["retain"].set_index("row")["retain"]) == {
+        "dense": 100.0, "cut": 200.0, "other": 100.0,
+    }  # fmt: skip
+    assert set(frames["scores"]["task"]) == {"a"}
+
+
+def test_without_any_task_of_the_retain_there_is_no_table(tmp_path: Path) -> None:
+    told = {"not_run": [{"task": "a", "reason": "bubblewrap is not installed"}]}
+    write_run(tmp_path, dense(score("b", [1, 0]), **told))
+    (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["a"]}))
+    with pytest.raises(ValueError, match="no task of the Retain was run: bubblewrap is not"):
+        read_results(tmp_path)
+
+
 def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
     found = read_results(write_suite(tmp_path, ("pooled", "each")))
     frames = make_frames(found)
