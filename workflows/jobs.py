@@ -143,9 +143,7 @@ class Suite:
         tasks = json.dumps(without_added(self.config["tasks"]), sort_keys=True)
         words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
         words += ["--seed", str(source["seed"]), "--backbone", self.backbone_folder(first)]
-        if "task_folder" in self.config:
-            words += ["--task-dir", self.config["task_folder"]]
-        return shlex.join(words)
+        return shlex.join([*words, *self._task_dir])
 
     def compress_arguments(self, job: Job) -> str:
         """Arguments of the compress step that change numbers."""
@@ -175,9 +173,7 @@ class Suite:
             words += [flag, str(value)] if value is not None else []
         if self.config["share_prefix"]:
             words.append("--share-prefix")
-        if "task_folder" in self.config:
-            words += ["--task-dir", self.config["task_folder"]]
-        return shlex.join(words)
+        return shlex.join([*words, *self._task_dir])
 
     def noise_files(self) -> list[str]:
         """Records of the reference at other batch sizes, beside its own."""
@@ -208,15 +204,21 @@ class Suite:
         added = [f"results/{self.name}/tasks/{task}.json" for task in VALIDATION.values()]
         return [file for file in self.task_data_files() if file not in added]
 
-    def task_json(self, task: str) -> str:
-        """The entry of a task whose data are fetched, as JSON."""
-        return json.dumps(self._fetched_tasks[task], sort_keys=True)
+    def task_data_arguments(self, task: str) -> str:
+        """Arguments of the step that fetches a task's data."""
+        words = ["--task", json.dumps(self._fetched_tasks[task], sort_keys=True)]
+        return shlex.join([*words, *self._task_dir])
+
+    @property
+    def _task_dir(self) -> list[str]:
+        """The folder of own lm-eval tasks as an argument of the steps that read tasks."""
+        return ["--task-dir", self.config["task_folder"]] if "task_folder" in self.config else []
 
     @cached_property
     def _fetched_tasks(self) -> dict[str, Any]:
         """Entries by task; texts, local files and what tasks here draw themselves are none."""
         folders = [ROOT / self.config["task_folder"]] if "task_folder" in self.config else []
-        own = own_task_names([OWN_TASKS, *folders]) - fetched_task_names()
+        own = own_task_names([OWN_TASKS, *folders]) - fetched_task_names([OWN_TASKS, *folders])
         return {
             entry.task: raw
             for entry, raw in zip(self.entries, self.config["tasks"], strict=True)

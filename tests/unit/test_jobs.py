@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -406,4 +407,15 @@ def test_the_data_of_stock_tasks_are_fetched_and_those_of_others_are_here(root: 
     ]  # fmt: skip
     suite = read_suite(config(tasks=tasks), root)
     assert suite.task_data_files() == ["results/tiny/tasks/arc_easy.json"]
-    assert json.loads(suite.task_json("arc_easy")) == {"task": "arc_easy", "num_fewshot": 25}
+    flag, entry = shlex.split(suite.task_data_arguments("arc_easy"))
+    assert (flag, json.loads(entry)) == ("--task", {"task": "arc_easy", "num_fewshot": 25})
+
+
+def test_own_tasks_that_name_a_data_set_of_the_hub_are_fetched_as_well(root: Path) -> None:
+    folder = root / "tasks"
+    folder.mkdir()
+    (folder / "theirs.yaml").write_text("task: theirs\ndataset_path: owner/set\n")
+    (folder / "here.yaml").write_text("task: here\ndataset_path: json\n")
+    suite = read_suite(config(tasks=["theirs", "here"], task_folder=str(folder)), root)
+    assert suite.task_data_files() == ["results/tiny/tasks/theirs.json"]
+    assert suite.task_data_arguments("theirs").endswith(f"--task-dir {folder}")

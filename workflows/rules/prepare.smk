@@ -93,9 +93,9 @@ rule task_data:
         mem_mb=4000,
         runtime=120,
     params:
-        task=lambda wildcards: SUITE.task_json(wildcards.task),
+        task=lambda wildcards: SUITE.task_data_arguments(wildcards.task),
     shell:
-        "python -m workflows.steps.task_data --task {params.task:q} --out {output} > {log} 2>&1"
+        "python -m workflows.steps.task_data {params.task} --out {output} > {log} 2>&1"
 
 
 rule fetch_backbone:

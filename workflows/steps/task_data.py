@@ -6,6 +6,7 @@ Writes which files came, at which commit, with checksums; a task of local files 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--task", required=True, metavar="JSON", help="an entry of tasks:")
+    parser.add_argument("--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
     return parser.parse_args()
 
@@ -31,7 +33,9 @@ def main() -> None:
     """Build the task, which fetches; then say what it was built from."""
     args = arguments()
     entry = read_entries([json_argument(args.task, "--task")])[0]
-    sources = built_from(entry)
+    if args.task_dir is not None and not args.task_dir.is_dir():
+        raise ValueError(f"--task-dir {args.task_dir} is no folder")
+    sources = built_from(entry, [] if args.task_dir is None else [args.task_dir])
     files: list[dict[str, Any]] = []
     for repository, config, revision in sources:
         addresses = data_files(repository, config, revision)
@@ -42,14 +46,18 @@ def main() -> None:
     print(f"{entry.task}: {len(files)} files")
 
 
-def built_from(entry: TaskEntry) -> list[tuple[str, str | None, str | None]]:
+def built_from(
+    entry: TaskEntry, task_folders: Sequence[Path]
+) -> list[tuple[str, str | None, str | None]]:
     """Repository, config and revision of the data sets of an entry, once its tasks are built.
 
     Raises:
         ValueError: The data cannot be fetched.
     """
     with one_sentence(f"the data of task '{entry.task}'"):
-        tasks: dict[str, Any] = task_manager([entry], []).load([entry.lm_eval_spec])["tasks"]
+        tasks: dict[str, Any] = task_manager([entry], task_folders).load([entry.lm_eval_spec])[
+            "tasks"
+        ]
     sources = []
     for task in tasks.values():
         kwargs = task.config.dataset_kwargs or {}

@@ -186,7 +186,7 @@ def test_names_do_not_hide_those_of_the_harness() -> None:
 
 
 def test_its_data_are_fetched_like_those_of_a_stock_task() -> None:
-    assert fetched_task_names() == set(TASKS)
+    assert set(TASKS) < fetched_task_names()
     config = yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text())
     suite = read_suite(config | {"tasks": ["demo_facts", "piqa", "code_humaneval"]})
     assert suite.task_data_files() == [
