@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.core.checkpoint import write_json
+from workflows.evaluation.loading import CannotRun, load
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, read_entries
 from workflows.runtime.files import whole_file
 from workflows.runtime.hub import data_files, described, fetch_files, one_sentence, parts
@@ -30,30 +31,46 @@ def main() -> None:
     """Build the task, which fetches; then say what it was built from."""
     args = arguments()
     entry = read_entries([json_argument(args.task, "--task")])[0]
-    sources = built_from(entry)
+    try:
+        told = fetched(entry)
+    except CannotRun as error:
+        # The other tasks go on; the tables leave this one out and say why.
+        told = {"task": entry.task, "files": [], "not_run": str(error)}
+    with whole_file(args.out) as file:
+        write_json(file, told)
+    told_of = told.get("not_run") or f"{len(told['files'])} files"
+    print(f"{entry.task}: {told_of}")
+
+
+def fetched(entry: TaskEntry) -> dict[str, Any]:
+    """What was fetched for an entry, for the record.
+
+    Raises:
+        CannotRun: It could not be scored from what the hub has, or without more packages.
+        ValueError: The data cannot be fetched.
+    """
     files: list[dict[str, Any]] = []
-    for repository, config, revision in sources:
+    for repository, config, revision in built_from(entry):
         addresses = data_files(repository, config, revision)
         wanted = dict.fromkeys(a for split in addresses.values() for a in split if parts(a)[0])
         files += described(fetch_files(list(wanted)))
-    with whole_file(args.out) as file:
-        write_json(file, {"task": entry.task, "files": files})
-    print(f"{entry.task}: {len(files)} files")
+    return {"task": entry.task, "files": files}
 
 
 def built_from(entry: TaskEntry) -> list[tuple[str, str | None, str | None]]:
     """Repository, config and revision of the data sets of an entry, once its tasks are built.
 
     Raises:
+        CannotRun: A package is missing, or a data set is a program.
         ValueError: The data cannot be fetched.
     """
     from lm_eval.tasks import TaskManager
 
     with one_sentence(f"the data of task '{entry.task}'"):
         manager = TaskManager(include_path=str(OWN_TASKS))
-        tasks: dict[str, Any] = manager.load([entry.lm_eval_spec])["tasks"]
+        tasks: list[Any] = load(entry, manager).get_all_tasks()
     sources = []
-    for task in tasks.values():
+    for task in tasks:
         kwargs = task.config.dataset_kwargs or {}
         if task.config.dataset_path and "data_files" not in kwargs:
             told = task.config.dataset_path, task.config.dataset_name, kwargs.get("revision")
