@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from methods.core.seeds import seed_for
+from workflows.evaluation.loading import CannotRun, load
 from workflows.evaluation.score import SEEDS, task_manager
 from workflows.evaluation.tasklist import TaskEntry
 
@@ -34,6 +34,7 @@ def probe_rows(
     documents: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
     seed: int = 0,
+    left_out: Collection[str] = (),
 ) -> Iterator[dict[str, str]]:
     """Rows of the form ``fed`` (``methods/core/data.py``), task after task.
 
@@ -41,26 +42,37 @@ def probe_rows(
         entries: Tasks as they are scored; texts of a perplexity are scored whole and left out, and
             so is what says ``probe: false``.
         task_folders: Folders of own tasks.
-        documents: Of each task, drawn without order; all where there are fewer.
+        documents: Of each task, drawn without order; all where there are fewer. Tasks of a group
+            share them, one each at least.
         tokenizer: Whose chat template is meant; None where no entry asks for one.
         seed: Of the draw.
+        left_out: Tasks that cannot be scored here.
 
     Raises:
         ValueError: A task's data are not here, or hold nothing beside the scored split; or there is
             no chat template where an entry asks for one.
     """
-    wanted = [entry for entry in entries if entry.probe and not entry.is_perplexity]
+    wanted = [
+        entry
+        for entry in entries
+        if entry.probe and not entry.is_perplexity and entry.task not in left_out
+    ]
     manager = task_manager(wanted, task_folders)
     for entry in wanted:
         template = _template(entry, tokenizer)
         try:
-            task = _drawn(entry, manager, documents, seed, template)
+            tasks = load(entry, manager).get_all_tasks()
+            each = -(-documents // len(tasks))
+            drawn = [_drawn(entry, task, each, seed, template) for task in tasks]
+        except CannotRun:
+            continue
         except OSError as error:
             raise ValueError(f"the data of task '{entry.task}' are not here: {error}") from error
         except KeyError as error:
             raise ValueError(f"the data of task '{entry.task}' lack {error}") from error
         bos = str(tokenizer.bos_token) if tokenizer and tokenizer.bos_token else ""
-        for context, rest in dict.fromkeys(_fed(task, inst, entry) for inst in task.instances):
+        fed = (_fed(task, inst, entry) for task in drawn for inst in task.instances)
+        for context, rest in dict.fromkeys(fed):
             # A template's own BOS goes: the reader of the file adds one.
             prompt = context.removeprefix(bos)
             if prompt + rest:
@@ -89,10 +101,9 @@ def _template(entry: TaskEntry, tokenizer: PreTrainedTokenizerBase | None) -> Te
 
 
 def _drawn(
-    entry: TaskEntry, manager: TaskManager, documents: int, seed: int, template: Template | None
+    entry: TaskEntry, task: Any, documents: int, seed: int, template: Template | None
 ) -> Any:
     """The task with the requests of documents that are not scored."""
-    task: Any = manager.load([entry.lm_eval_spec])["tasks"][entry.task]
     task.set_fewshot_seed(SEEDS["fewshot_random_seed"])
     config = task.config
     scored = config.test_split or config.validation_split
@@ -108,10 +119,10 @@ def _drawn(
     free = [number for number, doc in enumerate(docs) if _key(doc) not in kept]
     if not free:
         raise ValueError(
-            f"task '{entry.task}' has no document beside its scored split '{scored}', "
+            f"task '{task.task_name}' has no document beside its scored split '{scored}', "
             "so no probe can be made of it; give it a training_split, or probe: false"
         )
-    rng = random.Random(seed_for(seed, f"probe {entry.task}"))
+    rng = random.Random(seed_for(seed, f"probe {task.task_name}"))
     task.build_all_requests(
         samples=rng.sample(free, min(documents, len(free))),
         apply_chat_template=template is not None,

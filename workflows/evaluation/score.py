@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -19,6 +20,7 @@ from methods.core.ledger import Rates, Tally
 from workflows.evaluation import sandbox
 from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.kept import KeptTasks
+from workflows.evaluation.loading import CannotRun, explained, load
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, own_task_names
 
 SEEDS = {
@@ -27,6 +29,13 @@ SEEDS = {
     "torch_random_seed": 1234,
     "fewshot_random_seed": 1234,
 }
+# Metrics whose items are pairs: a log-likelihood, and the words or bytes that it is of.
+PER_UNIT = ("word_perplexity", "byte_perplexity", "bits_per_byte")
+
+# How far the mean of items may be from the value that lm-eval made of them.
+CLOSE = 1e-6
+
+Found = tuple[list[dict[str, Any]], pd.DataFrame, dict[str, Tally]]
 
 
 @dataclass
@@ -37,7 +46,7 @@ class Scored:
         scores: One mapping per task and metric.
         items: One line per task, item, metric: what paired statistics need.
         tallies: Counted tokens per kind, pooled over tasks.
-        not_run: ``task`` and ``reason`` of each that could not be scored on this machine.
+        not_run: ``task`` and ``reason`` of each that could not be scored here.
     """
 
     scores: list[dict[str, Any]] = field(default_factory=list)
@@ -51,6 +60,7 @@ def score(
     entries: Sequence[TaskEntry],
     task_folders: Sequence[Path],
     kept: KeptTasks | None = None,
+    reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> Scored:
     """Score every entry, one lm-eval call per task.
 
@@ -62,6 +72,7 @@ def score(
         entries: What to score.
         task_folders: Folders of own tasks beside this project's.
         kept: Where tasks that were scored before lie, and this one's are put.
+        reasons: Task -> why it cannot be scored, as far as known before.
 
     Raises:
         ValueError: A metric is not among the task's, a task has no items, or none can be run.
@@ -70,15 +81,12 @@ def score(
     result = Scored(tallies={kind: Tally(lm.ledger) for kind in KINDS})
     for entry in tqdm(entries, desc="tasks"):
         found = None if kept is None else kept.read(entry)
-        # Before anything is generated.
-        reason = sandbox.reason_not_to_run() if entry.runs_programs else None
-        if found is None and reason is not None:
-            result.not_run.append({"task": entry.task, "reason": reason})
-            continue
         if found is None:
-            lm.reset()
-            run = perplexity(lm, entry) if entry.is_perplexity else run_task(lm, entry, manager)
-            found = (*run, lm.tallies)
+            try:
+                found = _score_one(lm, entry, manager, reasons.get(entry.task))
+            except CannotRun as error:
+                result.not_run.append({"task": entry.task, "reason": str(error)})
+                continue
             if kept is not None:
                 kept.write(entry, *found)
         scores, items, tallies = found
@@ -92,6 +100,17 @@ def score(
     return result
 
 
+def _score_one(lm: CountingLM, entry: TaskEntry, manager: TaskManager, reason: str | None) -> Found:
+    """Scores, items and tallies of an entry; a reason against it holds before anything runs."""
+    if reason is None and entry.runs_programs:
+        reason = sandbox.reason_not_to_run()
+    if reason is not None:
+        raise CannotRun(reason)
+    lm.reset()
+    run = perplexity(lm, entry) if entry.is_perplexity else run_task(lm, entry, manager)
+    return (*run, lm.tallies)
+
+
 def task_manager(entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> TaskManager:
     """Knows the tasks here, and lm-eval's own, which take seconds to list, where one is meant."""
     folders = [OWN_TASKS, *task_folders]
@@ -103,23 +122,29 @@ def task_manager(entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> 
 def run_task(
     lm: CountingLM, entry: TaskEntry, manager: TaskManager
 ) -> tuple[list[dict[str, Any]], pd.DataFrame]:
-    """One lm-eval task: its metrics and one line per item and metric."""
-    output = simple_evaluate(
-        model=lm,
-        tasks=[entry.lm_eval_spec],
-        task_manager=manager,
-        limit=entry.limit,
-        apply_chat_template=entry.chat_template,
-        bootstrap_iters=0,
-        log_samples=True,
-        confirm_run_unsafe_code=False,
-        **SEEDS,
-    )
-    samples = output["samples"][entry.task]
+    """One lm-eval task or group: its metrics and one line per item and metric.
+
+    Raises:
+        CannotRun: It cannot be built here, or its headline metric has no value per item.
+        ValueError: It has no such metric.
+    """
+    group = load(entry, manager)
+    with explained():
+        output = simple_evaluate(
+            model=lm,
+            tasks=[group],
+            task_manager=manager,
+            limit=entry.limit,
+            apply_chat_template=entry.chat_template,
+            bootstrap_iters=0,
+            log_samples=True,
+            confirm_run_unsafe_code=False,
+            **SEEDS,
+        )
+    samples = output["samples"]
     values = output["results"][entry.task]
-    better = output["higher_is_better"][entry.task]
-    version = output["versions"][entry.task]
-    shots = output["n-shot"][entry.task]
+    better = {k: v for name in samples for k, v in output["higher_is_better"][name].items()}
+    shots = max(output["n-shot"][name] for name in samples)
     metrics = [key for key in values if "," in key and "_stderr," not in key]
     headline = entry.metric or metrics[0].split(",")[0]
     if headline not in {key.split(",")[0] for key in metrics}:
@@ -130,47 +155,80 @@ def run_task(
     for key in metrics:
         metric, chosen = key.split(",", 1)
         frame = _items(entry.task, samples, metric, chosen)
-        frames.append(frame)
+        value, more = float(values[key]), bool(better.get(metric, True))
+        valueless = frame["value"].isna().any()
+        if key == primary and (valueless or (more and abs(value - frame["value"].mean()) > CLOSE)):
+            names = ", ".join(sorted({key.split(",")[0] for key in metrics} - {metric}))
+            raise CannotRun(
+                f"its metric '{metric}' is no mean over items, which the tables compare one by one "
+                f"(other metrics: {names or 'none'})"
+            )
+        if not valueless:
+            frames.append(frame)
         scores.append(
             {
                 "task": entry.task,
                 "metric": metric,
                 "filter": chosen,
                 "primary": key == primary,
-                "higher_is_better": bool(better.get(metric, True)),
-                "value": float(values[key]),
+                "higher_is_better": more,
+                "value": value,
                 **_spread(frame["value"]),
                 "shots": int(shots),
                 "split": entry.split,
                 "chat_template": entry.chat_template,
-                "version": version,
+                "version": output["versions"][entry.task],
                 "prompt_hash": _digest(frame["prompt_hash"]),
             }
         )
     return scores, pd.concat(frames, ignore_index=True)
 
 
-def _items(task: str, samples: list[dict[str, Any]], metric: str, chosen: str) -> pd.DataFrame:
-    """One line per item of one metric and filter."""
+def _items(
+    task: str, samples: Mapping[str, list[dict[str, Any]]], metric: str, chosen: str
+) -> pd.DataFrame:
+    """One line per item of one metric and filter; those of a group are numbered through.
+
+    Args:
+        task: Name of the entry.
+        samples: Task -> what lm-eval kept of its items; several of a group.
+        metric: Its values are NaN where an item has none of its own.
+        chosen: The filter.
+    """
     rows = [
         {
             "task": task,
             "metric": metric,
             "filter": chosen,
+            "subtask": name,
             "item": int(sample["doc_id"]),
-            "value": float(sample[metric]),
+            "value": _number(metric, sample[metric]),
             "doc_hash": sample["doc_hash"],
             "prompt_hash": sample["prompt_hash"],
         }
-        for sample in samples
+        for name in sorted(samples)
+        for sample in sorted(samples[name], key=lambda sample: int(sample["doc_id"]))
         if sample["filter"] == chosen and metric in sample
     ]
-    return pd.DataFrame(rows).sort_values("item", ignore_index=True)
+    frame = pd.DataFrame(rows)
+    if list(samples) == [task]:
+        return frame.drop(columns="subtask")
+    return frame.assign(item=range(len(frame)))
+
+
+def _number(metric: str, value: Any) -> float:
+    """Value of one item: of a likelihood, nats per word or byte; NaN of what is no number."""
+    if metric in PER_UNIT:
+        loglikelihood, units = value
+        return float(-loglikelihood / units)
+    return math.nan if isinstance(value, Sequence) else float(value)
 
 
 def _spread(values: pd.Series[float]) -> dict[str, Any]:
     """Items n, successes k where items are right or wrong, and the standard error of the mean."""
     n = len(values)
+    if values.isna().any():
+        return {"n": n, "k": None, "stderr": None}
     binary = bool(values.isin([0.0, 1.0]).all())
     error = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None
     return {"n": n, "k": int(values.sum()) if binary else None, "stderr": error}

@@ -6,14 +6,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from workflows.evaluation.stock import UNGUARDED, check_group, stock_names, tagged
+
 OWN_TASKS = Path(__file__).resolve().parent / "tasks"
-# Tasks that run what a model wrote, in the sandbox; and those of lm-eval that do without one.
+# Tasks that run what a model wrote, in the sandbox.
 PROGRAM_TASKS = OWN_TASKS / "code"
-UNGUARDED = re.compile(r"humaneval|mbpp")
 KEYS: dict[str, type] = {
     "task": str,
     "metric": str,
@@ -33,10 +33,10 @@ class TaskEntry:
     """One thing to score.
 
     Args:
-        task: Name of an lm-eval task, or ``perplexity`` or ``perplexity:NAME``.
+        task: Name of an lm-eval task or group, or ``perplexity`` or ``perplexity:NAME``.
         metric: The headline metric; None: the first of the task's own list.
         num_fewshot: Demonstrations; None: the task's own number.
-        limit: First items only; None: all.
+        limit: First items only, of each task of a group; None: all.
         chat_template: Whether prompts go through the tokenizer's chat template.
         split: ``"test"`` scores the split the task scores, ``"validation"`` its validation split.
         config: Keys of the lm-eval task to replace, such as its ``dataset_path``.
@@ -70,14 +70,19 @@ class TaskEntry:
         return "data_files" in self.config.get("dataset_kwargs", {})
 
     @property
-    def lm_eval_spec(self) -> dict[str, Any]:
-        """The entry for lm-eval: a group of one task, the form in which overrides are merged."""
-        spec: dict[str, Any] = {"task": self.task, **self.config}
+    def overrides(self) -> dict[str, Any]:
+        """Keys of the lm-eval task, or of each of a group, with the values that go over its own."""
+        spec: dict[str, Any] = dict(self.config)
         if self.num_fewshot is not None:
             spec["num_fewshot"] = self.num_fewshot
         if self.split == "validation":
             spec["test_split"] = None
-        return {"group": f"entry_{self.task}", "task": [spec]}
+        return spec
+
+    @property
+    def lm_eval_spec(self) -> dict[str, Any]:
+        """A task for lm-eval: a group of one, the form in which overrides are merged."""
+        return {"group": f"entry_{self.task}", "task": [{"task": self.task, **self.overrides}]}
 
 
 def parse_tasks(text: str) -> list[TaskEntry]:
@@ -154,38 +159,34 @@ def fetched_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
     return {name for text in texts for name in re.findall(r"^task:\s*(\S+)\s*$", text, re.M)}
 
 
-def stock_task_names(wanted: Sequence[str]) -> set[str]:
-    """Those of ``wanted`` that a YAML file of the installed lm-eval defines; parses nothing."""
-    spec = find_spec("lm_eval")
-    if spec is None or spec.origin is None or not wanted:
-        return set()
-    pattern = re.compile(rf"^task:\s*({'|'.join(map(re.escape, wanted))})\s*$".encode(), re.M)
-    names: set[str] = set()
-    for file in (Path(spec.origin).parent / "tasks").rglob("*.yaml"):
-        names |= {match.decode() for match in pattern.findall(file.read_bytes())}
-        if len(names) == len(set(wanted)):
-            break
-    return names
-
-
 def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TASKS,)) -> None:
-    """Refuse names that neither this suite nor lm-eval knows, and text files that do not exist.
+    """Refuse names that cannot be scored on any machine, and text files that do not exist.
 
     Raises:
-        ValueError: The first unknown name, with the suite's own names.
+        ValueError: The first name that neither this suite nor lm-eval knows, with the suite's own
+            names; a tag, or a group without a mean over its items, with what it holds; or a task
+            that runs what a model writes without a sandbox.
     """
     for entry in entries:
         if entry.is_perplexity and not Path(str(entry.file)).is_file():
             raise ValueError(f"text file {entry.file} of task '{entry.task}' does not exist")
     own = own_task_names(folders)
     others = [e.task for e in entries if e.task not in own and not e.is_perplexity]
-    for name in filter(UNGUARDED.match, others):
+    for name in filter(UNGUARDED.fullmatch, others):
         guarded = ", ".join(sorted(own_task_names([PROGRAM_TASKS])))
         raise ValueError(
             f"task '{name}' of lm-eval runs what a model writes without a sandbox; "
             f"those that run in one are {guarded}"
         )
-    unknown = sorted(set(others) - stock_task_names(others))
+    stock = stock_names(others)
+    for name in (name for name in others if stock.get(name)):
+        check_group(name, stock[name])
+    unknown = sorted(set(others) - set(stock))
+    if unknown and (members := tagged(unknown[0])):
+        raise ValueError(
+            f"'{unknown[0]}' is a tag of lm-eval, without a score of its own; name its tasks "
+            f"instead ({', '.join(members)})"
+        )
     if unknown:
         raise ValueError(
             f"unknown task '{unknown[0]}' (tasks here: {', '.join(sorted(own))}; "

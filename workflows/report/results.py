@@ -67,7 +67,7 @@ def read_results(folder: Path) -> Results:
     check_comparable(every)
     items = _read_items(records, files)
     settings = read_settings(folder, records)
-    tasks = _run_everywhere(settings["retain_tasks"], every)
+    tasks = _compared(settings["retain_tasks"], every)
     panels = make_panels(records, items, tasks, settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
     return Results(folder, settings, records, files, panels, repeats, repeat_items, again, missing)
@@ -85,8 +85,12 @@ def gaps(results: Results) -> list[str]:
     for (task, reason), names in rows.items():
         of = "" if set(names) == done else f" for {', '.join(dict.fromkeys(names))}"
         told.append(f"{task} stands in no table, it was not run{of}: {reason}.")
+    if falling := _falling(results.settings["retain_tasks"], every):
+        told.append(
+            f"Retain leaves out {', '.join(falling)}: the headline metric falls as it improves."
+        )
     for panel in results.panels:
-        wanted = _run_everywhere(results.settings["retain_tasks"], every)
+        wanted = _compared(results.settings["retain_tasks"], every)
         tasks = [task for task in wanted if task not in panel.retain_tasks]
         row = results.settings["reference_row"]
         if tasks:
@@ -105,17 +109,30 @@ def _leave_out(records: Sequence[Mapping[str, Any]], tasks: Container[str]) -> N
         record["scores"][:] = [s for s in record["scores"] if s["task"] not in tasks]
 
 
-def _run_everywhere(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those of the tasks that every record has.
+def _compared(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those of the tasks that every record has, with a metric of which more is better.
 
     Raises:
         ValueError: There is none.
     """
     gone = dict(told for record in records for told in _not_run(record))
-    kept = [task for task in tasks if task not in gone]
+    falling = _falling(tasks, records)
+    kept = [task for task in tasks if task not in gone and task not in falling]
     if not kept:
-        raise ValueError(f"no task of the Retain was run: {next(iter(gone.values()))}")
+        why = next(iter(gone.values()), "of each headline metric less is better")
+        raise ValueError(f"no task of the Retain was run: {why}")
     return kept
+
+
+def _falling(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those of the tasks whose headline metric is better where it is less, as perplexities are."""
+    found = {
+        score["task"]
+        for record in records
+        for score in record.get("scores", [])
+        if score["primary"] and not score["higher_is_better"]
+    }
+    return [task for task in tasks if task in found]
 
 
 def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]]:

@@ -28,6 +28,7 @@ rule evaluate:
         device=DEVICE,
     shell:
         "python -m workflows.steps.evaluate --model {input.model} --tasks {params.tasks:q} {params.run}"
+        " --task-data results/{wildcards.suite}/tasks"
         " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"
 
 

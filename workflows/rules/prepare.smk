@@ -161,4 +161,5 @@ if SUITE.probes_tasks:
         params:
             run=SUITE.probe_arguments(),
         shell:
-            "python -m workflows.steps.probe {params.run} --out {output} > {log} 2>&1"
+            "python -m workflows.steps.probe {params.run} --task-data results/{wildcards.suite}/tasks"
+            " --out {output} > {log} 2>&1"

@@ -18,6 +18,7 @@ import pandas as pd
 from methods.core.checkpoint import write_json
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.kept import KeptTasks
+from workflows.evaluation.loading import known_reasons
 from workflows.evaluation.score import pool, rates_by_kind, score
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, parse_tasks
 from workflows.records import (
@@ -46,6 +47,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backbone", type=Path, metavar="DIR", help="where the backbone is now")
     parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
     parser.add_argument("--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks")
+    parser.add_argument(
+        "--task-data", type=Path, metavar="DIR", help="what the prepare stage left of each task"
+    )
     parser.add_argument("--limit", type=int, help="first N items of each task")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--max-length", type=int, help="context window; default: the config's")
@@ -122,9 +126,8 @@ def evaluate(
         "code": made_by["code"],
         "versions": made_by["versions"],
     }
-    scored = score(
-        lm, entries, folders, KeptTasks(args.out.with_suffix(".tasks"), ledger, identity)
-    )
+    kept = KeptTasks(args.out.with_suffix(".tasks"), ledger, identity)
+    scored = score(lm, entries, folders, kept, known_reasons(args.task_data, entries))
     pooled = pool(scored.tallies).rates()
     units = [
         {"layer": u.layer, "kind": u.kind, "parameters": u.parameters, "executed": share}

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from methods.core.backbone import read_config, read_tokenizer
+from workflows.evaluation.loading import known_reasons
 from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
 from workflows.runtime.files import check_place, whole_file
@@ -29,6 +30,9 @@ def arguments() -> argparse.Namespace:
         "--backbone", type=Path, metavar="DIR", help="whose chat template tasks with one take"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draw of documents")
+    parser.add_argument(
+        "--task-data", type=Path, metavar="DIR", help="what the prepare stage left of each task"
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl")
     return parser.parse_args()
 
@@ -49,7 +53,8 @@ def main() -> None:
         tokenizer = read_tokenizer(args.backbone, read_config(args.backbone))
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
-        for row in probe_rows(entries, folders, args.rows, tokenizer, args.seed):
+        gone = known_reasons(args.task_data, entries)
+        for row in probe_rows(entries, folders, args.rows, tokenizer, args.seed, gone):
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1
         if not count:

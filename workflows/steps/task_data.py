@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.core.checkpoint import write_json
+from workflows.evaluation.loading import CannotRun, load
 from workflows.evaluation.score import task_manager
 from workflows.evaluation.tasklist import TaskEntry, read_entries
 from workflows.runtime.files import whole_file
@@ -35,15 +36,31 @@ def main() -> None:
     entry = read_entries([json_argument(args.task, "--task")])[0]
     if args.task_dir is not None and not args.task_dir.is_dir():
         raise ValueError(f"--task-dir {args.task_dir} is no folder")
-    sources = built_from(entry, [] if args.task_dir is None else [args.task_dir])
+    folders = [] if args.task_dir is None else [args.task_dir]
+    try:
+        told = fetched(entry, folders)
+    except CannotRun as error:
+        # The other tasks go on; the tables leave this one out and say why.
+        told = {"task": entry.task, "files": [], "not_run": str(error)}
+    with whole_file(args.out) as file:
+        write_json(file, told)
+    told_of = told.get("not_run") or f"{len(told['files'])} files"
+    print(f"{entry.task}: {told_of}")
+
+
+def fetched(entry: TaskEntry, task_folders: Sequence[Path]) -> dict[str, Any]:
+    """What was fetched for an entry, for the record.
+
+    Raises:
+        CannotRun: It could not be scored from what the hub has, or without more packages.
+        ValueError: The data cannot be fetched.
+    """
     files: list[dict[str, Any]] = []
-    for repository, config, revision in sources:
+    for repository, config, revision in built_from(entry, task_folders):
         addresses = data_files(repository, config, revision)
         wanted = dict.fromkeys(a for split in addresses.values() for a in split if parts(a)[0])
         files += described(fetch_files(list(wanted)))
-    with whole_file(args.out) as file:
-        write_json(file, {"task": entry.task, "files": files})
-    print(f"{entry.task}: {len(files)} files")
+    return {"task": entry.task, "files": files}
 
 
 def built_from(
@@ -52,14 +69,13 @@ def built_from(
     """Repository, config and revision of the data sets of an entry, once its tasks are built.
 
     Raises:
+        CannotRun: A package is missing, or a data set is a program.
         ValueError: The data cannot be fetched.
     """
     with one_sentence(f"the data of task '{entry.task}'"):
-        tasks: dict[str, Any] = task_manager([entry], task_folders).load([entry.lm_eval_spec])[
-            "tasks"
-        ]
+        tasks: list[Any] = load(entry, task_manager([entry], task_folders)).get_all_tasks()
     sources = []
-    for task in tasks.values():
+    for task in tasks:
         kwargs = task.config.dataset_kwargs or {}
         if task.config.dataset_path and "data_files" not in kwargs:
             told = task.config.dataset_path, task.config.dataset_name, kwargs.get("revision")

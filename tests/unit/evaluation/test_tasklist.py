@@ -9,7 +9,6 @@ from workflows.evaluation.tasklist import (
     check_names,
     own_task_names,
     parse_tasks,
-    stock_task_names,
 )
 
 
@@ -70,8 +69,6 @@ def test_the_validation_split_is_scored_where_asked() -> None:
 
 def test_names_come_from_the_yaml_files(task_folder: Path) -> None:
     assert own_task_names([task_folder]) == {"toy_choice", "toy_write"}
-    assert stock_task_names(["piqa", "toy_choice", "nonsense"]) == {"piqa"}
-    assert stock_task_names([]) == set()
 
 
 def test_unknown_names_are_refused_with_the_known_ones(task_folder: Path) -> None:

@@ -1,0 +1,179 @@
+"""Groups, likelihoods of whole texts, and tasks that lack something on this machine."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from methods.core.ledger import Ledger
+from tests import toy
+from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.loading import CannotRun, explained, known_reasons
+from workflows.evaluation.score import score
+from workflows.evaluation.tasklist import TaskEntry, parse_tasks
+
+PAGES = [{"page": toy.sentence(np.random.default_rng(n), 7 + 12 * n)} for n in range(3)]
+UTILS = """
+def likelihoods(doc, results):
+    words = len(doc["page"].split())
+    return {"word_perplexity": (results[0], words), "bits_per_byte": (results[0], 3 * words)}
+"""
+
+
+def harness(model: Any, share_prefix: bool = False) -> CountingLM:
+    ledger = Ledger.of(model, 1, 6)
+    return CountingLM(model, toy.make_tokenizer(), ledger, 4, 8, share_prefix=share_prefix)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """``toy_choice``, ``toy_write``, the group ``toys`` of two choice tasks, and odd ones."""
+    made = toy.make_tasks(tmp_path)
+    choice = yaml.safe_load((made / "toy_choice.yaml").read_text())
+    pages = {"test": str(toy.write_jsonl(made / "pages.jsonl", PAGES))}
+    text = choice | {
+        "task": "toy_text",
+        "dataset_kwargs": {"data_files": pages},
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{page}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+    }
+    mcc = {"metric": "mcc", "higher_is_better": True}
+    files = {
+        "toy_other": choice | {"task": "toy_other"},
+        "toys": {
+            "group": "toys",
+            "task": ["toy_choice", "toy_other"],
+            "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+            "metadata": {"version": 3.0},
+        },
+        "toy_mcc": choice | {"task": "toy_mcc", "metric_list": [mcc, *choice["metric_list"]]},
+        "toy_unsafe": choice | {"task": "toy_unsafe", "unsafe_code": True},
+    }
+    for name, told in files.items():
+        (made / f"{name}.yaml").write_text(yaml.safe_dump(told))
+    (made / "utils.py").write_text(UTILS)
+    (made / "lacking.py").write_text("import no_such_package.inner\nscore = None\n")
+    calls = {"toy_text": (text, "utils.likelihoods"), "toy_lacks": (choice, "lacking.score")}
+    for name, (told, function) in calls.items():
+        kept = {k: v for k, v in told.items() if k != "doc_to_choice" or name != "toy_text"}
+        body = yaml.safe_dump(kept | {"task": name})
+        (made / f"{name}.yaml").write_text(f"{body}process_results: !function {function}\n")
+    return made
+
+
+def test_a_group_is_scored_as_one_with_the_items_of_its_tasks(folder: Path) -> None:
+    entry = TaskEntry("toys", limit=5, num_fewshot=0)
+    found = score(harness(toy.make_model(seed=0)), [entry], [folder])
+    (told,) = found.scores
+    (frame,) = found.items
+    assert (told["task"], told["metric"], told["n"], told["shots"]) == ("toys", "acc", 10, 0)
+    assert told["version"] == "3.0"
+    assert frame["subtask"].tolist() == ["toy_choice"] * 5 + ["toy_other"] * 5
+    assert frame["item"].tolist() == list(range(10))
+    assert told["value"] == pytest.approx(frame["value"].mean())
+    alone = score(harness(toy.make_model(seed=0)), [TaskEntry("toy_choice", limit=5)], [folder])
+    accuracy = alone.items[0].query("metric == 'acc'")["value"].tolist()
+    assert frame["value"].tolist() == accuracy * 2
+    assert "subtask" not in alone.items[0]
+
+
+@pytest.mark.parametrize("share_prefix", [False, True])
+def test_a_whole_text_is_counted_once_and_scored_as_a_loop_does(
+    share_prefix: bool, folder: Path
+) -> None:
+    model = toy.make_model(seed=0)
+    found = score(harness(model, share_prefix), parse_tasks("toy_text"), [folder])
+    nats, words, predicted, fed = [], [], 0, 0
+    for page in (row["page"] for row in PAGES):
+        ids = [toy.BOS, *(int(word[1:]) for word in page.split())]
+        total = 0.0
+        # Windows of 8; the last begins as early as the others are long.
+        for start in range(1, len(ids), 8):
+            end = min(start + 8, len(ids))
+            first = max(0, min(start - 1, end - 9))
+            with torch.no_grad():
+                logs = model(torch.tensor([ids[first : end - 1]])).logits[0].log_softmax(-1)
+            total += sum(float(logs[n - 1 - first, ids[n]]) for n in range(start, end))
+            predicted, fed = predicted + end - start, fed + end - 1 - first
+        nats.append(-total)
+        words.append(len(ids) - 1)
+    told = {s["metric"]: s for s in found.scores}
+    assert told["word_perplexity"]["value"] == pytest.approx(math.exp(sum(nats) / sum(words)), 1e-4)
+    assert not told["word_perplexity"]["higher_is_better"]
+    (frame,) = found.items
+    own = frame[frame["metric"] == "word_perplexity"]["value"]
+    assert own.tolist() == pytest.approx([n / w for n, w in zip(nats, words, strict=True)], 1e-4)
+    tokens = {kind: tally.tokens for kind, tally in found.tallies.items()}
+    if share_prefix:
+        # The token in front of several texts is run once for those of a batch.
+        assert tokens["answer"] <= predicted
+    else:
+        assert tokens == {"answer": predicted, "prompt": fed - predicted, "generated": 0}
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("toy_lacks", "it needs the Python package 'no_such_package', not installed here"),
+        ("toy_unsafe", "'toy_unsafe' of lm-eval runs what a model writes without a sandbox"),
+        (
+            "toy_mcc",
+            "its metric 'mcc' is no mean over items, which the tables compare one by one "
+            "(other metrics: acc, acc_norm)",
+        ),
+    ],
+)
+def test_what_a_task_lacks_stops_no_other(task: str, reason: str, folder: Path) -> None:
+    metric = "mcc" if task == "toy_mcc" else None
+    entries = [TaskEntry(task, metric=metric), TaskEntry("toy_choice", limit=2)]
+    found = score(harness(toy.make_model(seed=0)), entries, [folder])
+    assert found.not_run == [{"task": task, "reason": reason}]
+    assert {s["task"] for s in found.scores} == {"toy_choice"}
+
+
+def test_a_metric_of_all_items_stands_beside_a_headline_that_has_its_own(folder: Path) -> None:
+    entry = TaskEntry("toy_mcc", metric="acc", limit=4)
+    found = score(harness(toy.make_model(seed=0)), [entry], [folder])
+    assert {s["metric"]: (s["n"], s["primary"]) for s in found.scores} == {
+        "mcc": (4, False), "acc": (4, True), "acc_norm": (4, False),
+    }  # fmt: skip
+    assert set(found.items[0]["metric"]) == {"acc", "acc_norm"}
+
+
+def test_a_reason_that_is_known_before_is_told_again(folder: Path, tmp_path: Path) -> None:
+    told = {"task": "toy_write", "files": [], "not_run": "it has no data"}
+    (tmp_path / "toy_write.json").write_text(json.dumps(told))
+    entries = parse_tasks("toy_write,toy_choice")
+    reasons = known_reasons(tmp_path, entries)
+    assert reasons == {"toy_write": "it has no data"}
+    found = score(harness(toy.make_model(seed=0)), entries, [folder], reasons=reasons)
+    assert found.not_run == [{"task": "toy_write", "reason": "it has no data"}]
+    assert known_reasons(None, entries) == {}
+
+
+@pytest.mark.parametrize("package", ["evaluate", "nltk"])
+@pytest.mark.parametrize("error", [FileNotFoundError, ConnectionError, LookupError])
+def test_files_that_a_metric_fetches(package: str, error: type[Exception]) -> None:
+    inside: dict[str, Any] = {"__name__": f"{package}.loading", "error": error}
+    exec("def load(): raise error('gone')", inside)
+    with pytest.raises(CannotRun, match=f"with the package '{package}', not here yet"), explained():
+        inside["load"]()
+    with pytest.raises(error, match="gone"), explained():
+        raise error("gone")
+
+
+def test_a_data_set_that_is_a_program() -> None:
+    said = r"its data set is a program \(some.py\), which the library datasets no longer runs"
+    with pytest.raises(CannotRun, match=said), explained():
+        raise RuntimeError("Dataset scripts are no longer supported, but found some.py")
+    with pytest.raises(RuntimeError, match="other"), explained():
+        raise RuntimeError("other")

@@ -1,0 +1,40 @@
+"""Names of lm-eval's files: tasks, groups, tags, and those that are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from workflows.evaluation.stock import UNGUARDED, check_group, stock_names, tagged
+from workflows.evaluation.tasklist import check_names, parse_tasks
+
+
+def test_tasks_and_groups_are_found_however_their_keys_are_quoted() -> None:
+    found = stock_names(["piqa", "mmlu_anatomy", "mmlu", "toy_choice"])
+    assert set(found) == {"piqa", "mmlu_anatomy", "mmlu"}
+    assert (found["piqa"], found["mmlu_anatomy"]) == ({}, {})
+    assert found["mmlu"]["aggregate_metric_list"] == [{"metric": "acc", "weight_by_size": True}]
+    assert stock_names([]) == {}
+
+
+def test_a_group_needs_a_mean_over_its_items() -> None:
+    told = {"task": ["one", {"task": "two"}], "aggregate_metric_list": {"metric": "acc"}}
+    check_group("both", told)
+    told["aggregate_metric_list"] = [{"metric": "acc", "weight_by_size": False}]
+    said = r"group 'both' of lm-eval has no metric .*; name what it holds instead \(one, two\)"
+    for metrics in (told["aggregate_metric_list"], None):
+        with pytest.raises(ValueError, match=said):
+            check_group("both", told | {"aggregate_metric_list": metrics})
+
+
+def test_a_tag_is_refused_with_its_tasks() -> None:
+    assert tagged("truthfulqa") == ["truthfulqa_gen", "truthfulqa_mc1"]
+    said = r"'truthfulqa' is a tag .* \(truthfulqa_gen, truthfulqa_mc1\)"
+    with pytest.raises(ValueError, match=said):
+        check_names(parse_tasks("truthfulqa"))
+
+
+def test_what_evaluates_a_models_text_is_known_where_lm_eval_does_not_mark_it() -> None:
+    refused = ("mbpp_plus", "cruxeval_input", "longproc_countdown_2k", "score_robustness_math")
+    assert all(UNGUARDED.fullmatch(name) for name in (*refused, "humaneval", "longproc"))
+    kept = ("code_humaneval", "longproc_html_to_tsv", "gsm8k", "score_robustness_mmlu_pro")
+    assert not any(UNGUARDED.fullmatch(name) for name in kept)

@@ -1,0 +1,109 @@
+"""Building the tasks of an entry, and why that may fail on a machine where others are scored."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from workflows.evaluation.stock import UNGUARDED
+from workflows.evaluation.tasklist import PROGRAM_TASKS, TaskEntry, own_task_names
+
+if TYPE_CHECKING:
+    from lm_eval.api.group import Group
+    from lm_eval.tasks import TaskManager
+
+# Packages with which metrics of lm-eval fetch code or word lists.
+FETCHING = ("evaluate", "nltk")
+
+
+class CannotRun(ValueError):
+    """A task cannot be scored here; the message says why, after "it was not run:"."""
+
+
+def load(entry: TaskEntry, manager: TaskManager) -> Group:
+    """The tasks of an entry in a group of their own, their data loaded.
+
+    Raises:
+        CannotRun: A package, a metric or a data set cannot be had, or the task would run what a
+            model writes without a sandbox.
+    """
+    with explained():
+        group = _built(entry, manager)
+    guarded = own_task_names([PROGRAM_TASKS])
+    for task in group.get_all_tasks():
+        name = task.task_name
+        if name not in guarded and (
+            UNGUARDED.fullmatch(name) or getattr(task, "UNSAFE_CODE", False)
+        ):
+            raise CannotRun(f"'{name}' of lm-eval runs what a model writes without a sandbox")
+        if getattr(task, "MULTIMODAL", False):
+            raise CannotRun(f"'{name}' has images or sound, and models here read text")
+    return group
+
+
+def _built(entry: TaskEntry, manager: TaskManager) -> Group:
+    if entry.task not in manager.all_groups:
+        return next(iter(manager.load([entry.lm_eval_spec])["groups"].values()))
+    # A group inside another takes its members for overrides, so it is built as lm-eval builds it
+    # by name.
+    index = manager.task_index
+    built = manager._factory.build(index[entry.task], overrides=entry.overrides, registry=index)
+    return cast("Group", built)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what a task lacks on this machine into one sentence.
+
+    Raises:
+        CannotRun: A Python package is not installed, a metric's own files cannot be fetched, or a
+            data set is a program.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = str(error.name or error).split(".")[0]
+        raise CannotRun(f"it needs the Python package '{missing}', not installed here") from error
+    except (ImportError, LookupError, OSError) as error:
+        package = _fetching(error)
+        if package is None:
+            raise
+        raise CannotRun(
+            f"its metric fetches files of its own with the package '{package}', not here yet"
+        ) from error
+    except RuntimeError as error:
+        if "Dataset scripts are no longer supported" not in str(error):
+            raise
+        raise CannotRun(
+            f"its data set is a program ({str(error).split()[-1]}), which the library datasets no "
+            "longer runs; point dataset_path of its config to a copy in plain files"
+        ) from error
+
+
+def _fetching(error: BaseException) -> str | None:
+    """The package of ``FETCHING`` in which an error arose."""
+    passed = {
+        str(frame.f_globals.get("__name__")).split(".")[0]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    }
+    return next((package for package in FETCHING if package in passed), None)
+
+
+def known_reasons(folder: Path | None, entries: Sequence[TaskEntry]) -> dict[str, str]:
+    """Task -> why its data could not be prepared, as the prepare stage told.
+
+    Args:
+        folder: Its files by task; None: there was no such stage.
+        entries: Whose files are read.
+    """
+    reasons: dict[str, str] = {}
+    for entry in entries:
+        file = None if folder is None else folder / f"{entry.task}.json"
+        if file is not None and file.is_file():
+            told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            reasons |= {entry.task: told["not_run"]} if "not_run" in told else {}
+    return reasons
