@@ -16,7 +16,7 @@ os.environ.update(
     PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]),
 )
 
-from workflows.jobs import read_suite
+from workflows.jobs import check_again, read_suite
 from workflows.planning.show import opening
 from workflows.runtime.arithmetic import ARITHMETIC
 
@@ -43,8 +43,9 @@ include: "workflows/rules/evaluate.smk"
 include: "workflows/rules/report.smk"
 
 
-# Suites whose runs take hours say what they will cost.
+# A suite that changed since it was checked is checked again before anything runs. Suites whose runs take hours say what they will cost.
 onstart:
+    check_again(SUITE)
     if not SUITE.config["watch_code"]:
         print(opening(SUITE), flush=True)
 

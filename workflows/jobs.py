@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -287,6 +289,24 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         for job in _jobs(complete, backbone, line, table)
     ]
     return Suite(complete, entries, jobs)
+
+
+def check_again(suite: Suite, root: Path = ROOT) -> None:
+    """Check a suite whose config is another than the one that was checked last, if any was.
+
+    Raises:
+        SystemExit: It is wrong; the step's sentence was printed.
+    """
+    checked = root / "results" / suite.name / "suite.json"
+    if not checked.is_file():
+        return
+    try:
+        same = json.loads(checked.read_text(encoding="utf-8")) == json.loads(suite.as_json)
+    except ValueError:
+        same = False
+    words = ["--config", suite.as_json, "--out", str(checked)]
+    if not same and subprocess.call([sys.executable, "-m", "workflows.steps.check", *words]):
+        sys.exit(1)
 
 
 def _jobs(

@@ -219,3 +219,24 @@ def test_the_contract_can_be_run_for_a_row_alone(finished: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout
+
+
+def test_a_task_that_is_added_is_scored_in_the_first_call_after_it(
+    finished: Path, tmp_path: Path, run_snakemake: Snakemake
+) -> None:
+    copy = tmp_path / "checkout"
+    shutil.copytree(finished, copy, symlinks=True)
+    suite = yaml.safe_load((copy / "toy.yaml").read_text())
+    suite["tasks"].append({"task": "toy_write", "limit": 2, "metric": "exact_match"})
+    suite["tasks"] = [task for task in suite["tasks"] if task.get("limit") != 4]
+    (copy / "toy.yaml").write_text(yaml.safe_dump(suite))
+    status, said = run_snakemake(copy, *SUITE)
+    assert status == 0, said
+    written = [s for r in records(copy).values() for s in r["scores"] if s["task"] == "toy_write"]
+    assert {score["n"] for score in written} == {2}
+
+    suite["derive"] = {"odd": {"from": "random-skip", "params": {"no_such": 1}}}
+    (copy / "toy.yaml").write_text(yaml.safe_dump(suite))
+    status, said = run_snakemake(copy, *SUITE)
+    assert status != 0
+    assert "suite config, 'odd'" in said

@@ -52,5 +52,7 @@ rule report:
     params:
         results="results/{suite}",
         out="reports/{suite}",
+        # Read from results: a changed suite makes its page again.
+        suite=SUITE.as_json,
     shell:
         "python -m workflows.steps.report --results {params.results} --out {params.out} > {log} 2>&1"
