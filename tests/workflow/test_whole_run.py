@@ -222,10 +222,11 @@ def test_the_contract_can_be_run_for_a_row_alone(finished: Path) -> None:
 
 
 def test_a_task_that_is_added_is_scored_in_the_first_call_after_it(
-    finished: Path, tmp_path: Path, run_snakemake: Snakemake
+    tmp_path: Path, run_snakemake: Snakemake
 ) -> None:
-    copy = tmp_path / "checkout"
-    shutil.copytree(finished, copy, symlinks=True)
+    copy = toy_checkout(tmp_path / "checkout")
+    status, said = run_snakemake(copy, *SUITE)
+    assert status == 0, said
     suite = yaml.safe_load((copy / "toy.yaml").read_text())
     suite["tasks"].append({"task": "toy_write", "limit": 2, "metric": "exact_match"})
     suite["tasks"] = [task for task in suite["tasks"] if task.get("limit") != 4]
