@@ -185,3 +185,18 @@ def test_a_task_may_stay_out_of_the_probe(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give it a training_split, or probe: false"):
         rows(folder, 2)
     assert rows(folder, 2, probe=False) == []
+
+
+def test_tasks_of_a_group_share_the_documents_and_what_cannot_be_scored_has_none(
+    tmp_path: Path,
+) -> None:
+    folder = write_task(write_task(tmp_path), "other")
+    metrics = [{"metric": "acc", "weight_by_size": True}]
+    told = {"group": "both", "task": ["made", "other"], "aggregate_metric_list": metrics}
+    (folder / "both.yaml").write_text(yaml.safe_dump(told))
+    found = list(probe_rows([TaskEntry("both")], [folder], 5))
+    assert {row["task"] for row in found} == {"both"}
+    prompts = {row["prompt"] for row in found}
+    assert 3 <= len(prompts) <= 6
+    assert prompts <= {doc["question"] for doc in TRAIN}
+    assert list(probe_rows([TaskEntry("both")], [folder], 5, left_out=["both"])) == []

@@ -207,6 +207,20 @@ def test_without_any_task_of_the_retain_there_is_no_table(tmp_path: Path) -> Non
         read_results(tmp_path)
 
 
+def test_a_headline_that_falls_as_it_improves_stays_out_of_the_retain(tmp_path: Path) -> None:
+    falls = {"metric": "word_perplexity", "higher_is_better": False, "k": None}
+    write_run(tmp_path, dense(score("a", [1, 0]), score("text", [2.5, 3.5], **falls)))
+    found = read_results(tmp_path)
+    assert "text" not in found.settings["retain_tasks"]
+    (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["a", "text"]}))
+    found = read_results(tmp_path)
+    assert gaps(found) == ["Retain leaves out text: the headline metric falls as it improves."]
+    assert found.panels[0].retain_tasks == ["a"]
+    (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["text"]}))
+    with pytest.raises(ValueError, match="of each headline metric less is better"):
+        read_results(tmp_path)
+
+
 def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
     found = read_results(write_suite(tmp_path, ("pooled", "each")))
     frames = make_frames(found)
