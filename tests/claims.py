@@ -246,6 +246,11 @@ def memory() -> Iterator[str]:
     for name in ("no-memread", "same-size", "no-history", "by-token", "random", "static"):
         cells = [above(frames, f"hero-{name}", target) for target in (25, 40)]
         yield f"| `hero-{name}` | {cells[0]} | {cells[1]} |"
+    history = [frames.lead("hero", "hero-no-history", t, match="each").points for t in (25, 40)]
+    yield (
+        f"HeRo stands {history[0]:.1f} points above `hero-no-history` at 25 % and "
+        f"{history[1]:.1f} at 40 %;"
+    )
     spread = [frames.figure("retain", "retain_std", row="hero", target=t) for t in (25, 40)]
     yield f"(HeRo by {spread[0]:.1f} points at 25 % and {spread[1]:.1f} at 40 %)"
 
