@@ -43,7 +43,8 @@ include: "workflows/rules/evaluate.smk"
 include: "workflows/rules/report.smk"
 
 
-# A suite that changed since it was checked is checked again before anything runs. Suites whose runs take hours say what they will cost.
+# A suite that changed since it was checked is checked again before anything runs. Suites whose
+# runs take hours say what they will cost.
 onstart:
     check_again(SUITE)
     if not SUITE.config["watch_code"]:

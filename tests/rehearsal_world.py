@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ CHAT = (
 LLAMA3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]
 HEADERS = ["<|start_header_id|>", "<|end_header_id|>"]
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+EVERY = ("train", "validation", "test")
+# Data set -> config -> split -> rows.
+Sets = dict[str, dict[str, dict[str, list[dict[str, Any]]]]]
 
 
 def make_hub(folder: Path, data: int = 12) -> Hub:
@@ -108,86 +111,131 @@ def _data_set(
     return Repository(folder)
 
 
-def _sets(number: int) -> dict[str, dict[str, dict[str, list[dict[str, Any]]]]]:
-    """Data set -> config -> split -> rows."""
-    rng = random.Random(0)
+class _Rows:
+    """Makes rows; its draws go on from one row to the next.
 
-    def text(low: int, high: int) -> str:
-        return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
+    Args:
+        number: Of a split.
+    """
 
-    def choices(labels: str) -> dict[str, list[str]]:
-        return {"text": [text(1, 4) for _ in labels], "label": list(labels)}
+    def __init__(self, number: int) -> None:
+        self.number, self.rng = number, random.Random(0)
+
+    def text(self, low: int, high: int) -> str:
+        return " ".join(self.rng.choices(WORDS, k=self.rng.randint(low, high)))
+
+    def choices(self, labels: str) -> dict[str, list[str]]:
+        return {"text": [self.text(1, 4) for _ in labels], "label": list(labels)}
+
+    def splits(
+        self, make: Callable[[int], dict[str, Any]], *names: str, times: int = 1
+    ) -> dict[str, list[dict[str, Any]]]:
+        return {name: [make(n) for n in range(self.number * times)] for name in names}
+
+
+def _sets(number: int) -> Sets:
+    """All of them, ``number`` rows per split."""
+    rows = _Rows(number)
+    return _question_sets(rows) | _sense_sets(rows) | _written_sets(rows) | _text_sets(rows)
+
+
+def _question_sets(rows: _Rows) -> Sets:
+    """Questions of four lettered answers."""
 
     def openbookqa(n: int) -> dict[str, Any]:
         return {
-            "id": f"q{n}", "question_stem": text(5, 9), "choices": choices("ABCD"),
-            "answerKey": rng.choice("ABCD"),
+            "id": f"q{n}", "question_stem": rows.text(5, 9), "choices": rows.choices("ABCD"),
+            "answerKey": rows.rng.choice("ABCD"),
         }  # fmt: skip
 
     def arc(n: int) -> dict[str, Any]:
         return {
-            "id": f"q{n}", "question": f"{text(5, 12)}?", "choices": choices("ABCD"),
-            "answerKey": rng.choice("ABCD"),
+            "id": f"q{n}", "question": f"{rows.text(5, 12)}?", "choices": rows.choices("ABCD"),
+            "answerKey": rows.rng.choice("ABCD"),
         }  # fmt: skip
 
+    # Few-shot examples are drawn from the training split: 25 at most.
+    shots = max(1, -(-30 // rows.number))
+    return {
+        "allenai/openbookqa": {
+            "main": rows.splits(openbookqa, *EVERY), "additional": rows.splits(openbookqa, "train"),
+        },
+        "allenai/ai2_arc": {
+            "ARC-Easy": rows.splits(arc, *EVERY, times=shots),
+            "ARC-Challenge": rows.splits(arc, *EVERY, times=shots),
+        },
+    }  # fmt: skip
+
+
+def _sense_sets(rows: _Rows) -> Sets:
+    """Numbered answers and endings."""
+
     def piqa(n: int) -> dict[str, Any]:
-        return {"goal": text(3, 8), "sol1": text(4, 9), "sol2": text(4, 9), "label": n % 2}
+        goal, first, second = rows.text(3, 8), rows.text(4, 9), rows.text(4, 9)
+        return {"goal": goal, "sol1": first, "sol2": second, "label": n % 2}
 
     def boolq(n: int) -> dict[str, Any]:
-        return {"question": text(4, 8), "passage": text(20, 40), "idx": n, "label": n % 2}
+        question, passage = rows.text(4, 8), rows.text(20, 40)
+        return {"question": question, "passage": passage, "idx": n, "label": n % 2}
 
     def winogrande(n: int) -> dict[str, Any]:
         return {
-            "sentence": f"{text(4, 6)} _ {text(2, 5)}.", "option1": "river", "option2": "stone",
-            "answer": str(1 + n % 2),
+            "sentence": f"{rows.text(4, 6)} _ {rows.text(2, 5)}.", "option1": "river",
+            "option2": "stone", "answer": str(1 + n % 2),
         }  # fmt: skip
 
     def hellaswag(n: int) -> dict[str, Any]:
-        context = text(5, 9)
+        context = rows.text(5, 9)
         return {
-            "ind": n, "activity_label": text(1, 2), "ctx_a": context, "ctx_b": "", "ctx": context,
-            "endings": [text(3, 7) for _ in range(4)], "source_id": f"s{n}", "split": "train",
-            "split_type": "indomain", "label": str(n % 4),
+            "ind": n, "activity_label": rows.text(1, 2), "ctx_a": context, "ctx_b": "",
+            "ctx": context, "endings": [rows.text(3, 7) for _ in range(4)], "source_id": f"s{n}",
+            "split": "train", "split_type": "indomain", "label": str(n % 4),
         }  # fmt: skip
 
+    return {
+        "baber/piqa": {"default": rows.splits(piqa, *EVERY)},
+        "aps/super_glue": {
+            "boolq": rows.splits(boolq, *EVERY), "cb": rows.splits(boolq, "train"),
+        },
+        "allenai/winogrande": {"winogrande_xl": rows.splits(winogrande, "train", "validation")},
+        "Rowan/hellaswag": {"default": rows.splits(hellaswag, *EVERY)},
+    }  # fmt: skip
+
+
+def _written_sets(rows: _Rows) -> Sets:
+    """Answers that a model writes."""
+
     def gsm8k(n: int) -> dict[str, Any]:
-        return {"question": f"{text(8, 15)} {n} and 2?", "answer": f"{text(5, 9)}\n#### {n + 2}"}
+        question, steps = rows.text(8, 15), rows.text(5, 9)
+        return {"question": f"{question} {n} and 2?", "answer": f"{steps}\n#### {n + 2}"}
 
     def humaneval(n: int) -> dict[str, Any]:
         return {
             "task_id": f"Made/{n}", "entry_point": "add",
             "canonical_solution": f"    return x + {n}\n",
-            "prompt": f'def add(x: int) -> int:\n    """ Add {n} to {text(1, 3)}. """\n',
+            "prompt": f'def add(x: int) -> int:\n    """ Add {n} to {rows.text(1, 3)}. """\n',
             "test": f"def check(candidate):\n    assert candidate(2) == {n + 2}\n",
         }  # fmt: skip
 
+    return {
+        "openai/gsm8k": {"main": rows.splits(gsm8k, "train", "test")},
+        "openai/openai_humaneval": {"openai_humaneval": rows.splits(humaneval, "test")},
+    }
+
+
+def _text_sets(rows: _Rows) -> Sets:
+    """What is trained and calibrated on: chats and books."""
+
     def tulu(n: int) -> dict[str, Any]:
-        turns = [{"role": "user", "content": text(5, 20)}]
-        turns.append({"role": "assistant", "content": text(10, 40)})
+        turns = [{"role": "user", "content": rows.text(5, 20)}]
+        turns.append({"role": "assistant", "content": rows.text(10, 40)})
         return {"id": f"t{n}", "messages": turns, "source": "made"}
 
     def book(n: int) -> dict[str, Any]:
-        return {"short_book_title": text(1, 3), "publication_date": 1900, "text": text(700, 900)}
+        title, text = rows.text(1, 3), rows.text(700, 900)
+        return {"short_book_title": title, "publication_date": 1900, "text": text}
 
-    def splits(make: Any, *names: str, times: int = 1) -> dict[str, list[dict[str, Any]]]:
-        return {name: [make(n) for n in range(number * times)] for name in names}
-
-    every = ("train", "validation", "test")
-    # Few-shot examples are drawn from the training split: 25 at most.
-    shots = {"times": max(1, -(-30 // number))}
     return {
-        "allenai/openbookqa": {
-            "main": splits(openbookqa, *every), "additional": splits(openbookqa, "train"),
-        },
-        "allenai/ai2_arc": {
-            "ARC-Easy": splits(arc, *every, **shots), "ARC-Challenge": splits(arc, *every, **shots),
-        },
-        "baber/piqa": {"default": splits(piqa, *every)},
-        "aps/super_glue": {"boolq": splits(boolq, *every), "cb": splits(boolq, "train")},
-        "allenai/winogrande": {"winogrande_xl": splits(winogrande, "train", "validation")},
-        "Rowan/hellaswag": {"default": splits(hellaswag, *every)},
-        "openai/gsm8k": {"main": splits(gsm8k, "train", "test")},
-        "openai/openai_humaneval": {"openai_humaneval": splits(humaneval, "test")},
-        "allenai/tulu-3-sft-mixture": {"default": splits(tulu, "train", times=50)},
-        "emozilla/pg19": {"default": splits(book, *every, times=5)},
-    }  # fmt: skip
+        "allenai/tulu-3-sft-mixture": {"default": rows.splits(tulu, "train", times=50)},
+        "emozilla/pg19": {"default": rows.splits(book, *EVERY, times=5)},
+    }

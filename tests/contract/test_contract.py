@@ -6,7 +6,6 @@ One row alone: ``pytest -n0 tests/contract -k my-row``.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from methods import discover, load_method, load_model
+from methods import load_method, load_model
 from methods.core.backbone import (
     count,
     empty_backbone,
@@ -26,15 +25,8 @@ from methods.core.backbone import (
 from methods.core.checkpoint import CARD, DECISIONS, TRAINED, load, read_card
 from methods.core.ledger import Tally
 from tests import steps, toy
-from workflows.job import data_parts, data_words
-from workflows.records import removed_layers
+from tests.contract.conftest import BUDGET, IDS, QUICK, ROWS, SEED, Runs, digests, logits
 
-BUDGET, SEED = 0.25, 3
-ROWS = discover()
-# Params that keep a trained row's fit short on a toy; rows with other needs get their own line.
-SHORT = {"updates": 40, "batch_tokens": 256, "learning_rate": 3e-3, "row_length": 64}
-QUICK: dict[str, dict[str, Any]] = {row: SHORT for row in ROWS if ROWS[row].trained}
-QUICK["slicegpt"] = {"round_to": 1}
 # LaCo merges no full-attention layer with one of a window, and this toy has both.
 REFUSED = [("laco", "qwen2")]
 # Every row on one family; those that cost nothing to fit on every family.
@@ -46,7 +38,6 @@ CASES = [
 ]
 DYNAMIC = [row for row in ROWS if ROWS[row].kind == "dynamic"]
 CAUSAL = [case for case in CASES if ROWS[case[0]].causal]
-IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(1))
 
 FRESH = """
 import sys, torch
@@ -57,41 +48,6 @@ ids = torch.load(ids)
 with torch.no_grad():
     torch.save([load_model(f)(ids).logits for f in folders], "logits.pt")
 """
-
-
-class Runs:
-    """Fits each case once, on the data that a suite gives its row, and keeps its folder."""
-
-    def __init__(self, home: Path, backbones: dict[str, Path], data: dict[str, Path]) -> None:
-        self.home, self.backbones, self.data = home, backbones, data
-
-    def fit(self, row: str, kind: str = "llama", name: str = "first", root: Path = Path()) -> Path:
-        """The folder of a fit; ``name`` tells repeated fits apart."""
-        out = (self.home / root) / kind / name / row
-        if not (out / CARD).is_file():
-            steps.compress(row, self.backbones[kind], out, *self.arguments(row, kind))
-        return out
-
-    def files(self, row: str, kind: str = "llama") -> dict[str, Path]:
-        """Part -> file of the data of a row's fit."""
-        # transformers gives any Qwen2 folder a tokenizer that knows no toy word.
-        ids = kind == "qwen2"
-        return {p: self.data["ids" if ids else p] for p in data_parts(ROWS[row])}
-
-    def arguments(self, row: str, kind: str = "llama", seed: int = SEED) -> list[Any]:
-        """Of the compress step."""
-        fixed = ["--budget", BUDGET, "--seed", seed, "--max-length", 64]
-        params = ["--params", json.dumps(QUICK.get(row, {}))]
-        return [*fixed, *params, *data_words(self.files(row, kind))]
-
-
-@pytest.fixture(scope="module")
-def runs(
-    tmp_path_factory: pytest.TempPathFactory,
-    backbones: dict[str, Path],
-    data_files: dict[str, Path],
-) -> Runs:
-    return Runs(tmp_path_factory.mktemp("contract"), backbones, data_files)
 
 
 @pytest.fixture(scope="module")
@@ -108,18 +64,9 @@ def fresh_logits(runs: Runs, request: pytest.FixtureRequest) -> dict[tuple[str, 
     return dict(zip(cases, torch.load(runs.home / "logits.pt"), strict=True))
 
 
-@torch.no_grad()
-def logits(model: Any, ids: torch.Tensor = IDS, **kwargs: Any) -> torch.Tensor:
-    return model(ids, **kwargs).logits
-
-
 def decided(model: Any, ids: torch.Tensor) -> torch.Tensor | None:
     with torch.no_grad():
         return getattr(model.model(ids, use_cache=False), "executed", None)
-
-
-def digests(model: torch.nn.Module) -> set[str]:
-    return {hashlib.sha256(t.numpy().tobytes()).hexdigest() for t in model.state_dict().values()}
 
 
 @pytest.mark.parametrize(("row", "kind"), CASES)
@@ -333,51 +280,3 @@ def test_a_stored_model_missing_a_tensor_is_refused(row: str, runs: Runs, tmp_pa
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match="do not fit"):
         load_model(folder)
-
-
-STATIC = [row for row in ROWS if ROWS[row].kind == "static"]
-HEAL = json.dumps(SHORT | {"modules": "all", "rank": 2, "updates": 5})
-
-
-@pytest.mark.parametrize("row", STATIC)
-def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
-    home = tmp_path / "here"
-    start = shutil.copytree(runs.fit(row), home / "start")
-    before = {file: file.read_bytes() for file in start.iterdir()}
-    arguments = ["--params", HEAL, "--max-length", 64, *data_words(runs.files("lora"))]
-    steps.compress("lora", start, home / "healed", *arguments)
-    assert {file: file.read_bytes() for file in start.iterdir()} == before
-    first = load(start)
-    # Both folders may move together.
-    home.rename(tmp_path / "there")
-    healed = load(tmp_path / "there" / "healed")
-    assert digests(first.model) <= digests(healed.model)
-    assert (logits(healed.model) - logits(first.model)).abs().max() > 1e-4
-    assert healed.card["budget"] == BUDGET
-    assert healed.card["start"]["row"] == row
-    assert removed_layers(healed.card) == first.card["structure"].get("removed_layers", [])
-    rates = []
-    for loaded in (first, healed):
-        tally = Tally(loaded.ledger)
-        tally.add(None, 1)
-        rates.append(tally.rates())
-    assert rates[1].skip == rates[0].skip
-    assert rates[1].skip_net < rates[1].skip
-
-
-@pytest.mark.parametrize(
-    ("row", "start", "message"),
-    [
-        ("lora", "hero", "only a static row can be built on"),
-        ("hero", "slicegpt", "only a trained row without a budget can start from one, not 'hero'"),
-        ("shortgpt", "shortgpt", "only a trained row without a budget"),
-    ],
-)
-def test_what_cannot_start_from_a_compressed_model(
-    row: str, start: str, message: str, runs: Runs, tmp_path: Path, capsys: Any
-) -> None:
-    arguments = ["--budget", 0.1, "--train", runs.data["training"]]
-    with pytest.raises(SystemExit):
-        steps.compress(row, runs.fit(start), tmp_path / "out", *arguments)
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ from methods.core.routing.calibration import bypass_rates, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
 from tests import toy
-from tests.contract.test_contract import BUDGET, QUICK, SEED
+from tests.contract.conftest import BUDGET, QUICK, SEED
 from workflows.job import data_parts
 
 ROWS = discover()

@@ -1,42 +1,18 @@
-"""From a suite to its jobs: what runs, under which path, and one sentence per mistake."""
+"""From a suite to its jobs: what runs, with which arguments and data, under which path."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from methods import discover
+from tests.unit.conftest import config
 from workflows.config import ROOT, with_defaults
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.jobs import Suite, read_suite
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A checkout with one backbone and one text."""
-    (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / "config.json").write_text("{}")
-    (tmp_path / "text.txt").write_text("w1")
-    (tmp_path / "ids.npy").write_text("")
-    return tmp_path
-
-
-def config(**changes: Any) -> dict[str, Any]:
-    base = {
-        "suite": "tiny",
-        "backbones": {"toy": {"path": "toy"}},
-        "rows": ["dense", "random-skip", "shortgpt"],
-        "budgets": [0.25, 0.4],
-        "seeds": [42, 43],
-        "tasks": ["piqa", "boolq"],
-    }
-    return {k: v for k, v in (base | changes).items() if v is not ...}
 
 
 def keys(suite: Suite) -> list[str]:
@@ -122,22 +98,6 @@ def test_a_healed_row_starts_from_the_one_run_of_its_static_row(root: Path) -> N
 def test_the_backbone_of_a_world_is_trained_where_every_suite_finds_it(root: Path) -> None:
     suite = read_suite(config(backbones={"mine": {"path": "world:small"}}), root)
     assert suite.backbone_folder("mine") == suite.backbone_input("mine") == "results/trained/small"
-
-
-def test_the_small_suite_repeats_hero_lora_and_the_controls_only() -> None:
-    suite = read_suite(yaml.safe_load((ROOT / "workflows/suites/small.yaml").read_text()))
-    seeds: dict[str, set[int]] = {}
-    for job in suite.jobs:
-        seeds.setdefault(job.row, set()).add(job.seed)
-    variants = ("no-history", "no-memread", "same-size", "static", "random")
-    several = {"lora", "hero", *(f"hero-{variant}" for variant in variants)}
-    assert {row for row, found in seeds.items() if found == {42, 43, 44}} == several
-    assert all(found == {42} for row, found in seeds.items() if row not in several)
-    healed = ("shortgpt", "shortened-ppl", "shortened-taylor", "laco", "slicegpt", "llm-pruner")
-    assert {row for row in seeds if "+" in row} == {f"{name}+lora" for name in healed}
-    # HeRo and its variants; LoRA; dense; at two budgets: the other rows, those healed, D-LLM again.
-    others = [row for row in discover().values() if row.budgeted and row.name != "hero"]
-    assert len(suite.jobs) == 6 * 2 * 3 + 3 + 1 + 2 * (len(others) + len(healed) + 1)
 
 
 def test_folders_and_labels(root: Path) -> None:
@@ -262,123 +222,6 @@ def test_retain_tasks_are_all_tasks_but_perplexity(root: Path) -> None:
     assert suite.config["retain_tasks"] == ["piqa"]
     assert suite.text_files() == [str(root / "text.txt")]
     assert suite.entries[0] == TaskEntry("piqa")
-
-
-WRONG = [
-    ({"budgtes": [0.25]}, "top level: .*'budgtes' was unexpected.* (allowed: suite, backbones, "),
-    ({"suite": ...}, "top level: 'suite' is a required property"),
-    ({"suite": "a b"}, "suite: 'a b' does not match"),
-    ({"backbones": {}}, "backbones: "),
-    ({"backbones": {"toy": {}}}, "backbones.toy: 'path' is a required property"),
-    ({"backbones": {"toy": {"path": "toy", "dtpye": "x"}}}, "backbones.toy: .*'dtpye'"),
-    ({"backbones": {"toy": {"path": "toy", "dtype": "int8"}}}, "backbones.toy.dtype: 'int8'"),
-    ({"backbones": {"toy": {"path": "gone"}}}, "backbones.toy: folder gone does not exist"),
-    ({"backbones": {"toy": {"path": "."}}}, "backbones.toy: folder . has no config.json"),
-    ({"rows": ["dnese"]}, "rows: unknown row 'dnese' (rows: dense, "),
-    ({"rows": ["random-skip"]}, "reference_row: 'dense' is not among the rows"),
-    ({"rows": "some"}, "rows: "),
-    ({"rows": ["dense", "dense"]}, "rows: "),
-    ({"budgets": [0]}, "budgets: 0 must lie between 0 and 1"),
-    ({"budgets": [1]}, "budgets: 1 must lie between 0 and 1"),
-    ({"budgets": [1.5]}, "budgets: 1.5 must lie between 0 and 1"),
-    ({"budgets": ["abc"]}, "budgets.0: 'abc' is not of type 'number'"),
-    ({"budgets": []}, "budgets: "),
-    ({"match": "both"}, "match: 'both' is not one of ['pooled', 'each', ['pooled', 'each']]"),
-    ({"match": []}, "match: [] is not one of ['pooled', 'each', ['pooled', 'each']]"),
-    ({"seeds": [-1]}, "seeds.0: -1 is less than"),
-    ({"seeds": [1.5]}, "seeds.0: 1.5 is not of type 'integer'"),
-    ({"row_seeds": {"lroa": [1]}}, "row_seeds: unknown row 'lroa' (rows: dense, "),
-    ({"row_seeds": {"dense": []}}, "row_seeds.dense: "),
-    (
-        {
-            "rows": ["dense", "hero"],
-            "row_seeds": {"x": [42, 44]},
-            "derive": {"x": {"from": "hero", "params_from": {"bypass_rates": "hero"}}},
-        },
-        "derive.x: 'hero' does not run its seed 44 (see row_seeds)",
-    ),
-    (
-        {
-            "rows": ["dense", "hero"],
-            "budgets": [0.3],
-            "derive": {
-                "x": {"from": "hero", "params_from": {"alpha": "hero"}, "budgets": [0.25]},
-            },
-        },
-        "derive.x: 'hero' does not run its budget 0.25",
-    ),
-    ({"tuned": "gone.yaml"}, "tuned: file gone.yaml does not exist"),
-    ({"tuned": "text.txt"}, "tuned: text.txt is no file of the tune step"),
-    (
-        {"backbones": {"toy": {"path": "world:tiny"}}},
-        "backbones.toy: world:tiny is unknown (known: world:demo, world:small)",
-    ),
-    ({"tasks": ["piqua"]}, "unknown task 'piqua' (tasks here: "),
-    ({"tasks": [{"task": "piqa", "shots": 5}]}, "task entry .*keys are task, metric"),
-    ({"tasks": ["piqa", "piqa"]}, "task 'piqa' is listed twice"),
-    ({"tasks": [{"task": "piqa", "split": "train"}]}, "split is test or validation"),
-    ({"tasks": ["perplexity"]}, "a perplexity needs a text file"),
-    ({"tasks": [{"task": "perplexity", "file": "gone.txt"}]}, "text file gone.txt of task"),
-    (
-        {"tasks": [{"task": "perplexity:text", "file": "README.md"}]},
-        "tasks: Retain needs a task beside perplexity",
-    ),
-    ({"retain_tasks": ["boolq", "arc_easy"]}, "retain_tasks: 'arc_easy' is not scored"),
-    ({"reference_row": "lora"}, "reference_row: 'lora' is not among the rows"),
-    ({"task_folder": "gone"}, "task_folder 'gone' is no folder"),
-    ({"derive": {"dense": {"from": "shortgpt"}}}, "derive.dense: a row has this name already"),
-    ({"derive": {"x": {"from": "y"}}}, "derive.x.from: unknown row 'y'"),
-    ({"derive": {"x": {"from": "hero", "then": "lora"}}}, "derive.x: 'from' must be a static row"),
-    ({"derive": {"x": {"from": "shortgpt", "then": "hero"}}}, "and 'then' a trained row without"),
-    (
-        {"derive": {"x": {"from": "hero", "params_from": {"alpha": "hero"}}}},
-        "derive.x: 'hero' is not among the suite's rows",
-    ),
-    ({"derive": {"x": {"params": {}}}}, "derive.x: 'from' is a required property"),
-    ({"derive": {"x": {"from": "shortgpt", "budgets": [2]}}}, "derive.x.budgets: 2 must lie"),
-    (
-        {"data": {"training": {"source": "gone.txt"}}},
-        "data.training: file gone.txt does not exist (worlds: demo, small)",
-    ),
-    ({"data": {"trainnig": {"source": "demo"}}}, "data: .*'trainnig'"),
-    ({"limit": 0}, "limit: 0 is less than"),
-    ({"batch_size": 0}, "batch_size: 0 is less than"),
-    ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),
-    ({"keep_models": "yes"}, "keep_models: 'yes' is not one of [True, False, 'trained']"),
-    ({"first": ["heroo"]}, "first: there is no row 'heroo'"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[m[:40] for _, m in WRONG])
-def test_a_mistake_is_named(changes: dict[str, Any], message: str, root: Path) -> None:
-    parts = message.split(".*")
-    with pytest.raises(ValueError, match=".*".join(map(re.escape, parts))) as caught:
-        read_suite(config(**changes), root)
-    assert "\n" not in str(caught.value)
-
-
-def test_overlays_replace_lists_and_merge_mappings() -> None:
-    """What Snakemake does with two --configfile arguments, on a suite of this checkout."""
-    from snakemake.utils import update_config
-
-    suite = yaml.safe_load((ROOT / "workflows/suites/llama31_8b.yaml").read_text())
-    overlay = {"budgets": [0.3], "backbones": {"other": {"path": "hub:a/b"}}, "limit": 5}
-    update_config(suite, overlay)
-    result = read_suite(suite)
-    assert {job.budget for job in result.jobs if job.method.budgeted} == {0.3, None}
-    assert {job.backbone for job in result.jobs} == {"llama31_8b", "other"}
-    assert "--limit 5" in result.evaluate_arguments(result.jobs[0])
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "workflows/suites").glob("llama*.yaml")), ids=str)
-def test_paper_suites_are_valid_and_score_arc_on_test(file: Path) -> None:
-    suite = read_suite(yaml.safe_load(file.read_text()))
-    assert suite.name == file.stem
-    assert len(suite.config["retain_tasks"]) == 7
-    shots = {entry.task: entry.num_fewshot for entry in suite.entries}
-    assert (shots["arc_easy"], shots["arc_challenge"], shots["hellaswag"]) == (25, 25, 5)
-    assert all(entry.split == "test" for entry in suite.entries)
-    assert {job.match for job in suite.jobs} == {"pooled", None}
 
 
 def test_a_budget_may_run_the_first_seeds_only(root: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from snakemake.utils import update_config
 
+from methods import discover
 from workflows.config import ROOT, read_configs
 from workflows.evaluation import tasklist
 from workflows.jobs import read_suite
@@ -36,6 +37,44 @@ def test_every_suite_is_valid(name: str) -> None:
     if name == "own_backbone":
         pytest.skip("an example with paths to fill in")
     assert read_suite(read_configs([name])).name == name
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "workflows/suites").glob("llama*.yaml")), ids=str)
+def test_paper_suites_are_valid_and_score_arc_on_test(file: Path) -> None:
+    suite = read_suite(yaml.safe_load(file.read_text()))
+    assert suite.name == file.stem
+    assert len(suite.config["retain_tasks"]) == 7
+    shots = {entry.task: entry.num_fewshot for entry in suite.entries}
+    assert (shots["arc_easy"], shots["arc_challenge"], shots["hellaswag"]) == (25, 25, 5)
+    assert all(entry.split == "test" for entry in suite.entries)
+    assert {job.match for job in suite.jobs} == {"pooled", None}
+
+
+def test_the_small_suite_repeats_hero_lora_and_the_controls_only() -> None:
+    suite = read_suite(yaml.safe_load((ROOT / "workflows/suites/small.yaml").read_text()))
+    seeds: dict[str, set[int]] = {}
+    for job in suite.jobs:
+        seeds.setdefault(job.row, set()).add(job.seed)
+    variants = ("no-history", "no-memread", "same-size", "static", "random")
+    several = {"lora", "hero", *(f"hero-{variant}" for variant in variants)}
+    assert {row for row, found in seeds.items() if found == {42, 43, 44}} == several
+    assert all(found == {42} for row, found in seeds.items() if row not in several)
+    healed = ("shortgpt", "shortened-ppl", "shortened-taylor", "laco", "slicegpt", "llm-pruner")
+    assert {row for row in seeds if "+" in row} == {f"{name}+lora" for name in healed}
+    # HeRo and its variants; LoRA; dense; at two budgets: the other rows, those healed, D-LLM again.
+    others = [row for row in discover().values() if row.budgeted and row.name != "hero"]
+    assert len(suite.jobs) == 6 * 2 * 3 + 3 + 1 + 2 * (len(others) + len(healed) + 1)
+
+
+def test_overlays_replace_lists_and_merge_mappings() -> None:
+    """What Snakemake does with two --configfile arguments, on a suite of this checkout."""
+    suite = yaml.safe_load((ROOT / "workflows/suites/llama31_8b.yaml").read_text())
+    overlay = {"budgets": [0.3], "backbones": {"other": {"path": "hub:a/b"}}, "limit": 5}
+    update_config(suite, overlay)
+    result = read_suite(suite)
+    assert {job.budget for job in result.jobs if job.method.budgeted} == {0.3, None}
+    assert {job.backbone for job in result.jobs} == {"llama31_8b", "other"}
+    assert "--limit 5" in result.evaluate_arguments(result.jobs[0])
 
 
 @pytest.mark.parametrize("name", [*PAPER, *LADDER])

@@ -1,19 +1,23 @@
-"""Copies of the checkout, so that no test touches the developer's results."""
+"""Copies of the checkout, so that no test touches the developer's results; runs in them."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from methods import discover
 from tests import steps, toy
+from tests.hub import Hub
 from workflows.runtime.provenance import ROOT
 
 # Copies for whole runs keep these methods only: cheap rows, with and without a budget.
@@ -82,6 +86,35 @@ def environment() -> dict[str, str]:
     """No variable of a surrounding run: PATH finds the tools of this Python first."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return os.environ | {"PATH": path, "COLUMNS": "200"}
+
+
+def hub_environment(hub: Hub, home: Path) -> dict[str, str]:
+    """The same for a run that knows this hub alone; ``home`` is that of the hub's libraries."""
+    kept = {k: v for k, v in environment().items() if not k.startswith(("HF_", "HUGGING"))}
+    return kept | {"HF_ENDPOINT": hub.address, "HF_HOME": str(home)}
+
+
+def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str], limit: float = 600) -> Any:
+    """What ``ready`` says once it is something; the process must still run."""
+    until = time.monotonic() + limit
+    while not (found := ready()):
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    return found
+
+
+def records(folder: Path, suite: str) -> dict[str, Any]:
+    """Path -> record without what may differ: times, memory, where the backbone lies."""
+    found = {}
+    for file in sorted((folder / "results" / suite).rglob("record.json")):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        for part in ("fit", "evaluation"):
+            for volatile in ("seconds", "peak_memory_mb"):
+                record[part].pop(volatile, None)
+        record["backbone"].pop("path")
+        found[str(file.relative_to(folder))] = record
+    return found
 
 
 def snakemake(folder: Path, *arguments: str, timeout: float = 400) -> tuple[int, str]:

@@ -7,12 +7,10 @@ form, one budget and seed, two updates, two items per task. ``make rehearsal`` r
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +22,7 @@ import yaml
 
 from tests.hub import Hub
 from tests.rehearsal_world import make_hub
-from tests.workflow.conftest import copy_checkout, environment
+from tests.workflow.conftest import copy_checkout, hub_environment, records, wait_for
 from workflows.config import read_configs
 from workflows.evaluation.sandbox import reason_not_to_run
 from workflows.jobs import read_suite
@@ -62,11 +60,10 @@ class Rehearsal:
 
     def start(self, files: list[str], *targets: str) -> subprocess.Popen[str]:
         """Snakemake on these config files, in a process group of its own."""
-        kept = {k: v for k, v in environment().items() if not k.startswith(("HF_", "HUGGING"))}
         return subprocess.Popen(
             [sys.executable, "-m", "snakemake", *targets, "--cores", "2", "--configfile", *files],
             cwd=self.folder,
-            env=kept | {"HF_ENDPOINT": self.hub.address, "HF_HOME": str(self.home)},
+            env=hub_environment(self.hub, self.home),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -79,11 +76,6 @@ class Rehearsal:
         said, _ = process.communicate(timeout=3600)
         assert process.returncode == 0, said[-4000:]
         return said
-
-    def records(self, name: str) -> dict[str, dict[str, Any]]:
-        """Run -> what its record says of scores and rates."""
-        found = (self.folder / "results" / name).rglob("record.json")
-        return {str(file.parent): json.loads(file.read_text("utf-8")) for file in found}
 
 
 def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +140,7 @@ def test_the_core_of_the_8b_suite_from_the_hub_to_its_table(rehearsal: Rehearsal
 
     # Killed where the first rows are scored, it goes on; what was scored stays as it is.
     process = rehearsal.start(files)
-    wait_for(lambda: len(rehearsal.records(name)) >= 3, process)
+    wait_for(lambda: len(records(rehearsal.folder, name)) >= 3, process, limit=1800)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     before = {
@@ -212,12 +204,3 @@ def test_a_gated_model_without_a_token_ends_before_any_fit(rehearsal: Rehearsal)
     assert process.returncode != 0
     assert "meta-llama/Llama-2-13b-hf is gated: accept its licence" in said
     assert not list((rehearsal.folder / "results").glob("llama2_13b/llama2_13b"))
-
-
-def wait_for(ready: Any, process: subprocess.Popen[str], limit: float = 1800) -> None:
-    """Until something holds; the process must still run."""
-    until = time.monotonic() + limit
-    while not ready():
-        assert process.poll() is None, process.communicate()[0][-4000:]
-        assert time.monotonic() < until
-        time.sleep(1)

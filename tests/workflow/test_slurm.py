@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.workflow.conftest import copy_checkout, environment
+from tests.workflow.conftest import copy_checkout, environment, records, wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -83,16 +81,6 @@ def jobs(state: str) -> dict[str, str]:
     return {number: comment for number, _, comment in lines}
 
 
-def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
-    """What ``ready`` says once it is something; the process must still run."""
-    until = time.monotonic() + 600
-    while not (found := ready()):
-        assert process.poll() is None, process.communicate()[0][-4000:]
-        assert time.monotonic() < until
-        time.sleep(0.5)
-    return found
-
-
 class Settled:
     """Whether a job runs and the controller's file holds all that it knows.
 
@@ -110,19 +98,6 @@ class Settled:
         return bool(listed["R"]) and self.file.stat().st_mtime > self.since
 
 
-def records(folder: Path) -> dict[str, Any]:
-    """Run -> its record but times, memory and the folder of the backbone."""
-    kept = {}
-    for file in sorted((folder / "results/demo").rglob("record.json")):
-        record = json.loads(file.read_text(encoding="utf-8"))
-        for part in ("fit", "evaluation"):
-            for volatile in ("seconds", "peak_memory_mb"):
-                record[part].pop(volatile, None)
-        record["backbone"].pop("path")
-        kept[str(file.relative_to(folder))] = record
-    return kept
-
-
 def test_a_suite_ends_with_the_same_records_though_a_job_and_the_controller_are_killed(
     cluster: Path, tmp_path: Path
 ) -> None:
@@ -138,8 +113,8 @@ def test_a_suite_ends_with_the_same_records_though_a_job_and_the_controller_are_
     subprocess.run([CLUSTER, "controller", cluster], check=True)
     finish(process)
 
-    there = records(tmp_path / "there")
-    assert there == records(tmp_path / "here")
+    there = records(tmp_path / "there", "demo")
+    assert there == records(tmp_path / "here", "demo")
     assert len(there) == len(REDUCED["rows"])
     assert (tmp_path / "there/reports/demo/index.html").is_file()
 

@@ -17,7 +17,7 @@ import yaml
 from tests import toy
 from tests.hub import Hub
 from tests.stock_sets import stock_sets, subjects
-from tests.workflow.conftest import copy_checkout, environment
+from tests.workflow.conftest import copy_checkout, hub_environment
 from workflows.jobs import read_suite
 
 pytestmark = pytest.mark.rehearsal
@@ -67,11 +67,10 @@ def suite(**changes: Any) -> dict[str, Any]:
 
 def run(folder: Path, hub: Hub, *targets: str) -> None:
     """Snakemake to a good end."""
-    kept = {k: v for k, v in environment().items() if not k.startswith(("HF_", "HUGGING"))}
     done = subprocess.run(
         [sys.executable, "-m", "snakemake", *targets, "--cores", "2", "--configfile", "stock.yaml"],
         cwd=folder,
-        env=kept | {"HF_ENDPOINT": hub.address, "HF_HOME": str(folder / "home")},
+        env=hub_environment(hub, folder / "home"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

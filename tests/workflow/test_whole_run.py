@@ -9,17 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import psutil
 import pytest
 import yaml
 
-from tests.workflow.conftest import environment, toy_checkout
+from tests.workflow.conftest import environment, records, toy_checkout, wait_for
 from workflows.config import ROOT, with_defaults
 
 Snakemake = Callable[..., tuple[int, str]]
@@ -36,19 +34,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, run_snakemake: Snakemake)
     return copy
 
 
-def records(copy: Path) -> dict[str, Any]:
-    """Path -> record without what may differ: times, memory, where the backbone lies."""
-    found = {}
-    for file in sorted((copy / "results/toy").rglob("record.json")):
-        record = json.loads(file.read_text())
-        for part in ("fit", "evaluation"):
-            for volatile in ("seconds", "peak_memory_mb"):
-                record[part].pop(volatile, None)
-        record["backbone"].pop("path")
-        found[str(file.relative_to(copy))] = record
-    return found
-
-
 def table(copy: Path) -> pd.DataFrame:
     return pd.read_csv(copy / "reports/toy/tables/retain.csv")
 
@@ -56,7 +41,7 @@ def table(copy: Path) -> pd.DataFrame:
 def test_every_row_has_a_record_and_a_line(finished: Path) -> None:
     labels = {"dense": "b0"}
     expected = [f"results/toy/small/{r}/{labels.get(r, 'b25')}/s42/record.json" for r in ROWS]
-    assert sorted(records(finished)) == sorted(expected)
+    assert sorted(records(finished, "toy")) == sorted(expected)
     assert table(finished)["row"].tolist() == ROWS
     assert table(finished).loc[0, ["skip", "retain"]].tolist() == [0, 100]
     page = (finished / "reports/toy/index.html").read_text()
@@ -75,7 +60,7 @@ def test_the_noise_floor_is_measured(finished: Path) -> None:
 
 
 def test_numbers_of_the_table_stand_in_the_records(finished: Path) -> None:
-    runs = {record["row"]: record for record in records(finished).values()}
+    runs = {record["row"]: record for record in records(finished, "toy").values()}
     for line in table(finished).to_dict("records"):
         record = runs[line["row"]]
         assert line["skip"] == pytest.approx(100 * record["rates"]["all"]["skip"], abs=1e-4)
@@ -124,23 +109,24 @@ def test_a_run_killed_in_the_middle_ends_with_the_same_records(
 ) -> None:
     copy = toy_checkout(tmp_path / "checkout")
     command = [sys.executable, "-m", "snakemake", *SUITE]
-    with (tmp_path / "log").open("w") as log:
-        running = subprocess.Popen(
-            command, cwd=copy, env=environment(), stdout=log, stderr=log, start_new_session=True
-        )
-    deadline = time.monotonic() + 200
-    while not list((copy / "results").rglob("record.json")):
-        assert running.poll() is None, (tmp_path / "log").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    running = subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: records(copy, "toy"), running, limit=200)
     for process in [*psutil.Process(running.pid).children(recursive=True), running]:
         os.kill(process.pid, signal.SIGKILL)
     running.wait()
-    assert len(records(copy)) < len(ROWS)
+    assert len(records(copy, "toy")) < len(ROWS)
     run_snakemake(copy, "--unlock", "--configfile", "toy.yaml")
     status, said = run_snakemake(copy, *SUITE)
     assert status == 0, said
-    assert records(copy) == records(finished)
+    assert records(copy, "toy") == records(finished, "toy")
     for name in ("retain.csv", "scores.csv"):
         first = (finished / "reports/toy/tables" / name).read_bytes()
         assert (copy / "reports/toy/tables" / name).read_bytes() == first
@@ -182,7 +168,7 @@ def examples() -> dict[str, str]:
 
 def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakemake) -> None:
     """Runs late: it adds the rows of CONTRIBUTING to the finished copy."""
-    before = records(finished)
+    before = records(finished, "toy")
     for row, text in examples().items():
         (finished / f"methods/{row.replace('-', '_')}.py").write_text(text, encoding="utf-8")
     status, said = run_snakemake(finished, "-n", *SUITE)
@@ -202,7 +188,7 @@ def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakem
     assert lines.loc["last-layers", "title"] == "Last layers"
     assert lines.loc["last-layers", "skip"] == pytest.approx(100 * 2 * 9280 / 59808, abs=1e-3)
     assert lines.loc["quiet-tokens", "skip"] == pytest.approx(25, abs=5)
-    after = records(finished)
+    after = records(finished, "toy")
     assert {name: after[name] for name in before} == before
 
 
@@ -233,7 +219,9 @@ def test_a_task_that_is_added_is_scored_in_the_first_call_after_it(
     (copy / "toy.yaml").write_text(yaml.safe_dump(suite))
     status, said = run_snakemake(copy, *SUITE)
     assert status == 0, said
-    written = [s for r in records(copy).values() for s in r["scores"] if s["task"] == "toy_write"]
+    written = [
+        s for r in records(copy, "toy").values() for s in r["scores"] if s["task"] == "toy_write"
+    ]
     assert {score["n"] for score in written} == {2}
 
     suite["derive"] = {"odd": {"from": "random-skip", "params": {"no_such": 1}}}

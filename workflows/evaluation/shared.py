@@ -77,11 +77,16 @@ def answer_requests(
                 logs[found.number] += found.log
                 greedy[found.number] &= found.greedy
             for number in (asked.number for row in batch for asked in row.asked):
-                text = requests[number][0]
-                if text is not None:  # windows of a rolling likelihood are no answers
-                    lm.cache_hook.add_partial("loglikelihood", text, (logs[number], greedy[number]))
+                _keep(lm, requests[number], (logs[number], greedy[number]))
                 progress.update(1)
     return list(zip(logs, greedy, strict=True))
+
+
+def _keep(lm: CountingLM, request: Request, answer: tuple[float, bool]) -> None:
+    """Hand an answer to the cache of lm-eval; windows of a rolling likelihood are none."""
+    text = request[0]
+    if text is not None:
+        lm.cache_hook.add_partial("loglikelihood", text, answer)
 
 
 def by_context(requests: Sequence[Request], max_length: int) -> list[Row]:

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from time import sleep
 
@@ -62,10 +63,8 @@ def claim_gpus(count: int) -> Iterator[list[int]]:
     names = [str(torch.cuda.get_device_properties(number).uuid) for number in range(there)]
     while True:
         with ExitStack() as locks:
-            held: list[int] = []
-            for number, name in enumerate(names):
-                if len(held) < count and _locked(folder / f"{name}.lock", locks):
-                    held.append(number)
+            free = (n for n, name in enumerate(names) if _locked(folder / f"{name}.lock", locks))
+            held = list(islice(free, count))
             if len(held) == count:
                 yield held
                 return

@@ -49,6 +49,22 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         assert sorted(os.listdir(folder)) == ["secret"]
 
 
+def aimed(name: str, outside: dict[str, str]) -> str:
+    """A hostile program that looks for what is there."""
+    program = hostile.PROGRAMS[name]
+    for word, meant in outside.items():
+        program = program.replace(f"@{word}@", meant)
+    return program
+
+
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """The test asks what keeps the sandbox from running, and so do those after it."""
+    sandbox.reason_not_to_run.cache_clear()
+    yield
+    sandbox.reason_not_to_run.cache_clear()
+
+
 def own_processes() -> list[str]:
     """Command lines of sandboxes that this process started and that are alive."""
     found = []
@@ -74,12 +90,9 @@ def left() -> list[str]:
 @guarded
 @pytest.mark.parametrize("name", hostile.PROGRAMS)
 def test_a_hostile_program_fails_and_leaves_nothing(name: str, outside: dict[str, str]) -> None:
-    program = hostile.PROGRAMS[name]
-    for word, meant in outside.items():
-        program = program.replace(f"@{word}@", meant)
     short = name in hostile.TIME
     limits = dataclasses.replace(LIMITS, wall=1.0) if short else LIMITS
-    verdict = sandbox.run(program, "f", hostile.TESTS, limits=limits)
+    verdict = sandbox.run(aimed(name, outside), "f", hostile.TESTS, limits=limits)
     assert not verdict.passed
     # It was stopped by a guard, not by the end of its time.
     assert short or "ran longer" not in verdict.reason
@@ -91,11 +104,8 @@ def test_a_hostile_program_fails_and_leaves_nothing(name: str, outside: dict[str
 def test_what_attacks_stand_on_is_there(outside: dict[str, str]) -> None:
     """The same lines outside the sandbox: the attacks fail for the sandbox, not by themselves."""
     for name in ("a server outside", "an abstract socket outside", "a secret", "the environment"):
-        program = hostile.PROGRAMS[name]
-        for word, meant in outside.items():
-            program = program.replace(f"@{word}@", meant)
         names: dict[str, object] = {}
-        exec(program, names)
+        exec(aimed(name, outside), names)
         function = names["f"]
         assert callable(function)
         assert function(4) == 8
@@ -179,19 +189,17 @@ def test_two_runs_agree() -> None:
     assert verdicts[0] == verdicts[1]
 
 
+@pytest.mark.usefixtures("asked_anew")
 def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox.reason_not_to_run.cache_clear()
     started: list[object] = []
     monkeypatch.setattr(subprocess, "Popen", lambda *words, **options: started.append(words))
-    try:
-        with pytest.raises(ValueError, match=r"in a sandbox only, and bubblewrap is not installed"):
-            sandbox.run(DOUBLE, "f", hostile.TESTS)
-    finally:
-        sandbox.reason_not_to_run.cache_clear()
+    with pytest.raises(ValueError, match=r"in a sandbox only, and bubblewrap is not installed"):
+        sandbox.run(DOUBLE, "f", hostile.TESTS)
     assert started == []
 
 
+@pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize(
     ("script", "sentence"),
     [
@@ -208,22 +216,14 @@ def test_a_bubblewrap_that_may_not_is_one_sentence(
     (tmp_path / "bwrap").write_text(script)
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    sandbox.reason_not_to_run.cache_clear()
-    try:
-        assert str(sandbox.reason_not_to_run()).startswith(sentence)
-    finally:
-        sandbox.reason_not_to_run.cache_clear()
+    assert str(sandbox.reason_not_to_run()).startswith(sentence)
 
 
+@pytest.mark.usefixtures("asked_anew")
 def test_other_machines_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    sandbox.reason_not_to_run.cache_clear()
-    try:
-        assert "Linux on x86_64 and aarch64, not linux on riscv64" in str(
-            sandbox.reason_not_to_run()
-        )
-    finally:
-        sandbox.reason_not_to_run.cache_clear()
+    reason = str(sandbox.reason_not_to_run())
+    assert "Linux on x86_64 and aarch64, not linux on riscv64" in reason
 
 
 @pytest.mark.parametrize(

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
-from torch import Tensor
 
 from methods import load_method
-from methods.core.backbone import count, layers
-from methods.core.ledger import Ledger
 from methods.core.routing.routed import route
-from methods.core.routing.router import ffn_units
 from methods.core.surgery.layers import remove_layers
-from methods.random_skip import RandomRouter
-from tests import steps, toy
+from tests import toy
 from tests.routing_toys import VARIANTS, Spared, shaken, wrap
+from tests.sharing_toys import WINDOW, Request, ask, make, random_skip, same_answers
 from workflows.evaluation import harness
-from workflows.evaluation.harness import CountingLM
-from workflows.evaluation.score import Scored, score
 from workflows.evaluation.shared import Asked, Row, by_context, continuations
-from workflows.evaluation.tasklist import TaskEntry
-from workflows.stats.comparable import check_comparable
-
-WINDOW = 32
-Request = tuple[tuple[str, str], list[int], list[int]]
-
-
-def random_skip(kind: str = "llama", **changes: Any) -> Any:
-    made = toy.make_model(kind, **changes)
-    return route(made, RandomRouter(ffn_units(made, [1, 2, 3]), seed=9, skipped=1.3))
 
 
 def hero() -> Any:
@@ -81,13 +61,6 @@ MODELS = {
 }
 
 
-def make(model: Any, batch_size: int, share: bool, **options: Any) -> CountingLM:
-    ledger = Ledger.of(model, count(model), len(layers(model)))
-    tokenizer = toy.make_tokenizer()
-    options = {"max_length": WINDOW} | options
-    return CountingLM(model, tokenizer, ledger, batch_size, share_prefix=share, **options)
-
-
 @torch.no_grad()
 def greedy(model: Any, context: list[int], length: int) -> list[int]:
     ids = list(context)
@@ -108,16 +81,6 @@ def requests_of(model: Any) -> list[Request]:
     pairs.append((contexts[0], toy.ids_of([4], seed=30)[0]))
     order = np.random.default_rng(0).permutation(len(pairs))
     return [((f"context {n}", f"answer {n}"), *pairs[n]) for n in order]
-
-
-def ask(lm: HFLM, requests: list[Request]) -> list[tuple[float, bool]]:
-    return lm._loglikelihood_tokens(requests, disable_tqdm=True)
-
-
-def same_answers(found: list[tuple[float, bool]], expected: list[tuple[float, bool]]) -> None:
-    for (log, written), (other, stock) in zip(found, expected, strict=True):
-        assert log == pytest.approx(other, abs=1e-4)
-        assert written == stock
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -274,110 +237,3 @@ def test_what_cannot_be_scored_is_refused(context: list[int], answer: list[int])
     lm = make(toy.make_model(), 4, share=True)
     with pytest.raises(ValueError, match=rf"context of {len(context)} .* of {len(answer)} tokens"):
         ask(lm, [(None, context, answer)])
-
-
-# 25 demonstrations of about a dozen words.
-SHOTS = 25
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A task of four choices whose demonstrations are drawn from a split of their own."""
-    folder, rng = tmp_path_factory.mktemp("task"), np.random.default_rng(3)
-
-    def rows(number: int) -> list[dict[str, Any]]:
-        return [
-            {
-                "question": toy.sentence(rng, int(rng.integers(6, 13))),
-                "options": [toy.sentence(rng, int(rng.integers(2, 6))) for _ in range(4)],
-                "answer": int(rng.integers(0, 4)),
-            }
-            for _ in range(number)
-        ]
-
-    files = {
-        split: str(toy.write_jsonl(folder / f"{split}.jsonl", rows(number)))
-        for split, number in (("train", 40), ("test", 12))
-    }
-    described = {
-        "task": "toy_shots", "dataset_path": "json", "dataset_kwargs": {"data_files": files},
-        "training_split": "train", "test_split": "test", "output_type": "multiple_choice",
-        "doc_to_text": "{{question}}", "doc_to_choice": "{{options}}",
-        "doc_to_target": "{{answer}}",
-        "metric_list": [
-            {"metric": name, "aggregation": "mean", "higher_is_better": True}
-            for name in ("acc", "acc_norm")
-        ],
-    }  # fmt: skip
-    (folder / "toy_shots.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
-    return folder
-
-
-def positions(model: Any, seen: list[int]) -> None:
-    """Note the positions that every pass computes, pads and all."""
-    model.model.register_forward_hook(
-        lambda _, args, kwargs, __: seen.append(fed(args, kwargs).numel()), with_kwargs=True
-    )
-
-
-def fed(args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] if args else kwargs["input_ids"]
-
-
-def test_few_shot_choices_cost_a_quarter_and_stay_the_same(task: Path) -> None:
-    entry = TaskEntry("toy_shots", metric="acc", num_fewshot=SHOTS)
-    computed, results = list[int](), list[Scored]()
-    for share in (False, True):
-        model, seen = random_skip(max_position_embeddings=1024), list[int]()
-        positions(model, seen)
-        results.append(score(make(model, 4, share, max_length=None), [entry], [task]))
-        computed.append(sum(seen))
-    assert computed[1] <= 0.28 * computed[0]
-    first, second = results
-    assert first.items[0].equals(second.items[0])
-    for kind in ("prompt", "answer"):
-        assert second.tallies[kind].tokens < first.tallies[kind].tokens
-
-
-def test_few_shot_choices_cost_a_quarter_of_lm_evals_own(task: Path) -> None:
-    model = toy.make_model(max_position_embeddings=1024)
-    caught: list[Request] = []
-    lm = make(model, 4, share=True, max_length=None)
-    real = lm._loglikelihood_tokens
-
-    def catching(requests: list[Request], **options: Any) -> list[tuple[float, bool]]:
-        caught.extend(requests)
-        return real(requests, **options)
-
-    lm._loglikelihood_tokens = catching
-    score(lm, [TaskEntry("toy_shots", num_fewshot=SHOTS)], [task])
-    seen: list[int] = []
-    positions(model, seen)
-    own = HFLM(pretrained=model, tokenizer=toy.make_tokenizer(), batch_size=4)
-    expected = ask(own, caught)
-    stock = sum(seen)
-    seen.clear()
-    same_answers(real(caught, disable_tqdm=True), expected)
-    assert sum(seen) <= 0.28 * stock
-
-
-def test_a_record_says_what_was_shared_and_stands_in_no_table_with_others(
-    llama: Path, tmp_path: Path
-) -> None:
-    folder, records, file = toy.make_tasks(tmp_path / "tasks"), [], tmp_path / "record.json"
-    # At one place: scores that were kept there are not taken for those of the other way.
-    for flags in ([], ["--share-prefix"]):
-        steps.call(
-            "evaluate", "--model", llama, "--tasks", "toy_choice", "--task-dir", folder,
-            "--batch-size", 8, "--device", "cpu", "--out", file, *flags,
-        )  # fmt: skip
-        records.append(json.loads(file.read_text()))
-    assert [record["evaluation"]["share_prefix"] for record in records] == [False, True]
-    values, prompts = (
-        [[read(score) for score in record["scores"]] for record in records]
-        for read in (lambda s: s["value"], lambda s: s["rates"]["prompt"]["tokens"])
-    )
-    assert values[0] == values[1]
-    assert prompts[0][0] > prompts[1][0]
-    with pytest.raises(ValueError, match=r"different ways of counting .*: False and True"):
-        check_comparable(records)

@@ -1,10 +1,8 @@
-"""LLM-Pruner's scores against loops over single units, its choice, and what it leaves."""
+"""LLM-Pruner's scores against loops over single units, and what they rest on."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,43 +10,13 @@ import torch
 from torch import Tensor
 
 from methods import load_method
-from methods.base import Fitted, Request
-from methods.core.backbone import Backbone, attention, count, ffn, layers, widths
-from methods.core.ledger import Ledger, Tally
-from tests import toy
+from methods.core.backbone import layers, widths
 from tests.near import ROUNDING
+from tests.pruning_toys import TEXTS, documents, fit, make, scores_of
 
 MATRICES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn")
 MATRICES |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
 Matrices = dict[str, Tensor]
-
-
-def documents(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 60, length).tolist() for length in lengths]
-
-
-TEXTS = documents([7, 12, 3, 9])
-
-
-def make(kind: str = "llama", **changes: Any) -> torch.nn.Module:
-    """Four layers; ``mha``: as many key/value heads as query heads."""
-    changes = {"num_hidden_layers": 4} | changes
-    if kind == "mha":
-        return toy.make_model("llama", num_key_value_heads=4, **changes)
-    return toy.make_model(kind, **changes)
-
-
-def fit(
-    model: torch.nn.Module,
-    texts: list[list[int]] = TEXTS,
-    budget: float | None = None,
-    **params: Any,
-) -> Fitted:
-    backbone = Backbone(model, None, Path(), None, "", count(model))
-    given = {"ratio": 0.5, "start": 0, "end": len(layers(model))} if budget is None else {}
-    method = load_method("llm-pruner", given | params)
-    return method.fit(backbone, toy.calibration(texts), Request(budget, 0, Path()))
 
 
 def loss_of(model: torch.nn.Module, texts: list[list[int]]) -> Tensor:
@@ -166,11 +134,6 @@ def test_reductions_over_the_coupled_matrices(family: str, reduction: str) -> No
     assert decisions["channel_importance"][1] == pytest.approx(channels, rel=1e-4)
 
 
-def scores_of(decisions: dict[str, Any]) -> np.ndarray:
-    pairs = zip(decisions["head_importance"], decisions["channel_importance"], strict=True)
-    return np.concatenate([np.array(values) for pair in pairs for values in pair])
-
-
 def test_products_are_summed_with_their_signs_over_documents() -> None:
     both = scores_of(fit(make()).decisions)
     counts = [len(ids) - 1 for ids in TEXTS]
@@ -209,105 +172,6 @@ def test_vectorize_never_exceeds_param_first() -> None:
     assert (vector < 0.9 * first).mean() > 0.9
 
 
-@pytest.mark.parametrize(("family", "head"), [("mha", 2), ("llama", 1), ("qwen3", 0)])
-def test_a_head_without_output_scores_zero_and_goes_first(family: str, head: int) -> None:
-    model = make(family)
-    group = attention(layers(model)[0]).num_key_value_groups
-    with torch.no_grad():
-        columns = slice(8 * group * head, 8 * group * (head + 1))
-        attention(layers(model)[1]).o_proj.weight[:, columns] = 0
-    ratio = 1 / widths(layers(model)[0]).key_value_heads
-    decisions = fit(model, ratio=ratio).decisions
-    assert decisions["head_importance"][1][head] == 0
-    assert decisions["dropped_heads"][1] == [head]
-    assert min(decisions["head_importance"][2]) > 0
-
-
-def test_a_channel_without_output_scores_zero_and_goes_first() -> None:
-    model = make()
-    with torch.no_grad():
-        ffn(layers(model)[3]).down_proj.weight[:, [40, 7]] = 0
-    decisions = fit(model, ratio=0.03).decisions
-    assert decisions["dropped_channels"][3] == [7, 40]
-    assert [decisions["channel_importance"][3][n] for n in (7, 40)] == [0, 0]
-
-
-def test_the_lowest_go_and_are_listed_ascending() -> None:
-    decisions = fit(make("mha"), ratio=0.5).decisions
-    for part, units in (("head", "heads"), ("channel", "channels")):
-        for scores, dropped in zip(
-            decisions[f"{part}_importance"], decisions[f"dropped_{units}"], strict=True
-        ):
-            assert dropped == sorted(np.argsort(scores)[: len(scores) // 2].tolist())
-
-
-def test_protected_layers_are_not_scored_and_keep_their_bits() -> None:
-    dense = make().state_dict()
-    fitted = fit(make(), start=1, end=3)
-    decisions, pruned = fitted.decisions, fitted.model.state_dict()
-    assert decisions["pruned_layers"] == [1, 2]
-    for key in ("dropped_heads", "dropped_channels", "head_importance", "channel_importance"):
-        assert [bool(values) for values in decisions[key]] == [False, True, True, False]
-    for name, tensor in dense.items():
-        if ".layers.1." not in name and ".layers.2." not in name:
-            assert torch.equal(pruned[name], tensor)
-
-
-@pytest.mark.parametrize(
-    ("total", "start", "end"), [(4, 0, 4), (6, 1, 6), (12, 2, 11), (32, 4, 30), (40, 4, 38)]
-)
-def test_protected_layers_scale_with_the_depth(total: int, start: int, end: int) -> None:
-    assert load_method("llm-pruner")._span(total) == range(start, end)
-
-
-def test_ratio_zero_is_the_identity() -> None:
-    ids = torch.tensor([TEXTS[1]])
-    fitted = fit(make(), ratio=0.0)
-    with torch.no_grad():
-        assert torch.equal(fitted.model(ids).logits, make()(ids).logits)
-
-
-@pytest.mark.parametrize(
-    ("family", "ratio", "heads", "channels"),
-    [
-        ("llama", 0.43, 0, 28),  # 16 - int(9.12) = 7 rows are less than a head
-        ("llama", 0.44, 1, 29),  # 16 - int(8.96) = 8 rows are one
-        ("llama", 0.5, 1, 32),
-        ("llama", 0.9, 1, 58),
-        ("mha", 0.2, 0, 13),
-        ("mha", 0.25, 1, 16),
-        ("mha", 0.7, 2, 45),
-    ],
-)
-def test_heads_and_channels_are_rounded_as_upstream(
-    family: str, ratio: float, heads: int, channels: int
-) -> None:
-    decisions = fit(make(family), ratio=ratio).decisions
-    assert {len(units) for units in decisions["dropped_heads"]} == {heads}
-    assert {len(units) for units in decisions["dropped_channels"]} == {channels}
-
-
-@pytest.mark.parametrize("budget", [0.1, 0.25, 0.4, 0.6])
-@pytest.mark.parametrize("family", [*sorted(toy.SHAPES), "mha"])
-def test_a_budget_takes_the_nearest_ratio_on_the_true_count(family: str, budget: float) -> None:
-    model = make(family, num_hidden_layers=6)
-    total = count(model)
-    fitted = fit(model, budget=budget)
-    trace = fitted.decisions["budget_search"]
-    found = next(row for row in trace if row["setting"] == fitted.decisions["ratio"])
-    assert found["skip"] == pytest.approx(1 - count(fitted.model) / total, abs=1e-12)
-    assert abs(found["skip"] - budget) == min(abs(row["skip"] - budget) for row in trace)
-    assert [row["skip"] for row in trace] == sorted(row["skip"] for row in trace)
-    tally = Tally(Ledger.of(fitted.model, total, 6), tokens=1)
-    assert load_method("llm-pruner").authors_skip(tally.rates()) == tally.rates().skip
-
-
-def test_a_pinned_ratio_wins_over_the_budget() -> None:
-    decisions = fit(make(), budget=0.1, ratio=0.5).decisions
-    assert decisions["ratio"] == 0.5
-    assert decisions["budget_search"] == []
-
-
 @pytest.mark.parametrize("kind", ["param_first", "param_mix", "l2"])
 def test_a_16_bit_backbone_is_scored_in_float32(kind: str) -> None:
     rounded = make().to(torch.bfloat16)
@@ -318,29 +182,6 @@ def test_a_16_bit_backbone_is_scored_in_float32(kind: str) -> None:
     assert found == pytest.approx(exact, rel=1e-5 if kind == "l2" else steps)
     assert not np.array_equal(found, torch.tensor(found).to(torch.bfloat16).double().numpy())
     assert next(rounded.parameters()).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"ratio": 1.0}, "param 'ratio' is 1.0, must be at least 0 and below 1"),
-        ({"ratio": -0.1}, "param 'ratio' is -0.1"),
-        ({"ratio": 0.95}, "param 'ratio' is 0.95, which would empty a layer"),
-        ({"start": 3, "end": 3}, "param 'start' is 3 and param 'end' is 3, must be 0 <= start"),
-        ({"start": 0, "end": 5}, "param 'end' is 5"),
-        ({"start": -1}, "param 'start' is -1"),
-    ],
-)
-def test_impossible_params_are_refused(params: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit(make(), **params)
-
-
-def test_neither_budget_nor_ratio_is_not_applicable() -> None:
-    model = make()
-    backbone = Backbone(model, None, Path(), None, "", count(model))
-    reason = load_method("llm-pruner").skip_reason(backbone, Request(None, 0, Path()))
-    assert "how much to remove" in reason
 
 
 def test_samples_and_length_choose_the_calibration_tokens() -> None:

@@ -1,0 +1,67 @@
+"""What may start from a compressed model: LoRA heals every static row, the rest is refused.
+
+One row alone: ``pytest -n0 tests/contract -k my-row``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from methods.core.checkpoint import load
+from methods.core.ledger import Tally
+from tests import steps
+from tests.contract.conftest import BUDGET, ROWS, SHORT, Runs, digests, logits
+from workflows.job import data_words
+from workflows.records import removed_layers
+
+STATIC = [row for row in ROWS if ROWS[row].kind == "static"]
+HEAL = json.dumps(SHORT | {"modules": "all", "rank": 2, "updates": 5})
+
+
+@pytest.mark.parametrize("row", STATIC)
+def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
+    home = tmp_path / "here"
+    start = shutil.copytree(runs.fit(row), home / "start")
+    before = {file: file.read_bytes() for file in start.iterdir()}
+    arguments = ["--params", HEAL, "--max-length", 64, *data_words(runs.files("lora"))]
+    steps.compress("lora", start, home / "healed", *arguments)
+    assert {file: file.read_bytes() for file in start.iterdir()} == before
+    first = load(start)
+    # Both folders may move together.
+    home.rename(tmp_path / "there")
+    healed = load(tmp_path / "there" / "healed")
+    assert digests(first.model) <= digests(healed.model)
+    assert (logits(healed.model) - logits(first.model)).abs().max() > 1e-4
+    assert healed.card["budget"] == BUDGET
+    assert healed.card["start"]["row"] == row
+    assert removed_layers(healed.card) == first.card["structure"].get("removed_layers", [])
+    rates = []
+    for loaded in (first, healed):
+        tally = Tally(loaded.ledger)
+        tally.add(None, 1)
+        rates.append(tally.rates())
+    assert rates[1].skip == rates[0].skip
+    assert rates[1].skip_net < rates[1].skip
+
+
+@pytest.mark.parametrize(
+    ("row", "start", "message"),
+    [
+        ("lora", "hero", "only a static row can be built on"),
+        ("hero", "slicegpt", "only a trained row without a budget can start from one, not 'hero'"),
+        ("shortgpt", "shortgpt", "only a trained row without a budget"),
+    ],
+)
+def test_what_cannot_start_from_a_compressed_model(
+    row: str, start: str, message: str, runs: Runs, tmp_path: Path, capsys: Any
+) -> None:
+    arguments = ["--budget", 0.1, "--train", runs.data["training"]]
+    with pytest.raises(SystemExit):
+        steps.compress(row, runs.fit(start), tmp_path / "out", *arguments)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

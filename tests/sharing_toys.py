@@ -1,0 +1,41 @@
+"""Toys that answer with and without sharing contexts, as lm-eval asks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lm_eval.models.huggingface import HFLM
+
+from methods.core.backbone import count, layers
+from methods.core.ledger import Ledger
+from methods.core.routing.routed import route
+from methods.core.routing.router import ffn_units
+from methods.random_skip import RandomRouter
+from tests import toy
+from workflows.evaluation.harness import CountingLM
+
+WINDOW = 32
+Request = tuple[tuple[str, str], list[int], list[int]]
+
+
+def random_skip(kind: str = "llama", **changes: Any) -> Any:
+    made = toy.make_model(kind, **changes)
+    return route(made, RandomRouter(ffn_units(made, [1, 2, 3]), seed=9, skipped=1.3))
+
+
+def make(model: Any, batch_size: int, share: bool, **options: Any) -> CountingLM:
+    ledger = Ledger.of(model, count(model), len(layers(model)))
+    tokenizer = toy.make_tokenizer()
+    options = {"max_length": WINDOW} | options
+    return CountingLM(model, tokenizer, ledger, batch_size, share_prefix=share, **options)
+
+
+def ask(lm: HFLM, requests: list[Request]) -> list[tuple[float, bool]]:
+    return lm._loglikelihood_tokens(requests, disable_tqdm=True)
+
+
+def same_answers(found: list[tuple[float, bool]], expected: list[tuple[float, bool]]) -> None:
+    for (log, written), (other, stock) in zip(found, expected, strict=True):
+        assert log == pytest.approx(other, abs=1e-4)
+        assert written == stock
