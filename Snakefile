@@ -40,6 +40,7 @@ include: "workflows/rules/common.smk"
 include: "workflows/rules/prepare.smk"
 include: "workflows/rules/compress.smk"
 include: "workflows/rules/evaluate.smk"
+include: "workflows/rules/time.smk"
 include: "workflows/rules/report.smk"
 
 

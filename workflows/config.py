@@ -167,6 +167,18 @@ def check_training_noise(config: Mapping[str, Any], table: Mapping[str, Any]) ->
             )
 
 
+def check_timing(config: Mapping[str, Any]) -> None:
+    """Rows are timed on texts of the suite.
+
+    Raises:
+        ValueError: It has none.
+    """
+    data = config["data"]
+    texts = data.get("probe", data.get("validation", {})).get("source", "")
+    if "timing" in config and (not texts or texts.endswith(".npy")):
+        raise ValueError("suite config, timing: it needs texts, data.probe or data.validation")
+
+
 def check_paths(config: Mapping[str, Any], root: Path) -> None:
     """Folders, files and worlds must exist; names of the hub are left to the prepare rules."""
     for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):

@@ -23,6 +23,7 @@ from workflows.config import (
     check_first,
     check_paths,
     check_retain,
+    check_timing,
     check_training_noise,
     is_local,
     protocols,
@@ -197,6 +198,29 @@ class Suite:
                 files += [f"{job.folder}/noise/fit-{name}.json" for name in wanted["under"]]
         return files
 
+    def speed_files(self) -> list[str]:
+        """Times of each row at each target, of its first seed."""
+        first: dict[tuple[str, ...], str] = {}
+        for job in self.jobs if "timing" in self.config else []:
+            first.setdefault(job.key[:3], f"{job.folder}/speed.json")
+        return list(first.values())
+
+    @property
+    def timed_texts(self) -> str:
+        """The texts that rows are timed on: those that skip rates are calibrated on."""
+        parts = (part for part in ("probe", "validation") if part in self.config["data"])
+        return self._made(next(parts, "probe"))
+
+    def timing_arguments(self) -> str:
+        """Arguments of the efficiency step beside model and texts."""
+        timing = self.config.get("timing", {})
+        return shlex.join([word for key in timing for word in (f"--{key}", str(timing[key]))])
+
+    def timing_code(self) -> list[str]:
+        """The files whose change makes rows be timed again."""
+        step = ROOT / "workflows" / "steps" / "efficiency.py"
+        return relative([*code_files("workflows/timing"), step])
+
     def task_data_files(self) -> list[str]:
         """What the prepare stage leaves of every task whose data are fetched."""
         return [f"results/{self.name}/tasks/{task}.json" for task in self._fetched_tasks]
@@ -281,6 +305,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     check_retain(complete, entries, table)
     check_first(complete, {**rows, **table})
     check_training_noise(complete, table)
+    check_timing(complete)
     check_paths(complete, root)
     jobs = [
         job

@@ -85,6 +85,8 @@ class HeroRouter(Router):
         generator: Of the initial values; None leaves torch's default.
     """
 
+    shared = True
+
     def __init__(
         self,
         units: list[Unit],

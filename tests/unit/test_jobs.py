@@ -31,6 +31,30 @@ def test_only_stochastic_rows_repeat_seeds_and_only_budgeted_rows_budgets(root: 
     ]
 
 
+def test_each_row_is_timed_once_per_target(root: Path) -> None:
+    timing = {"prefill": "8x64", "rounds": 5}
+    data = {"probe": {"source": "text.txt"}}
+    suite = read_suite(config(timing=timing, data=data), root)
+    assert [file.removeprefix("results/tiny/") for file in suite.speed_files()] == [
+        "toy/dense/b0/s42/speed.json",
+        "toy/random-skip/b25/s42/speed.json",
+        "toy/random-skip/b40/s42/speed.json",
+        "toy/shortgpt/b25/s42/speed.json",
+        "toy/shortgpt/b40/s42/speed.json",
+    ]
+    assert suite.timing_arguments() == "--prefill 8x64 --rounds 5"
+    assert suite.timed_texts == "results/tiny/data/probe.jsonl"
+    assert read_suite(config(), root).speed_files() == []
+
+
+def test_rows_are_timed_on_texts_of_the_suite(root: Path) -> None:
+    for data in ({}, {"probe": {"source": "ids.npy"}}):
+        with pytest.raises(ValueError, match=r"timing: it needs texts, data\.probe or data\.vali"):
+            read_suite(config(timing={"prefill": "8x64"}, data=data), root)
+    with pytest.raises(ValueError, match=r"timing\.decode: '8' does not match"):
+        read_suite(config(timing={"decode": "8"}), root)
+
+
 def test_every_backbone_runs_every_row(root: Path) -> None:
     two = {"toy": {"path": "toy"}, "far": {"path": "hub:owner/name"}}
     suite = read_suite(config(backbones=two, rows=["dense"]), root)

@@ -18,6 +18,7 @@ from workflows.scoring import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
 from workflows.stats.noise import Refit
+from workflows.stats.speeds import Speeds, key
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Results:
         repeats: The reference scored again at other batch sizes.
         repeat_items: Index of a repeat -> its frame of items.
         refits: Runs fitted again under other arithmetic.
+        speeds: What was measured of runs on the clock.
         missing: Runs of the suite that have no record yet, by row and budget.
     """
 
@@ -44,6 +46,7 @@ class Results:
     repeats: list[dict[str, Any]]
     repeat_items: dict[int, pd.DataFrame]
     refits: list[Refit]
+    speeds: Speeds
     missing: list[str]
 
 
@@ -70,7 +73,10 @@ def read_results(folder: Path) -> Results:
     tasks = _compared(settings["retain_tasks"], every)
     panels = make_panels(records, items, tasks, settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
-    return Results(folder, settings, records, files, panels, repeats, repeat_items, again, missing)
+    speeds = _read_speeds(records, files)
+    return Results(
+        folder, settings, records, files, panels, repeats, repeat_items, again, speeds, missing
+    )
 
 
 def gaps(results: Results) -> list[str]:
@@ -189,15 +195,26 @@ def _position(record: dict[str, Any], known: dict[str, int]) -> tuple[Any, ...]:
     return (record["backbone"]["name"], budget, order, record["row"], record["seed"])
 
 
+def _read_speeds(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> Speeds:
+    """What lies beside the records of runs that were timed."""
+    timed = [
+        (record, file.with_name("speed.json")) for record, file in zip(records, files, strict=True)
+    ]
+    return {
+        key(record): json.loads(file.read_text(encoding="utf-8"))["lines"]
+        for record, file in timed
+        if file.is_file()
+    }
+
+
 def _check_twins(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> None:
     """A run must not count twice."""
     seen: dict[Any, Path] = {}
     for record, file in zip(records, files, strict=True):
-        told = (record[name] for name in ("row", "budget", "match", "seed"))
-        key = record["backbone"]["name"], *told
-        if key in seen:
-            raise ValueError(f"{seen[key]} and {file} are records of one run; name one folder")
-        seen[key] = file
+        run = key(record)
+        if run in seen:
+            raise ValueError(f"{seen[run]} and {file} are records of one run; name one folder")
+        seen[run] = file
 
 
 def _read_items(

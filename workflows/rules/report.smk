@@ -5,6 +5,7 @@ rule report:
     input:
         records=[f"{job.folder}/record.json" for job in SUITE.jobs],
         noise=[*SUITE.noise_files(), *SUITE.refit_files()],
+        speeds=SUITE.speed_files(),
         checked=CHECKED,
         code=watched(SUITE.report_code()),
     output:
@@ -20,6 +21,7 @@ rule report:
                     "training_noise",
                     "budgets",
                     "costs",
+                    "speeds",
                     "scores",
                     "paper_values",
                     "paper_order",

@@ -16,7 +16,17 @@ from workflows.stats.ranking import Mark, marks
 from workflows.stats.resample import RETAIN
 
 WORDS = frozenset(
-    {"Backbone", "Match", "Row", "Note", "Missed", "Device", "Fitted under", "torch reports"}
+    {
+        "Backbone",
+        "Match",
+        "Mode",
+        "Row",
+        "Note",
+        "Missed",
+        "Device",
+        "Fitted under",
+        "torch reports",
+    }
 )
 MARKED = (
     "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
@@ -30,6 +40,7 @@ SEEDS = (
     "Between seeds: deviation of the Retain over the seeds of reports/reference/headline, for rows "
     "that ran one seed here."
 )
+SPEEDS = "Prefill, Decode: speed over dense, measured side by side; above 1 is faster."
 MATCHES: Mapping[Protocol, str] = {
     "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
     "each": "Match each: skip on prompt tokens and on deciding tokens meets the budget apart.",
@@ -159,6 +170,10 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel]) -> Table:
         made.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
         note += f" {SEEDS}"
     made.add("95 % interval", spans(frame, "retain_low", "retain_high"))
+    if frame[["prefill", "decode"]].notna().any(axis=None):
+        named = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
+        made.numbers(frame, named)
+        note += f" {SPEEDS}"
     # Before the tasks: where a table is cut, its scores may go, the caveats may not.
     made.add("Note", frame["note"].fillna("").tolist())
     for column in (name for name in frame.columns if ":" in name):

@@ -8,7 +8,9 @@ a bypass rate, times them in turn and writes each ratio beside its physical boun
     decode     one new token per sequence behind a cached prompt
     training   one step of the method, over LoRA on every linear layer
 
-With --model the gates are the model's own and no rate is forced; training is left out.
+With --model the gates are the model's own and no rate is forced, prompts come from --texts, and a
+block and training are left out; any row can be timed so, static ones too. `snakemake` does it for
+every row of a suite with the key `timing`.
 """
 
 from __future__ import annotations
@@ -23,21 +25,15 @@ from methods import find_row, load_method
 from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
 from methods.core.budget import candidate_layers
 from methods.core.checkpoint import cast_branches, load, read_card, write_json
+from methods.core.data import Data
 from methods.core.routing.routed import router_of
 from workflows.records import rows_of
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
 from workflows.runtime.provenance import fit_parts, provenance
-from workflows.timing.modes import (
-    Bench,
-    Case,
-    Line,
-    time_block,
-    time_decode,
-    time_prefill,
-    time_training,
-)
+from workflows.timing.inference import Texts, time_decode, time_prefill
+from workflows.timing.modes import Bench, Case, Line, time_block, time_training
 
 MODES = ("block", "prefill", "decode", "training")
 
@@ -50,6 +46,7 @@ def arguments() -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=Path, metavar="DIR", help="a compressed model")
     what.add_argument("--method", metavar="ROW", help="a routed row, with --shape")
+    parser.add_argument("--texts", type=Path, metavar="FILE.jsonl", help="with --model")
     parser.add_argument("--shape", help="llama31_8b, llama2_7b, llama2_13b, cpu_512")
     parser.add_argument("--budget", type=float, default=0.25, help="decides the candidate layers")
     parser.add_argument("--bypass", default="0.25,0.5,0.75,1.0", help="forced rates, a,b,c")
@@ -73,6 +70,8 @@ def main() -> None:
         raise ValueError(f"--modes: '{unknown[0]}' is unknown (allowed: {', '.join(MODES)})")
     if args.method and not args.shape:
         raise ValueError("--method needs --shape")
+    if args.model and not args.texts:
+        raise ValueError("--model needs --texts: what a router skips depends on them")
     set_up_torch(args.threads)
     torch.manual_seed(0)
     with claim_device(args.device) as device:
@@ -91,8 +90,9 @@ def main() -> None:
     for line in lines:
         share = line["realised_share"]
         print(
-            f"{line['mode']:9} {line['case']:18} bypass {line['bypass']:.3f}  "
-            f"over dense {line['over_dense']:.3f}  bound {line['bound']:.3f}  "
+            f"{line['mode']:9} {line['case']:18} "
+            + ("" if line["bypass"] is None else f"bypass {line['bypass']:.3f}  ")
+            + f"over dense {line['over_dense']:.3f}  bound {line['bound']:.3f}  "
             + ("" if share is None else f"{100 * share:.0f} % of the possible saving")
         )
 
@@ -100,6 +100,7 @@ def main() -> None:
 def measure_shape(args: argparse.Namespace, bench: Bench) -> list[Line]:
     """Random weights of a true shape under forced bypass rates."""
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
+    texts = Texts.random(dense.config.vocab_size)
     chosen = args.modes.split(",")
     rates = [float(word) for word in args.bypass.split(",")]
     lines: list[Line] = []
@@ -111,34 +112,40 @@ def measure_shape(args: argparse.Namespace, bench: Bench) -> list[Line]:
     for rate in rates:
         if "block" in chosen:
             lines += time_block(routed, rate, bench)
-        lines += inference(dense, routed, rate, args, bench)
+        lines += inference(dense, routed, texts, rate, args, bench)
     return lines
 
 
 def measure_model(args: argparse.Namespace, bench: Bench) -> list[Line]:
-    """A compressed model with its own gates, over its backbone."""
+    """A compressed model with its own gates, over its backbone; nothing where it has no model."""
     card = read_card(args.model)
-    routed = load(args.model, device=bench.device).model
+    if "not_applicable" in card:
+        return []
+    loaded = load(args.model, device=bench.device)
     backbone = (card["start"] or card)["backbone"]
     dense = load_backbone(Path(backbone["path"]), backbone["dtype"], bench.device).model
-    return inference(dense, routed, None, args, bench)
+    data = Data(loaded.tokenizer, int(dense.config.vocab_size), probe_file=args.texts)
+    ids = [token for document in data.probe() for token in document.ids]
+    return inference(dense, loaded.model, Texts(torch.tensor(ids)), None, args, bench)
 
 
 def inference(
     dense: PreTrainedModel,
-    routed: PreTrainedModel,
+    row: PreTrainedModel,
+    texts: Texts,
     rate: float | None,
     args: argparse.Namespace,
     bench: Bench,
 ) -> list[Line]:
     """Prefill and decode lines, as far as they were chosen."""
     chosen = args.modes.split(",")
-    lines = []
-    if "prefill" in chosen:
-        lines += [time_prefill(dense, routed, c, rate, bench) for c in cases(args.prefill)]
-    if "decode" in chosen:
-        lines += [time_decode(dense, routed, c, rate, bench) for c in cases(args.decode)]
-    return lines
+    timed = {"prefill": time_prefill, "decode": time_decode}
+    return [
+        function(dense, row, case, texts, rate, bench)
+        for mode, function in timed.items()
+        if mode in chosen
+        for case in cases(getattr(args, mode))
+    ]
 
 
 def cases(text: str) -> list[Case]:

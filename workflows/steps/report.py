@@ -44,6 +44,7 @@ from workflows.stats.display import (
 from workflows.stats.lines import Record
 from workflows.stats.noise import noise_frame, training_noise_frame
 from workflows.stats.ranking import rank_frame
+from workflows.stats.speeds import speed_frame, speed_table, with_speed
 from workflows.stats.tables import (
     budget_frame,
     cost_frame,
@@ -55,7 +56,7 @@ from workflows.stats.versus import difference_frame
 
 PAGES = ROOT / "workflows" / "report"
 # Frames whose lines are read by protocol.
-MATCHED = ("retain", "ranks", "differences", "budgets", "costs")
+MATCHED = ("retain", "ranks", "differences", "budgets", "costs", "speeds")
 # What is known of the deviation between seeds, for suites that run one.
 HEADLINE = ROOT / "reports" / "reference" / "headline" / "retain.csv"
 
@@ -97,6 +98,7 @@ def make_frames(results: Results) -> dict[str, pd.DataFrame]:
         "differences": difference_frame(results.panels),
         "budgets": budget_frame(results.panels),
         "costs": cost_frame(results.panels),
+        "speeds": speed_frame(results.panels, results.speeds),
         "noise": noise_frame(results.panels, results.repeats, results.repeat_items),
         "training_noise": training_noise_frame(results.panels, results.refits),
     }
@@ -143,11 +145,15 @@ def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[st
         }
         opponents = dict.fromkeys(own["differences"]["against"])
         tables = [
-            retain_table(own["retain"], [p for p in results.panels if p.match == match]),
+            retain_table(
+                with_speed(own["retain"], own["speeds"]),
+                [p for p in results.panels if p.match == match],
+            ),
             rank_table(own["ranks"]),
             *[difference_table(own["differences"], name, titles[name]) for name in opponents],
             budget_table(own["budgets"]),
             cost_table(own["costs"]),
+            speed_table(own["speeds"]),
         ]
         for table in tables:
             same = found.setdefault(table.name, [])

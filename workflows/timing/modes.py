@@ -1,4 +1,4 @@
-"""The timed parts of the efficiency step: block, prefill, decode, training; one line per case."""
+"""What is timed of random weights at a forced bypass rate: a block, a training step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from methods.core.backbone import attention, count, decoder, ffn, layers
 from methods.core.routing.dispatch import dispatch
@@ -17,7 +17,7 @@ from methods.core.routing.routed import router_of
 from methods.core.routing.router import Router
 from methods.core.seeds import generator
 from methods.core.training.lora import ATTENTION, FFN, add_lora
-from workflows.stats.bounds import Shape, decode_bytes, prefill_flops, training_flops
+from workflows.stats.bounds import Shape, training_flops
 from workflows.timing.clock import compared, interleaved
 
 Case = tuple[int, int]  # sequences, tokens each
@@ -63,6 +63,11 @@ class Bench:
     rounds: int
     warmup: int
 
+    @property
+    def turns(self) -> int:
+        """Calls of each function in one comparison."""
+        return self.rounds + self.warmup
+
     def time(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
         """Seconds of two functions, called in turn."""
         functions = {"first": first, "second": second}
@@ -93,49 +98,6 @@ def time_block(routed: PreTrainedModel, bypass: float, bench: Bench) -> list[Lin
     return lines
 
 
-def time_prefill(
-    dense: PreTrainedModel, routed: PreTrainedModel, case: Case, bypass: float | None, bench: Bench
-) -> Line:
-    """A prompt pass, logits of the last token."""
-    sequences, length = case
-    ids = _ids(dense, sequences, length, bench.device)
-    forced, real = _gates(routed, ids, bypass, bench.device)
-    once = {"use_cache": False, "logits_to_keep": 1}
-    routed_time, dense_time = bench.time(
-        partial(_forward, routed, ids, **once, **forced), partial(_forward, dense, ids, **once)
-    )
-    work = [
-        prefill_flops(shape_of(model), sequences, length, rate)
-        for model, rate in ((routed, real), (dense, 0.0))
-    ]
-    found = compared(routed_time, dense_time, work[0] / work[1])
-    return {"mode": "prefill", "case": f"{sequences}x{length}", "bypass": real, **found}
-
-
-def time_decode(
-    dense: PreTrainedModel, routed: PreTrainedModel, case: Case, bypass: float | None, bench: Bench
-) -> Line:
-    """One token per sequence behind a cache of ``context`` tokens, eager mode."""
-    sequences, context = case
-    prompt, token = (_ids(dense, sequences, n, bench.device) for n in (context, 1))
-    forced, real = _gates(routed, token, bypass, bench.device)
-    caches = []
-    for model in (routed, dense):
-        caches.append(DynamicCache(config=model.config))
-        _forward(model, prompt, past_key_values=caches[-1], use_cache=True, logits_to_keep=1)
-    routed_time, dense_time = bench.time(
-        partial(_decode_step, routed, token, caches[0], forced),
-        partial(_decode_step, dense, token, caches[1], {}),
-    )
-    size = torch.finfo(dense.dtype).bits // 8
-    work = [
-        decode_bytes(shape_of(model), sequences, context, rate, size)
-        for model, rate in ((routed, real), (dense, 0.0))
-    ]
-    found = compared(routed_time, dense_time, work[0] / work[1])
-    return {"mode": "decode", "case": f"{sequences}x{context}", "bypass": real, **found}
-
-
 def time_training(routed: PreTrainedModel, case: Case, bypass: float, bench: Bench) -> list[Line]:
     """One step (forward, backward) over LoRA on every linear layer of the same backbone."""
     config, (sequences, length) = routed.config, case
@@ -145,7 +107,10 @@ def time_training(routed: PreTrainedModel, case: Case, bypass: float, bench: Ben
     add_lora(lora, (*ATTENTION, *FFN), range(config.num_hidden_layers), rank, rank, 0)
     trained = sum(p.numel() for p in lora.parameters() if p.requires_grad)
     ids = _ids(routed, sequences, length, bench.device)
-    forced, real = _gates(routed, ids, bypass, bench.device)
+    router = router_of(routed)
+    assert router is not None
+    gates = forced_gates(router, sequences, length, bypass, bench.device)
+    forced, real = {"gates": gates}, 1 - float(gates.float().mean())
     lines = []
     for recompute in (False, True):
         routed.model.checkpointing = recompute
@@ -173,19 +138,6 @@ def _block_step(function: Callable[[Tensor], Tensor], leaf: Tensor) -> None:
         output.sum().backward()
 
 
-def _forward(model: PreTrainedModel, ids: Tensor, **arguments: Any) -> None:
-    with torch.no_grad():
-        model(ids, **arguments)
-
-
-def _decode_step(
-    model: PreTrainedModel, token: Tensor, cache: DynamicCache, forced: dict[str, Tensor]
-) -> None:
-    _forward(model, token, past_key_values=cache, use_cache=True, **forced)
-    # Every call sees the same context.
-    cache.crop(-1)
-
-
 def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -> None:
     model.zero_grad(set_to_none=True)
     output = decoder(model)(input_ids=ids, use_cache=False, **extra)
@@ -205,18 +157,3 @@ def _dense_shape(model: PreTrainedModel) -> Shape:
 def _ids(model: PreTrainedModel, sequences: int, length: int, device: str) -> Tensor:
     rng = generator(0, "ids")
     return torch.randint(model.config.vocab_size, (sequences, length), generator=rng).to(device)
-
-
-def _gates(
-    routed: PreTrainedModel, ids: Tensor, bypass: float | None, device: str
-) -> tuple[dict[str, Tensor], float]:
-    """Forced gates as arguments and their rate; with ``bypass`` None the model's own rate."""
-    router = router_of(routed)
-    if router is None:
-        return {}, 0.0
-    if bypass is not None:
-        gates = forced_gates(router, ids.shape[0], ids.shape[1], bypass, device)
-        return {"gates": gates}, 1 - float(gates.float().mean())
-    with torch.no_grad():
-        executed = decoder(routed)(input_ids=ids, use_cache=False).executed
-    return {}, 1 - float(executed.float().mean())

@@ -35,19 +35,22 @@ def dispatch(
     Returns:
         Updates (N, D). One transfer to the host per call: the number of executing rows.
     """
+    executing, learns = int(execute.sum()), torch.is_grad_enabled()
+    if executing == len(rows) and (otherwise is None or not learns):
+        return _scaled(branch(rows), scale)
+    if not executing and not learns:
+        return torch.zeros_like(rows) if otherwise is None else _scaled(otherwise(rows), scale)
     index = torch.arange(len(rows), device=rows.device)
     # Rank among the executing rows, or behind them among the others: a permutation of 0..N-1.
     ahead = execute.cumsum(0)
-    executing = int(ahead[-1])
-    if executing == len(rows) and otherwise is None:
-        return _scaled(branch(rows), scale)
     position = torch.where(execute, ahead - 1, executing + index - ahead)
     order = torch.empty_like(index).scatter_(0, position, index)
     update = branch(rows[order[:executing]])
     if otherwise is None:
         order = order[:executing]
     else:
-        # Both branches run even on zero rows: the graph does not depend on the decisions.
+        # Where gradients flow both branches run even on zero rows: the graph does not depend on the
+        # decisions.
         update = torch.cat([update, otherwise(rows[order[executing:]]).to(update.dtype)])
     update = _scaled(update, None if scale is None else scale[order])
     # Rows are unique, so index_copy needs no atomics and is deterministic in both directions.

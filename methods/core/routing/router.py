@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,8 @@ class Router(nn.Module, ABC):
     """Decides per token which units run. Holds every parameter that routing adds."""
 
     units: Sequence[Unit]
+    # Whether one set of matrices decides every unit, and so runs once for each.
+    shared: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:

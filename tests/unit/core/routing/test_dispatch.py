@@ -92,3 +92,17 @@ def test_an_adapter_sees_the_graph_also_without_rows(every: bool) -> None:
     rows, branch, other = torch.randn(6, WIDTH).double(), *branches(0)
     dispatch(rows, torch.full((6,), every), branch, other).sum().backward()
     assert all(p.grad is not None for p in (*branch.parameters(), *other.parameters()))
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_what_no_row_needs_does_not_run_without_gradients(every: bool) -> None:
+    def refused(rows: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("no row needs this branch")
+
+    def doubled(rows: torch.Tensor) -> torch.Tensor:
+        return rows * 2
+
+    pair = (doubled, refused) if every else (refused, doubled)
+    with torch.no_grad():
+        update = dispatch(torch.ones(3, 2), torch.full((3,), every), *pair, torch.full((3,), 0.5))
+    assert update.tolist() == [[1, 1]] * 3

@@ -1,0 +1,68 @@
+"""Measured ratios as the speed that tables show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests import steps
+from tests.made_records import write_suite
+
+
+def line(mode: str, case: str, over_dense: float, bound: float, **more: Any) -> dict[str, Any]:
+    return {
+        "mode": mode, "case": case, "bypass": 0.5, "over_dense": over_dense, "bound": bound,
+        "interval": [over_dense - 0.05, over_dense + 0.05],
+        "realised_share": (1 - over_dense) / (1 - bound), **more,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of made runs of which HeRo's first seed at one target was timed."""
+    folder = tmp_path_factory.mktemp("speeds")
+    results = write_suite(folder / "results", ("pooled", "each"))
+    lines = [
+        line("prefill", "8x64", 0.8, 0.75),
+        line("decode", "2x64", 1.25, 0.5, predicted={"1": 0.25, "2": 0.5, "4": 0.8}),
+        line("decode", "1x64", 0.5, 0.25, predicted={"1": 0.25}),
+    ]
+    first = sorted(results.glob("*/hero/b25/*/record.json"))[0]
+    first.with_name("speed.json").write_text(json.dumps({"lines": lines}))
+    steps.call("report", "--results", results, "--out", folder / "report")
+    return folder / "report"
+
+
+def test_every_measurement_is_a_line(report: Path) -> None:
+    frame = pd.read_csv(report / "tables/speeds.csv")
+    assert set(frame["row"]) == {"hero"}
+    assert set(frame["match"]) == {"pooled"}
+    assert frame["case"].tolist() == ["8x64", "2x64", "1x64"]
+    assert frame["speed"].tolist() == [1.25, 0.8, 2.0]
+    assert frame["bound"].tolist() == pytest.approx([1 / 0.75, 2, 4], abs=1e-4)
+    assert frame["realised"].tolist() == pytest.approx([80, -50, 200 / 3], abs=1e-3)
+    assert frame["predicted"].tolist()[1:] == [2, 4]
+    assert (frame["speed_low"] < frame["speed"]).all()
+    assert (frame["speed"] < frame["speed_high"]).all()
+
+
+def test_the_retain_table_shows_the_first_case_of_each_mode(report: Path) -> None:
+    lines = (report / "tables/retain.md").read_text().splitlines()
+    heads = [cell.strip() for cell in lines[0].split("|")]
+    shown = {}
+    for text in (text for text in lines[2:] if text.startswith("|")):
+        cells = dict(zip(heads, (cell.strip() for cell in text.split("|")), strict=True))
+        shown[cells["Row"], cells["Target"]] = cells["Prefill"], cells["Decode"]
+    assert shown["Hero", "25"] == ("1.25", "0.80")
+    assert {pair for name, pair in shown.items() if name != ("Hero", "25")} == {("–", "–")}
+    assert "Prefill" not in (report / "tables/retain_each.md").read_text()
+
+
+def test_the_page_says_that_a_skip_rate_is_no_speed_up(report: Path) -> None:
+    page = (report / "index.html").read_text()
+    assert "A skip rate is no speed-up." in page
+    assert "<h2>Speed</h2>" in page

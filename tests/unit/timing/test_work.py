@@ -1,0 +1,165 @@
+"""The work behind a bound: counted again by hooks on every matrix that multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from methods import load_method
+from methods.core.routing.routed import router_of
+from tests import toy
+from tests.routing_toys import built
+from workflows.stats.bounds import decode_bytes, prefill_flops
+from workflows.timing.inference import Texts, time_decode, time_prefill
+from workflows.timing.modes import Bench, forced_gates, shape_of
+from workflows.timing.work import Work
+
+BENCH = Bench("cpu", rounds=2, warmup=1)
+# Norms, biases, and the first gate, which compares nothing with its memory yet.
+SMALL = 0.05
+
+
+@contextmanager
+def seen(model: nn.Module) -> Iterator[list[tuple[int, int, int]]]:
+    """Every matrix that ran on a row: itself, the rows, its numbers."""
+    calls: list[tuple[int, int, int]] = []
+
+    def note(module: nn.Linear, given: Any, output: Tensor) -> None:
+        rows = output.numel() // module.out_features
+        if rows:
+            calls.append((id(module), rows, module.weight.numel()))
+
+    hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Linear)]
+    yield calls
+    for hook in hooks:
+        hook.remove()
+
+
+def hero() -> Any:
+    dense = toy.make_model("llama", hidden_size=64, intermediate_size=176)
+    structure = {"layers": [3, 4, 5], "seed": 0, "threshold": 0.5}
+    model: Any = load_method("hero").build(toy.wrap(dense), structure)
+    return model.eval()
+
+
+def test_a_prompt_costs_what_its_matrices_multiply() -> None:
+    model = hero()
+    router = router_of(model)
+    assert router is not None
+    gates = forced_gates(router, 2, 16, 0.4, "cpu")
+    ids = Texts.random(60).rows(2, 16)
+    with seen(model) as calls, torch.no_grad():
+        model(ids, use_cache=False, logits_to_keep=1, gates=gates)
+    linear = sum(2 * rows * numbers for _, rows, numbers in calls)
+    work = Work.of(model)
+    scores = 2 * sum(work.widths) * 16 * 32
+    found = work.prompt_flops(gates, 2, 16) - scores
+    assert found == pytest.approx(linear, rel=SMALL)
+    # Another rate is another number, by what the gates say.
+    closed = torch.zeros_like(gates)
+    assert work.prompt_flops(closed, 2, 16) < found + scores
+    sizes, rate = shape_of(model), 1 - float(gates.double().mean())
+    assert prefill_flops(sizes, 2, 16, rate) == pytest.approx(found + scores, rel=SMALL)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_a_step_reads_what_one_sequence_needs(batch: int) -> None:
+    model = hero()
+    router = router_of(model)
+    assert router is not None
+    gates = forced_gates(router, batch, 20, 0.6, "cpu")
+    ids = Texts.random(60).rows(batch, 20)
+    with torch.no_grad():
+        cache = model(ids[:, :8], use_cache=True, gates=gates[..., :8]).past_key_values
+        read = 0
+        for turn in range(8, 20):
+            now = slice(turn, turn + 1)
+            with seen(model) as calls:
+                model(ids[:, now], past_key_values=cache, use_cache=True, gates=gates[..., now])
+            read += sum({module: numbers for module, _, numbers in calls}.values())
+    steps = gates[..., 8:].permute(2, 0, 1)
+    assert Work.of(model).step_weights(steps) == pytest.approx(read / 12, rel=SMALL)
+
+
+def test_the_bytes_are_those_of_the_formula() -> None:
+    model = hero()
+    work = Work.of(model)
+    # The formula reads a router at every unit.
+    sizes = replace(shape_of(model), router=shape_of(model).router // 3)
+    with torch.no_grad():
+        cache = model(Texts.random(60).rows(1, 9), use_cache=True).past_key_values
+    for bypass, opened in ((0.0, True), (1.0, False)):
+        steps = torch.full((4, 1, 3), opened)
+        assert work.step_bytes(steps, cache, 4) == pytest.approx(
+            decode_bytes(sizes, 1, 9, bypass, 4), rel=SMALL
+        )
+
+
+def test_skipped_attention_reads_no_cache() -> None:
+    model = built("skipgpt-rt")
+    work = Work.of(model)
+    with torch.no_grad():
+        cache = model(Texts.random(60).rows(1, 9), use_cache=True).past_key_values
+    closed = torch.zeros(4, 1, len(work.ledger.units), dtype=torch.bool)
+    everything = work.step_bytes(~closed, cache, 1) - work.step_weights(~closed)
+    assert everything == sum(2 * layer.keys.numel() for layer in cache.layers)
+    assert work.step_bytes(closed, cache, 1) == work.step_weights(closed)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 8])
+def test_a_trace_foretells_batches(batch: int) -> None:
+    model = hero()
+    router = router_of(model)
+    assert router is not None
+    work = Work.of(model)
+    trace = forced_gates(router, 1, 4000, 0.7, "cpu")[0].T
+    others = forced_gates(router, batch, 3000, 0.7, "cpu").permute(2, 0, 1)
+    foretold = work.predicted_weights(trace, batch)
+    assert foretold == pytest.approx(work.step_weights(others), rel=0.02)
+    assert foretold > work.predicted_weights(trace, 1)
+
+
+@pytest.mark.parametrize("row", ["hero", None])
+def test_a_line_says_what_was_measured(row: str | None) -> None:
+    dense = toy.make_model("llama", hidden_size=64, intermediate_size=176)
+    model = toy.keep_layers(dense, [0, 1, 4]) if row is None else hero()
+    texts = Texts.random(60)
+    lines = [
+        time_prefill(dense, model, (2, 8), texts, None, BENCH),
+        time_decode(dense, model, (2, 8), texts, None, BENCH),
+    ]
+    for line in lines:
+        assert len(line["raw"]) == 2
+        assert (line["bypass"] is None) == (row is None)
+        assert (line["bound"] < 1) == (row is None)
+    assert ("predicted" in lines[1]) == (row is not None)
+    if row is None:
+        layer = sum(p.numel() for p in dense.model.layers[0].parameters())
+        whole = Work.of(dense)
+        assert Work.of(model).always == whole.always - 3 * layer
+        assert lines[1]["bound"] == pytest.approx(
+            (whole.always - 3 * layer + whole.head + 3 * 2 * 2 * 11 * 16 * 2)
+            / (whole.always + whole.head + 6 * 2 * 2 * 11 * 16 * 2), rel=0.02,
+        )  # fmt: skip
+
+
+def test_forced_gates_are_those_that_are_timed() -> None:
+    dense, model = toy.make_model("llama", hidden_size=64, intermediate_size=176), hero()
+    for timed in (time_prefill, time_decode):
+        closed, opened = (
+            timed(dense, model, (2, 8), Texts.random(60), rate, BENCH) for rate in (1.0, 0.0)
+        )
+        assert (closed["bypass"], opened["bypass"]) == (1.0, 0.0)
+        assert closed["bound"] < 0.9 * opened["bound"]
+
+
+def test_texts_go_on_and_begin_anew() -> None:
+    texts = Texts(torch.arange(10))
+    assert texts.rows(2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert texts.rows(2, 3, turn=1).tolist() == [[6, 7, 8], [9, 0, 1]]

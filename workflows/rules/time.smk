@@ -1,0 +1,28 @@
+"""What a row takes on the clock over the dense model, in turn with it in one process."""
+
+
+rule time:
+    input:
+        model=f"{RUN}/model",
+        backbone=backbone_config,
+        texts=SUITE.timed_texts,
+        code=watched(SUITE.timing_code()),
+    output:
+        f"{RUN}/speed.json",
+    log:
+        f"{LOG}/time.log",
+    # Before models go that are kept until they are scored; behind all fits where they stay.
+    priority: -1 if SUITE.config["keep_models"] is True else 29
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        mem_mb=RESOURCES["mem_mb"],
+        runtime=RESOURCES["runtime"],
+        gpu=GPU,
+    params:
+        run=SUITE.timing_arguments(),
+        device=DEVICE,
+    shell:
+        "python -m workflows.steps.efficiency --model {input.model} --texts {input.texts} {params.run}"
+        " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"

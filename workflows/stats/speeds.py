@@ -1,0 +1,95 @@
+"""What rows take on the clock, from the measurements beside their records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from workflows.stats.display import Builder, Table, number, spans
+from workflows.stats.lines import Panel, Record
+
+# What tells a run apart, and the lines that the efficiency step measured of it.
+Key = tuple[Any, ...]
+Speeds = Mapping[Key, Sequence[Mapping[str, Any]]]
+
+COLUMNS = [
+    "backbone", "target", "match", "row", "title", "mode", "case", "bypass", "speed", "speed_low",
+    "speed_high", "bound", "realised", "predicted",
+]  # fmt: skip
+KEYS = ["backbone", "target", "match", "row"]
+NOTE = (
+    "A skip rate is no speed-up. Speed: time of the dense model over that of the row, called in "
+    "turn in one process on texts of the suite, median of pairs with its 95 % interval; above 1 is "
+    "faster. Bound: what the row's own decisions would allow were work alone to cost time "
+    "(multiplications of a prompt, bytes read for a new token). Realised: share of that saving. "
+    "Foretold: the bound of a decode step by decisions on single tokens."
+)
+
+
+def key(record: Record) -> Key:
+    """What tells a run apart."""
+    told = (record[name] for name in ("row", "budget", "match", "seed"))
+    return (record["backbone"]["name"], *told)
+
+
+def speed_frame(panels: Sequence[Panel], speeds: Speeds) -> pd.DataFrame:
+    """One line per timed row, mode and case, the columns of ``COLUMNS``.
+
+    ``speed`` is dense over row; ``bypass`` (units left out) and ``realised`` are in percent.
+    """
+    lines = [
+        line.labels | _measured(found)
+        for panel in panels
+        for line in panel.done
+        for found in _of(line.records, speeds)
+    ]
+    return pd.DataFrame(lines, columns=COLUMNS)
+
+
+def _of(records: Sequence[Record], speeds: Speeds) -> Sequence[Mapping[str, Any]]:
+    """The measurements of a line's first run that was timed."""
+    timed = [speeds[key(record)] for record in records if key(record) in speeds]
+    return timed[0] if timed else []
+
+
+def _measured(found: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = found["interval"]
+    realised, bypass = found["realised_share"], found["bypass"]
+    sequences = found["case"].split("x")[0]
+    predicted = found.get("predicted", {}).get(sequences)
+    return {
+        "mode": found["mode"],
+        "case": found["case"],
+        "bypass": None if bypass is None else 100 * bypass,
+        "speed": 1 / found["over_dense"],
+        "speed_low": 1 / high,
+        "speed_high": 1 / low,
+        "bound": 1 / found["bound"],
+        "realised": None if realised is None else 100 * realised,
+        "predicted": None if predicted is None else 1 / predicted,
+    }
+
+
+def with_speed(retain: pd.DataFrame, speeds: pd.DataFrame) -> pd.DataFrame:
+    """The retain frame with ``prefill`` and ``decode``: speed in the first case of each mode."""
+    columns = {}
+    for mode in ("prefill", "decode"):
+        first = speeds[speeds["mode"] == mode].drop_duplicates(KEYS)
+        found = retain[KEYS].merge(first[[*KEYS, "speed"]], on=KEYS, how="left")["speed"]
+        columns[mode] = found.astype(float).round(3).tolist()
+    return retain.assign(**columns)
+
+
+def speed_table(frame: pd.DataFrame) -> Table:
+    """Speed beside its bound."""
+    made = Builder()
+    made.lead(frame)
+    made.add("Mode", frame["mode"].tolist())
+    made.add("Case", [case.replace("x", " x ") for case in frame["case"]])
+    made.numbers(frame, {"Units skipped": ("bypass", "{:.1f}"), "Speed": ("speed", "{:.2f}")})
+    made.add("95 % interval", spans(frame, "speed_low", "speed_high", "{:.2f}"))
+    made.numbers(frame, {"Bound": ("bound", "{:.2f}"), "Realised (%)": ("realised", "{:.0f}")})
+    made.add("Foretold", [number(value) for value in frame["predicted"]])
+    return made.table("speeds", "Speed", NOTE)

@@ -1,0 +1,185 @@
+"""Prefill and decode of a row over the dense model, on texts; one line per case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from methods.core.backbone import decoder
+from methods.core.routing.routed import router_of
+from methods.core.seeds import generator
+from workflows.timing.clock import compared
+from workflows.timing.modes import Bench, Case, Line, forced_gates
+from workflows.timing.work import Work
+
+Arguments = dict[str, Any]
+# Batches of a decode step whose reads are foretold from a trace.
+BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What models are timed on.
+
+    Args:
+        ids: One stream of tokens (N,); behind its end it begins anew.
+    """
+
+    ids: Tensor
+
+    @classmethod
+    def random(cls, vocabulary: int, tokens: int = 65536) -> Texts:
+        """Drawn ids, for weights that are drawn too."""
+        return cls(torch.randint(vocabulary, (tokens,), generator=generator(0, "ids")))
+
+    def rows(self, sequences: int, length: int, turn: int = 0) -> Tensor:
+        """Ids (sequences, length), others in every turn."""
+        count = sequences * length
+        places = (torch.arange(count) + turn * count) % len(self.ids)
+        return self.ids[places].view(sequences, length)
+
+
+def time_prefill(
+    dense: PreTrainedModel,
+    row: PreTrainedModel,
+    case: Case,
+    texts: Texts,
+    bypass: float | None,
+    bench: Bench,
+) -> Line:
+    """A prompt pass with logits of its last token, another prompt in every turn.
+
+    Args:
+        dense: The backbone.
+        row: Made of it.
+        case: Sequences and tokens of each.
+        texts: Where prompts come from.
+        bypass: Rate that is forced on a routed row; None: its own decisions.
+        bench: Device and rounds.
+    """
+    sequences, length = case
+    prompts = [texts.rows(*case, turn).to(bench.device) for turn in range(bench.turns)]
+    forced = [_forced(row, ids, bypass) for ids in prompts]
+    pairs = zip(prompts, forced, strict=True)
+    executed = _joined([_decisions(row, ids, extra) for ids, extra in pairs])
+    seconds = bench.time(
+        partial(next, _passes(row, prompts, forced)),
+        partial(next, _passes(dense, prompts, [{}] * len(prompts))),
+    )
+    needs = [
+        Work.of(model).prompt_flops(decided, sequences, length)
+        for model, decided in ((row, executed), (dense, None))
+    ]
+    found = compared(*seconds, needs[0] / needs[1])
+    return {"mode": "prefill", "case": _name(case), "bypass": _skipped(executed), **found}
+
+
+def time_decode(
+    dense: PreTrainedModel,
+    row: PreTrainedModel,
+    case: Case,
+    texts: Texts,
+    bypass: float | None,
+    bench: Bench,
+) -> Line:
+    """One more token per sequence in every turn, behind ``context`` tokens at first; eager mode.
+
+    Arguments as in :func:`time_prefill`. ``predicted`` is the bound at several batch sizes, as the
+    decisions on single tokens of all sequences foretell it.
+    """
+    sequences, context = case
+    ids = texts.rows(sequences, context + bench.turns).to(bench.device)
+    extra = _forced(row, ids, bypass)
+    executed = _decisions(row, ids, extra)
+    caches = [
+        _cache(row, ids[:, :context], _part(extra, 0, context)),
+        _cache(dense, ids[:, :context], {}),
+    ]
+    tokens = list(ids[:, context:].split(1, dim=1))
+    parts = [_part(extra, context + turn, context + turn + 1) for turn in range(bench.turns)]
+    seconds = bench.time(
+        partial(next, _steps(row, tokens, parts, caches[0])),
+        partial(next, _steps(dense, tokens, [{}] * len(tokens), caches[1])),
+    )
+    size = torch.finfo(dense.dtype).bits // 8
+    steps = None if executed is None else executed[..., context:].permute(2, 0, 1)
+    works = [Work.of(row), Work.of(dense)]
+    needs = [
+        work.step_bytes(decided, cache, size)
+        for work, decided, cache in zip(works, (steps, None), caches, strict=True)
+    ]
+    found = compared(*seconds, needs[0] / needs[1])
+    line = {"mode": "decode", "case": _name(case), "bypass": _skipped(steps), **found}
+    if executed is not None:
+        trace = executed.transpose(1, 2).flatten(0, 1)
+        whole = works[1].step_weights(None)
+        line["predicted"] = {
+            str(batch): works[0].predicted_weights(trace, batch) / whole for batch in BATCHES
+        }
+    return line
+
+
+def _passes(
+    model: PreTrainedModel, prompts: Sequence[Tensor], extras: Sequence[Arguments]
+) -> Iterator[None]:
+    for ids, extra in zip(prompts, extras, strict=True):
+        with torch.no_grad():
+            model(ids, use_cache=False, logits_to_keep=1, **extra)
+        yield
+
+
+def _steps(
+    model: PreTrainedModel, tokens: Sequence[Tensor], extras: Sequence[Arguments], cache: Cache
+) -> Iterator[None]:
+    for token, extra in zip(tokens, extras, strict=True):
+        with torch.no_grad():
+            model(token, past_key_values=cache, use_cache=True, **extra)
+        yield
+
+
+@torch.no_grad()
+def _cache(model: PreTrainedModel, ids: Tensor, extra: Arguments) -> Cache:
+    output = model(ids, use_cache=True, logits_to_keep=1, **extra)
+    cache: Cache = output.past_key_values
+    return cache
+
+
+@torch.no_grad()
+def _decisions(model: PreTrainedModel, ids: Tensor, extra: Arguments) -> Tensor | None:
+    """Who executes which unit (B, U, T); None where no unit is routed."""
+    if router_of(model) is None:
+        return None
+    executed: Tensor = decoder(model)(input_ids=ids, use_cache=False, **extra).executed
+    return executed
+
+
+def _joined(executed: Sequence[Tensor | None]) -> Tensor | None:
+    known = [each for each in executed if each is not None]
+    return torch.cat(known) if known else None
+
+
+def _forced(model: PreTrainedModel, ids: Tensor, bypass: float | None) -> Arguments:
+    """Gates of a rate as arguments of a forward pass; nothing where the row decides itself."""
+    router = router_of(model)
+    if bypass is None or router is None:
+        return {}
+    rows, length = ids.shape
+    return {"gates": forced_gates(router, rows, length, bypass, str(ids.device))}
+
+
+def _part(extra: Arguments, first: int, stop: int) -> Arguments:
+    return {name: gates[..., first:stop] for name, gates in extra.items()}
+
+
+def _skipped(executed: Tensor | None) -> float | None:
+    return None if executed is None else 1 - float(executed.double().mean())
+
+
+def _name(case: Case) -> str:
+    return "x".join(map(str, case))
