@@ -100,6 +100,7 @@ def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
         "data": {part: rows for part, rows in parts.items() if part in suite["data"]},
         "batch_size": 8,
         "noise_batch_sizes": [2],
+        "timing": {"prefill": "1x16", "decode": "1x16", "rounds": 2},
         "max_length": 256,
         "resources": {"mem_mb": 2000},
     }
@@ -123,6 +124,9 @@ def check_tables(rehearsal: Rehearsal, files: list[str], name: str) -> None:
     tasks = {entry.task for entry in suite.entries if here or not entry.runs_programs}
     tables = rehearsal.folder / "reports" / name / "tables"
     assert set(pd.read_csv(tables / "retain.csv")["row"]) == {job.row for job in suite.jobs}
+    timed = pd.read_csv(tables / "speeds.csv").groupby("row")["mode"].agg(set)
+    assert set(timed.index) == {job.row for job in suite.jobs}
+    assert all(modes == {"prefill", "decode"} for modes in timed)
     for _, own in pd.read_csv(tables / "scores.csv").groupby(
         ["row", "target", "seed"], dropna=False
     ):
