@@ -51,7 +51,10 @@ POINTERS = {
 
 
 class Case(NamedTuple):
-    """One launch: ``arguments`` by name, tensors as meta tensors; ``shape`` names the sizes."""
+    """One launch: ``arguments`` by name, tensors as meta tensors; ``shape`` names the sizes.
+
+    ``targets``: where it is launched so; kernels whose tiles depend on the device differ there.
+    """
 
     kernel: str
     shape: str
@@ -59,6 +62,7 @@ class Case(NamedTuple):
     arguments: Mapping[str, Any]
     warps: int
     stages: int
+    targets: Sequence[int] = TARGETS
 
 
 class Binary(NamedTuple):
@@ -198,6 +202,7 @@ def main() -> None:
         compile_case(case, target)._asdict()
         for case in cases(args.modules)
         for target in args.targets
+        if target in case.targets
     )
     if args.json:
         for row in rows:
