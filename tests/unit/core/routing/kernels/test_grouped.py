@@ -15,9 +15,7 @@ from tests.grouped_toys import SIZES, Toy, gradients, masked, products, toy
 
 pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
 grouped_launch = pytest.importorskip("methods.core.routing.kernels.grouped_launch")
-if not torch.cuda.is_available():
-    DEVICE = "cpu"
-else:
+if torch.cuda.is_available():
     pytest.skip("the interpreter is off where there is a GPU", allow_module_level=True)
 
 EXECUTING = ("none", "all", "one", "some")
@@ -32,7 +30,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def assert_close(found: Tensor, expected: Tensor, part: float, what: str = "") -> None:
-    bound = part * float(expected.float().abs().max())
+    bound = part * float(expected.detach().float().abs().max())
     torch.testing.assert_close(
         found.float(), expected.float(), rtol=0, atol=bound, msg=lambda text: f"{what}: {text}"
     )
@@ -131,7 +129,14 @@ def test_memory_behind_the_counted_rows_is_left_alone(
     def empty_like(like: Tensor, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         return poisoned(like.shape, like, dtype)
 
-    def new_empty(like: Tensor, *shape: Any, dtype: torch.dtype | None = None) -> Tensor:
+    plain = Tensor.new_empty
+
+    def new_empty(
+        like: Tensor, *shape: Any, dtype: torch.dtype | None = None, **other: Any
+    ) -> Tensor:
+        # With more arguments it is the interpreter that asks.
+        if other:
+            return plain(like, *shape, dtype=dtype, **other)
         return poisoned(shape[0] if isinstance(shape[0], torch.Size) else shape, like, dtype)
 
     given, expected = toy(SIZES[0], executing), gradients(masked, toy(SIZES[0], executing))
@@ -162,7 +167,7 @@ def test_a_branch_reads_no_row_of_the_other(branch: bool) -> None:
 
 def test_any_number_of_programs_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
-    for programs in (1, 3, 7):
+    for programs in (1, 7):
         monkeypatch.setattr(grouped_launch, "INTERPRETED_PROGRAMS", programs)
         results.append(gradients(grouped.dispatch_kernels, toy(SIZES[0], "some")))
     for other in results[1:]:

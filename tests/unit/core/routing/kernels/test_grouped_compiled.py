@@ -1,4 +1,4 @@
-"""The grouped kernels as binaries for GPUs: no spill, tensor cores, wide loads, room on the chip."""
+"""The grouped kernels as binaries for GPUs: no spill, tensor cores, wide loads, occupancy."""
 
 from __future__ import annotations
 

@@ -36,11 +36,9 @@ def with_executing(count: int) -> Toy:
 def test_prefill_does_what_the_bound_says(count: int) -> None:
     with products() as operations, torch.no_grad():
         grouped.dispatch_kernels(*with_executing(count))
-    # A sequence of one token a row: no scores but the token's own.
-    bound = prefill_flops(ffn_shape(FITTING), FITTING.rows, 0, 0.0)
-    assert bound == 0
-    bypass = 1 - count / FITTING.rows
-    assert sum(operations) == 2 * FITTING.rows * ffn_shape(FITTING).matrices(bypass)
+    bypass, scores = 1 - count / FITTING.rows, 2 * FITTING.width * FITTING.rows
+    bound = prefill_flops(ffn_shape(FITTING), FITTING.rows, 1, bypass) - scores
+    assert sum(operations) == pytest.approx(bound, rel=0.005)
 
 
 @pytest.mark.parametrize("count", [0, 32, 64])
