@@ -30,13 +30,15 @@ class Tile(NamedTuple):
     resident: int
 
 
-def tile_of(batch: int) -> Tile:
-    """One row is multiplied without tensor cores, which have nothing to gain from it."""
+def tile_of(batch: int, size: int) -> Tile:
+    """The tile for ``batch`` rows and weights of ``size`` bytes each.
+
+    One row is multiplied without tensor cores, which have nothing to gain from it.
+    """
     if batch == 1:
-        return Tile(rows=4, depth=512, split=1, slots=1, warps=4, stages=1, resident=4)
-    return Tile(
-        rows=16, depth=256, split=4, slots=8 if batch <= 8 else 16, warps=4, stages=4, resident=2
-    )
+        return Tile(rows=4, depth=1024 // size, split=1, slots=1, warps=4, stages=1, resident=4)
+    depth, slots = 512 // size, 8 if batch <= 8 else 16
+    return Tile(rows=16, depth=depth, split=4, slots=slots, warps=4, stages=4, resident=2)
 
 
 @triton.jit
@@ -74,7 +76,7 @@ def row_products(
             wanted = kept[:, :, None] & live[None, None, :]
             places = slots[None, None, :] * K + k[:, :, None]
             entries = tl.load(inputs + places, mask=wanted, other=0.0)
-            shares = tl.dot(part, entries, shares, input_precision="ieee")
+            shares = tl.dot(part, entries.to(part.dtype), shares, input_precision="ieee")
         total = tl.sum(shares, axis=0)
     return total
 
@@ -159,7 +161,7 @@ def launches(
     """The two launches of ``routed_ffn_decode``, whose arguments these are."""
     batch, width = hidden.shape
     narrow = 0 if adapter is None else len(adapter.down)
-    tile = tile_of(batch)
+    tile = tile_of(batch, ffn.gate.element_size())
     sizes = {"D": width, "F": len(ffn.gate), "A": narrow, "BATCH": batch}
     sizes |= {"ROWS": tile.rows, "DEPTH": tile.depth, "SLOTS": tile.slots, "SPLIT": tile.split}
     shared = {"execute": execute} | sizes
