@@ -68,10 +68,10 @@ class Case(NamedTuple):
 class Binary(NamedTuple):
     """What a compiled kernel needs and holds.
 
-    ``target`` is the compute capability times ten, ``registers`` are per thread, ``shared`` and
-    ``local`` bytes per program and thread, ``loads_128``, ``tensor_core`` and ``spills``
-    instructions: global loads of 128 bits (also straight to shared memory), matrix products, and
-    accesses of local memory.
+    ``target`` is the compute capability times ten, ``registers`` are per thread, ``shared`` bytes
+    per program, ``local`` bytes per thread, stack included. Instructions: ``loads_128``, global
+    loads of 128 bits (also straight to shared memory), ``tensor_core``, matrix products, and
+    ``spills``, accesses of local memory.
     """
 
     kernel: str
@@ -110,7 +110,7 @@ def compile_case(case: Case, capability: int) -> Binary:
         target=capability,
         registers=int(re.findall(r"REG:(\d+)", usage)[0]),
         shared=made.metadata.shared,
-        local=int(re.findall(r"LOCAL:(\d+)", usage)[0]),
+        local=sum(map(int, re.findall(r"\b(?:LOCAL|STACK):(\d+)", usage))),
         loads_128=len(re.findall(r"\bLDG(?:STS)?\.E(?:\.\w+)*\.128\b", code)),
         tensor_core=len(re.findall(r"\b(?:HMMA|QGMMA|HGMMA|UTC\w*MMA)\b", code)),
         warps=made.metadata.num_warps,
