@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.core.routing.dispatch import dispatch_masked
-from methods.core.routing.kernels.grouped import AdapterWeights, FfnWeights
+from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
+from tests.interpreted import mend
 
 
 class Sizes(NamedTuple):
@@ -105,23 +105,16 @@ def gradients(form: Callable[..., Tensor], given: Toy) -> dict[str, Tensor]:
 
 @contextmanager
 def products() -> Iterator[list[int]]:
-    """Mends the interpreter's product of bfloat16, which multiplies the bits (Triton 3.6).
+    """The operations (2 per term) of every matrix product that runs under the interpreter."""
+    from triton.runtime.interpreter import InterpreterBuilder
 
-    Yields a list that holds the operations (2 per term) of every product.
-    """
-    from triton.runtime import interpreter
+    mend()
+    plain, counted = InterpreterBuilder.create_dot, list[int]()
 
-    plain, counted = interpreter.InterpreterBuilder.create_dot, list[int]()
-
-    def widened(handle: Any) -> Any:
-        if handle.dtype.scalar != interpreter.tl.bfloat16:
-            return handle
-        bits = handle.data.astype(np.uint32) << 16
-        return interpreter.TensorHandle(bits.view(np.float32), interpreter.tl.float32)
-
-    def create_dot(self: Any, left: Any, right: Any, total: Any, *rest: Any) -> Any:
+    def create_dot(self: Any, left: Any, right: Any, *rest: Any) -> Any:
         counted.append(2 * left.data.size * right.data.shape[-1])
-        return plain(self, widened(left), widened(right), total, *rest)
+        return plain(self, left, right, *rest)
 
-    with patch.object(interpreter.InterpreterBuilder, "create_dot", create_dot):
+    create_dot.mended = True  # type: ignore[attr-defined]
+    with patch.object(InterpreterBuilder, "create_dot", create_dot):
         yield counted

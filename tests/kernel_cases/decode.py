@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from methods.core.routing.kernels.decode import AdapterWeights, FfnWeights, decode_workspace
+from methods.core.routing.kernels.decode import decode_workspace
+from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
 from methods.core.shapes import SHAPES
 from tests.compiled import Case
 

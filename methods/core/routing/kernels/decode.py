@@ -20,23 +20,9 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.core.routing.kernels.choose import use_triton
+from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
 
 MOST_ROWS = 16
-
-
-class FfnWeights(NamedTuple):
-    """A gated FFN without biases: ``gate``, ``up`` (F, D), ``down`` (D, F); contiguous."""
-
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-
-
-class AdapterWeights(NamedTuple):
-    """What runs instead, W_2 SiLU(W_1 u): ``down`` is W_1 (A, D), ``up`` W_2 (D, A); contiguous."""
-
-    down: Tensor
-    up: Tensor
 
 
 class DecodeWorkspace(NamedTuple):

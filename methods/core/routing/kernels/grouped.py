@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.core.routing.dispatch import dispatch
+from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
 
 if TYPE_CHECKING:
     from methods.core.routing.kernels.grouped_launch import Rows, Weights
@@ -30,21 +31,6 @@ if TYPE_CHECKING:
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Offsets in the kernels are 32 bits wide: 149,796 rows at F = 14336.
 MOST_NUMBERS = 2**31 - 1
-
-
-class FfnWeights(NamedTuple):
-    """A frozen SwiGLU network: ``gate`` and ``up`` (F, D), ``down`` (D, F), all in one dtype."""
-
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-
-
-class AdapterWeights(NamedTuple):
-    """A bottleneck without gate: ``down`` (W, D), ``up`` (D, W); cast to the dtype of the rows."""
-
-    down: Tensor
-    up: Tensor
 
 
 class Partition(NamedTuple):
