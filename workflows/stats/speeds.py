@@ -45,7 +45,8 @@ def speed_frame(panels: Sequence[Panel], speeds: Speeds) -> pd.DataFrame:
         for line in panel.done
         for found in _of(line.records, speeds)
     ]
-    return pd.DataFrame(lines, columns=COLUMNS)
+    # A suite of pinned rows has no target at all.
+    return pd.DataFrame(lines, columns=COLUMNS).astype({"target": float})
 
 
 def _of(records: Sequence[Record], speeds: Speeds) -> Sequence[Mapping[str, Any]]:

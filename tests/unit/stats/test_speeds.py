@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,16 @@ def test_the_page_says_that_a_skip_rate_is_no_speed_up(report: Path) -> None:
     page = (report / "index.html").read_text()
     assert "A skip rate is no speed-up." in page
     assert "<h2>Speed</h2>" in page
+
+
+def test_rows_without_a_target_are_timed_as_well(tmp_path: Path) -> None:
+    results = write_suite(tmp_path / "results")
+    for file in [*results.rglob("record.json")]:
+        if file.parents[1].name != "b0":
+            shutil.rmtree(file.parent)
+    lines = [line("prefill", "8x64", 0.8, 0.75)]
+    for file in results.rglob("record.json"):
+        file.with_name("speed.json").write_text(json.dumps({"lines": lines}))
+    steps.call("report", "--results", results, "--out", tmp_path / "report")
+    assert set(pd.read_csv(tmp_path / "report/tables/speeds.csv")["row"]) == {"dense", "lora"}
+    assert "1.25" in (tmp_path / "report/tables/retain.md").read_text()
