@@ -5,7 +5,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test test-cpus rehearsal slurm
+.PHONY: demo test test-cpus test-kernels rehearsal slurm
 
 # The tests that compute with torch, by folder (the sandbox's do not), and two stand-ins for other CPUs:
 # none of the vector instructions with two threads, and AVX2, for MKL and oneDNN as well.
@@ -14,6 +14,8 @@ COMPUTES := tests/contract tests/reference tests/unit/core tests/unit/methods te
 PLAIN := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
 	SKIPBENCH_TEST_THREADS=2 OMP_WAIT_POLICY=PASSIVE
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
+
+KERNELS := tests/unit/core/routing/kernels $(wildcard tests/unit/methods/test_hero_kernels*.py)
 
 demo: $(READY)
 	@$(RUN) flock .demo.lock sh -c 'snakemake --unlock --quiet all && snakemake --cores $(CORES) --quiet rules host'
@@ -37,6 +39,12 @@ slurm: $(READY)
 test-cpus: $(READY)
 	@$(RUN) $(PLAIN) pytest $(COMPUTES)
 	@$(RUN) $(AVX2) pytest $(COMPUTES)
+
+# Kernels under Triton's interpreter and compiler. A CUDA build of torch brings a Triton of its own.
+test-kernels: $(READY)
+	@$(VENV)/bin/python -c "import triton" 2>/dev/null \
+		|| $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps triton==3.6.0
+	@$(RUN) pytest $(KERNELS)
 
 # The environment counts as ready only when every pin is installed; an interrupted install starts over.
 $(READY): requirements.txt

@@ -1,0 +1,55 @@
+"""Kernel or twin: the one place that decides, by device and dtype."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def available(tensor: Tensor) -> bool:
+    """Whether the Triton kernels run on the device and dtype of ``tensor``."""
+    return missing(tensor) is None
+
+
+def missing(tensor: Tensor) -> str | None:
+    """Why the Triton kernels cannot run on ``tensor``, as one sentence; None if they can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if tensor.dtype not in DTYPES:
+        return f"kernels take bfloat16, float16 and float32, not {tensor.dtype}"
+    if not tensor.is_cuda:
+        return f"kernels run on a CUDA device, not on {tensor.device.type}"
+    if torch.cuda.get_device_capability(tensor.device) < (8, 0):
+        return "kernels need compute capability 8.0"
+    return None
+
+
+def use_triton(tensor: Tensor, forced: bool | None = None) -> bool:
+    """Whether a call with ``tensor`` runs the kernel.
+
+    Args:
+        tensor: Any of the call's tensors, on its device, of the weights' dtype.
+        forced: True takes the kernel, also under Triton's interpreter; False the twin; None
+            whichever the device allows.
+
+    Raises:
+        RuntimeError: ``forced`` is True where no kernel can run.
+    """
+    if forced is None:
+        return available(tensor)
+    if not forced:
+        return False
+    reason = missing(tensor)
+    if reason is None or (find_spec("triton") is not None and _interpreted(tensor)):
+        return True
+    raise RuntimeError(f"the Triton kernels were asked for: {reason}")
+
+
+def _interpreted(tensor: Tensor) -> bool:
+    import triton
+
+    return tensor.dtype in DTYPES and bool(triton.knobs.runtime.interpret)

@@ -1,0 +1,189 @@
+"""The two kernels of :mod:`methods.core.routing.kernels.decode`, and their launches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from methods.core.routing.kernels.decode import DecodeWorkspace
+from methods.core.routing.kernels.launch import Launch
+from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
+
+
+class Tile(NamedTuple):
+    """How one program walks over a matrix: ``rows`` of it at once, ``depth`` columns per turn.
+
+    ``split`` warps share the columns of a turn. ``slots`` is the batch padded to a width of the
+    tensor cores; 1 does without them. ``resident`` programs of the first launch stay on each
+    multiprocessor and share its tiles.
+    """
+
+    rows: int
+    depth: int
+    split: int
+    slots: int
+    warps: int
+    stages: int
+    resident: int
+
+
+def tile_of(batch: int, size: int) -> Tile:
+    """The tile for ``batch`` rows and weights of ``size`` bytes each.
+
+    One row is multiplied without tensor cores, which have nothing to gain from it.
+    """
+    if batch == 1:
+        return Tile(rows=4, depth=1024 // size, split=1, slots=1, warps=4, stages=1, resident=4)
+    depth, slots = 512 // size, 8 if batch <= 8 else 16
+    return Tile(rows=16, depth=depth, split=4, slots=slots, warps=4, stages=4, resident=2)
+
+
+@triton.jit
+def row_products(
+    weight, inputs, first, live,
+    N: tl.constexpr, K: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of ``weight`` (N, K) from ``first`` on, times the ``live`` rows of ``inputs``.
+
+    Returns [ROWS, SLOTS] in float32, zero where a slot is not live. Rows past the end repeat the
+    last one. With one slot the caller has made sure that it is live. SPLIT warps share the DEPTH
+    columns of a turn; a few rows would not occupy them otherwise.
+    """
+    rows = tl.minimum(first + tl.arange(0, ROWS), N - 1)
+    if SLOTS == 1:
+        summed = tl.zeros([ROWS, DEPTH], tl.float32)
+        for start in range(0, K, DEPTH):
+            k = start + tl.arange(0, DEPTH)
+            kept = k < K
+            part = tl.load(weight + rows[:, None] * K + k[None, :], mask=kept[None, :], other=0.0)
+            entry = tl.load(inputs + k, mask=kept, other=0.0)
+            summed += part.to(tl.float32) * entry.to(tl.float32)[None, :]
+        total = tl.sum(summed, axis=1)[:, None]
+    else:
+        slots = tl.arange(0, SLOTS)
+        shares = tl.zeros([SPLIT, ROWS, SLOTS], tl.float32)
+        within = tl.arange(0, SPLIT)[:, None] * (DEPTH // SPLIT)
+        within += tl.arange(0, DEPTH // SPLIT)[None, :]
+        for start in range(0, K, DEPTH):
+            k = start + within
+            kept = k < K
+            places = rows[None, :, None] * K + k[:, None, :]
+            part = tl.load(weight + places, mask=kept[:, None, :], other=0.0)
+            wanted = kept[:, :, None] & live[None, None, :]
+            places = slots[None, None, :] * K + k[:, :, None]
+            entries = tl.load(inputs + places, mask=wanted, other=0.0)
+            shares = tl.dot(part, entries.to(part.dtype), shares, input_precision="ieee")
+        total = tl.sum(shares, axis=0)
+    return total
+
+
+@triton.jit
+def decisions(execute, BATCH: tl.constexpr, SLOTS: tl.constexpr):
+    """Which slots run the FFN and which bypass it, [SLOTS] each; padding does neither."""
+    slots = tl.arange(0, SLOTS)
+    present = slots < BATCH
+    runs = tl.load(execute + slots, mask=present, other=0) != 0
+    return present & runs, present & (runs == 0)
+
+
+@triton.jit
+def any_of(mask):
+    """Whether one entry of ``mask`` is set."""
+    return tl.max(mask.to(tl.int32), axis=0) > 0
+
+
+@triton.jit
+def inner_kernel(
+    normed, execute, gate, up, narrow, ffn_out, adapter_out,
+    D: tl.constexpr, F: tl.constexpr, A: tl.constexpr, BATCH: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """SiLU(W_gate u) * (W_up u) for rows that execute, SiLU(W_1 u) for the others."""
+    runs, rests = decisions(execute, BATCH, SLOTS)
+    ffn_tiles = tl.where(any_of(runs), tl.cdiv(F, ROWS), 0)
+    tiles = ffn_tiles + tl.where(any_of(rests), tl.cdiv(A, ROWS), 0)
+    slots = tl.arange(0, SLOTS)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        if tile < ffn_tiles:
+            first = tile * ROWS
+            rows = first + tl.arange(0, ROWS)
+            gated = row_products(gate, normed, first, runs, F, D, ROWS, DEPTH, SPLIT, SLOTS)
+            lifted = row_products(up, normed, first, runs, F, D, ROWS, DEPTH, SPLIT, SLOTS)
+            inner = gated * tl.sigmoid(gated) * lifted
+            kept = (rows[:, None] < F) & runs[None, :]
+            tl.store(ffn_out + slots[None, :] * F + rows[:, None], inner, mask=kept)
+        else:
+            first = (tile - ffn_tiles) * ROWS
+            rows = first + tl.arange(0, ROWS)
+            gated = row_products(narrow, normed, first, rests, A, D, ROWS, DEPTH, SPLIT, SLOTS)
+            inner = gated * tl.sigmoid(gated)
+            kept = (rows[:, None] < A) & rests[None, :]
+            tl.store(adapter_out + slots[None, :] * A + rows[:, None], inner, mask=kept)
+
+
+@triton.jit
+def outer_kernel(
+    hidden, execute, scale, ffn_in, adapter_in, down, wide, out,
+    D: tl.constexpr, F: tl.constexpr, A: tl.constexpr, BATCH: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Adds scale * (W_down f) to rows that execute, scale * (W_2 r) to the others."""
+    runs, rests = decisions(execute, BATCH, SLOTS)
+    first = tl.program_id(0) * ROWS
+    update = tl.zeros([ROWS, SLOTS], tl.float32)
+    if any_of(runs):
+        update += row_products(down, ffn_in, first, runs, D, F, ROWS, DEPTH, SPLIT, SLOTS)
+    if A > 0:  # noqa: SIM102 (the compiler decides the outer one)
+        if any_of(rests):
+            update += row_products(wide, adapter_in, first, rests, D, A, ROWS, DEPTH, SPLIT, SLOTS)
+    rows, slots = first + tl.arange(0, ROWS), tl.arange(0, SLOTS)
+    kept = (rows[:, None] < D) & (slots < BATCH)[None, :]
+    places = slots[None, :] * D + rows[:, None]
+    stream = tl.load(hidden + places, mask=kept, other=0.0).to(tl.float32)
+    factor = tl.load(scale + slots, mask=slots < BATCH, other=0.0)
+    tl.store(out + places, stream + factor[None, :] * update, mask=kept)
+
+
+def launches(
+    hidden: Tensor,
+    normed: Tensor,
+    execute: Tensor,
+    scale: Tensor,
+    ffn: FfnWeights,
+    adapter: AdapterWeights | None,
+    out: Tensor,
+    workspace: DecodeWorkspace,
+) -> list[Launch]:
+    """The two launches of ``routed_ffn_decode``, whose arguments these are."""
+    batch, width = hidden.shape
+    narrow = 0 if adapter is None else len(adapter.down)
+    tile = tile_of(batch, ffn.gate.element_size())
+    sizes = {"D": width, "F": len(ffn.gate), "A": narrow, "BATCH": batch}
+    sizes |= {"ROWS": tile.rows, "DEPTH": tile.depth, "SLOTS": tile.slots, "SPLIT": tile.split}
+    shared = {"execute": execute} | sizes
+    inner = shared | {"normed": normed, "gate": ffn.gate, "up": ffn.up}
+    # Without an adapter its pointers are never followed.
+    rows = workspace.ffn if workspace.adapter is None else workspace.adapter
+    inner["narrow"] = ffn.gate if adapter is None else adapter.down
+    inner |= {"ffn_out": workspace.ffn, "adapter_out": rows}
+    outer = shared | {"hidden": hidden, "scale": scale, "down": ffn.down, "out": out}
+    outer["wide"] = ffn.down if adapter is None else adapter.up
+    outer |= {"ffn_in": workspace.ffn, "adapter_in": rows}
+    tiles = triton.cdiv(len(ffn.gate), tile.rows) + triton.cdiv(narrow, tile.rows)
+    programs = min(tiles, tile.resident * multiprocessors(hidden))
+    return [
+        Launch(inner_kernel, (programs,), inner, tile.warps, tile.stages),
+        Launch(outer_kernel, (triton.cdiv(width, tile.rows),), outer, tile.warps, tile.stages),
+    ]
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """Of the tensor's device; elsewhere a small number, which the interpreter walks through."""
+    if not tensor.is_cuda:
+        return 2
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)

@@ -1,0 +1,212 @@
+"""Dispatch and residual in one: ``residual + scale * (FFN(row) if execute else adapter(row))``.
+
+The fused form of ``methods/core/routing/dispatch.py`` for prefill and training on a GPU: rows are
+sorted by a device-side partition, gathered in the loads of the first product of a branch and
+scattered in the stores of the second. No count ever travels to the host, so a call can be captured
+in a CUDA graph.
+
+The FFN is frozen and gets no gradient; the adapter does. The backward pass keeps what the
+activations took (2 F numbers per row and branch; making it again would cost a third of the forward
+products) and makes silu again. The gradient of the scale needs the branch's unscaled output y only
+in y . dy = (h W^T) . dy = h . (dy W), whose right factor the backward pass computes anyway: its dot
+is accumulated there, per row and tile of columns, and the tiles are summed in their order.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from methods.core.routing.dispatch import dispatch
+from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
+
+if TYPE_CHECKING:
+    from methods.core.routing.kernels.grouped_launch import Rows, Weights
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Offsets in the kernels are 32 bits wide: 149,796 rows at F = 14336.
+MOST_NUMBERS = 2**31 - 1
+
+
+class Partition(NamedTuple):
+    """``order`` (N,): executing rows, then the others, each in their order; ``bounds`` (3,): 0,
+    the number of executing rows, N. Both int32, on the device.
+    """
+
+    order: Tensor
+    bounds: Tensor
+
+
+def partition(execute: Tensor) -> Partition:
+    """Sort rows by ``execute`` (N,) bool, without asking the device for anything."""
+    index = torch.arange(len(execute), device=execute.device)
+    ahead, count = execute.cumsum(0), execute.sum()
+    position = torch.where(execute, ahead - 1, count + index - ahead)
+    order = torch.empty_like(index, dtype=torch.int32).scatter_(0, position, index.int())
+    bounds = torch.stack([torch.zeros_like(count), count, torch.full_like(count, len(execute))])
+    return Partition(order, bounds.int())
+
+
+def dispatch_fused(
+    rows: Tensor,
+    execute: Tensor,
+    ffn: FfnWeights,
+    adapter: AdapterWeights | None = None,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """``residual + dispatch(rows, execute, FFN, adapter, scale)``, by kernels where they run.
+
+    Args:
+        rows: Normed inputs (N, D).
+        execute: Decisions (N,), bool.
+        ffn: What an executing row meets; frozen: its weights get no gradient.
+        adapter: What the others meet; None: their update is zero.
+        scale: Factors (N,) of whichever branch runs; None: 1.
+        residual: Added (N, D), in the dtype of the rows; None: the update alone.
+
+    Returns:
+        (N, D), in the dtype of the rows. Differentiable in rows, adapter, scale and residual.
+    """
+    form = dispatch_kernels if kernels_run(rows, ffn) else dispatch_reference
+    return form(rows, execute, ffn, adapter, scale, residual)
+
+
+def kernels_run(rows: Tensor, ffn: FfnWeights) -> bool:
+    """Whether :func:`dispatch_kernels` takes these tensors on this machine."""
+    if not rows.is_cuda or importlib.util.find_spec("triton") is None:
+        return False
+    if any(weight.requires_grad or weight.dtype != rows.dtype for weight in ffn):
+        return False
+    if rows.dtype not in DTYPES or not _fits(rows, ffn):
+        return False
+    return torch.cuda.get_device_capability(rows.device) >= (8, 0)
+
+
+def _fits(rows: Tensor, ffn: FfnWeights) -> bool:
+    return len(rows) * max(ffn.gate.shape) <= MOST_NUMBERS
+
+
+def dispatch_reference(
+    rows: Tensor,
+    execute: Tensor,
+    ffn: FfnWeights,
+    adapter: AdapterWeights | None = None,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """What :func:`dispatch_fused` computes, in plain PyTorch; one transfer to the host."""
+
+    def execute_branch(part: Tensor) -> Tensor:
+        gate, up, down = (weight.detach() for weight in ffn)
+        return linear(silu(linear(part, gate)) * linear(part, up), down)
+
+    def otherwise(part: Tensor) -> Tensor:
+        assert adapter is not None
+        down, up = (weight.to(part.dtype) for weight in adapter)
+        return linear(silu(linear(part, down)), up)
+
+    update = dispatch(rows, execute, execute_branch, otherwise if adapter else None, scale)
+    return update if residual is None else residual + update
+
+
+def dispatch_kernels(
+    rows: Tensor,
+    execute: Tensor,
+    ffn: FfnWeights,
+    adapter: AdapterWeights | None = None,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """What :func:`dispatch_fused` computes, by kernels alone (Triton's, or its interpreter)."""
+    if any(weight.dtype != rows.dtype for weight in ffn):
+        raise ValueError(f"ffn is not in the dtype of the rows, {rows.dtype}")
+    if not _fits(rows, ffn):
+        raise ValueError(f"rows: {len(rows)} are too many for offsets of 32 bits")
+    if residual is not None and (residual.dtype, residual.shape) != (rows.dtype, rows.shape):
+        raise ValueError(f"residual is not {rows.dtype} of shape {tuple(rows.shape)} as the rows")
+    down, up = adapter or (None, None)
+    frozen = FfnWeights(*(weight.detach().contiguous() for weight in ffn))
+    scale = None if scale is None else scale.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    return _Dispatch.apply(rows.contiguous(), partition(execute), frozen, down, up, scale, residual)
+
+
+class _Dispatch(torch.autograd.Function):
+    """The kernels of both branches, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sorting: Partition, ffn: FfnWeights,
+        down: Tensor | None, up: Tensor | None, scale: Tensor | None, residual: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        from methods.core.routing.kernels import grouped_launch as launch
+
+        if down is None:
+            output = torch.zeros_like(rows) if residual is None else residual.clone()
+        else:
+            output = torch.empty_like(rows)
+        kept = list[Tensor | None]()
+        for branch, weights in _branches(sorting, ffn, down, up, scale, rows.dtype):
+            keep = any(ctx.needs_input_grad)
+            kept += launch.forward(rows, branch, weights, residual, output, keep) or ()
+        ctx.save_for_backward(rows, *sorting, *ffn, down, up, scale, *kept)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        from methods.core.routing.kernels import grouped_launch as launch
+
+        rows, order, bounds, gate, expanding, contracting, down, up, scale, *kept = (
+            ctx.saved_tensors
+        )
+        sorting, ffn = Partition(order, bounds), FfnWeights(gate, expanding, contracting)
+        needs_rows, _, _, needs_down, needs_up, needs_scale, needs_residual = ctx.needs_input_grad
+        upstream = upstreams[0].contiguous()
+        # A row that no branch writes leaves no trace in the output but its residual.
+        rows_gradient = torch.zeros_like(rows) if down is None else torch.empty_like(rows)
+        scale_gradient = rows.new_zeros(len(rows), dtype=torch.float32)
+        down_gradient = up_gradient = None
+        branches = _branches(sorting, ffn, down, up, scale, rows.dtype)
+        for number, (branch, weights) in enumerate(branches):
+            sums = launch.Sums(*kept[2 * number : 2 * number + 2])
+            trained = number == 1
+            found = launch.backward(
+                upstream, branch, weights, sums, needs_scale, trained and needs_up
+            )
+            if found.scale is not None:
+                scale_gradient += found.scale
+            if needs_rows:
+                launch.input_gradient(branch, weights, found.sums, rows_gradient)
+            if trained and needs_down:
+                down_gradient = launch.weight_gradient(found.sums.gate, rows, branch, down, False)
+            if found.weighted is not None:
+                up_gradient = launch.weight_gradient(found.weighted, upstream, branch, up, True)
+        return (
+            rows_gradient if needs_rows else None, None, None, down_gradient, up_gradient,
+            scale_gradient.to(scale.dtype) if needs_scale else None,
+            upstream if needs_residual else None,
+        )  # fmt: skip
+
+
+def _branches(
+    sorting: Partition,
+    ffn: FfnWeights,
+    down: Tensor | None,
+    up: Tensor | None,
+    scale: Tensor | None,
+    dtype: torch.dtype,
+) -> Iterator[tuple[Rows, Weights]]:
+    """The FFN with its rows, and where there is an adapter the adapter with its own."""
+    from methods.core.routing.kernels.grouped_launch import Rows, Weights
+
+    order, bounds = sorting
+    yield Rows(order, bounds[:2], scale), Weights(*ffn)
+    if down is not None and up is not None:
+        weights = Weights(down.to(dtype).contiguous(), None, up.to(dtype).contiguous())
+        yield Rows(order, bounds[1:], scale), weights

@@ -1,0 +1,252 @@
+"""Launching the kernels of ``grouped_triton``: tile sizes, grids and the buffers between halves.
+
+Nothing here waits for the device. Buffers have room for all N rows, since their number of rows in
+use is known to the device alone; the rest is never touched.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from methods.core.routing.kernels import grouped_triton
+from methods.core.routing.kernels.launch import Launch
+
+# Row tiles that share the weights they read: 16 x 128 rows of D = 4096 are 16 MB in 16 bits.
+GROUP = 16
+# The interpreter has no multiprocessors; more than one program, so that tiles are shared out.
+INTERPRETED_PROGRAMS = 3
+
+
+class Tiles(NamedTuple):
+    """The tile (rows, columns) of a product, the step ``inner`` of its sums, and their cost.
+
+    ``stages`` tiles are in flight; ``warps`` of 32 threads make a program, of which ``resident``
+    fit onto a multiprocessor at once.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    stages: int
+    warps: int
+    resident: int
+
+
+class Plan(NamedTuple):
+    """Tiles by kernel: ``pair`` of two sums (``expand`` of an FFN), ``single`` of one, ``back`` of
+    one with the most to do behind it (``expand_backward``).
+    """
+
+    pair: Tiles
+    single: Tiles
+    back: Tiles
+
+
+# By compute capability, for 16-bit numbers: as large as registers and shared memory allow without
+# a spill (tests/unit/core/routing/kernels/test_grouped_compiled.py). Not yet timed.
+PLANS = {
+    (8, 0): Plan(
+        Tiles(128, 64, 32, 4, 8, 2), Tiles(128, 128, 32, 3, 4, 2), Tiles(128, 64, 32, 4, 8, 2)
+    ),
+    (8, 9): Plan(
+        Tiles(128, 64, 32, 3, 8, 2), Tiles(128, 128, 32, 3, 4, 2), Tiles(128, 64, 32, 4, 8, 2)
+    ),
+    (9, 0): Plan(
+        Tiles(128, 128, 64, 4, 8, 1), Tiles(128, 128, 64, 3, 4, 2), Tiles(128, 64, 64, 4, 8, 1)
+    ),
+    (10, 0): Plan(
+        Tiles(128, 64, 64, 3, 4, 2), Tiles(128, 128, 64, 3, 8, 1), Tiles(64, 64, 64, 4, 4, 2)
+    ),
+}
+# Without tensor cores: sums in float32 of float32 numbers.
+EXACT = Plan(*3 * [Tiles(64, 32, 16, 2, 4, 2)])
+INTERPRETED = Plan(*3 * [Tiles(16, 64, 32, 1, 4, 1)])
+
+
+class Device(NamedTuple):
+    """What decides a launch: compute capability and multiprocessors; None and 0 interpreted."""
+
+    capability: tuple[int, int] | None
+    multiprocessors: int
+
+
+class Rows(NamedTuple):
+    """The rows of a branch: ``order`` (N,) int32, ``bounds`` (2,) int32, ``scale`` (N,) or None."""
+
+    order: Tensor
+    bounds: Tensor
+    scale: Tensor | None
+
+
+class Weights(NamedTuple):
+    """A branch: ``gate`` (F, D), ``up`` (F, D) or None, ``down`` (D, F), in the rows' dtype."""
+
+    gate: Tensor
+    up: Tensor | None
+    down: Tensor
+
+
+class Sums(NamedTuple):
+    """What the activation took, sorted (N, F): ``gate``, and ``up`` where the branch has it."""
+
+    gate: Tensor
+    up: Tensor | None
+
+
+class Gradients(NamedTuple):
+    """What :func:`backward` leaves, sorted (N, F): of ``Sums``, and scale * hidden for ``down``.
+
+    ``scale`` (N,) float32 is 0 outside the branch; None where nobody asked.
+    """
+
+    sums: Sums
+    weighted: Tensor | None
+    scale: Tensor | None
+
+
+def forward(
+    x: Tensor, rows: Rows, weights: Weights, residual: Tensor | None, output: Tensor, keep: bool
+) -> Sums | None:
+    """Write ``residual + scale * branch(x)`` into the branch's rows of ``output`` (N, D).
+
+    Args:
+        x: Inputs (N, D).
+        rows: Which of them.
+        weights: Of the branch.
+        residual: Added (N, D), or None.
+        output: Written at the branch's rows only.
+        keep: Return what the backward pass needs; else None.
+    """
+    width, model_width = weights.gate.shape
+    plan, hidden = _plan(x), x.new_empty(len(x), width)
+    sums = Sums(hidden.new_empty(hidden.shape), None) if keep else None
+    if sums is not None and weights.up is not None:
+        sums = sums._replace(up=hidden.new_empty(hidden.shape))
+    _walk(
+        grouped_triton.expand, plan.single if weights.up is None else plan.pair, x, width,
+        rows=x, order=rows.order, bounds=rows.bounds, gate=weights.gate, up=weights.up,
+        hidden=hidden, gate_sum=sums and sums.gate, up_sum=sums and sums.up,
+        D=model_width, F=width,
+    )  # fmt: skip
+    _walk(
+        grouped_triton.contract, plan.single, x, model_width,
+        first=hidden, second=None, order=rows.order, bounds=rows.bounds,
+        weight=weights.down, second_weight=None, scale=rows.scale, residual=residual,
+        output=output, F=width, D=model_width, TRANSPOSED=True,
+    )  # fmt: skip
+    return sums
+
+
+def backward(
+    upstream: Tensor, rows: Rows, weights: Weights, sums: Sums, scale: bool, weighted: bool
+) -> Gradients:
+    """Gradients of the sums, and on request of the scale and what that of ``down`` is made of.
+
+    Args:
+        upstream: Gradient of the output (N, D), in the dtype of the weights.
+        rows: Of the branch.
+        weights: Of the branch.
+        sums: As :func:`forward` kept them.
+        scale: Whether the gradient of the scale is wanted.
+        weighted: Whether scale * hidden is.
+    """
+    width, model_width = weights.gate.shape
+    tiles = _plan(upstream).back
+    made = Sums(*(None if part is None else torch.empty_like(part) for part in sums))  # type: ignore[arg-type]
+    column_tiles = math.ceil(width / tiles.columns)
+    dots = upstream.new_zeros(len(upstream), column_tiles, dtype=torch.float32) if scale else None
+    product = torch.empty_like(sums.gate) if weighted else None
+    _walk(
+        grouped_triton.expand_backward, tiles, upstream, width,
+        upstream=upstream, order=rows.order, bounds=rows.bounds, down=weights.down,
+        gate_sum=sums.gate, up_sum=sums.up, scale=rows.scale,
+        gate_gradient=made.gate, up_gradient=made.up, weighted=product, dots=dots,
+        D=model_width, F=width,
+    )  # fmt: skip
+    return Gradients(made, product, None if dots is None else dots.sum(1))
+
+
+def input_gradient(rows: Rows, weights: Weights, sums: Sums, output: Tensor) -> None:
+    """Write the gradient of the inputs into the branch's rows of ``output`` (N, D).
+
+    Args:
+        rows: Of the branch.
+        weights: Of the branch.
+        sums: Gradients of the sums.
+        output: Written at the branch's rows only.
+    """
+    width, model_width = weights.gate.shape
+    _walk(
+        grouped_triton.contract, _plan(output).single, output, model_width,
+        first=sums.gate, second=sums.up, order=rows.order, bounds=rows.bounds,
+        weight=weights.gate, second_weight=weights.up, scale=None, residual=None,
+        output=output, F=width, D=model_width, TRANSPOSED=False,
+    )  # fmt: skip
+
+
+def weight_gradient(
+    sorted_rows: Tensor, x: Tensor, rows: Rows, like: Tensor, transposed: bool
+) -> Tensor:
+    """Sum over the branch of ``sorted_rows^T x``.
+
+    Args:
+        sorted_rows: Sorted (N, F).
+        x: Scattered (N, D).
+        rows: Of the branch.
+        like: The weight, whose shape and dtype the result has.
+        transposed: The result is (D, F), else (F, D).
+    """
+    width, model_width = sorted_rows.shape[1], x.shape[1]
+    tiles, output = _plan(x).single, torch.empty_like(like, memory_format=torch.contiguous_format)
+    programs = math.ceil(width / tiles.rows) * math.ceil(model_width / tiles.columns)
+    _run(
+        grouped_triton.weight_gradient, programs, tiles, x,
+        sorted_rows=sorted_rows, rows=x, order=rows.order, bounds=rows.bounds, output=output,
+        F=width, D=model_width, TRANSPOSED=transposed,
+    )  # fmt: skip
+    return output
+
+
+def device_of(x: Tensor) -> Device:
+    """The device that a launch on ``x`` runs on; a CPU means the interpreter."""
+    if not x.is_cuda:
+        return Device(None, 0)
+    found = torch.cuda.get_device_properties(x.device)
+    return Device((found.major, found.minor), found.multi_processor_count)
+
+
+def plan_for(capability: tuple[int, int] | None, dtype: torch.dtype) -> Plan:
+    """The tiles for a compute capability: its own, or those of its generation, or the smallest."""
+    if capability is None:
+        return INTERPRETED
+    if dtype == torch.float32:
+        return EXACT
+    # Consumer chips have the small shared memory of 8.9, whatever their number.
+    known = capability if capability[0] == 8 else (capability[0], 0)
+    return PLANS.get(known, PLANS[8, 9])
+
+
+def _plan(x: Tensor) -> Plan:
+    return plan_for(device_of(x).capability, x.dtype)
+
+
+def _walk(kernel: Any, tiles: Tiles, x: Tensor, width: int, **arguments: Any) -> None:
+    """Launch as many programs as are resident at once, or as there can be tiles of (N, width)."""
+    programs = device_of(x).multiprocessors * tiles.resident or INTERPRETED_PROGRAMS
+    most = math.ceil(len(x) / tiles.rows) * math.ceil(width / tiles.columns)
+    if most:
+        _run(kernel, min(programs, most), tiles, x, GROUP=GROUP, **arguments)
+
+
+def _run(kernel: Any, programs: int, tiles: Tiles, x: Tensor, **arguments: Any) -> None:
+    """Launch on the device of ``x``; float32 is multiplied as such, not rounded to tf32."""
+    widths = (arguments["D"], arguments["F"])
+    whole = not any(width % size for width in widths for size in (tiles.columns, tiles.inner))
+    arguments |= {"TM": tiles.rows, "TN": tiles.columns, "TK": tiles.inner}
+    arguments |= {"WHOLE": whole, "PRECISION": "ieee"}
+    with torch.cuda.device_of(x):
+        Launch(kernel, (programs,), arguments, tiles.warps, tiles.stages).run()

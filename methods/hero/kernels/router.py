@@ -1,0 +1,269 @@
+"""HeRo's router for one new token of each of up to 16 sequences, without a look from the host.
+
+What ``HeroRouter.step`` computes with some sixty operations per block are two launches:
+
+    project  the two wide projections of hbar as one matrix, [W_hd diag(w) ; W_local1] hbar, and the
+             sums behind RMSNorm, ||delta|| and cos(delta, previous delta)
+    decide   everything else, one program per token: path, state, memory read over the list of
+             earlier blocks, novelty, both heads, gate, decision, memory append, p and m
+
+W_hd RMSNorm(hbar) = rstd(hbar) (W_hd diag(w)) hbar: the norm's weight is folded into the columns
+beforehand, its factor is applied afterwards. All is float32; decisions are taken before any cast.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from methods.core.routing.kernels.choose import use_triton
+from methods.core.routing.kernels.decode import MOST_ROWS, check_tensors
+from methods.hero.memory import EPS, phi
+from methods.hero.router import HIDDEN_OUT, TEMPERATURE, HeroRouter, Variant
+
+PACKED = ("full", "no-memread", "no-aux", "no-position")
+
+
+class PackedRouter(NamedTuple):
+    """The weights of a router as the kernels read them, float32 and contiguous.
+
+    H is the head width, M the memory's, R the number of routed blocks; states are 64 wide.
+
+    ``merged`` (2H, D); ``hidden_up`` (48, H); ``path_in`` (64, 6), ``path_in_bias`` (64,),
+    ``path_out`` (16, 64), ``path_out_bias`` (16,), None without the path MLP; ``query``, ``key``,
+    ``value`` (M, 64); ``novelty_state`` (64, 64), ``novelty_context`` (64, M). The history head's
+    first matrix by input: ``history_state`` (H, 64), ``history_context`` (H, M),
+    ``history_novelty`` (H,); ``history_bias``, ``history_out`` (H,); ``local_bias``, ``local_out``
+    (H,); ``last_biases`` (2,) of history and local head. ``decays`` (R, R): [j, i] is the product
+    of rho over the blocks between i and j.
+    """
+
+    merged: Tensor
+    hidden_up: Tensor
+    path_in: Tensor | None
+    path_in_bias: Tensor | None
+    path_out: Tensor | None
+    path_out_bias: Tensor | None
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    novelty_state: Tensor
+    novelty_context: Tensor
+    history_state: Tensor
+    history_context: Tensor
+    history_novelty: Tensor
+    history_bias: Tensor
+    history_out: Tensor
+    local_bias: Tensor
+    local_out: Tensor
+    last_biases: Tensor
+    decays: Tensor
+    eps: float
+    variant: Variant
+
+
+class RouterWorkspace(NamedTuple):
+    """Fixed buffers of B tokens, all float32 but ``execute``; no start value matters.
+
+    Carried from block to block: ``last``, ``step`` (B, D), hbar and delta of the block before;
+    ``keys`` (phi(k)), ``values`` (B, R, M); ``p``, ``m`` (B,). Between the launches: ``projected``
+    (B, 2H), ``sums`` (B, 4): of hbar^2, delta^2, delta * previous delta, previous delta^2. Results:
+    ``gate``, ``scale`` (B,) and ``execute`` (B,) bool, what ``routed_ffn_decode`` takes.
+    """
+
+    last: Tensor
+    step: Tensor
+    keys: Tensor
+    values: Tensor
+    p: Tensor
+    m: Tensor
+    projected: Tensor
+    sums: Tensor
+    gate: Tensor
+    scale: Tensor
+    execute: Tensor
+
+
+def pack(router: HeroRouter) -> PackedRouter:
+    """The router's weights for the kernels, copied once.
+
+    Raises:
+        ValueError: The variant has no history, hence nothing that these kernels compute.
+    """
+    if router.variant not in PACKED:
+        raise ValueError(f"variant '{router.variant}' has no kernels; these have: {PACKED}")
+    parameters = router.formula_parameters()
+    named = {name: w.detach().float().contiguous() for name, w in parameters.items()}
+    state, memory = named["W_q"].shape[1], router.sizes.memory
+    parts = named["hist_W1"].split([state, memory, 1], dim=1)
+    by_input = [part.contiguous() for part in parts]
+    rho = torch.sigmoid(named["eta"])
+    count = len(rho)
+    decays = torch.zeros(count, count, device=rho.device)
+    for j in range(count):
+        for i in range(j):
+            decays[j, i] = rho[i + 1 : j].prod()
+    return PackedRouter(
+        merged=torch.cat([named["W_hd"] * named["rms_w"], named["local_W1"]]),
+        hidden_up=named["W_hu"],
+        path_in=named.get("path_W1"),
+        path_in_bias=named.get("path_b1"),
+        path_out=named.get("path_W2"),
+        path_out_bias=named.get("path_b2"),
+        query=named["W_q"],
+        key=named["W_k"],
+        value=named["W_v"],
+        novelty_state=named["W_n"],
+        novelty_context=named["W_c"],
+        history_state=by_input[0],
+        history_context=by_input[1],
+        history_novelty=by_input[2][:, 0],
+        history_bias=named["hist_b1"],
+        history_out=named["hist_W2"][0],
+        local_bias=named["local_b1"],
+        local_out=named["local_W2"][0],
+        last_biases=torch.cat([named["hist_b2"], named["local_b2"]]),
+        decays=decays,
+        eps=router.eps,
+        variant=router.variant,
+    )
+
+
+def router_workspace(batch: int, router: PackedRouter) -> RouterWorkspace:
+    """Buffers for ``batch`` tokens; one set serves all routed blocks and every step."""
+    heads, width = router.merged.shape
+    entries = (batch, len(router.decays), len(router.key))
+    made = router.merged.new_empty
+    return RouterWorkspace(
+        last=made(batch, width),
+        step=made(batch, width),
+        keys=made(entries),
+        values=made(entries),
+        p=made(batch),
+        m=made(batch),
+        projected=made(batch, heads),
+        sums=made(batch, 4),
+        gate=made(batch),
+        scale=made(batch),
+        execute=torch.empty(batch, dtype=torch.bool, device=router.merged.device),
+    )
+
+
+def router_step(
+    index: int,
+    hbar: Tensor,
+    router: PackedRouter,
+    workspace: RouterWorkspace,
+    threshold: float = 0.5,
+    triton: bool | None = None,
+) -> None:
+    """Decide routed block ``index`` for every token: ``gate``, ``execute``, ``scale``.
+
+    Blocks are decided in order from 0, which starts a new step. Nothing is allocated and nothing
+    reaches the host.
+
+    Args:
+        index: j - 1, 0-based among the R routed blocks.
+        hbar: Residual stream behind attention (B, D), 1 <= B <= 16.
+        router: Of :func:`pack`.
+        workspace: Of :func:`router_workspace`; results and state are written there.
+        threshold: Executes at gate >= threshold.
+        triton: True forces the kernels, False the twin; None lets the device decide.
+
+    Raises:
+        ValueError: Shapes do not fit, or there is no block ``index``.
+        RuntimeError: ``triton`` is True where no kernel can run.
+    """
+    batch, width = hbar.shape
+    if not 1 <= batch <= MOST_ROWS:
+        raise ValueError(f"decoding takes 1 to {MOST_ROWS} rows, not {batch}")
+    if not 0 <= index < len(router.decays):
+        raise ValueError(f"there are {len(router.decays)} routed blocks, none has index {index}")
+    heads, last = len(router.merged), workspace.last
+    check_tensors(
+        {
+            "hbar": (hbar, (batch, width), hbar.dtype),
+            "merged": (router.merged, (heads, width), torch.float32),
+            "workspace.last": (last, (batch, width), torch.float32),
+            "workspace.projected": (workspace.projected, (batch, heads), torch.float32),
+        }
+    )
+    if not use_triton(router.merged, triton):
+        router_step_reference(index, hbar, router, workspace, threshold)
+        return
+    from methods.hero.kernels.router_triton import launches
+
+    for launch in launches(index, hbar, router, workspace, threshold):
+        launch.run()
+
+
+def router_step_reference(
+    index: int,
+    hbar: Tensor,
+    router: PackedRouter,
+    workspace: RouterWorkspace,
+    threshold: float = 0.5,
+) -> None:
+    """The twin of :func:`router_step`, on the same buffers."""
+    space = workspace
+    hbar = hbar.float()
+    delta = hbar - space.last if index > 0 else torch.zeros_like(hbar)
+    before = space.step if index > 1 else torch.zeros_like(hbar)
+    products = (hbar * hbar, delta * delta, delta * before, before * before)
+    space.sums.copy_(torch.stack([each.sum(-1) for each in products], dim=-1))
+    space.projected.copy_(linear(hbar, router.merged))
+    space.last.copy_(hbar)
+    space.step.copy_(delta)
+
+    s = _state(index, router, space, hbar.shape[-1])
+    context = _read(index, router, space, linear(s, router.query))
+    novelty = torch.zeros_like(space.p)
+    if router.variant == "no-memread":
+        context = torch.zeros_like(context)
+    elif index > 0:
+        asked, found = linear(s, router.novelty_state), linear(context, router.novelty_context)
+        size = asked.norm(dim=-1) * found.norm(dim=-1)
+        novelty = 1 - (asked * found).sum(-1) / (size + EPS)
+    first = linear(s, router.history_state) + linear(context, router.history_context)
+    first = first + novelty[:, None] * router.history_novelty + router.history_bias
+    a = silu(first) @ router.history_out + router.last_biases[0]
+    local = space.projected[:, len(router.local_out) :] + router.local_bias
+    b = silu(local) @ router.local_out + router.last_biases[1]
+
+    p = torch.sigmoid(a / TEMPERATURE)
+    space.m.copy_(p * space.m if index > 0 else p)
+    space.p.copy_(p)
+    space.gate.copy_(torch.sigmoid(a + b))
+    space.execute.copy_(space.gate >= threshold)
+    space.scale.copy_(torch.where(space.execute, space.gate, 1 - space.gate))
+    space.keys[:, index] = phi(linear(s, router.key))
+    space.values[:, index] = linear(s, router.value)
+
+
+def _state(index: int, router: PackedRouter, space: RouterWorkspace, width: int) -> Tensor:
+    """s_j (B, 64) from the projections and the path vector."""
+    heads = len(router.local_out)
+    rstd = torch.rsqrt(space.sums[:, :1] / width + router.eps)
+    z_hidden = linear(silu(space.projected[:, :heads] * rstd), router.hidden_up)
+    if router.path_in is None or router.path_out is None:
+        return torch.cat([z_hidden, z_hidden.new_zeros(len(z_hidden), 64 - HIDDEN_OUT)], dim=-1)
+    _, size, product, before = space.sums.unbind(-1)
+    bend = product / (size.sqrt() * before.sqrt() + EPS)
+    position = torch.full_like(size, (index + 1) / len(router.decays))
+    features = [position, 1 - position, size.sqrt(), bend]
+    if router.variant == "no-position":
+        features = [torch.zeros_like(size)] * 4
+    features += [space.p, space.m] if index > 0 else [torch.ones_like(size)] * 2
+    hidden = silu(linear(torch.stack(features, dim=-1), router.path_in, router.path_in_bias))
+    return torch.cat([z_hidden, linear(hidden, router.path_out, router.path_out_bias)], dim=-1)
+
+
+def _read(index: int, router: PackedRouter, space: RouterWorkspace, query: Tensor) -> Tensor:
+    """c_j (B, M) from the entries of the blocks before ``index``."""
+    alike = torch.einsum("bm,bim->bi", phi(query), space.keys[:, :index])
+    weights = router.decays[index, :index] * alike
+    above = torch.einsum("bi,bim->bm", weights, space.values[:, :index])
+    return above / (weights.sum(-1, keepdim=True) + EPS)

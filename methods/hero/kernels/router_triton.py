@@ -1,0 +1,219 @@
+"""The two kernels of :mod:`methods.hero.kernels.router`, and their launches."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from methods.core.routing.kernels.decode_triton import row_products, tile_of
+from methods.core.routing.kernels.launch import Launch
+from methods.hero.kernels.router import PackedRouter, RouterWorkspace
+from methods.hero.memory import EPS
+from methods.hero.router import HIDDEN_OUT, PATH, PATH_HIDDEN, STATE, TEMPERATURE
+
+# Columns of hbar that the program of the sums takes at a time.
+CHUNK = 1024
+# 256 threads hold the widest matrix of the second launch, (256, 64), in 64 registers each.
+WARPS = 8
+
+
+@triton.jit(do_not_specialize=["index"])
+def project_kernel(
+    hbar, merged, last, step, projected, sums, index,
+    D: tl.constexpr, N: tl.constexpr, BATCH: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """``merged`` (N, D) times hbar by the first programs, one more per token for its sums."""
+    tiles: tl.constexpr = (N + ROWS - 1) // ROWS
+    tile = tl.program_id(0)
+    if tile < tiles:
+        slots = tl.arange(0, SLOTS)
+        present = slots < BATCH
+        first = tile * ROWS
+        rows = first + tl.arange(0, ROWS)
+        values = row_products(merged, hbar, first, present, N, D, ROWS, DEPTH, SPLIT, SLOTS)
+        kept = (rows[:, None] < N) & present[None, :]
+        tl.store(projected + slots[None, :] * N + rows[:, None], values, mask=kept)
+    else:
+        path_sums(hbar, last, step, sums, index, tile - tiles, D, CHUNK)
+
+
+@triton.jit
+def path_sums(
+    hbar, last, step, sums, index, token, D: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Sums over D of one token; hbar and delta take the place of the block before's."""
+    size = tl.zeros([CHUNK], tl.float32)
+    moved = tl.zeros([CHUNK], tl.float32)
+    along = tl.zeros([CHUNK], tl.float32)
+    before = tl.zeros([CHUNK], tl.float32)
+    for start in range(0, D, CHUNK):
+        k = start + tl.arange(0, CHUNK)
+        places = token * D + k
+        now = tl.load(hbar + places, mask=k < D, other=0.0).to(tl.float32)
+        old = tl.load(last + places, mask=(k < D) & (index > 0), other=0.0)
+        previous = tl.load(step + places, mask=(k < D) & (index > 1), other=0.0)
+        delta = tl.where(index > 0, now - old, 0.0)
+        size += now * now
+        moved += delta * delta
+        along += delta * previous
+        before += previous * previous
+        tl.store(last + places, now, mask=k < D)
+        tl.store(step + places, delta, mask=k < D)
+    tl.store(sums + token * 4, tl.sum(size, axis=0))
+    tl.store(sums + token * 4 + 1, tl.sum(moved, axis=0))
+    tl.store(sums + token * 4 + 2, tl.sum(along, axis=0))
+    tl.store(sums + token * 4 + 3, tl.sum(before, axis=0))
+
+
+@triton.jit
+def product(matrix, vector, N: tl.constexpr, K: tl.constexpr, n, k):
+    """``matrix`` (N, K) times a vector over the columns ``k``, for the rows ``n``."""
+    kept = (n[:, None] < N) & (k[None, :] < K)
+    part = tl.load(matrix + n[:, None] * K + k[None, :], mask=kept, other=0.0)
+    return tl.sum(part * vector[None, :], axis=1)
+
+
+@triton.jit
+def silu(x):
+    """SiLU, x sigmoid(x)."""
+    return x * tl.sigmoid(x)
+
+
+@triton.jit
+def phi(x):
+    """ELU + 1."""
+    return tl.where(x > 0, x + 1.0, tl.exp(tl.minimum(x, 0.0)))
+
+
+@triton.jit
+def path_vector(sums, p, m, index, EPS: tl.constexpr, R: tl.constexpr, POSITION: tl.constexpr):
+    """x_j, six features in a vector of eight."""
+    place = tl.arange(0, 8)
+    x = tl.where(place == 4, p, 0.0) + tl.where(place == 5, m, 0.0)
+    if POSITION:
+        position = (index + 1).to(tl.float32) / R
+        distance = tl.sqrt(tl.load(sums + 1))
+        bend = tl.load(sums + 2) / (distance * tl.sqrt(tl.load(sums + 3)) + EPS)
+        x += tl.where(place == 0, position, 0.0) + tl.where(place == 1, 1.0 - position, 0.0)
+        x += tl.where(place == 2, distance, 0.0) + tl.where(place == 3, bend, 0.0)
+    return x
+
+
+@triton.jit
+def read_memory(
+    keys, values, decays, query, index, M: tl.constexpr, R: tl.constexpr,
+    MP: tl.constexpr, RP: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """c_j over the entries before ``index``; zero where there is none."""
+    entry, feature = tl.arange(0, RP), tl.arange(0, MP)
+    kept = (entry[:, None] < index) & (feature[None, :] < M)
+    places = entry[:, None] * M + feature[None, :]
+    alike = tl.sum(tl.load(keys + places, mask=kept, other=0.0) * phi(query)[None, :], axis=1)
+    weight = tl.load(decays + index * R + entry, mask=entry < index, other=0.0) * alike
+    above = tl.sum(weight[:, None] * tl.load(values + places, mask=kept, other=0.0), axis=0)
+    return above / (tl.sum(weight, axis=0) + EPS)
+
+
+@triton.jit(do_not_specialize=["index", "threshold"])
+def decide_kernel(
+    projected, sums, keys, values, p, m, gate, scale, execute,
+    hidden_up, path_in, path_in_bias, path_out, path_out_bias, query, key, value,
+    novelty_state, novelty_context, history_state, history_context, history_novelty,
+    history_bias, history_out, local_bias, local_out, last_biases, decays,
+    index, threshold,
+    D: tl.constexpr, H: tl.constexpr, M: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr,
+    HP: tl.constexpr, MP: tl.constexpr, RP: tl.constexpr,
+    NORM_EPS: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
+    MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
+):  # fmt: skip
+    """One token: from projections and sums to decision, memory entry, p and m."""
+    token = tl.program_id(0)
+    head, state, feature = tl.arange(0, HP), tl.arange(0, S), tl.arange(0, MP)
+    row = projected + token * 2 * H
+    rstd = tl.rsqrt(tl.load(sums + token * 4) / D + NORM_EPS)
+    z = silu(tl.load(row + head, mask=head < H, other=0.0) * rstd)
+    s = product(hidden_up, z, Z, H, state, head)
+    m_before = tl.load(m + token, mask=index > 0, other=1.0)
+    if AUX:
+        p_before = tl.load(p + token, mask=index > 0, other=1.0)
+        x = path_vector(sums + token * 4, p_before, m_before, index, EPS, R, POSITION)
+        wide = tl.arange(0, XH)
+        y = silu(product(path_in, x, XH, X, wide, tl.arange(0, 8)) + tl.load(path_in_bias + wide))
+        # The path's share of the state follows behind the first Z rows.
+        kept = state >= Z
+        places = (state - Z)[:, None] * XH + wide[None, :]
+        s += tl.sum(tl.load(path_out + places, mask=kept[:, None], other=0.0) * y[None, :], axis=1)
+        s += tl.load(path_out_bias + state - Z, mask=kept, other=0.0)
+
+    past_keys, past_values = keys + token * R * M, values + token * R * M
+    first = product(history_state, s, H, S, head, state)
+    first += tl.load(history_bias + head, mask=head < H, other=0.0)
+    if MEMREAD:
+        asked = product(query, s, M, S, feature, state)
+        context = read_memory(past_keys, past_values, decays, asked, index, M, R, MP, RP, EPS)
+        first += product(history_context, context, H, M, head, feature)
+        here = product(novelty_state, s, S, S, state, state)
+        there = product(novelty_context, context, S, M, state, feature)
+        sizes = tl.sqrt(tl.sum(here * here, axis=0)) * tl.sqrt(tl.sum(there * there, axis=0))
+        novelty = tl.where(index > 0, 1.0 - tl.sum(here * there, axis=0) / (sizes + EPS), 0.0)
+        first += novelty * tl.load(history_novelty + head, mask=head < H, other=0.0)
+    out = tl.load(history_out + head, mask=head < H, other=0.0)
+    a = tl.sum(silu(first) * out, axis=0) + tl.load(last_biases)
+    local = tl.load(row + H + head, mask=head < H, other=0.0)
+    local = silu(local + tl.load(local_bias + head, mask=head < H, other=0.0))
+    out = tl.load(local_out + head, mask=head < H, other=0.0)
+    b = tl.sum(local * out, axis=0) + tl.load(last_biases + 1)
+
+    score, g = tl.sigmoid(a / TEMPERATURE), tl.sigmoid(a + b)
+    runs = g >= threshold
+    tl.store(p + token, score)
+    tl.store(m + token, m_before * score)
+    tl.store(gate + token, g)
+    tl.store(execute + token, runs)
+    tl.store(scale + token, tl.where(runs, g, 1.0 - g))
+    places = index * M + feature
+    written = phi(product(key, s, M, S, feature, state))
+    tl.store(past_keys + places, written, mask=feature < M)
+    written = product(value, s, M, S, feature, state)
+    tl.store(past_values + places, written, mask=feature < M)
+
+
+def launches(
+    index: int,
+    hbar: Tensor,
+    router: PackedRouter,
+    workspace: RouterWorkspace,
+    threshold: float,
+) -> list[Launch]:
+    """The two launches of ``router_step``, whose arguments these are."""
+    batch, width = hbar.shape
+    heads, memory, routed = len(router.local_out), len(router.key), len(router.decays)
+    tile, space = tile_of(batch, router.merged.element_size()), workspace._asdict()
+    project = {name: space[name] for name in ("last", "step", "projected", "sums")}
+    project |= {"hbar": hbar, "merged": router.merged, "index": index}
+    project |= {"D": width, "N": 2 * heads, "BATCH": batch, "CHUNK": CHUNK}
+    project |= {"ROWS": tile.rows, "DEPTH": tile.depth, "SPLIT": tile.split, "SLOTS": tile.slots}
+    weights = router._asdict()
+    decide = {name: space[name] for name in ("projected", "sums", "keys", "values", "p", "m")}
+    decide |= {name: space[name] for name in ("gate", "scale", "execute")}
+    # Without the path MLP its pointers are never followed.
+    decide |= {
+        name: router.hidden_up if weight is None else weight
+        for name, weight in weights.items()
+        if name not in ("merged", "eps", "variant")
+    }
+    decide |= {"index": index, "threshold": float(threshold), "NORM_EPS": router.eps, "EPS": EPS}
+    decide |= {"D": width, "H": heads, "M": memory, "R": routed, "TEMPERATURE": TEMPERATURE}
+    decide |= {"S": STATE, "Z": HIDDEN_OUT, "X": PATH, "XH": PATH_HIDDEN}
+    for name, size in (("HP", heads), ("MP", memory), ("RP", routed)):
+        decide[name] = triton.next_power_of_2(size)
+    decide |= {"MEMREAD": router.variant != "no-memread", "AUX": router.variant != "no-aux"}
+    decide["POSITION"] = router.variant != "no-position"
+    grid = (triton.cdiv(2 * heads, tile.rows) + batch,)
+    return [
+        Launch(project_kernel, grid, project, tile.warps, tile.stages),
+        Launch(decide_kernel, (batch,), decide, WARPS),
+    ]

@@ -1,0 +1,219 @@
+"""Kernels compiled ahead of time, for GPUs that this machine lacks.
+
+A launch is compiled as it would be on the device: pointers are aligned to 16 bytes, integers carry
+what Triton's launcher would know of them. The binary tells registers, shared memory, spills, the
+width of its loads and its use of tensor cores.
+
+Each module of ``tests/kernel_cases`` gives its launches as ``cases()``. The table of all:
+
+    python -m tests.compiled --out reports/reference/kernels.csv
+
+Under ``TRITON_INTERPRET=1`` (``tests/conftest.py``) nothing can be compiled, so tests take the
+table from a process of its own: ``compiled(["decode"])``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+CASES = ROOT / "tests" / "kernel_cases"
+TARGETS = (80, 89, 90, 100)
+COLUMNS = (
+    "kernel", "shape", "target", "registers", "shared", "local",
+    "loads_128", "tensor_core", "warps",
+)  # fmt: skip
+# Registers and bytes of shared memory of one multiprocessor; programs also reserve 1 KiB each.
+REGISTERS = 65536
+SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+POINTERS = {
+    "torch.bfloat16": "*bf16",
+    "torch.float16": "*fp16",
+    "torch.float32": "*fp32",
+    "torch.int32": "*i32",
+    "torch.int64": "*i64",
+    "torch.bool": "*i1",
+    "torch.uint8": "*u8",
+}
+
+
+class Case(NamedTuple):
+    """One launch: ``arguments`` by name, tensors as meta tensors; ``shape`` names the sizes.
+
+    ``targets``: where it is launched so; kernels whose tiles depend on the device differ there.
+    """
+
+    kernel: str
+    shape: str
+    function: Any
+    arguments: Mapping[str, Any]
+    warps: int
+    stages: int
+    targets: Sequence[int] = TARGETS
+
+
+class Binary(NamedTuple):
+    """What a compiled kernel needs and holds.
+
+    ``target`` is the compute capability times ten, ``registers`` are per thread, ``shared`` bytes
+    per program, ``local`` bytes per thread, stack included. Instructions: ``loads_128``, global
+    loads of 128 bits (also straight to shared memory), ``tensor_core``, matrix products, and
+    ``spills``, accesses of local memory.
+    """
+
+    kernel: str
+    shape: str
+    target: int
+    registers: int
+    shared: int
+    local: int
+    loads_128: int
+    tensor_core: int
+    warps: int
+    spills: int
+
+    @property
+    def resident(self) -> int:
+        """Programs that one multiprocessor holds at a time."""
+        # Registers are handed out to warps in units of 256.
+        per_warp = -(-self.registers * 32 // 256) * 256
+        by_shared = SHARED[self.target] // (self.shared + 1024)
+        return min(REGISTERS // (per_warp * self.warps), by_shared)
+
+
+def compile_case(case: Case, capability: int) -> Binary:
+    """Compile a launch for ``cuda`` devices of ``capability`` (80, 89, 90 or 100)."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    signature, constants, attributes = _specialised(case.function, case.arguments)
+    source = ASTSource(case.function, signature, constants, attributes)
+    options = {"num_warps": case.warps, "num_stages": case.stages}
+    made = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    usage, code = _disassembled(made.asm["cubin"])
+    return Binary(
+        kernel=case.kernel,
+        shape=case.shape,
+        target=capability,
+        registers=int(re.findall(r"REG:(\d+)", usage)[0]),
+        shared=made.metadata.shared,
+        local=sum(map(int, re.findall(r"\b(?:LOCAL|STACK):(\d+)", usage))),
+        loads_128=len(re.findall(r"\bLDG(?:STS)?\.E(?:\.\w+)*\.128\b", code)),
+        tensor_core=len(re.findall(r"\b(?:HMMA|QGMMA|HGMMA|UTC\w*MMA)\b", code)),
+        warps=made.metadata.num_warps,
+        spills=len(re.findall(r"\b(?:STL|LDL)\b", code)),
+    )
+
+
+def _specialised(
+    function: Any, arguments: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
+    """Types, constants and divisibility of a launch's arguments, as Triton's launcher has them."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for place, parameter in enumerate(function.params):
+        name, value = parameter.name, arguments[parameter.name]
+        plain = parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (_is_int(value) and value == 1 and not plain):
+            signature[name], constants[name] = "constexpr", value
+            continue
+        signature[name] = _type_of(name, value)
+        if isinstance(value, Tensor) or (_is_int(value) and value % 16 == 0 and not plain):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _type_of(name: str, value: Any) -> str:
+    if isinstance(value, Tensor):
+        return POINTERS[str(value.dtype)]
+    if isinstance(value, float):
+        return "fp32"
+    if _is_int(value):
+        return "i32"
+    raise ValueError(f"argument '{name}' has no type on the device: {value!r}")
+
+
+def _disassembled(cubin: bytes) -> tuple[str, str]:
+    """Resource usage and machine code, by the tools that Triton brings."""
+    from triton.backends import nvidia
+
+    tools = Path(nvidia.__path__[0]) / "bin"
+    with tempfile.TemporaryDirectory(prefix="skipbench-cubin-") as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        commands = ([tools / "cuobjdump", "-res-usage", file], [tools / "nvdisasm", "-c", file])
+        usage, code = (
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            for command in commands
+        )
+    return usage, code
+
+
+def cases(names: Sequence[str]) -> Iterator[Case]:
+    """The launches of the modules ``names`` of ``tests/kernel_cases``; of all if there is none."""
+    for name in names or sorted(file.stem for file in CASES.glob("[a-z]*.py")):
+        yield from importlib.import_module(f"tests.kernel_cases.{name}").cases()
+
+
+def compiled(names: Sequence[str], targets: Sequence[int] = TARGETS) -> list[Binary]:
+    """Every launch of the modules ``names`` at every target, compiled by a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.compiled", "--json", *names]
+    command += ["--targets", *map(str, targets)]
+    with tempfile.TemporaryDirectory(prefix="skipbench-triton-") as cache:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment | {"TRITON_CACHE_DIR": cache},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    return [Binary(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def main() -> None:
+    """Write the table as CSV, or every row as a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("modules", nargs="*", help="of tests/kernel_cases; default: all")
+    parser.add_argument("--targets", nargs="+", type=int, default=TARGETS)
+    parser.add_argument("--out", type=Path, help="CSV file; default: standard output")
+    parser.add_argument("--json", action="store_true", help="lines of JSON")
+    args = parser.parse_args()
+    rows = (
+        compile_case(case, target)._asdict()
+        for case in cases(args.modules)
+        for target in args.targets
+        if target in case.targets
+    )
+    if args.json:
+        for row in rows:
+            print(json.dumps(row), flush=True)
+        return
+    text = args.out.open("w", newline="", encoding="utf-8") if args.out else sys.stdout
+    with text:
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Decoding kernels in a CUDA graph: one capture follows every later decision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from methods.core.routing.kernels.decode import (
+    AdapterWeights,
+    FfnWeights,
+    decode_workspace,
+    routed_ffn_decode,
+)
+from methods.core.routing.router import Unit
+from methods.hero.kernels.router import pack, router_step, router_workspace
+from methods.hero.router import HeroRouter, Sizes
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+pytest.importorskip("triton", reason="Triton is not installed")
+WIDTH, INNER, NARROW, ROUTED = 4096, 14336, 896, 4
+
+
+@pytest.mark.parametrize("batch", [1, 5, 16])
+@torch.no_grad()
+def test_a_graph_of_routed_blocks_follows_its_inputs(batch: int) -> None:
+    """Decisions, gates and states of replays equal the twins'; nothing waits for the host."""
+    maker = torch.Generator().manual_seed(batch)
+    units = [Unit(n, "ffn", 1) for n in range(ROUTED)]
+    router = HeroRouter(units, Sizes(WIDTH, 256, 64, NARROW), 1e-5, "full", False, 0.0, maker)
+    for name in ("local_head", "history_head"):
+        torch.nn.init.normal_(getattr(router, name)[2].weight, std=0.5, generator=maker)
+    packed = pack(router.cuda())
+
+    def normal(*shape: int) -> torch.Tensor:
+        values = torch.randn(*shape, generator=maker) * shape[-1] ** -0.5
+        return values.to("cuda", torch.bfloat16)
+
+    ffn = FfnWeights(normal(INNER, WIDTH), normal(INNER, WIDTH), normal(WIDTH, INNER))
+    adapter = AdapterWeights(normal(NARROW, WIDTH), normal(WIDTH, NARROW))
+    streams = [normal(batch, WIDTH) * 64 for _ in range(ROUTED)]
+    sides = [
+        (router_workspace(batch, packed), decode_workspace(batch, ffn, adapter), kernel)
+        for kernel in (True, False)
+    ]
+    outs = [[torch.empty_like(streams[0]) for _ in range(ROUTED)] for _ in sides]
+
+    def step(side: int) -> None:
+        space, rows, kernel = sides[side]
+        for index, hidden in enumerate(streams):
+            router_step(index, hidden, packed, space, 0.5, kernel)
+            out, decided = outs[side][index], (space.execute, space.scale)
+            routed_ffn_decode(hidden, hidden, *decided, ffn, adapter, out, rows, kernel)
+
+    step(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.graph(graph):
+            step(0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for _ in range(4):
+        for hidden in streams:
+            hidden.copy_(normal(batch, WIDTH) * 64)
+        graph.replay()
+        step(1)
+        found, expected = sides[0][0], sides[1][0]
+        torch.testing.assert_close(found.gate, expected.gate, rtol=1e-4, atol=1e-4)
+        assert torch.equal(found.execute, expected.execute)
+        for ours, theirs in zip(*outs, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)

@@ -1,0 +1,66 @@
+"""Triton's interpreter, mended where it is wrong and listened to where it reads.
+
+It holds bfloat16 as bits and multiplies matrices of such bits as integers (Triton 3.6); here they
+become float32 first, as on tensor cores, whose products of bfloat16 are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def mend() -> None:
+    """Let matrix products of bfloat16 be products of numbers; nothing to do on a GPU."""
+    if DEVICE == "cuda":
+        return
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    if getattr(InterpreterBuilder.create_dot, "mended", False):
+        return
+    plain = InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        return plain(self, widened(a), widened(b), d, *rest)
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar is not tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    create_dot.mended = True  # type: ignore[attr-defined]
+    InterpreterBuilder.create_dot = create_dot
+
+
+@contextmanager
+def bytes_read(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, int]]:
+    """Bytes that interpreted kernels load from each of the named tensors, repetitions included."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    counts = dict.fromkeys(tensors, 0)
+    ranges = {
+        name: (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+        for name, tensor in tensors.items()
+    }
+    plain = InterpreterBuilder.create_masked_load
+
+    def load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        wanted = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)]
+        size = ptrs.get_element_ty().primitive_bitwidth // 8
+        for name, (low, high) in ranges.items():
+            counts[name] += size * int(((wanted >= low) & (wanted < high)).sum())
+        return plain(self, ptrs, mask, *rest)
+
+    InterpreterBuilder.create_masked_load = load
+    try:
+        yield counts
+    finally:
+        InterpreterBuilder.create_masked_load = plain

@@ -1,0 +1,74 @@
+"""The launches of the grouped dispatch at true shapes, as its own launcher makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import torch
+
+from methods.core.routing.kernels import grouped, grouped_launch
+from methods.core.routing.kernels.grouped_launch import Device
+from methods.core.routing.kernels.launch import Launch
+from methods.core.shapes import SHAPES
+from tests.compiled import TARGETS, Case
+
+TRUE_SHAPES = ("llama31_8b", "llama2_7b", "llama2_13b")
+ADAPTER = 896
+ROWS = 2048
+
+
+def cases() -> Iterator[Case]:
+    """Of one shape: widths are numbers to the kernels, so the others have the same binaries."""
+    for target in TARGETS:
+        yield from recorded(TRUE_SHAPES[0], target, torch.bfloat16)
+
+
+def recorded(shape: str, target: int, dtype: torch.dtype) -> list[Case]:
+    """What forward and backward of a training step launch on ``target``, each launch once."""
+    label = f"{shape}_{str(dtype).removeprefix('torch.')}"
+    made: dict[str, Case] = {}
+
+    def record(launch: Launch) -> None:
+        name = _name(launch)
+        made[name] = Case(
+            name, label, launch.kernel, launch.arguments, launch.warps, launch.stages, [target]
+        )
+
+    device = Device((target // 10, target % 10), 132)
+    with (
+        torch.device("meta"),
+        patch.object(Launch, "run", record),
+        patch.object(grouped_launch, "device_of", lambda _: device),
+    ):
+        sizes = SHAPES[shape]
+        step(sizes["hidden_size"], sizes["intermediate_size"], dtype)
+    return list(made.values())
+
+
+def _name(launch: Launch) -> str:
+    part = "adapter" if launch.arguments["F"] == ADAPTER else "ffn"
+    name, transposed = launch.kernel.__name__, launch.arguments.get("TRANSPOSED")
+    if name == "contract" and not transposed:
+        name = "contract_backward"
+    if name == "weight_gradient":
+        part += "_up" if transposed else "_down"
+    return f"{name}_{part}"
+
+
+def step(width: int, ffn: int, dtype: torch.dtype) -> None:
+    """Forward and backward of one routed FFN, on the default device."""
+    rows, residual = (torch.empty(ROWS, width, dtype=dtype, requires_grad=True) for _ in range(2))
+    weights = grouped.FfnWeights(
+        torch.empty(ffn, width, dtype=dtype),
+        torch.empty(ffn, width, dtype=dtype),
+        torch.empty(width, ffn, dtype=dtype),
+    )
+    adapter = grouped.AdapterWeights(
+        torch.empty(ADAPTER, width, requires_grad=True),
+        torch.empty(width, ADAPTER, requires_grad=True),
+    )
+    scale = torch.empty(ROWS, requires_grad=True)
+    execute = torch.empty(ROWS, dtype=torch.bool)
+    updated = grouped.dispatch_kernels(rows, execute, weights, adapter, scale, residual)
+    updated.backward(torch.empty_like(updated))

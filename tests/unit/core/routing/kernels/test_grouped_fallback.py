@@ -1,0 +1,73 @@
+"""The grouped dispatch where kernels do not run: no Triton, no GPU, no host read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from methods.core.routing.dispatch import dispatch
+from methods.core.routing.kernels import grouped
+from tests.grouped_toys import SIZES, gradients, masked, toy
+
+ROOT = Path(__file__).resolve().parents[5]
+WITHOUT = """
+import sys
+sys.modules["triton"] = None
+from methods.core.routing.kernels import grouped
+from tests.grouped_toys import SIZES, toy
+given = toy(SIZES[0], "some")
+assert grouped.dispatch_fused(*given).equal(grouped.dispatch_reference(*given))
+"""
+
+
+@pytest.mark.parametrize("executing", ["none", "all", "one", "some"])
+def test_the_twin_equals_the_masked_dispatch(executing: str) -> None:
+    found = gradients(grouped.dispatch_reference, toy(SIZES[0], executing))
+    for name, value in gradients(masked, toy(SIZES[0], executing)).items():
+        bound = 1e-5 * float(value.abs().max())
+        torch.testing.assert_close(found[name], value, rtol=0, atol=bound)
+
+
+def test_works_without_triton() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, check=True)
+
+
+def test_the_twin_gives_frozen_weights_no_gradient() -> None:
+    given = toy(SIZES[0], "some")
+    for weight in given.ffn:
+        weight.requires_grad_()
+    grouped.dispatch_reference(*given).sum().backward()
+    assert all(weight.grad is None for weight in given.ffn)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_partition(share: float) -> None:
+    execute = torch.rand(41, generator=torch.Generator().manual_seed(1)) < share
+    order, bounds = grouped.partition(execute)
+    executing, others = execute.nonzero()[:, 0].tolist(), (~execute).nonzero()[:, 0].tolist()
+    assert order.tolist() == executing + others
+    assert bounds.tolist() == [0, len(executing), 41]
+    assert order.dtype == bounds.dtype == torch.int32
+
+
+def test_a_training_step_asks_the_device_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors have no numbers: whoever reads one on the host fails."""
+    pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
+    from methods.core.routing.kernels.launch import Launch
+    from tests.kernel_cases.grouped import step
+
+    launches = list[str]()
+    monkeypatch.setattr(Launch, "run", lambda launch: launches.append(launch.kernel.__name__))
+    with torch.device("meta"):
+        step(64, 128, torch.bfloat16)
+        with pytest.raises(RuntimeError, match="meta"):
+            dispatch(torch.empty(3, 2), torch.empty(3, dtype=torch.bool), lambda part: part)
+    assert launches == [
+        *2 * ["expand", "contract"],
+        *2 * ["expand_backward", "contract"],
+        *2 * ["weight_gradient"],
+    ]

@@ -1,0 +1,132 @@
+"""HeRo's router kernels, under Triton's interpreter or on a GPU, against twin and router."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from methods.core.routing.router import Context, Tokens, Unit
+from methods.hero.kernels.router import (
+    PACKED,
+    PackedRouter,
+    RouterWorkspace,
+    pack,
+    router_step,
+    router_workspace,
+)
+from methods.hero.router import HeroRouter, PathState, Sizes, Variant
+from tests.interpreted import DEVICE, mend
+
+pytest.importorskip("triton", reason="Triton is not installed")
+mend()
+
+ROUTED = 5
+
+
+def make_router(variant: Variant = "full", width: int = 48, memory: int = 64) -> HeroRouter:
+    """A router whose heads, norm and decays say something."""
+    units = [Unit(n, "ffn", 1) for n in range(ROUTED)]
+    maker = torch.Generator().manual_seed(3)
+    sizes = Sizes(hidden=width, head=32, memory=memory, adapter=14)
+    router = HeroRouter(units, sizes, 1e-5, variant, False, 0.0, maker)
+    with torch.no_grad():
+        for name in ("local_head", "history_head"):
+            getattr(router, name)[2].weight.normal_(std=0.6, generator=maker)
+        router.norm_weight.uniform_(0.5, 1.5, generator=maker)
+        router.eta.normal_(generator=maker)
+    return router.to(DEVICE)
+
+
+def stream(batch: int, width: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """hbar of every block (R, B, D)."""
+    maker = torch.Generator().manual_seed(seed)
+    steps = torch.randn(ROUTED, batch, width, generator=maker)
+    return steps.cumsum(0).to(DEVICE, dtype)
+
+
+def poisoned(batch: int, packed: PackedRouter) -> RouterWorkspace:
+    space = router_workspace(batch, packed)
+    for part in space:
+        part.fill_(float("nan") if part.is_floating_point() else True)
+    return space
+
+
+def begin(router: HeroRouter, batch: int, width: int) -> PathState:
+    ones = torch.ones(batch, 1, dtype=torch.bool, device=DEVICE)
+    hidden = torch.zeros(batch, 1, width, device=DEVICE)
+    return router.start(Tokens(None, ones.long(), ones), hidden, Context())
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["triton", "twin"])
+@pytest.mark.parametrize("variant", PACKED)
+@pytest.mark.parametrize("batch", [1, 3])
+@torch.no_grad()
+def test_equal_to_the_router(batch: int, variant: Variant, kernel: bool) -> None:
+    """Two steps with one workspace: the second meets what the first left there."""
+    width = 48
+    router = make_router(variant, width)
+    packed = pack(router)
+    space = poisoned(batch, packed)
+    for seed in (1, 2):
+        state = begin(router, batch, width)
+        for index, hbar in enumerate(stream(batch, width, seed)):
+            trace, state = router.step(index, hbar[:, None], state)
+            router_step(index, hbar, packed, space, 0.5, kernel)
+            near(space.gate, trace.gate[:, 0])
+            near(space.p, state.p[:, 0])
+            near(space.m, state.m[:, 0])
+            near(space.keys[:, index], state.memory.keys[index][:, 0])
+            near(space.values[:, index], state.memory.values[index][:, 0])
+            runs = trace.gate[:, 0] >= 0.5
+            assert torch.equal(space.execute, runs)
+            near(space.scale, torch.where(runs, space.gate, 1 - space.gate))
+
+
+@pytest.mark.parametrize(("batch", "width", "memory"), [(1, 64, 64), (2, 64, 16), (9, 48, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_kernels_equal_their_twin(batch: int, width: int, memory: int, dtype: torch.dtype) -> None:
+    packed = pack(make_router(width=width, memory=memory))
+    spaces = [poisoned(batch, packed) for _ in range(2)]
+    for index, hbar in enumerate(stream(batch, width, 4, dtype)):
+        for space, kernel in zip(spaces, (True, False), strict=True):
+            router_step(index, hbar, packed, space, 0.4, kernel)
+        found, expected = spaces
+        assert torch.equal(found.execute, expected.execute)
+        for name in ("last", "step", "projected", "sums", "gate", "scale", "p", "m"):
+            near(getattr(found, name), getattr(expected, name))
+        near(found.keys[:, : index + 1], expected.keys[:, : index + 1])
+        near(found.values[:, : index + 1], expected.values[:, : index + 1])
+        assert found.keys[:, index + 1 :].isnan().all()
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["triton", "twin"])
+@torch.no_grad()
+def test_a_tie_executes(kernel: bool) -> None:
+    router = make_router()
+    for name in ("local_head", "history_head"):
+        getattr(router, name)[2].weight.zero_()
+        getattr(router, name)[2].bias.zero_()
+    packed = pack(router)
+    space = poisoned(2, packed)
+    router_step(0, stream(2, 48, 5)[0], packed, space, 0.5, kernel)
+    assert space.gate.tolist() == [0.5, 0.5]
+    assert space.execute.all()
+
+
+def test_what_does_not_fit_is_named() -> None:
+    units = [Unit(0, "ffn", 1)]
+    plain = HeroRouter(units, Sizes(48, 32, 64, 14), 1e-5, "no-history", False, 2.0, None)
+    with pytest.raises(ValueError, match="'no-history' has no kernels"):
+        pack(plain)
+    packed = pack(make_router())
+    space = router_workspace(2, packed)
+    with pytest.raises(ValueError, match="5 routed blocks, none has index 5"):
+        router_step(ROUTED, torch.zeros(2, 48), packed, space)
+    with pytest.raises(ValueError, match=r"'workspace.last' must be contiguous"):
+        router_step(0, torch.zeros(3, 48), packed, space)
