@@ -1,6 +1,5 @@
 """What a row takes on the clock over the dense model, in turn with it in one process."""
 
-
 # A model that goes once it is scored is made again where a task is added; its time is known.
 STAYS = SUITE.config["keep_models"] is True
 
