@@ -39,13 +39,14 @@ from workflows.evaluation.tasklist import (
 )
 from workflows.job import Job, data_parts, data_words, relative
 from workflows.runtime.provenance import SCORING, code_files
-from workflows.scoring import VALIDATION, with_scoring, without_added
+from workflows.scoring import with_scoring, without_added
 from workflows.stats.budget import Protocol
 from workflows.table import TableLine, read_table
 
 PAGES = {".py", ".html", ".csv", ".yaml"}
-# Documents per task of a probe that is made of the suite's tasks.
+# Documents per task of a probe that is made of the suite's tasks, and the file that names these.
 PROBE_ROWS = 32
+MADE_OF = ".tasks.json"
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,24 @@ class Suite:
         """
         source = self.config["data"]["probe"]
         first = next(iter(self.config["backbones"]))
-        tasks = json.dumps(without_added(self.config["tasks"]), sort_keys=True)
+        tasks = json.dumps(self._probed, sort_keys=True)
         words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
         words += ["--seed", str(source["seed"]), "--backbone", self.backbone_folder(first)]
         return shlex.join([*words, *self._task_dir])
+
+    @cached_property
+    def _probed(self) -> list[Any]:
+        """Entries that the probe is made of: those of the suite when it was made.
+
+        A task that is added later must not calibrate anew what was fitted before.
+        """
+        entries = without_added(self.config["tasks"])
+        probe = ROOT / self._made("probe")
+        told = probe.with_suffix(MADE_OF)
+        if not (probe.is_file() and told.is_file()):
+            return entries
+        known = json.loads(told.read_text(encoding="utf-8"))
+        return [raw for raw in entries if (raw if isinstance(raw, str) else raw["task"]) in known]
 
     def compress_arguments(self, job: Job) -> str:
         """Arguments of the compress step that change numbers."""
@@ -227,8 +242,8 @@ class Suite:
 
     def probed_files(self) -> list[str]:
         """Those of the tasks that a probe is made of."""
-        added = [f"results/{self.name}/tasks/{task}.json" for task in VALIDATION.values()]
-        return [file for file in self.task_data_files() if file not in added]
+        probed = [entry.task for entry in read_entries(self._probed)]
+        return [f"results/{self.name}/tasks/{t}.json" for t in self._fetched_tasks if t in probed]
 
     def task_data_arguments(self, task: str) -> str:
         """Arguments of the step that fetches a task's data."""

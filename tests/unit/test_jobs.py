@@ -217,6 +217,27 @@ def test_a_suite_gives_the_parts_it_has(root: Path) -> None:
     assert "--rows 8 --seed 0 --backbone toy" in suite.probe_arguments()
 
 
+def test_a_task_that_is_added_stays_out_of_a_probe_that_is_made(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.jobs.ROOT", root)
+    data = {"probe": {"source": "tasks"}}
+    first = read_suite(config(data=data), root)
+    folder = root / "results/tiny/data"
+    folder.mkdir(parents=True)
+    (folder / "probe.tasks.json").write_text('["piqa", "boolq"]')
+    more = config(data=data, tasks=["piqa", {"task": "boolq"}, "sciq"])
+    # Nothing is made yet, so the task comes in; what is made stays, its own changes count.
+    assert "sciq" in read_suite(more, root).probe_arguments()
+    (folder / "probe.jsonl").write_text("")
+    later = read_suite(more, root)
+    assert later.probe_arguments() == first.probe_arguments().replace(
+        '"boolq"', '{"task": "boolq"}'
+    )
+    assert later.probed_files() == first.probed_files()
+    assert "results/tiny/tasks/sciq.json" in later.task_data_files()
+
+
 def test_only_a_probe_is_made_of_tasks(root: Path) -> None:
     with pytest.raises(ValueError, match="data.validation: file tasks does not exist"):
         read_suite(config(data={"validation": {"source": "tasks"}}), root)

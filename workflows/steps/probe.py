@@ -1,7 +1,8 @@
 """Write probe rows: `python -m workflows.steps.probe --tasks a,b --rows N --out FILE.jsonl`.
 
 The rows come from the training split of each task (else from its validation split), never from what
-is scored, in the form in which the harness feeds them. Nothing is downloaded.
+is scored, in the form in which the harness feeds them. Nothing is downloaded. Beside them
+FILE.tasks.json names the tasks, so that a suite knows which of its own were added later.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from methods.core.backbone import read_config, read_tokenizer
 from workflows.evaluation.loading import known_reasons
 from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
-from workflows.runtime.files import check_place, whole_file
+from workflows.jobs import MADE_OF
+from workflows.runtime.files import check_place, whole_file, write_text
 from workflows.runtime.program import run
 
 
@@ -59,6 +61,7 @@ def main() -> None:
             count += 1
         if not count:
             raise ValueError("--tasks names no task that a probe can be made of")
+    write_text(args.out.with_suffix(MADE_OF), json.dumps([entry.task for entry in entries]))
     print(f"{args.out}: {count} rows")
 
 
