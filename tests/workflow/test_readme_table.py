@@ -120,7 +120,7 @@ def test_publishing_writes_every_frame_and_the_readme(published: Path) -> None:
     names = {file.stem for file in (published / "reference").glob("*.csv")}
     assert names == {
         "retain", "ranks", "differences", "budgets", "costs", "noise", "training_noise", "scores",
-        "paper_values", "paper_order", "paper_agreement",
+        "paper_values", "paper_order", "paper_agreement", "speeds",
     }  # fmt: skip
     _, shown, _ = read_block(published / "README.md", "made")
     assert shown == made_block(published) + "\n"
