@@ -29,7 +29,7 @@ test: $(READY)
 	@$(RUN) snakemake --lint
 	@$(RUN) pytest
 
-# The paper's suites against a hub of our own; CASES="core or gated" runs those alone.
+# The paper's suites against a hub of our own; CASES="8b_suite or gated" runs those alone.
 rehearsal: $(READY)
 	@$(RUN) pytest -m rehearsal $(if $(CASES),-k "$(CASES)") tests/workflow
 
