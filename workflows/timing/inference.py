@@ -152,9 +152,9 @@ def _cache(model: PreTrainedModel, ids: Tensor, extra: Arguments) -> Cache:
 
 @torch.no_grad()
 def _decisions(model: PreTrainedModel, ids: Tensor, extra: Arguments) -> Tensor | None:
-    """Who executes which unit (B, U, T); None where no unit is routed."""
-    if router_of(model) is None:
-        return None
+    """Who executes which unit (B, U, T), as forced or found; None where no unit is routed."""
+    if router_of(model) is None or "gates" in extra:
+        return extra.get("gates")
     executed: Tensor = decoder(model)(input_ids=ids, use_cache=False, **extra).executed
     return executed
 

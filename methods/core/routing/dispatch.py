@@ -40,11 +40,7 @@ def dispatch(
         return _scaled(branch(rows), scale)
     if not executing and not learns:
         return torch.zeros_like(rows) if otherwise is None else _scaled(otherwise(rows), scale)
-    index = torch.arange(len(rows), device=rows.device)
-    # Rank among the executing rows, or behind them among the others: a permutation of 0..N-1.
-    ahead = execute.cumsum(0)
-    position = torch.where(execute, ahead - 1, executing + index - ahead)
-    order = torch.empty_like(index).scatter_(0, position, index)
+    order = executing_first(execute, executing)
     update = branch(rows[order[:executing]])
     if otherwise is None:
         order = order[:executing]
@@ -55,6 +51,20 @@ def dispatch(
     update = _scaled(update, None if scale is None else scale[order])
     # Rows are unique, so index_copy needs no atomics and is deterministic in both directions.
     return update.new_zeros(rows.shape).index_copy(0, order, update)
+
+
+def executing_first(execute: Tensor, executing: Tensor | int) -> Tensor:
+    """Places (N,) of the executing rows, then of the others, each in their order.
+
+    Args:
+        execute: Decisions (N,), bool.
+        executing: Their number, on the host or on the device.
+    """
+    index = torch.arange(len(execute), device=execute.device)
+    # Rank among the executing rows, or behind them among the others: a permutation of 0..N-1.
+    ahead = execute.cumsum(0)
+    position = torch.where(execute, ahead - 1, executing + index - ahead)
+    return torch.empty_like(index).scatter_(0, position, index)
 
 
 def dispatch_masked(

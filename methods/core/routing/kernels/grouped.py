@@ -14,7 +14,6 @@ is accumulated there, per row and tile of columns, and the tiles are summed in t
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,13 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from methods.core.routing.dispatch import dispatch
+from methods.core.routing.dispatch import dispatch, executing_first
+from methods.core.routing.kernels.choose import available
 from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
 
 if TYPE_CHECKING:
     from methods.core.routing.kernels.grouped_launch import Rows, Weights
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Offsets in the kernels are 32 bits wide: 149,796 rows at F = 14336.
 MOST_NUMBERS = 2**31 - 1
 
@@ -44,12 +43,9 @@ class Partition(NamedTuple):
 
 def partition(execute: Tensor) -> Partition:
     """Sort rows by ``execute`` (N,) bool, without asking the device for anything."""
-    index = torch.arange(len(execute), device=execute.device)
-    ahead, count = execute.cumsum(0), execute.sum()
-    position = torch.where(execute, ahead - 1, count + index - ahead)
-    order = torch.empty_like(index, dtype=torch.int32).scatter_(0, position, index.int())
+    count = execute.sum()
     bounds = torch.stack([torch.zeros_like(count), count, torch.full_like(count, len(execute))])
-    return Partition(order, bounds.int())
+    return Partition(executing_first(execute, count).int(), bounds.int())
 
 
 def dispatch_fused(
@@ -79,13 +75,8 @@ def dispatch_fused(
 
 def kernels_run(rows: Tensor, ffn: FfnWeights) -> bool:
     """Whether :func:`dispatch_kernels` takes these tensors on this machine."""
-    if not rows.is_cuda or importlib.util.find_spec("triton") is None:
-        return False
-    if any(weight.requires_grad or weight.dtype != rows.dtype for weight in ffn):
-        return False
-    if rows.dtype not in DTYPES or not _fits(rows, ffn):
-        return False
-    return torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    fitting = not any(weight.requires_grad or weight.dtype != rows.dtype for weight in ffn)
+    return fitting and _fits(rows, ffn) and available(rows)
 
 
 def _fits(rows: Tensor, ffn: FfnWeights) -> bool:
