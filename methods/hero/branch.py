@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from methods.core.routing.kernels.weights import AdapterWeights
+
 
 class Adapter(nn.Module):
     """W2 SiLU(W1 u), without biases.
@@ -30,5 +32,9 @@ class Adapter(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Normed states (n, D) to updates (n, D), in the dtype of the states."""
         # On a 16-bit backbone the weights stay float32, for the optimizer.
-        down, up = (part.weight.to(rows.dtype) for part in (self.down, self.up))
+        down, up = (weight.to(rows.dtype) for weight in self.matrices())
         return linear(silu(linear(rows, down)), up)
+
+    def matrices(self) -> AdapterWeights:
+        """W1 and W2, for kernels."""
+        return AdapterWeights(self.down.weight, self.up.weight)

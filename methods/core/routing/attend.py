@@ -67,15 +67,16 @@ def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[st
     cosine, sine = arguments["position_embeddings"]
     key = _turned(_split(heads, "k", normed), cosine, sine)
     value = _split(heads, "v", normed)
-    cache = arguments["past_key_values"]
+    cache, columns = arguments["past_key_values"], chosen.places
     if cache is not None:
+        columns = columns + cache.get_seq_length(module.layer_idx)
         key, value = cache.update(key, value, module.layer_idx)
     if not chosen.places.shape[1]:
         return torch.zeros_like(normed)
     places = chosen.places
     query = _split(heads, "q", take(normed, places))
     query = _turned(query, take(cosine, places), take(sine, places))
-    mask = _rows(arguments["attention_mask"], places, execute.shape[1], key.shape[2])
+    mask = _rows(arguments["attention_mask"], places, columns, key.shape[2])
     read, _ = sdpa_attention_forward(
         module, query, key, value, mask, dropout=0.0, scaling=module.scaling
     )
@@ -97,10 +98,9 @@ def _turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return turned
 
 
-def _rows(mask: Tensor | None, places: Tensor, length: int, keys: int) -> Tensor:
-    """The mask (B, 1, m, K) of the queries at ``places`` (B, m) of the last ``length`` tokens."""
+def _rows(mask: Tensor | None, places: Tensor, columns: Tensor, keys: int) -> Tensor:
+    """The mask (B, 1, m, K) of the queries at ``places`` of a call, ``columns`` of the cache."""
     if mask is None:
-        columns = torch.arange(keys, device=places.device)
-        return (columns <= (places + keys - length)[..., None])[:, None]
+        return (torch.arange(keys, device=places.device) <= columns[..., None])[:, None]
     mask = mask.expand(len(places), -1, -1, -1)
     return mask.gather(2, places[:, None, :, None].expand(-1, 1, -1, mask.shape[-1]))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from methods.core.backbone import attention, attention_kinds, attention_norm, de
 from methods.core.routing.attend import attend
 from methods.core.routing.dispatch import Branch, dispatch
 from methods.core.routing.eviction import IMPLEMENTATION, EvictingCache, evicting_block
+from methods.core.routing.kernels.decode import MOST_ROWS, decode_fused
+from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
+from methods.core.routing.kernels.weights import branches
 from methods.core.routing.router import Context, Decision, Kind, Router, Tokens, Unit
 
 
@@ -39,6 +42,20 @@ class RoutedOutput(BaseModelOutputWithPast):
 
     executed: Tensor | None = None
     soft: Tensor | None = None
+
+
+class Call(NamedTuple):
+    """What the layers of one forward pass share.
+
+    ``gates``, ``at`` and ``static`` as in :meth:`RoutedDecoder.forward`; ``valid`` (B, T) is False
+    on pads; ``arguments`` go to every layer.
+    """
+
+    gates: Tensor | None
+    at: Context
+    static: bool
+    valid: Tensor
+    arguments: dict[str, Any]
 
 
 class RoutedDecoder(nn.Module):
@@ -74,6 +91,7 @@ class RoutedDecoder(nn.Module):
         use_cache: bool | None = None,
         gates: Tensor | None = None,
         context: Context | None = None,
+        static: bool = False,
         **kwargs: Any,
     ) -> RoutedOutput:
         """Run the layers.
@@ -88,10 +106,15 @@ class RoutedDecoder(nn.Module):
             gates: Forced decisions (B, U, T) bool. The router still runs, its decision and its
                 scale are replaced (scale 1).
             context: Training progress and noise.
+            static: Launches, shapes and addresses depend on no decision, and nothing reaches the
+                host: a CUDA graph may hold the call. For one new token of each sequence, without
+                gradients.
 
         Returns:
             Hidden states (B, T, D) and the decisions (B, U, T).
         """
+        if static and self._evicts:
+            raise ValueError("evicting layers have no static step: what they store grows")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache(past_key_values) if use_cache or past_key_values is not None else None
         if position_ids is None:
@@ -109,15 +132,15 @@ class RoutedDecoder(nn.Module):
         if self._recomputes:
             at = replace(at, settled={})
         state = self.router.start(tokens, hidden, at)
+        call = Call(gates, at, static, tokens.valid, shared)
         decisions: dict[int, Decision] = {}
         for number, layer in enumerate(self.layers):
             arguments = {"attention_mask": masks[number], **shared}
             if number not in self._units:
                 hidden = self._run(layer, hidden, **arguments)
                 continue
-            hidden, decided, state = self._run(
-                self._routed_layer, number, hidden, state, at, gates, tokens.valid, arguments
-            )
+            here = call._replace(arguments=arguments)
+            hidden, decided, state = self._run(self._routed_layer, number, hidden, state, here)
             decisions |= decided
         ordered = [decisions[index] for index in range(len(decisions))]
         soft = [d.soft for d in ordered if d.soft is not None]
@@ -155,10 +178,7 @@ class RoutedDecoder(nn.Module):
         number: int,
         hidden: Tensor,
         state: Any,
-        at: Context,
-        gates: Tensor | None,
-        valid: Tensor,
-        arguments: dict[str, Any],
+        call: Call,
     ) -> tuple[Tensor, dict[int, Decision], Any]:
         """One layer with routed units; the residual stream, decisions by unit, the state."""
         layer, units = self.layers[number], self._units[number]
@@ -167,35 +187,34 @@ class RoutedDecoder(nn.Module):
         def decide(kind: Kind, post_attention: Tensor | None) -> Decision:
             nonlocal state
             index = units[kind]
-            decision, state = self.router.gate(index, hidden, post_attention, state, at)
-            if gates is not None:
-                decision = Decision(gates[:, index], None, decision.soft)
+            decision, state = self.router.gate(index, hidden, post_attention, state, call.at)
+            if call.gates is not None:
+                decision = Decision(call.gates[:, index], None, decision.soft)
             # Numbers of rows follow from it, which a recomputation must not change.
-            decision = decision._replace(execute=at.settle(index, decision.execute))
+            decision = decision._replace(execute=call.at.settle(index, decision.execute))
             decided[index] = decision
             return decision
 
         if "evicting" in units:
             decision = decide("evicting", None)
-            after = evicting_block(layer, number, hidden, valid, decision, arguments)
+            after = evicting_block(layer, number, hidden, call.valid, decision, call.arguments)
             return after, decided, state
         whole = decide("block", None) if "block" in units else None
         reading = decide("attention", None) if "attention" in units else None
-        mixed = _mixed(layer, hidden, whole or reading, arguments)
+        mixed = _mixed(layer, hidden, None if call.static else whole or reading, call.arguments)
         if reading is not None:
             mixed = _gated(mixed, reading)
         middle = hidden + mixed
-        if whole is not None:
-            norm, branch = ffn_norm(layer), ffn(layer)
-            gate = Decision(whole.execute, dense=whole.dense)
-            update = _gated(middle, gate, lambda rows: branch(norm(rows)))
-            return hidden + _gated(mixed + update, whole), decided, state
         rows = ffn_norm(layer)(middle)
+        if whole is not None:
+            inside = Decision(whole.execute, dense=whole.dense)
+            update = _with_ffn(mixed, rows, inside, ffn(layer), None, call.static)
+            return hidden + _gated(update, whole), decided, state
         if "ffn" not in units:
             return middle + ffn(layer)(rows), decided, state
-        decision = decide("ffn", middle)
-        otherwise = self.router.otherwise(units["ffn"])
-        return middle + _gated(rows, decision, ffn(layer), otherwise), decided, state
+        decision, otherwise = decide("ffn", middle), self.router.otherwise(units["ffn"])
+        after = _with_ffn(middle, rows, decision, ffn(layer), otherwise, call.static)
+        return after, decided, state
 
 
 def _by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
@@ -224,6 +243,38 @@ def _mixed(
         update: Tensor = heads(hidden_states=normed, **arguments)[0]
         return update
     return attend(heads, normed, decision.execute, arguments)
+
+
+def _with_ffn(
+    base: Tensor,
+    rows: Tensor,
+    decision: Decision,
+    network: nn.Module,
+    otherwise: Branch | None,
+    static: bool,
+) -> Tensor:
+    """``base`` (B, T, D) and the update of a routed FFN, by kernels where they run.
+
+    Args:
+        base: What the update is added to.
+        rows: The FFN's inputs (B, T, D).
+        decision: Execute, scale (B, T).
+        network: The FFN.
+        otherwise: What runs where it is skipped.
+        static: Whether nothing may be asked of a decision.
+
+    Raises:
+        ValueError: ``static``, and kernels do not know the branches.
+    """
+    known = None if decision.dense else branches(network, otherwise)
+    if static and known is None:
+        raise ValueError("a static step takes gates of 0 and 1 on plain SwiGLU networks")
+    if known is None or not (static or kernels_run(rows, known.ffn)):
+        return base + _gated(rows, decision, network, otherwise)
+    flat, execute = rows.reshape(-1, rows.shape[-1]), decision.execute.reshape(-1)
+    scale = None if decision.scale is None else decision.scale.reshape(-1)
+    form = dispatch_fused if torch.is_grad_enabled() or len(flat) > MOST_ROWS else decode_fused
+    return form(flat, execute, *known, scale, base.reshape(flat.shape)).reshape(base.shape)
 
 
 def _gated(

@@ -46,6 +46,35 @@ def decode_workspace(
     )
 
 
+def decode_fused(
+    rows: Tensor,
+    execute: Tensor,
+    ffn: FfnWeights,
+    adapter: AdapterWeights | None = None,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """``dispatch_fused`` for at most 16 rows without gradients, by :func:`routed_ffn_decode`.
+
+    Args:
+        rows: Normed inputs (N, D), in the dtype of the FFN.
+        execute: Decisions (N,), bool.
+        ffn: What an executing row meets.
+        adapter: What the others meet; None: their update is zero.
+        scale: Factors (N,) of whichever branch runs; None: 1.
+        residual: Added (N, D); None: the update alone.
+    """
+    if adapter is not None:
+        adapter = AdapterWeights(*(weight.to(ffn.gate.dtype) for weight in adapter))
+    base = torch.zeros_like(rows) if residual is None else residual.contiguous()
+    factors = execute.new_ones(len(rows), dtype=torch.float32) if scale is None else scale.float()
+    out, workspace = torch.empty_like(base), decode_workspace(len(rows), ffn, adapter)
+    routed_ffn_decode(
+        base, rows.contiguous(), execute.contiguous(), factors, ffn, adapter, out, workspace
+    )
+    return out
+
+
 def routed_ffn_decode(
     hidden: Tensor,
     normed: Tensor,

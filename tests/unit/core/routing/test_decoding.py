@@ -1,0 +1,159 @@
+"""Decoding in a static cache: the tokens of generate, the same work whatever is decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from methods import load_method
+from methods.core.routing.decoding import StaticDecoder, generate
+from methods.core.routing.routed import route, router_of
+from methods.core.routing.router import block_units
+from tests import toy
+from tests.contract.conftest import IDS
+from tests.routing_toys import shaken, wrap
+from tests.unit.core.routing.test_routed import EveryThird
+
+ROUTED = ["hero", "skipgpt-rt", "skipgpt-joint", "mod-d", "block"]
+# What gives the host a number, or a shape that depends on one.
+LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
+
+
+class Recorder(TorchDispatchMode):
+    """Every operation with the shapes of its tensors, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        tensors = [part for part in (*args, *(kwargs or {}).values()) if isinstance(part, Tensor)]
+        self.seen.append((str(func), tuple(tuple(tensor.shape) for tensor in tensors)))
+        return func(*args, **(kwargs or {}))
+
+
+def model_of(name: str, kind: str = "llama") -> Any:
+    if name == "dense":
+        return toy.make_model(kind)
+    if name == "block":
+        model = toy.make_model(kind)
+        return route(model, EveryThird(block_units(model, [1, 2]), 0.7))
+    if name == "hero":
+        structure = {"layers": [1, 2, 3], "seed": 3, "threshold": 0.5}
+        model = load_method("hero").build(wrap(toy.make_model(kind)), structure)
+        rng = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in router_of(model).parameters():  # type: ignore[union-attr]
+                parameter += 0.3 * torch.randn(parameter.shape, generator=rng)
+        return model.eval()
+    return shaken(name, kind)
+
+
+def expected(model: Any, ids: Tensor, mask: Tensor | None, count: int) -> Tensor:
+    made: Tensor = model.generate(
+        ids, attention_mask=torch.ones_like(ids) if mask is None else mask,
+        do_sample=False, max_new_tokens=count,
+    )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("name", ["dense", *ROUTED])
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_tokens_are_those_of_generate(name: str, padded: bool) -> None:
+    model, mask = model_of(name), None
+    if padded:
+        mask = torch.ones_like(IDS)
+        mask[0, :4] = mask[2, :1] = 0
+    found = generate(model, IDS, mask, new_tokens=12)
+    assert torch.equal(found, expected(model, IDS, mask, 12))
+
+
+@pytest.mark.parametrize("name", ["hero", "skipgpt-rt", "mod-d", "block"])
+def test_ordinary_generation_takes_a_static_cache(name: str) -> None:
+    model = model_of(name)
+    found = model.generate(
+        IDS, do_sample=False, max_new_tokens=12, cache_implementation="static", disable_compile=True
+    )
+    assert torch.equal(found, expected(model, IDS, None, 12))
+
+
+def test_a_sequence_ends_at_any_end_token() -> None:
+    model = model_of("hero")
+    free = expected(model, IDS, None, 40)[:, IDS.shape[1] :]
+    model.generation_config.eos_token_id = [int(free[0, 3]), int(free[1, 20])]
+    ended = expected(model, IDS, None, 40)
+    assert (ended == toy.PAD).any()
+    assert torch.equal(generate(model, IDS, new_tokens=40), ended)
+
+
+@pytest.mark.parametrize("name", ["dense", *ROUTED])
+def test_every_step_is_the_same_work(name: str) -> None:
+    """No operation looks at a number, and neither decisions nor the place change one's shape."""
+    decoder = StaticDecoder(model_of(name), 3, 40, forced=True)
+    decoder.prefill(IDS)
+    addresses = [tensor.data_ptr() for tensor in held(decoder)]
+    recorded = []
+    for executes in (True, False, True, True):
+        if decoder.gates is not None:
+            decoder.gates.fill_(executes)
+        with Recorder() as recorder:
+            decoder.step()
+        recorded.append(recorder.seen)
+    assert recorded[1:] == recorded[:1] * 3
+    assert not [op for op, _ in recorded[0] if any(f"aten.{look}" in op for look in LOOKS)]
+    assert [tensor.data_ptr() for tensor in held(decoder)] == addresses
+
+
+def held(decoder: StaticDecoder) -> list[Tensor]:
+    stored = [tensor for layer in decoder.cache.layers for tensor in (layer.keys, layer.values)]
+    return [decoder.token, decoder.logits, *stored]
+
+
+@pytest.mark.parametrize("name", ["dense", *ROUTED])
+def test_a_step_needs_no_numbers(name: str) -> None:
+    """Fake tensors have none: whoever reads one on the host fails."""
+    decoder = StaticDecoder(model_of(name), 3, 40)
+    decoder.prefill(IDS)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        decoder._step()
+
+
+def test_forced_gates_are_obeyed() -> None:
+    model = model_of("hero")
+    decoder = StaticDecoder(model, 3, 20, forced=True)
+    decoder.prefill(IDS)
+    token, logits = decoder.token.clone(), []
+    for executes in (True, False):
+        decoder.prefill(IDS)
+        assert decoder.gates is not None
+        decoder.gates.fill_(executes)
+        decoder.step()
+        logits.append(decoder.logits.clone())
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+    for executes, found in zip((True, False), logits, strict=True):
+        with torch.no_grad():
+            cache = model(IDS, use_cache=True).past_key_values
+            gates = torch.full((3, 3, 1), executes)
+            eager = model(token, past_key_values=cache, gates=gates).logits[:, -1]
+        torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_is_said() -> None:
+    with pytest.raises(ValueError, match="layers see 6 tokens, fewer than the 20"):
+        StaticDecoder(toy.make_model("mistral"), 1, 20)
+    with pytest.raises(ValueError, match="a CUDA graph needs a GPU"):
+        StaticDecoder(toy.make_model(), 1, 20, graph=True)
+    with pytest.raises(ValueError, match="prompts of 14 tokens leave no room in 14"):
+        StaticDecoder(toy.make_model(), 3, 14).prefill(IDS)
+    with pytest.raises(ValueError, match="new_tokens is 0"):
+        generate(toy.make_model(), IDS, new_tokens=0)
+    evicting = shaken("d-llm")
+    with pytest.raises(ValueError, match="evicting layers have no static step"):
+        generate(evicting, IDS, new_tokens=3)
