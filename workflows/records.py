@@ -6,18 +6,22 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import jsonschema
+from typing import TYPE_CHECKING, Any
 
 from methods import Row, find_row, load_method
 from workflows.runtime.provenance import ROOT
+
+if TYPE_CHECKING:
+    import jsonschema
 
 SCHEMA = ROOT / "workflows" / "schemas" / "record.schema.json"
 
 
 @cache
 def _validator() -> jsonschema.Draft202012Validator:
+    # Timing on a bare GPU machine reads no record and needs no validator.
+    import jsonschema
+
     return jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
 
 

@@ -33,6 +33,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm2_135m": {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192}
     | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     | {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+    # Small enough to rehearse on a CPU what is meant for a GPU.
+    "cpu_16": _LLAMA31
+    | {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 48}
+    | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
+    | {"max_position_embeddings": 16384},
     # Small enough to time on a CPU, large enough that matrices dominate.
     "cpu_512": _LLAMA31
     | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1792}

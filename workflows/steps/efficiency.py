@@ -6,7 +6,10 @@ a bypass rate, times them in turn and writes each ratio beside its physical boun
     block      one routed FFN on 2,048 tokens, forward, and forward with backward
     prefill    a prompt, logits of its last token
     decode     one new token per sequence behind a cached prompt
+    static     the same in a static cache, on a GPU as one CUDA graph
     training   one step of the method, over LoRA on every linear layer
+
+The file holds every line as soon as it is measured.
 
 With --model the gates are the model's own and no rate is forced, prompts come from --texts, and a
 block and training are left out; any row can be timed so, static ones too. `snakemake` does it for
@@ -16,7 +19,10 @@ every row of a suite with the key `timing`.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -32,10 +38,13 @@ from workflows.runtime.devices import claim_device
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
 from workflows.runtime.provenance import fit_parts, provenance
-from workflows.timing.inference import Texts, time_decode, time_prefill
+from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import Bench, Case, Line, time_block, time_training
 
-MODES = ("block", "prefill", "decode", "training")
+INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
+MODES = ("block", *INFERENCE, "training")
+# A few lines of one mode and case.
+Piece = Callable[[], list[Line]]
 
 
 def arguments() -> argparse.Namespace:
@@ -50,13 +59,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", help="llama31_8b, llama2_7b, llama2_13b, cpu_512")
     parser.add_argument("--budget", type=float, default=0.25, help="decides the candidate layers")
     parser.add_argument("--bypass", default="0.25,0.5,0.75,1.0", help="forced rates, a,b,c")
-    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--modes", default="block,prefill,decode,training", help=",".join(MODES))
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     parser.add_argument("--prefill", default="1x512", help="SEQUENCESxTOKENS, a,b,c")
-    parser.add_argument("--decode", default="1x128", help="SEQUENCESxCONTEXT, a,b,c")
+    parser.add_argument("--decode", default="1x128", help="SEQUENCESxCONTEXT, static too, a,b,c")
     parser.add_argument("--training", default="2x512", help="SEQUENCESxTOKENS, a,b,c")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin nothing after so many"
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
     add_machine_arguments(parser)
     return parser.parse_args()
@@ -74,59 +86,78 @@ def main() -> None:
         raise ValueError("--model needs --texts: what a router skips depends on them")
     set_up_torch(args.threads)
     torch.manual_seed(0)
+    ends = monotonic() + 60 * args.minutes
+    lines: list[Line] = []
     with claim_device(args.device) as device:
         bench = Bench(device, args.rounds, args.warmup)
-        lines = measure_model(args, bench) if args.model else measure_shape(args, bench)
+        pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
+        write(args, device, lines, len(pieces))
+        for number, piece in enumerate(pieces):
+            if monotonic() > ends:
+                break
+            for line in piece():
+                lines.append(line)
+                show(line)
+            write(args, device, lines, len(pieces) - number - 1)
+
+
+def write(args: argparse.Namespace, device: str, lines: list[Line], left: int) -> None:
+    """What is measured so far; ``left`` counts the cases that are not."""
     rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))
     report = {
         "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
-        "device": device,
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "lines": lines,
+        "left": left,
         "peak_memory_mb": peak_memory_mb(),
         **provenance([*fit_parts(*rows), "workflows/timing"]),
     }
     with whole_file(args.out) as file:
         write_json(file, report)
-    for line in lines:
-        share = line["realised_share"]
-        print(
-            f"{line['mode']:9} {line['case']:18} "
-            + ("" if line["bypass"] is None else f"bypass {line['bypass']:.3f}  ")
-            + f"over dense {line['over_dense']:.3f}  bound {line['bound']:.3f}  "
-            + ("" if share is None else f"{100 * share:.0f} % of the possible saving")
-        )
 
 
-def measure_shape(args: argparse.Namespace, bench: Bench) -> list[Line]:
+def show(line: Line) -> None:
+    """A line in words."""
+    share = line["realised_share"]
+    print(
+        f"{line['mode']:9} {line['case']:18} "
+        + ("" if line["bypass"] is None else f"bypass {line['bypass']:.3f}  ")
+        + f"over dense {line['over_dense']:.3f}  bound {line['bound']:.3f}  "
+        + ("" if share is None else f"{100 * share:.0f} % of the possible saving"),
+        flush=True,
+    )
+
+
+def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     """Random weights of a true shape under forced bypass rates."""
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
     texts = Texts.random(dense.config.vocab_size)
     chosen = args.modes.split(",")
     rates = [float(word) for word in args.bypass.split(",")]
-    lines: list[Line] = []
     if "training" in chosen:
         for rate in rates:
             for case in cases(args.training):
-                lines += time_training(routed, case, rate, bench)
-    cast_branches(routed)
+                yield partial(time_training, routed, case, rate, bench)
+        yield partial(_cast, routed)
+    else:
+        cast_branches(routed)
     for rate in rates:
         if "block" in chosen:
-            lines += time_block(routed, rate, bench)
-        lines += inference(dense, routed, texts, rate, args, bench)
-    return lines
+            yield partial(time_block, routed, rate, bench)
+        yield from inference(dense, routed, texts, rate, args, bench)
 
 
-def measure_model(args: argparse.Namespace, bench: Bench) -> list[Line]:
+def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     """A compressed model with its own gates, over its backbone; nothing where it has no model."""
     card = read_card(args.model)
     if "not_applicable" in card:
-        return []
+        return
     loaded = load(args.model, device=bench.device)
     backbone = (card["start"] or card)["backbone"]
     dense = load_backbone(Path(backbone["path"]), backbone["dtype"], bench.device).model
     data = Data(loaded.tokenizer, int(dense.config.vocab_size), probe_file=args.texts)
     ids = [token for document in data.probe() for token in document.ids]
-    return inference(dense, loaded.model, Texts(torch.tensor(ids)), None, args, bench)
+    yield from inference(dense, loaded.model, Texts(torch.tensor(ids)), None, args, bench)
 
 
 def inference(
@@ -136,16 +167,22 @@ def inference(
     rate: float | None,
     args: argparse.Namespace,
     bench: Bench,
-) -> list[Line]:
-    """Prefill and decode lines, as far as they were chosen."""
+) -> Iterator[Piece]:
+    """Prompts and new tokens, as far as they were chosen."""
     chosen = args.modes.split(",")
-    timed = {"prefill": time_prefill, "decode": time_decode}
-    return [
-        function(dense, row, case, texts, rate, bench)
-        for mode, function in timed.items()
-        if mode in chosen
-        for case in cases(getattr(args, mode))
-    ]
+    for mode in (mode for mode in INFERENCE if mode in chosen):
+        for case in cases(args.prefill if mode == "prefill" else args.decode):
+            yield partial(_one, INFERENCE[mode], dense, row, case, texts, rate, bench)
+
+
+def _one(function: Callable[..., Line], *given: object) -> list[Line]:
+    return [function(*given)]
+
+
+def _cast(routed: PreTrainedModel) -> list[Line]:
+    """What was trained in float32 goes to the backbone's precision."""
+    cast_branches(routed)
+    return []
 
 
 def cases(text: str) -> list[Case]:

@@ -12,9 +12,11 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from methods.core.backbone import decoder
+from methods.core.routing.decoding import StaticDecoder
 from methods.core.routing.routed import router_of
 from methods.core.seeds import generator
 from workflows.timing.clock import compared
+from workflows.timing.meters import joules, peak_memory
 from workflows.timing.modes import Bench, Case, Line, forced_gates
 from workflows.timing.work import Work
 
@@ -77,7 +79,12 @@ def time_prefill(
         for model, decided in ((row, executed), (dense, None))
     ]
     found = compared(*seconds, needs[0] / needs[1])
-    return {"mode": "prefill", "case": _name(case), "bypass": _skipped(executed), **found}
+    memory = peak_memory(
+        partial(next, _passes(model, prompts[:1], extra[:1]))
+        for model, extra in ((row, forced), (dense, [{}]))
+    )
+    line = {"mode": "prefill", "case": _name(case), "bypass": _skipped(executed)}
+    return line | found | memory
 
 
 def time_decode(
@@ -96,7 +103,6 @@ def time_decode(
     sequences, context = case
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
     extra = _forced(row, ids, bypass)
-    executed = _decisions(row, ids, extra)
     caches = [
         _cache(row, ids[:, :context], _part(extra, 0, context)),
         _cache(dense, ids[:, :context], {}),
@@ -107,15 +113,63 @@ def time_decode(
         partial(next, _steps(row, tokens, parts, caches[0])),
         partial(next, _steps(dense, tokens, [{}] * len(tokens), caches[1])),
     )
-    size = torch.finfo(dense.dtype).bits // 8
-    steps = None if executed is None else executed[..., context:].permute(2, 0, 1)
-    works = [Work.of(row), Work.of(dense)]
+    executed = _decisions(row, ids, extra)
+    return _decode_line("decode", (row, dense), case, executed, caches, seconds)
+
+
+def time_static(
+    dense: PreTrainedModel,
+    row: PreTrainedModel,
+    case: Case,
+    texts: Texts,
+    bypass: float | None,
+    bench: Bench,
+) -> Line:
+    """The same steps in a static cache, on a GPU as one CUDA graph each.
+
+    Arguments as in :func:`time_prefill`. Without a GPU both branches of a routed unit run.
+    """
+    sequences, context = case
+    ids = texts.rows(sequences, context + bench.turns).to(bench.device)
+    extra = _forced(row, ids, bypass)
+    # One place more for the token that nothing reads.
+    decoders = [
+        StaticDecoder(model, sequences, ids.shape[1] + 1, forced=bypass is not None)
+        for model in (row, dense)
+    ]
+    decoders[0].prefill(ids[:, :context], **_part(extra, 0, context))
+    decoders[1].prefill(ids[:, :context])
+    tokens = list(ids[:, context:].split(1, dim=1))
+    gates = [
+        extra["gates"][..., context + turn, None] if extra else None for turn in range(bench.turns)
+    ]
+    seconds = bench.time(
+        partial(next, _static_steps(decoders[0], tokens, gates)),
+        partial(next, _static_steps(decoders[1], tokens, [None] * len(tokens))),
+    )
+    executed, caches = _decisions(row, ids, extra), [decoder.cache for decoder in decoders]
+    line = _decode_line("static", (row, dense), case, executed, caches, seconds)
+    return line | joules([partial(_replayed, decoder) for decoder in decoders], sequences)
+
+
+def _decode_line(
+    mode: str,
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    case: Case,
+    executed: Tensor | None,
+    caches: Sequence[Cache],
+    seconds: tuple[list[float], list[float]],
+) -> Line:
+    """What was measured of decode steps of a row and the dense model, beside what they read."""
+    size = torch.finfo(models[1].dtype).bits // 8
+    steps = None if executed is None else executed[..., case[1] :].permute(2, 0, 1)
+    works = [Work.of(model) for model in models]
     needs = [
         work.step_bytes(decided, cache, size)
         for work, decided, cache in zip(works, (steps, None), caches, strict=True)
     ]
     found = compared(*seconds, needs[0] / needs[1])
-    line = {"mode": "decode", "case": _name(case), "bypass": _skipped(steps), **found}
+    line = {"mode": mode, "case": _name(case), "bypass": _skipped(steps), **found}
     if executed is not None:
         trace = executed.transpose(1, 2).flatten(0, 1)
         whole = works[1].step_weights(None)
@@ -141,6 +195,23 @@ def _steps(
         with torch.no_grad():
             model(token, past_key_values=cache, use_cache=True, **extra)
         yield
+
+
+def _static_steps(
+    decoder: StaticDecoder, tokens: Sequence[Tensor], gates: Sequence[Tensor | None]
+) -> Iterator[None]:
+    for token, decided in zip(tokens, gates, strict=True):
+        decoder.token.copy_(token)
+        if decided is not None and decoder.gates is not None:
+            decoder.gates.copy_(decided)
+        decoder.step()
+        yield
+
+
+def _replayed(decoder: StaticDecoder) -> None:
+    """One more step at the last place of the cache."""
+    decoder.rewind(1)
+    decoder.step()
 
 
 @torch.no_grad()

@@ -117,6 +117,15 @@ class StaticDecoder:
             self._graph = self._captured()
         self._graph.replay()
 
+    def rewind(self, steps: int) -> None:
+        """Take back the latest steps; the next one writes over what they stored."""
+        layers: list[Any] = self.cache.layers
+        lengths = [layer.cumulative_length for layer in layers]
+        for place in (self._column, self._positions, *lengths):
+            place.sub_(steps)
+        columns = torch.arange(self.capacity, device=self._seen.device)
+        self._seen.logical_and_(columns < self._column)
+
     @torch.no_grad()
     def _step(self) -> None:
         self._seen.index_fill_(1, self._column, True)

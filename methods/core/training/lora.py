@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from transformers import PreTrainedModel
 
 from methods.core.seeds import seed_for
@@ -37,6 +36,9 @@ def add_lora(
     Raises:
         ValueError: ``rank`` is below 1.
     """
+    # Only rows with LoRA need it.
+    from peft import LoraConfig, inject_adapter_in_model
+
     if rank < 1:
         raise ValueError(f"param 'rank' is {rank}, must be at least 1")
     config = LoraConfig(

@@ -16,7 +16,7 @@ from methods.core.routing.routed import router_of
 from tests import toy
 from tests.routing_toys import built
 from workflows.stats.bounds import decode_bytes, prefill_flops
-from workflows.timing.inference import Texts, time_decode, time_prefill
+from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import Bench, forced_gates, shape_of
 from workflows.timing.work import Work
 
@@ -133,12 +133,14 @@ def test_a_line_says_what_was_measured(row: str | None) -> None:
     lines = [
         time_prefill(dense, model, (2, 8), texts, None, BENCH),
         time_decode(dense, model, (2, 8), texts, None, BENCH),
+        time_static(dense, model, (2, 8), texts, None, BENCH),
     ]
     for line in lines:
         assert len(line["raw"]) == 2
         assert (line["bypass"] is None) == (row is None)
         assert (line["bound"] < 1) == (row is None)
     assert ("predicted" in lines[1]) == (row is not None)
+    assert lines[2]["bypass"] == lines[1]["bypass"]
     if row is None:
         layer = sum(p.numel() for p in dense.model.layers[0].parameters())
         whole = Work.of(dense)
@@ -151,7 +153,7 @@ def test_a_line_says_what_was_measured(row: str | None) -> None:
 
 def test_forced_gates_are_those_that_are_timed() -> None:
     dense, model = toy.make_model("llama", hidden_size=64, intermediate_size=176), hero()
-    for timed in (time_prefill, time_decode):
+    for timed in (time_prefill, time_decode, time_static):
         closed, opened = (
             timed(dense, model, (2, 8), Texts.random(60), rate, BENCH) for rate in (1.0, 0.0)
         )

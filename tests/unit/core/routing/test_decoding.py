@@ -145,6 +145,20 @@ def test_forced_gates_are_obeyed() -> None:
         torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-5)
 
 
+def test_steps_can_be_taken_back() -> None:
+    decoder = StaticDecoder(model_of("hero"), 3, 20)
+    decoder.prefill(IDS)
+    decoder.step()
+    token, found = decoder.token.clone(), list[Tensor]()
+    for _ in range(2):
+        decoder.token.copy_(token)
+        decoder.step()
+        decoder.step()
+        found.append(decoder.logits.clone())
+        decoder.rewind(2)
+    assert torch.equal(*found)
+
+
 def test_what_cannot_be_is_said() -> None:
     with pytest.raises(ValueError, match="layers see 6 tokens, fewer than the 20"):
         StaticDecoder(toy.make_model("mistral"), 1, 20)

@@ -1,0 +1,60 @@
+"""The command that does all a GPU is wanted for: parts on their own, nothing lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import steps
+from workflows.steps import efficiency, gpu
+
+
+def test_how_a_part_ended_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "part.json"
+    gpu.note(file, ["-c", "import sys; print('so far'); sys.exit(3)"], timeout=60)
+    told = json.loads(file.read_text())
+    assert (told["status"], told["said"]) == (3, "so far\n")
+    slow = "import time; print('begun', flush=True); time.sleep(60)"
+    gpu.note(file, ["-c", slow], timeout=5)
+    told = json.loads(file.read_text())
+    assert (told["status"], told["said"]) == (None, "begun\n")
+
+
+def test_every_part_is_a_valid_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the step gives them, on a CPU and a toy; what takes long is left out."""
+    commands = list[list[str]]()
+    monkeypatch.setattr(gpu, "note", lambda file, command, timeout: commands.append(command))
+    words = ["--device", "cpu", "--shape", "cpu_16", "--dtype", "float32", "--rounds", "1"]
+    monkeypatch.setattr("sys.argv", ["gpu", "--out", str(tmp_path), *words])
+    gpu.main()
+    tests, *timed = commands
+    assert [Path(word) for word in tests if word.startswith("tests/")]
+    assert all(Path(word).exists() for word in tests if word.startswith("tests/"))
+    assert len(timed) == len(gpu.TIMED)
+    for command in timed:
+        monkeypatch.setattr("sys.argv", command[1:])
+        args = efficiency.arguments()
+        assert set(args.modes.split(",")) <= set(efficiency.MODES)
+        assert efficiency.cases(args.decode)
+        assert efficiency.cases(args.prefill)
+        assert efficiency.cases(args.training)
+
+
+def test_time_that_is_up_begins_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "lines.json"
+    words = ["--method", "hero", "--shape", "cpu_16", "--modes", "block", "--rounds", "1"]
+    machine = ["--device", "cpu", "--threads", "1", "--out", out]
+    for minutes, lines in (("0", 0), ("5", 4)):
+        steps.call("efficiency", *words, "--bypass", "0,1", "--minutes", minutes, *machine)
+        report = json.loads(out.read_text())
+        assert (len(report["lines"]), report["left"]) == (lines, 2 if lines == 0 else 0)
+
+
+def test_an_unknown_part_is_named(tmp_path: Path) -> None:
+    words = ["--out", tmp_path / "out", "--parts", "decode,sleep"]
+    done = steps.python("-m", "workflows.steps.gpu", *words)
+    assert done.returncode != 0
+    assert "'sleep' is unknown (allowed: tests, decode, prefill, training)" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,104 @@
+"""All that waits for a GPU, most telling first: `python -m workflows.steps.gpu --out DIR`.
+
+    tests      tests/gpu, with the kernels' own
+    decode     batch 1, 8, 32 at forced bypass rates, as CUDA graphs and eagerly
+    prefill    prompts at the same rates
+    training   one step over LoRA on every linear layer, with and without recomputation
+
+Each part is a process of its own and leaves DIR/PART.json, rewritten after every line; one that
+fails or runs out of time leaves the others untouched. `--device cpu --shape cpu_16` rehearses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+from methods.core.checkpoint import write_json
+from workflows.runtime.files import whole_file
+from workflows.runtime.program import run
+from workflows.runtime.provenance import ROOT
+
+TESTS = ("tests/gpu", "tests/unit/core/routing/kernels", "tests/unit/methods/test_hero_kernels.py")
+# Part -> minutes, arguments of the efficiency step.
+TIMED = {
+    "decode": (
+        3.0,
+        "--modes static,decode --bypass 0.765,0.5,0,0.25,1 --decode 1x1024,8x1024,32x1024",
+    ),
+    "prefill": (
+        2.0,
+        "--modes prefill --bypass 0.765,0.5,0,0.25,1 --prefill 8x2048,1x2048,1x8192,1x512",
+    ),
+    "training": (2.5, "--modes training --bypass 0.765,0.5 --training 4x2048"),
+}
+# A part that begins nothing more still ends what it began.
+GRACE = 60
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="results go there")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, cpu")
+    parser.add_argument("--shape", default="llama31_8b", help="a name of methods/core/shapes.py")
+    parser.add_argument("--dtype", default="bfloat16", help="of the weights")
+    parser.add_argument("--rounds", type=int, default=20, help="counted calls of each")
+    parser.add_argument("--parts", default=",".join(("tests", *TIMED)), help="a,b,c")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the parts."""
+    args = arguments()
+    chosen = args.parts.split(",")
+    unknown = sorted(set(chosen) - {"tests", *TIMED})
+    if unknown:
+        raise ValueError(
+            f"--parts: '{unknown[0]}' is unknown (allowed: {', '.join(('tests', *TIMED))})"
+        )
+    args.out.mkdir(parents=True, exist_ok=True)
+    if "tests" in chosen:
+        command = [*"-m pytest -n0 -q -p no:cacheprovider -rs".split(), *TESTS]
+        note(args.out / "tests.json", command, timeout=150 + GRACE)
+    for part in (part for part in TIMED if part in chosen):
+        minutes, words = TIMED[part]
+        out = args.out / f"{part}.json"
+        machine = ["--device", args.device, "--shape", args.shape, "--dtype", args.dtype]
+        limits = ["--rounds", str(args.rounds), "--minutes", str(minutes), "--out", str(out)]
+        command = ["-m", "workflows.steps.efficiency", "--method", "hero", *words.split()]
+        note(
+            args.out / f"{part}.run.json", [*command, *machine, *limits],
+            timeout=60 * minutes + GRACE,
+        )  # fmt: skip
+
+
+def note(file: Path, command: list[str], timeout: float) -> None:
+    """Run Python with a command from the root; how it ended goes to ``file``."""
+    start = monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, timeout=timeout, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        status, said = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as error:
+        status, said = None, (error.stdout or b"").decode(errors="replace")
+    told = {
+        "command": " ".join(command),
+        "status": status,
+        "seconds": round(monotonic() - start, 1),
+        "said": said[-4000:],
+    }
+    with whole_file(file) as partial:
+        write_json(partial, told)
+    print(f"{file.stem}: status {status}, {told['seconds']} s\n{said[-1500:]}", flush=True)
+
+
+if __name__ == "__main__":
+    run(main)
