@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from methods import load_method
+from methods.core.backbone import count
 from methods.core.routing.routed import router_of
+from methods.hero.branch import Adapter
 from tests import toy
 from tests.routing_toys import built
 from workflows.stats.bounds import decode_bytes, prefill_flops
+from workflows.steps.efficiency import build_pair
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import Bench, forced_gates, shape_of
 from workflows.timing.work import Work
@@ -30,12 +35,13 @@ def seen(model: nn.Module) -> Iterator[list[tuple[int, int, int]]]:
     """Every matrix that ran on a row: itself, the rows, its numbers."""
     calls: list[tuple[int, int, int]] = []
 
-    def note(module: nn.Linear, given: Any, output: Tensor) -> None:
-        rows = output.numel() // module.out_features
+    def note(module: nn.Module, given: Any, output: Tensor) -> None:
+        rows = output.numel() // output.shape[-1]
         if rows:
-            calls.append((id(module), rows, module.weight.numel()))
+            calls.append((id(module), rows, count(module)))
 
-    hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Linear)]
+    multiplying = [m for m in model.modules() if isinstance(m, nn.Linear | Adapter)]
+    hooks = [module.register_forward_hook(note) for module in multiplying]
     yield calls
     for hook in hooks:
         hook.remove()
@@ -85,6 +91,32 @@ def test_a_step_reads_what_one_sequence_needs(batch: int) -> None:
             read += sum({module: numbers for module, _, numbers in calls}.values())
     steps = gates[..., 8:].permute(2, 0, 1)
     assert Work.of(model).step_weights(steps) == pytest.approx(read / 12, rel=SMALL)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_at_a_larger_shape_little_is_left_out(rate: float) -> None:
+    """Multiplications of a prompt and weights of a step, within half a percent."""
+    model = large()
+    router = router_of(model)
+    assert router is not None
+    work, ids = Work.of(model), Texts.random(8192).rows(1, 33)
+    gates = forced_gates(router, 1, 33, rate, "cpu")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        cache = model(ids[:, :32], logits_to_keep=1, gates=gates[..., :32]).past_key_values
+    # The counter knows no attention of the CPU.
+    scores = 2 * 32 * 32 * sum(work.widths)
+    found = work.prompt_flops(gates[..., :32], 1, 32) - scores
+    assert counter.get_total_flops() == pytest.approx(found, rel=0.005)
+    with seen(model) as calls, torch.no_grad():
+        model(ids[:, 32:], past_key_values=cache, gates=gates[..., 32:])
+    read = sum({module: numbers for module, _, numbers in calls}.values())
+    steps = gates[..., 32:].permute(2, 0, 1)
+    assert work.step_weights(steps) == pytest.approx(read, rel=0.005)
+
+
+@cache
+def large() -> Any:
+    return build_pair("hero", "cpu_512", 0.25, "float32", "cpu")[1]
 
 
 def test_the_bytes_are_those_of_the_formula() -> None:
