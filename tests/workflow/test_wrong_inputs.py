@@ -293,3 +293,23 @@ def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert steps.sentence(done.stderr).startswith("budget '1.5' must be a number")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--method hero --shape cpu_16 --bypass 7", "--bypass '7': rates are numbers from 0 to 1"),
+        ("--method hero --shape cpu_16 --bypass x", "--bypass 'x' must look like 0.25,0.5"),
+        ("--method hero --shape cpu_16 --bypass nan", "--bypass 'nan': rates are numbers from 0 "),
+        ("--method hero --shape cpu_16 --rounds 0", "--rounds is 0, must be at least 1"),
+        ("--method hero --shape cpu_16 --decode 0x4", "'0x4' asks for no sequence or no token"),
+        ("--method hero --shape cpu_16 --modes all", "--modes: 'all' is unknown (allowed: block, "),
+        ("--method hero --shape giant", "unknown shape 'giant' (allowed: llama31_8b, "),
+        ("--method hero", "--method needs --shape"),
+        ("--method shortgpt --shape cpu_16", "row 'shortgpt' needs 'removed_layers' of a fit; mea"),
+        ("--method dense --shape cpu_16", "row 'dense' is not routed; measure it with --model"),
+    ],
+)
+def test_what_cannot_be_timed(words: str, said: str, refuse: steps.Refuse, tmp_path: Path) -> None:
+    out = ["--device", "cpu", "--out", tmp_path / "speed.json"]
+    assert refuse("efficiency", *words.split(), *out).startswith(said)

@@ -77,13 +77,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and write."""
     args = arguments()
-    unknown = sorted(set(args.modes.split(",")) - set(MODES))
-    if unknown:
-        raise ValueError(f"--modes: '{unknown[0]}' is unknown (allowed: {', '.join(MODES)})")
-    if args.method and not args.shape:
-        raise ValueError("--method needs --shape")
-    if args.model and not args.texts:
-        raise ValueError("--model needs --texts: what a router skips depends on them")
+    check(args)
     set_up_torch(args.threads)
     torch.manual_seed(0)
     ends = monotonic() + 60 * args.minutes
@@ -99,6 +93,28 @@ def main() -> None:
                 lines.append(line)
                 show(line)
             write(args, device, lines, len(pieces) - number - 1)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Hold the arguments against what can be measured.
+
+    Raises:
+        ValueError: Names the first that cannot.
+    """
+    unknown = sorted(set(args.modes.split(",")) - set(MODES))
+    if unknown:
+        raise ValueError(f"--modes: '{unknown[0]}' is unknown (allowed: {', '.join(MODES)})")
+    if args.method and not args.shape:
+        raise ValueError("--method needs --shape")
+    if args.model and not args.texts:
+        raise ValueError("--model needs --texts: what a router skips depends on them")
+    for option, least in (("rounds", 1), ("warmup", 0), ("minutes", 0)):
+        if getattr(args, option) < least:
+            given = getattr(args, option)
+            raise ValueError(f"--{option} is {given}, must be at least {least}")
+    rates(args.bypass)
+    for option in ("prefill", "decode", "training"):
+        cases(getattr(args, option))
 
 
 def write(args: argparse.Namespace, device: str, lines: list[Line], left: int) -> None:
@@ -133,15 +149,14 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
     texts = Texts.random(dense.config.vocab_size)
     chosen = args.modes.split(",")
-    rates = [float(word) for word in args.bypass.split(",")]
     if "training" in chosen:
-        for rate in rates:
+        for rate in rates(args.bypass):
             for case in cases(args.training):
                 yield partial(time_training, routed, case, rate, bench)
         yield partial(_cast, routed)
     else:
         cast_branches(routed)
-    for rate in rates:
+    for rate in rates(args.bypass):
         if "block" in chosen:
             yield partial(time_block, routed, rate, bench)
         yield from inference(dense, routed, texts, rate, args, bench)
@@ -193,15 +208,37 @@ def cases(text: str) -> list[Case]:
     """
     try:
         pairs = [tuple(int(part) for part in word.split("x")) for word in text.split(",")]
-        return [(sequences, length) for sequences, length in pairs]
+        found = [(sequences, length) for sequences, length in pairs]
     except ValueError as error:
         raise ValueError(f"'{text}' must look like 1x512,8x2048") from error
+    if min(map(min, found)) < 1:
+        raise ValueError(f"'{text}' asks for no sequence or no token")
+    return found
+
+
+def rates(text: str) -> list[float]:
+    """``0.25,0.5`` as numbers.
+
+    Raises:
+        ValueError: Not of that form, or outside of 0 to 1.
+    """
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--bypass '{text}' must look like 0.25,0.5") from error
+    if not all(0 <= rate <= 1 for rate in found):
+        raise ValueError(f"--bypass '{text}': rates are numbers from 0 to 1")
+    return found
 
 
 def build_pair(
     row: str, shape: str, budget: float, dtype: str, device: str
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Dense and routed model of a shape; they share every weight of the backbone."""
+    """Dense and routed model of a shape; they share every weight of the backbone.
+
+    Raises:
+        ValueError: The shape is unknown, or the row has no router, or none without a fit.
+    """
     config = shape_config(shape)
     with torch.device(device):
         dense = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
@@ -214,7 +251,10 @@ def build_pair(
     backbone = Backbone(twin, None, Path(), None, "", count(dense))
     chosen = candidate_layers(config.num_hidden_layers, budget)
     structure = {"layers": chosen, "seed": 0, "threshold": 0.5}
-    routed = load_method(row).build(backbone, structure)
+    try:
+        routed = load_method(row).build(backbone, structure)
+    except KeyError as error:
+        raise ValueError(f"row '{row}' needs {error} of a fit; measure it with --model") from error
     if router_of(routed) is None:
         raise ValueError(f"row '{row}' is not routed; measure it with --model")
     return dense, routed  # type: ignore[return-value]
