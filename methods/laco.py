@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, decoder, layers
-from methods.core.budget import layers_to_remove
+from methods.core.budget import layers_shortfall, layers_to_remove
 from methods.core.data import Batch, Data
 from methods.core.surgery.layers import merge_layers, remove_layers, replace_layers
 
@@ -109,7 +109,9 @@ class LaCo(Method):
             return "its layers attend in different ways (layer_types), merging needs equal ones"
         if request.budget is None and params.layers is None and None in (params.C, params.T):
             return "neither a budget nor param 'layers', nor 'C' and 'T', say what to merge"
-        return None
+        if request.budget is None or params.layers is not None or None not in (params.C, params.T):
+            return None
+        return layers_shortfall(backbone, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Walk with the pinned threshold, or search the one that meets the target."""

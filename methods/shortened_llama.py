@@ -21,7 +21,7 @@ from methods.core.backbone import (
     layers,
     projection_weights,
 )
-from methods.core.budget import layers_to_remove
+from methods.core.budget import layers_shortfall, layers_to_remove
 from methods.core.data import Batch, Data
 from methods.core.ledger import Rates
 from methods.core.surgery.layers import remove_layers
@@ -123,6 +123,9 @@ class ShortenedLlama(Method):
         if self.params.layers is None:
             if request.budget is None:
                 return "neither a budget nor param 'layers' says how many blocks to delete"
+            short = layers_shortfall(backbone, request.budget)
+            if short is not None:
+                return short
             number, _ = layers_to_remove(backbone, request.budget, None)
             free = len(self._unprotected(backbone.layer_count))
             if number > free:

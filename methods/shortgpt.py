@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, decoder, layers
-from methods.core.budget import layers_to_remove
+from methods.core.budget import layers_shortfall, layers_to_remove
 from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.surgery.layers import remove_layers
@@ -62,7 +62,9 @@ class ShortGPT(Method):
         """A budget or a pinned number of layers must be given."""
         if request.budget is None and self.params.layers is None:
             return "neither a budget nor param 'layers' says how many layers to delete"
-        return None
+        if request.budget is None or self.params.layers is not None:
+            return None
+        return layers_shortfall(backbone, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Score the layers on the calibration documents and delete the lowest."""

@@ -24,10 +24,16 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from methods.core.finite import check_parameters
 from methods.core.pretrained import guard
 from methods.core.shapes import SHAPES
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Sizes of a config, each at least 1.
+SIZES = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "vocab_size",
+)  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What the fetch step knows of a folder that it downloaded.
@@ -151,7 +157,7 @@ def load_backbone(
 
     Raises:
         ValueError: The folder, its config, its weights or its tokenizer are missing, damaged or do
-            not belong together; the message names the file.
+            not belong together, or a weight is NaN or infinite; the message names the file.
     """
     config = read_config(path)
     check_weights(path, config)
@@ -161,6 +167,7 @@ def load_backbone(
         path, config=config, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True
     )
     guard(model)
+    check_parameters(model, path)
     nn.Module.to(model, device).eval()
     if model.device.type == "cpu":
         # Weights are views of one mapped file: surgery that replaces some would free none.
@@ -175,7 +182,7 @@ def read_config(path: Path) -> PreTrainedConfig:
     """The config in a folder, of a supported family.
 
     Raises:
-        ValueError: No folder, no readable config.json, or another family.
+        ValueError: No folder, no readable config.json, another family, or a size below 1.
     """
     if not path.is_dir():
         raise ValueError(f"backbone folder {path} does not exist or is no folder")
@@ -192,9 +199,14 @@ def read_config(path: Path) -> PreTrainedConfig:
             f"{file}: model_type {family!r} is not supported (allowed: {', '.join(FAMILIES)})"
         )
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:
         raise ValueError(f"{file} is not a valid {family} config: {_first_line(error)}") from error
+    for name in SIZES:
+        size = getattr(config, name)
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{file}: {name} is {size!r}, must be a positive whole number")
+    return config
 
 
 def check_weights(path: Path, config: PreTrainedConfig) -> None:

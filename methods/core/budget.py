@@ -70,6 +70,14 @@ def layers_to_remove(
     return nearest(range(total), lambda n: n * size / backbone.parameters, budget)
 
 
+def layers_shortfall(backbone: Backbone, budget: float) -> str | None:
+    """Why no number of whole layers comes near a budget, or None."""
+    size = count(layers(backbone.model)[0]) / backbone.parameters
+    # What is nearest lies within half a layer, but for what all layers but one hold.
+    held = (backbone.layer_count - 1) * size
+    return shortfall("layers but one", held, budget) if held + size / 2 < budget else None
+
+
 def candidate_layers(layer_count: int, budget: float) -> list[int]:
     """The layers whose FFNs may be skipped: as in the paper for its two budgets.
 

@@ -36,6 +36,7 @@ from methods.core.backbone import (
     read_tokenizer,
     weight_files,
 )
+from methods.core.finite import check_finite, check_parameters
 from methods.core.ledger import Ledger
 from methods.core.pretrained import CARD as CARD
 from methods.core.pretrained import SkipbenchConfig, guard
@@ -81,8 +82,14 @@ def save(
         fitted: Result of its fit.
         card: Card of the run, from :func:`describe`, with whatever the step measured.
         tokenizer: Stored beside the model.
+
+    Raises:
+        ValueError: A decision or a weight is NaN or infinite.
     """
     model, card = fitted.model, card | {"structure": fitted.structure}
+    fit = f"row '{card['row']}'"
+    check_finite(fitted.decisions, f"{fit}, decisions")
+    check_parameters(model, fit)
     assert isinstance(model, PreTrainedModel)
     guard(model, card)
     if method.kind == "static":
@@ -277,9 +284,11 @@ def _assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Pa
 def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         # Tensors of a mapped file lie at odd offsets, which moves last bits of a product.
-        return {name: tensor.clone() for name, tensor in load_file(file).items()}
+        tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged or incomplete: {error}") from error
+    check_finite(tensors, str(file))
+    return tensors
 
 
 def _locate(folder: Path, card: dict[str, Any], given: Path | None) -> Path:

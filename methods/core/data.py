@@ -67,6 +67,10 @@ class Data:
     validation_file: Path | None = None
     probe_file: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.max_length < 2:
+            raise ValueError(f"max_length is {self.max_length}, must be at least 2")
+
     def calibration(
         self, batch_size: int | None = 16, rows: int | None = None, length: int | None = None
     ) -> Iterator[Batch]:
@@ -139,6 +143,8 @@ class Data:
         documents = list(self.documents(path))
         if not documents:
             raise ValueError(f"{purpose} file {path} holds no document")
+        if all(len(document.ids) < 2 for document in documents):
+            raise ValueError(f"{purpose} file {path} holds no document of two tokens or more")
         return documents
 
     def documents(self, path: Path) -> Iterator[Document]:
@@ -275,8 +281,10 @@ def read_ids(path: Path, vocab_size: int) -> list[Document]:
     if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):
         kind = getattr(ids, "dtype", type(ids).__name__)
         raise ValueError(f"{path}: calibration ids must be integers, not {kind}")
-    if ids.ndim != 2 or 0 in ids.shape:
-        raise ValueError(f"{path}: calibration ids must have shape (N, T), not {ids.shape}")
+    if ids.ndim != 2 or len(ids) < 1 or ids.shape[1] < 2:
+        raise ValueError(
+            f"{path}: calibration ids must have shape (N, T), T at least 2, not {ids.shape}"
+        )
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests import steps, toy
 
@@ -138,7 +139,8 @@ def test_a_damaged_backbone(
         (np.array([[0, 64]]), "ids reach from 0 to 64, the vocabulary is 0 to 63"),
         (np.array([[-1, 4]]), "ids reach from -1 to 4"),
         (np.array([[0.0, 1.0]]), "calibration ids must be integers, not float64"),
-        (np.array([0, 1]), "calibration ids must have shape (N, T), not (2,)"),
+        (np.array([0, 1]), "calibration ids must have shape (N, T), T at least 2, not (2,)"),
+        (np.array([[0], [1]]), "calibration ids must have shape (N, T), T at least 2, not (2, 1)"),
     ],
 )
 def test_wrong_calibration_ids(
@@ -147,6 +149,50 @@ def test_wrong_calibration_ids(
     np.save(tmp_path / "ids.npy", values)
     command = [*fit(copy, tmp_path / "out"), "--calibration", tmp_path / "ids.npy"]
     assert said in refuse("compress", *command)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_one_weight_that_is_no_number(
+    value: float, refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
+) -> None:
+    file = copy / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.3.mlp.up_proj.weight"][5, 7] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    said = refuse("compress", *fit(copy, tmp_path / "out"), "--calibration", ids)
+    assert said == f"{copy}: tensor 'model.layers.3.mlp.up_proj.weight' holds NaN or infinity"
+
+
+@pytest.mark.parametrize("layers", [0, -2, 2.5])
+def test_a_config_of_no_size(
+    layers: float, refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
+) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    said = refuse("compress", *fit(copy, tmp_path / "out"), "--calibration", ids)
+    assert said.startswith(f"{copy}/config.json")
+    assert "num_hidden_layers" in said
+
+
+def test_documents_too_short_to_read(
+    refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
+) -> None:
+    base = [*fit(copy, tmp_path / "out"), "--calibration"]
+    said = refuse("compress", *base, ids, "--max-length", "0")
+    assert said == "max_length is 0, must be at least 2"
+    (tmp_path / "rows.jsonl").write_text('{"fed": "w1"}\n{"fed": "w2"}\n')
+    said = refuse("compress", *base, tmp_path / "rows.jsonl")
+    assert said.endswith("rows.jsonl holds no document of two tokens or more")
+
+
+@pytest.mark.parametrize("row", ["shortgpt", "shortened-ppl", "laco"])
+def test_a_budget_that_no_number_of_layers_meets(
+    row: str, copy: Path, ids: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    steps.call("compress", *fit(copy, out, row, "0.999"), "--calibration", ids)
+    reason = json.loads((out / "skipbench.json").read_text())["not_applicable"]
+    assert reason.startswith("its layers but one hold ")
 
 
 def test_wrong_calibration_files(refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from methods.core.finite import check_finite
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
 from methods.core.routing.router import Context
@@ -47,6 +48,7 @@ class ExecutionLog:
         inner.register_forward_hook(self._note)
 
     def _note(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        check_finite(output.last_hidden_state[:, -1], "what the last layer returns")
         self.passes.append(output.executed if isinstance(output, RoutedOutput) else None)
 
 
@@ -104,12 +106,14 @@ class CountingLM(HFLM):
         self.ends = {*end_tokens(model), self.eot_token_id} - {None}
         self.log = ExecutionLog(model)
         self.kinds = KindTeller(model)
-        self.tallies = {kind: Tally(ledger) for kind in KINDS}
         self._row = 0
+        self.reset()
 
     def reset(self) -> None:
-        """Empty the tallies, before a task."""
+        """Empty the tallies and the counts of requests, before a task."""
         self.tallies = {kind: Tally(self.ledger) for kind in KINDS}
+        # Requests, and those of which the context window holds the end alone.
+        self.asked = self.cut = 0
 
     def get_model_info(self) -> dict[str, Any]:
         """Nothing: records carry the model's identity, and lm-eval would ask the hub for it."""
@@ -119,6 +123,25 @@ class CountingLM(HFLM):
         self.tallies[kind].add(executed, tokens)
 
     def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[Any]:
+        self._see([len(context) + len(answer) - 1 for _, context, answer in requests])
+        found = self._likelihoods(requests, **options)
+        check_finite([float(likelihood) for likelihood, _ in found], "log-likelihood of a request")
+        return found
+
+    def _see(self, lengths: Sequence[int]) -> None:
+        """Count requests by the tokens that they need of the context window.
+
+        Raises:
+            ValueError: None fits.
+        """
+        if lengths and min(lengths) > self.max_length:
+            raise ValueError(
+                f"every prompt is longer than the context window of {self.max_length} tokens"
+            )
+        self.asked += len(lengths)
+        self.cut += sum(length > self.max_length for length in lengths)
+
+    def _likelihoods(self, requests: list[Any], **options: Any) -> list[Any]:
         if self.share_prefix and self.pads:
             return answer_requests(self, requests, bool(options.get("disable_tqdm")))
 
@@ -141,6 +164,10 @@ class CountingLM(HFLM):
         def length(request: Any) -> int:
             return len(self.tok_encode(request.args[0]))
 
+        def needed(request: Any) -> int:
+            return length(request) + request.args[1].get("max_gen_toks", self.max_gen_toks)
+
+        self._see(list(map(needed, requests)))
         key = None if self.pads else length
         return self._grouped(super().generate_until, requests, key, options)
 

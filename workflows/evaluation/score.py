@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,12 @@ def _score_one(lm: CountingLM, entry: TaskEntry, manager: TaskManager, reason: s
         raise CannotRun(reason)
     lm.reset()
     run = perplexity(lm, entry) if entry.is_perplexity else run_task(lm, entry, manager)
+    if lm.cut:
+        warnings.warn(
+            f"task '{entry.task}': {lm.cut} of {lm.asked} prompts are longer than the context "
+            f"window of {lm.max_length} tokens and cut",
+            stacklevel=2,
+        )
     return (*run, lm.tallies)
 
 

@@ -286,3 +286,18 @@ def test_a_router_that_spares_deciding_positions_shows_it_in_every_column(
         assert rates["all"]["tokens"] == total
         pooled = rates["prompt"]["skip"] * rates["prompt"]["tokens"] / total
         assert rates["all"]["skip"] == pytest.approx(pooled)
+
+
+def test_a_window_that_cuts_every_prompt_is_refused(model: Any, many: Path) -> None:
+    entries = parse_tasks("toy_choice")
+    with pytest.warns(UserWarning, match="75 of 90 prompts are longer than the context window"):
+        score(harness(model, 4, max_length=3), entries, [many])
+    with pytest.raises(ValueError, match="every prompt is longer than the context window of 1 tok"):
+        score(harness(model, 4, max_length=1), entries, [many])
+
+
+def test_what_is_no_number_is_not_scored(model: Any, many: Path) -> None:
+    with torch.no_grad():
+        model.lm_head.weight[3, 0] = torch.nan
+    with pytest.raises(ValueError, match="log-likelihood of a request, 0 is nan"):
+        score(harness(model, 4), parse_tasks("toy_choice"), [many])
