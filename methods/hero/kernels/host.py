@@ -100,8 +100,8 @@ class HostSteps:
         hidden[:head] = self._history(index, self._read(index, rows.numpy()[0], wide[:head]))
         np.add(wide[head:], weights.local_bias, out=hidden[head:])
         silu(self.hidden, inplace=True)
-        a = float(hidden[:head] @ weights.history_out) + weights.history_last
-        b = float(hidden[head:] @ weights.local_out) + weights.local_last
+        a = float(hidden[:head].dot(weights.history_out)) + weights.history_last
+        b = float(hidden[head:].dot(weights.local_out)) + weights.local_last
         path[4] = p = _sigmoid(a / weights.temperature)
         path[5] *= p
         gate = np.float32(_sigmoid(a + b))
@@ -114,12 +114,12 @@ class HostSteps:
     def _read(self, index: int, hbar: Array, wide: Array) -> Array:
         """What reads s_j: query, key, value (M,), W_n s_j (64,), the history head's part (H,)."""
         weights, inner = self.weights, self.inner.numpy()[0]
-        size = math.sqrt(hbar @ hbar / weights.width + weights.eps)
+        size = math.sqrt(hbar.dot(hbar) / weights.width + weights.eps)
         np.divide(wide, size, out=inner[: weights.head])
         if weights.path is not None:
             if weights.variant != "no-position":
                 self._follow(index, hbar)
-            np.dot(self.path, weights.path, out=inner[weights.head :])
+            self.path.dot(weights.path, out=inner[weights.head :])
         read = linear(silu(self.inner, inplace=True), weights.readers).numpy()[0]
         return read + weights.bias
 
@@ -130,9 +130,9 @@ class HostSteps:
         path[1] = 1 - position
         if self.last is not None:
             delta = hbar - self.last
-            size = math.sqrt(delta @ delta)
+            size = math.sqrt(delta.dot(delta))
             if self.step is not None:
-                path[3] = delta @ self.step / (size * float(path[2]) + EPS)
+                path[3] = delta.dot(self.step) / (size * float(path[2]) + EPS)
             path[2], self.step = size, delta
         self.last = hbar
 
@@ -144,8 +144,8 @@ class HostSteps:
         phi = np.exp(np.minimum(query_key, 0)) + np.maximum(query_key, 0)
         first = read[-weights.head :]
         if index > 0 and weights.variant != "no-memread":
-            alike = (self.keys[:index] @ phi[:memory]) * self.decays[:index]
-            sums = alike @ self.values[:index]
+            alike = self.keys[:index].dot(phi[:memory]) * self.decays[:index]
+            sums = alike.dot(self.values[:index])
             context = torch.from_numpy(sums[:memory] / (sums[memory] + EPS))
             answer = linear(context[None], weights.of_context).numpy()[0]
             novelty = 1 - _cosine(asked, answer[: len(asked)])
@@ -163,7 +163,7 @@ def _array(weight: Tensor) -> Array:
 
 def _cosine(a: Array, b: Array) -> float:
     """Cosine of two vectors, eps in the denominator."""
-    return float(a @ b) / (math.sqrt(a @ a) * math.sqrt(b @ b) + EPS)
+    return float(a.dot(b)) / (math.sqrt(a.dot(a)) * math.sqrt(b.dot(b)) + EPS)
 
 
 def _sigmoid(x: float) -> float:
