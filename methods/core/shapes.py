@@ -43,4 +43,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1792}
     | {"num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2}
     | {"max_position_embeddings": 8192},
+    # For decoding: 0.9 GB of weights, more than a processor keeps near.
+    "cpu_1024": _LLAMA31
+    | {"vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 3584}
+    | {"num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4}
+    | {"max_position_embeddings": 8192},
 }

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from methods.core.routing.kernels.choose import use_host
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
 from methods.hero.branch import Adapter
+from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.memory import EPS, ListMemory, Memory, RecurrentMemory
 
 TEMPERATURE = 0.9
@@ -121,6 +123,7 @@ class HeroRouter(Router):
         self._initialise(initial_bias, generator)
         self.adapters = nn.ModuleList(Adapter(width, sizes.adapter, generator) for _ in units)
         self.threshold = 0.5
+        self._host: HostWeights | None = None
 
     def _initialise(self, bias: float, generator: torch.Generator | None) -> None:
         """Default linear init; last layers of the heads small, the local bias positive."""
@@ -140,11 +143,25 @@ class HeroRouter(Router):
             with torch.no_grad():
                 _named(self.path_mlp, "path")["path_W1"][:, 2] /= math.sqrt(self.sizes.hidden)
 
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> PathState:
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> PathState | HostSteps:
         """p_0 = m_0 = 1, empty memory."""
+        remembers = self.variant not in ("no-history", "same-size") and not self.recurrent
+        if remembers and use_host(hidden, self.norm_weight):
+            return HostSteps(self._packed(first=not tokens.positions.item()))
+        self._host = None
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
         memory = RecurrentMemory() if self.recurrent else ListMemory()
         return PathState(None, None, ones, ones, memory)
+
+    def _packed(self, first: bool) -> HostWeights:
+        """Weights packed with the first token decoded behind a prompt, and kept until the next one.
+
+        As a cache of keys and values: weights that change ask for a sequence from its start.
+        """
+        if first or self._host is None:
+            named = self.formula_parameters()
+            self._host = HostWeights(named, self.eps, TEMPERATURE, self.variant)
+        return self._host
 
     def gate(
         self,
@@ -153,9 +170,11 @@ class HeroRouter(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, PathState]:
+    ) -> tuple[Decision, PathState | HostSteps]:
         """Decide block j = index + 1 from hbar (B, T, D)."""
         assert post_attention is not None
+        if isinstance(state, HostSteps):
+            return state.decide(index, post_attention, self.threshold), state
         trace, after = self.step(index, post_attention, state)
         execute = at.settle(index, trace.gate >= self.threshold)
         scale = torch.where(execute, trace.gate, 1 - trace.gate)

@@ -33,6 +33,7 @@ from methods.core.budget import candidate_layers
 from methods.core.checkpoint import cast_branches, load, read_card, write_json
 from methods.core.data import Data
 from methods.core.routing.routed import router_of
+from methods.core.shapes import SHAPES
 from workflows.records import rows_of
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import whole_file
@@ -56,7 +57,7 @@ def arguments() -> argparse.Namespace:
     what.add_argument("--model", type=Path, metavar="DIR", help="a compressed model")
     what.add_argument("--method", metavar="ROW", help="a routed row, with --shape")
     parser.add_argument("--texts", type=Path, metavar="FILE.jsonl", help="with --model")
-    parser.add_argument("--shape", help="llama31_8b, llama2_7b, llama2_13b, cpu_512")
+    parser.add_argument("--shape", help=", ".join(SHAPES))
     parser.add_argument("--budget", type=float, default=0.25, help="decides the candidate layers")
     parser.add_argument("--bypass", default="0.25,0.5,0.75,1.0", help="forced rates, a,b,c")
     parser.add_argument("--modes", default="block,prefill,decode,training", help=",".join(MODES))

@@ -24,6 +24,9 @@ class Executing(NamedTuple):
 
 def executing(execute: Tensor) -> Executing:
     """The executing tokens (B, T) of each sequence in their order, padded to the longest."""
+    if execute.shape[1] == 1:
+        live = execute[:, : int(execute.any())]
+        return Executing(torch.zeros_like(live, dtype=torch.int64), live)
     counts = execute.sum(dim=1)
     longest = int(counts.max())
     index = (~execute).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]

@@ -35,7 +35,8 @@ def dispatch(
     Returns:
         Updates (N, D). One transfer to the host per call: the number of executing rows.
     """
-    executing, learns = int(execute.sum()), torch.is_grad_enabled()
+    executing = int(execute if len(rows) == 1 else execute.sum())
+    learns = torch.is_grad_enabled()
     if executing == len(rows) and (otherwise is None or not learns):
         return _scaled(branch(rows), scale)
     if not executing and not learns:

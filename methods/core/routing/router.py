@@ -93,8 +93,9 @@ class Router(nn.Module, ABC):
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
         """The routing state before the first unit; ``hidden`` (B, T, D) are the embeddings.
 
-        The state is a tensor, None, or a tuple of such: one forward pass owns it. Noise is drawn
-        here, from ``at.generator``: a layer that is recomputed must meet it again.
+        The state is a tensor, None, or a tuple of such, or, where nothing learns, any object: one
+        forward pass owns it. Noise is drawn here, from ``at.generator``: a layer that is recomputed
+        must meet it again.
         """
 
     @abstractmethod

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.routing.router import Context, Tokens, Unit
+from methods.core.routing.router import Unit
 from methods.hero.kernels.router import (
     PACKED,
     PackedRouter,
@@ -15,6 +15,7 @@ from methods.hero.kernels.router import (
     router_step,
     router_workspace,
 )
+from methods.hero.memory import ListMemory
 from methods.hero.router import HeroRouter, PathState, Sizes, Variant
 from tests.interpreted import DEVICE, mend
 
@@ -52,10 +53,9 @@ def poisoned(batch: int, packed: PackedRouter) -> RouterWorkspace:
     return space
 
 
-def begin(router: HeroRouter, batch: int, width: int) -> PathState:
-    ones = torch.ones(batch, 1, dtype=torch.bool, device=DEVICE)
-    hidden = torch.zeros(batch, 1, width, device=DEVICE)
-    return router.start(Tokens(None, ones.long(), ones), hidden, Context())
+def begin(batch: int) -> PathState:
+    ones = torch.ones(batch, 1, device=DEVICE)
+    return PathState(None, None, ones, ones, ListMemory())
 
 
 def near(found: Tensor, expected: Tensor) -> None:
@@ -73,7 +73,7 @@ def test_equal_to_the_router(batch: int, variant: Variant, kernel: bool) -> None
     packed = pack(router)
     space = poisoned(batch, packed)
     for seed in (1, 2):
-        state = begin(router, batch, width)
+        state = begin(batch)
         for index, hbar in enumerate(stream(batch, width, seed)):
             trace, state = router.step(index, hbar[:, None], state)
             router_step(index, hbar, packed, space, 0.5, kernel)

@@ -1,4 +1,4 @@
-"""Kernel or twin: the one place that decides, by device and dtype."""
+"""Kernel, twin or host: the one place that decides, by device and dtype."""
 
 from __future__ import annotations
 
@@ -47,6 +47,26 @@ def use_triton(tensor: Tensor, forced: bool | None = None) -> bool:
     if reason is None or (find_spec("triton") is not None and _interpreted(tensor)):
         return True
     raise RuntimeError(f"the Triton kernels were asked for: {reason}")
+
+
+def use_host(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether a router decides with NumPy: one new token of one sequence, on a CPU in float32.
+
+    Not where something learns, is compiled or traced, or is cast by autocast.
+
+    Args:
+        hidden: What enters the pass (B, T, D).
+        weight: Any of the router's.
+    """
+    return (
+        hidden.shape[:2] == (1, 1)
+        and hidden.device.type == weight.device.type == "cpu"
+        and weight.dtype is torch.float32
+        and type(hidden) is Tensor
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
 
 
 def _interpreted(tensor: Tensor) -> bool:
