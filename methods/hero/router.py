@@ -7,17 +7,20 @@ The router computes in float32 throughout and decides before any cast; 16-bit ga
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from methods.core.routing.kernels.choose import use_host
+from methods.core.routing.kernels.choose import use_host, use_steps
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
 from methods.hero.branch import Adapter
 from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.memory import EPS, ListMemory, Memory, RecurrentMemory
+
+if TYPE_CHECKING:
+    from methods.hero.kernels.router import KernelSteps, PackedRouter
 
 TEMPERATURE = 0.9
 PATH, PATH_HIDDEN, PATH_OUT, HIDDEN_OUT = 6, 64, 16, 48
@@ -124,6 +127,7 @@ class HeroRouter(Router):
         self.adapters = nn.ModuleList(Adapter(width, sizes.adapter, generator) for _ in units)
         self.threshold = 0.5
         self._host: HostWeights | None = None
+        self._kernels: PackedRouter | None = None
 
     def _initialise(self, bias: float, generator: torch.Generator | None) -> None:
         """Default linear init; last layers of the heads small, the local bias positive."""
@@ -143,12 +147,20 @@ class HeroRouter(Router):
             with torch.no_grad():
                 _named(self.path_mlp, "path")["path_W1"][:, 2] /= math.sqrt(self.sizes.hidden)
 
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> PathState | HostSteps:
+    def start(
+        self, tokens: Tokens, hidden: Tensor, at: Context
+    ) -> PathState | HostSteps | KernelSteps:
         """p_0 = m_0 = 1, empty memory."""
         remembers = self.variant not in ("no-history", "same-size") and not self.recurrent
         if remembers and use_host(hidden, self.norm_weight):
             return HostSteps(self._packed(first=not tokens.positions.item()))
+        if remembers and use_steps(hidden):
+            return self._kernel_steps(len(hidden))
         self._host = None
+        if self._kernels is not None and not torch.is_grad_enabled():
+            from methods.hero.kernels.router import refresh
+
+            refresh(self._kernels, self)
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
         memory = RecurrentMemory() if self.recurrent else ListMemory()
         return PathState(None, None, ones, ones, memory)
@@ -163,6 +175,17 @@ class HeroRouter(Router):
             self._host = HostWeights(named, self.eps, TEMPERATURE, self.variant)
         return self._host
 
+    def _kernel_steps(self, batch: int) -> KernelSteps:
+        """Weights packed once; prompts renew them in place, for a CUDA graph knows the addresses.
+
+        As with a cache of keys and values, weights that change ask for a prompt of two tokens.
+        """
+        from methods.hero.kernels.router import KernelSteps, pack
+
+        if self._kernels is None or self._kernels.merged.device != self.norm_weight.device:
+            self._kernels = pack(self)
+        return KernelSteps.of(self._kernels, batch)
+
     def gate(
         self,
         index: int,
@@ -170,10 +193,10 @@ class HeroRouter(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, PathState | HostSteps]:
+    ) -> tuple[Decision, PathState | HostSteps | KernelSteps]:
         """Decide block j = index + 1 from hbar (B, T, D)."""
         assert post_attention is not None
-        if isinstance(state, HostSteps):
+        if not isinstance(state, PathState):
             return state.decide(index, post_attention, self.threshold), state
         trace, after = self.step(index, post_attention, state)
         execute = at.settle(index, trace.gate >= self.threshold)

@@ -27,7 +27,8 @@ from methods.core.backbone import attention, attention_kinds, attention_norm, de
 from methods.core.routing.attend import attend
 from methods.core.routing.dispatch import Branch, dispatch
 from methods.core.routing.eviction import IMPLEMENTATION, EvictingCache, evicting_block
-from methods.core.routing.kernels.decode import MOST_ROWS, decode_fused
+from methods.core.routing.kernels.choose import MOST_ROWS
+from methods.core.routing.kernels.decode import decode_fused
 from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
 from methods.core.routing.kernels.weights import branches
 from methods.core.routing.router import Context, Decision, Kind, Router, Tokens, Unit

@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, logsigmoid, silu
 
-from methods.core.routing.kernels.choose import use_triton
-from methods.core.routing.kernels.decode import MOST_ROWS, check_tensors
+from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
+from methods.core.routing.kernels.decode import check_tensors
+from methods.core.routing.router import Decision
 from methods.hero.memory import EPS, phi
 from methods.hero.router import HIDDEN_OUT, TEMPERATURE, HeroRouter, Variant
 
@@ -100,12 +101,10 @@ def pack(router: HeroRouter) -> PackedRouter:
     state, memory = named["W_q"].shape[1], router.sizes.memory
     parts = named["hist_W1"].split([state, memory, 1], dim=1)
     by_input = [part.contiguous() for part in parts]
-    rho = torch.sigmoid(named["eta"])
-    count = len(rho)
-    decays = torch.zeros(count, count, device=rho.device)
-    for j in range(count):
-        for i in range(j):
-            decays[j, i] = rho[i + 1 : j].prod()
+    # Of rho's product over i + 1 to j - 1: sums of logarithms up to j, less those up to i + 1.
+    logs = logsigmoid(named["eta"].double()).cumsum(0)
+    sums = torch.cat([logs.new_zeros(1), logs])
+    decays = (sums[:-1, None] - sums[None, 1:]).exp().tril(-1).float()
     return PackedRouter(
         merged=torch.cat([named["W_hd"] * named["rms_w"], named["local_W1"]]),
         hidden_up=named["W_hu"],
@@ -150,6 +149,41 @@ def router_workspace(batch: int, router: PackedRouter) -> RouterWorkspace:
         scale=made(batch),
         execute=torch.empty(batch, dtype=torch.bool, device=router.merged.device),
     )
+
+
+class KernelSteps(NamedTuple):
+    """The gates of one pass, block by block from the first, on the device.
+
+    ``execute`` (R, B) bool, ``scale`` and ``gate`` (R, B) float32 hold what was decided.
+    """
+
+    router: PackedRouter
+    space: RouterWorkspace
+    execute: Tensor
+    scale: Tensor
+    gate: Tensor
+
+    @classmethod
+    def of(cls, router: PackedRouter, batch: int) -> KernelSteps:
+        """Before the first block of ``batch`` tokens."""
+        shape = (len(router.decays), batch)
+        made = [router.merged.new_empty(shape, dtype=d) for d in (torch.bool, None, None)]
+        return cls(router, router_workspace(batch, router), *made)
+
+    def decide(self, index: int, hbar: Tensor, threshold: float) -> Decision:
+        """Decide block j = ``index`` + 1 from hbar (B, 1, D)."""
+        names = ("execute", "scale", "gate")
+        mine = {name: getattr(self, name)[index] for name in names}
+        space = self.space._replace(**mine)
+        router_step(index, hbar[:, 0].contiguous(), self.router, space, threshold)
+        return Decision(*(mine[name][:, None] for name in names))
+
+
+def refresh(packed: PackedRouter, router: HeroRouter) -> None:
+    """Put the router's weights where ``packed`` has them, at the same addresses."""
+    for old, new in zip(packed, pack(router), strict=True):
+        if isinstance(old, Tensor) and isinstance(new, Tensor):
+            old.copy_(new)
 
 
 def router_step(

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+# Tokens of a decode step that kernels take.
+MOST_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -66,6 +68,20 @@ def use_host(hidden: Tensor, weight: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+    )
+
+
+def use_steps(hidden: Tensor) -> bool:
+    """Whether a router decides by kernels: one new token of each sequence, where kernels run.
+
+    Args:
+        hidden: What enters the pass (B, T, D).
+    """
+    return (
+        hidden.shape[1] == 1
+        and len(hidden) <= MOST_ROWS
+        and not torch.is_grad_enabled()
+        and available(hidden)
     )
 
 

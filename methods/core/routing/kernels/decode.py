@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from methods.core.routing.kernels.choose import use_triton
+from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
 from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
-
-MOST_ROWS = 16
 
 
 class DecodeWorkspace(NamedTuple):

@@ -75,10 +75,35 @@ def test_a_decode_step_agrees_with_its_twin(
     torch.testing.assert_close(decoders[0].logits, decoders[1].logits, rtol=1e-4, atol=1e-5)
 
 
-def test_two_launches_serve_both_branches(queued: list[str]) -> None:
-    decoder = StaticDecoder(model_of("block").to(DEVICE), 3, 12, False)
+@pytest.mark.parametrize("name", ["hero", "block"])
+def test_two_launches_serve_both_branches(name: str, queued: list[str]) -> None:
+    """And two more decide for HeRo, whatever is decided."""
+    decoder = StaticDecoder(model_of(name).to(DEVICE), 3, 12, False)
     decoder.prefill(SHORT)
     queued.clear()
     decoder.step()
     units = len(router_of(decoder.model).units)  # type: ignore[union-attr]
-    assert queued == ["inner_kernel", "outer_kernel"] * units
+    deciding = ["project_kernel", "decide_kernel"] if name == "hero" else []
+    assert queued == [*deciding, "inner_kernel", "outer_kernel"] * units
+
+
+@torch.no_grad()
+def test_a_prompt_renews_the_weights_that_kernels_read(queued: list[str]) -> None:
+    """Where they were: a graph that is captured reads those addresses."""
+    model = model_of("hero").to(DEVICE)
+    router: Any = router_of(model)
+    cache = model(SHORT, use_cache=True).past_key_values
+    model(SHORT[:, :1], past_key_values=cache)
+    held = router._kernels
+    places = [part.data_ptr() for part in held if isinstance(part, torch.Tensor)]
+    for parameter in router.parameters():
+        parameter.add_(0.1)
+    cache = model(SHORT, use_cache=True).past_key_values
+    found = model.model(SHORT[:, :1], past_key_values=cache).soft
+    assert router._kernels is held
+    assert [part.data_ptr() for part in held if isinstance(part, torch.Tensor)] == places
+    cache = model(SHORT, use_cache=True).past_key_values
+    router.recurrent = True  # which no kernel computes
+    torch.testing.assert_close(
+        found, model.model(SHORT[:, :1], past_key_values=cache).soft, rtol=1e-5, atol=1e-6
+    )
