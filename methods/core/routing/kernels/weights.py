@@ -1,14 +1,16 @@
-"""The matrices of the two branches of a routed FFN, as kernels read them: contiguous, no biases."""
+"""Weights as kernels read them: contiguous, those of one part of the model in one dtype."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from methods.core.backbone import attention_kinds
 
 
 class FfnWeights(NamedTuple):
-    """A frozen SwiGLU network: ``gate`` and ``up`` (F, D), ``down`` (D, F), all in one dtype."""
+    """A frozen SwiGLU network: ``gate`` and ``up`` (F, D), ``down`` (D, F), without biases."""
 
     gate: Tensor
     up: Tensor
@@ -20,3 +22,49 @@ class AdapterWeights(NamedTuple):
 
     down: Tensor
     up: Tensor
+
+
+class AttentionWeights(NamedTuple):
+    """A frozen attention of H query heads and H_kv key heads, d = ``head_dim`` wide.
+
+    ``query`` (H d, D), ``key`` and ``value`` (H_kv d, D), ``output`` (D, H d). Biases as wide as
+    their matrix (Qwen2), norms of a head's query and key (d,) with ``eps`` (Qwen3): else None.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    query_bias: Tensor | None
+    key_bias: Tensor | None
+    value_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+    head_dim: int
+
+
+def attention_weights(heads: nn.Module) -> AttentionWeights:
+    """The weights of a decoder layer's attention, not copied.
+
+    Raises:
+        ValueError: It holds something that the kernels do not compute; the sentence names it.
+    """
+    maps: dict[str, Any] = {part: getattr(heads, f"{part}_proj") for part in "qkvo"}
+    for part, found in maps.items():
+        if type(found) is not nn.Linear:
+            raise ValueError(
+                f"kernels need '{part}_proj' to be a plain linear map, not {type(found).__name__}"
+            )
+    if maps["o"].bias is not None:
+        raise ValueError("kernels need 'o_proj' without a bias")
+    config, number, width = heads.config, heads.layer_idx, heads.head_dim
+    kind = attention_kinds(config)[number]  # type: ignore[arg-type, index]
+    if kind != "full_attention":
+        raise ValueError(f"kernels need full attention, layer {number} has {kind}")
+    matrices = (maps[part].weight.detach() for part in "qkvo")
+    biases = (None if maps[p].bias is None else maps[p].bias.detach() for p in "qkv")
+    norms: list[Any] = [getattr(heads, f"{part}_norm", None) for part in "qk"]
+    scales = (None if norm is None else norm.weight.detach() for norm in norms)
+    eps = 0.0 if norms[0] is None else norms[0].variance_epsilon
+    return AttentionWeights(*matrices, *biases, *scales, eps, width)  # type: ignore[arg-type]
