@@ -38,7 +38,7 @@ def attention_arguments(name: str, batch: int, dtype: torch.dtype) -> tuple[Any,
     """Meta tensors of a published shape, padded on the left in a cache of 4096 columns."""
     sizes = SHAPES[name]
     width, heads, shared = (
-        sizes[f"{key}"] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+        sizes[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")
     )
     d = width // heads
 

@@ -75,18 +75,17 @@ def attention_workspace(batch: int, weights: AttentionWeights) -> AttentionWorks
     wide, narrow, width = len(weights.query), len(weights.key), weights.head_dim
     shares = -(-PROGRAMS * width // (batch * narrow))
     shares = min(1 << (shares - 1).bit_length(), MOST_SHARES)
-    made, exact = weights.query.new_empty, {"dtype": torch.float32}
-    heads = wide // width
+    made, heads, exact = weights.query.new_empty, wide // width, torch.float32
     return AttentionWorkspace(
         query=made(batch, wide),
         key=made(batch, narrow),
         value=made(batch, narrow),
         read=made(batch, wide),
-        peaks=made(batch, heads, shares, **exact),
-        totals=made(batch, heads, shares, **exact),
-        sums=made(batch, heads, shares, width, **exact),
+        peaks=made(batch, heads, shares, dtype=exact),
+        totals=made(batch, heads, shares, dtype=exact),
+        sums=made(batch, heads, shares, width, dtype=exact),
         every=weights.query.new_ones(batch, dtype=torch.bool),
-        ones=weights.query.new_ones(batch, **exact),
+        ones=weights.query.new_ones(batch, dtype=exact),
     )
 
 

@@ -50,7 +50,8 @@ def attention_weights(heads: nn.Module) -> AttentionWeights:
     Raises:
         ValueError: It holds something that the kernels do not compute; the sentence names it.
     """
-    maps: dict[str, Any] = {part: getattr(heads, f"{part}_proj") for part in "qkvo"}
+    module: Any = heads
+    maps = {part: getattr(module, f"{part}_proj") for part in "qkvo"}
     for part, found in maps.items():
         if type(found) is not nn.Linear:
             raise ValueError(
@@ -58,13 +59,13 @@ def attention_weights(heads: nn.Module) -> AttentionWeights:
             )
     if maps["o"].bias is not None:
         raise ValueError("kernels need 'o_proj' without a bias")
-    config, number, width = heads.config, heads.layer_idx, heads.head_dim
-    kind = attention_kinds(config)[number]  # type: ignore[arg-type, index]
+    kind = attention_kinds(module.config)[module.layer_idx]
     if kind != "full_attention":
-        raise ValueError(f"kernels need full attention, layer {number} has {kind}")
-    matrices = (maps[part].weight.detach() for part in "qkvo")
+        raise ValueError(f"kernels need full attention, layer {module.layer_idx} has {kind}")
     biases = (None if maps[p].bias is None else maps[p].bias.detach() for p in "qkv")
-    norms: list[Any] = [getattr(heads, f"{part}_norm", None) for part in "qk"]
+    norms = [getattr(module, f"{part}_norm", None) for part in "qk"]
     scales = (None if norm is None else norm.weight.detach() for norm in norms)
-    eps = 0.0 if norms[0] is None else norms[0].variance_epsilon
-    return AttentionWeights(*matrices, *biases, *scales, eps, width)  # type: ignore[arg-type]
+    return AttentionWeights(
+        *(maps[part].weight.detach() for part in "qkvo"), *biases, *scales,
+        eps=0.0 if norms[0] is None else norms[0].variance_epsilon, head_dim=module.head_dim,
+    )  # fmt: skip
