@@ -1,4 +1,4 @@
-"""The matrices of the two branches of a routed FFN, as kernels read them: contiguous, no biases."""
+"""Weights as kernels read them: contiguous, those of one part of the model in one dtype."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from methods.core.backbone import attention_kinds
+
 
 class FfnWeights(NamedTuple):
-    """A frozen SwiGLU network: ``gate`` and ``up`` (F, D), ``down`` (D, F), all in one dtype."""
+    """A frozen SwiGLU network: ``gate`` and ``up`` (F, D), ``down`` (D, F), without biases."""
 
     gate: Tensor
     up: Tensor
@@ -54,3 +56,50 @@ def branches(network: nn.Module, otherwise: object | None) -> Branches | None:
         return None
     adapter = None if otherwise is None else otherwise.matrices()
     return Branches(FfnWeights(*(linear.weight for linear in linears)), adapter)
+
+
+class AttentionWeights(NamedTuple):
+    """A frozen attention of H query heads and H_kv key heads, d = ``head_dim`` wide.
+
+    ``query`` (H d, D), ``key`` and ``value`` (H_kv d, D), ``output`` (D, H d). Biases as wide as
+    their matrix (Qwen2), norms of a head's query and key (d,) with ``eps`` (Qwen3): else None.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    query_bias: Tensor | None
+    key_bias: Tensor | None
+    value_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+    head_dim: int
+
+
+def attention_weights(heads: nn.Module) -> AttentionWeights:
+    """The weights of a decoder layer's attention, not copied.
+
+    Raises:
+        ValueError: It holds something that the kernels do not compute; the sentence names it.
+    """
+    module: Any = heads
+    maps = {part: getattr(module, f"{part}_proj") for part in "qkvo"}
+    for part, found in maps.items():
+        if type(found) is not nn.Linear:
+            raise ValueError(
+                f"kernels need '{part}_proj' to be a plain linear map, not {type(found).__name__}"
+            )
+    if maps["o"].bias is not None:
+        raise ValueError("kernels need 'o_proj' without a bias")
+    kind = attention_kinds(module.config)[module.layer_idx]
+    if kind != "full_attention":
+        raise ValueError(f"kernels need full attention, layer {module.layer_idx} has {kind}")
+    biases = (None if maps[p].bias is None else maps[p].bias.detach() for p in "qkv")
+    norms = [getattr(module, f"{part}_norm", None) for part in "qk"]
+    scales = (None if norm is None else norm.weight.detach() for norm in norms)
+    return AttentionWeights(
+        *(maps[part].weight.detach() for part in "qkvo"), *biases, *scales,
+        eps=0.0 if norms[0] is None else norms[0].variance_epsilon, head_dim=module.head_dim,
+    )  # fmt: skip

@@ -1,0 +1,274 @@
+"""The kernels of :mod:`methods.core.routing.kernels.attention`, and their launches."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from methods.core.routing.kernels.attention import AttentionCache, AttentionWorkspace
+from methods.core.routing.kernels.decode_triton import (
+    any_of,
+    decisions,
+    multiprocessors,
+    outer_kernel,
+    row_products,
+    tile_of,
+)
+from methods.core.routing.kernels.launch import Launch
+from methods.core.routing.kernels.weights import AttentionWeights
+
+# Bytes of keys, and of values, that a program reads per turn, and at most so many columns.
+BYTES = 8192
+MOST_COLUMNS = 64
+# The least depth of a product on tensor cores, and the least width of its right side.
+LEAST_DEPTH = 16
+LEAST_SLOTS = 8
+
+
+@triton.jit
+def project(
+    weight, bias, inputs, out, first, live,
+    N: tl.constexpr, K: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of ``weight`` (N, K) from ``first`` on, times the live rows of ``inputs``."""
+    values = row_products(weight, inputs, first, live, N, K, ROWS, DEPTH, SPLIT, SLOTS)
+    rows, slots = first + tl.arange(0, ROWS), tl.arange(0, SLOTS)
+    if bias is not None:
+        values += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
+    kept = (rows[:, None] < N) & live[None, :]
+    tl.store(out + slots[None, :] * N + rows[:, None], values, mask=kept)
+
+
+@triton.jit
+def project_kernel(
+    normed, execute, query, key, value, query_bias, key_bias, value_bias,
+    query_out, key_out, value_out,
+    D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, BATCH: tl.constexpr,
+    EVICTS: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of rows that leave them, queries of rows that execute."""
+    runs, rests = decisions(execute, BATCH, SLOTS)
+    leaves = runs
+    if not EVICTS:
+        leaves = runs | rests
+    each = tl.where(any_of(leaves), tl.cdiv(NARROW, ROWS), 0)
+    tiles = 2 * each + tl.where(any_of(runs), tl.cdiv(WIDE, ROWS), 0)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        if tile < each:
+            project(
+                key, key_bias, normed, key_out, tile * ROWS, leaves,
+                NARROW, D, ROWS, DEPTH, SPLIT, SLOTS,
+            )  # fmt: skip
+        elif tile < 2 * each:
+            project(
+                value, value_bias, normed, value_out, (tile - each) * ROWS, leaves,
+                NARROW, D, ROWS, DEPTH, SPLIT, SLOTS,
+            )  # fmt: skip
+        else:
+            project(
+                query, query_bias, normed, query_out, (tile - 2 * each) * ROWS, runs,
+                WIDE, D, ROWS, DEPTH, SPLIT, SLOTS,
+            )  # fmt: skip
+
+
+@triton.jit
+def turned(
+    heads, norm, cosine, sine,
+    COUNT: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    EPS: tl.constexpr,
+):  # fmt: skip
+    """COUNT ``heads`` of WIDTH at their rotary position, normed if they are.
+
+    Returns [PADDED, SLOTS] in float32, a head per column, zero outside.
+    """
+    place, slot = tl.arange(0, PADDED), tl.arange(0, SLOTS)
+    other = (place + WIDTH // 2) % WIDTH
+    inside = place < WIDTH
+    kept = inside[:, None] & (slot < COUNT)[None, :]
+    begin = slot[None, :] * WIDTH
+    straight = tl.load(heads + begin + place[:, None], mask=kept, other=0.0).to(tl.float32)
+    crossed = tl.load(heads + begin + other[:, None], mask=kept, other=0.0).to(tl.float32)
+    if norm is not None:
+        rstd = tl.rsqrt(tl.sum(straight * straight, axis=0) / WIDTH + EPS)[None, :]
+        straight *= rstd * tl.load(norm + place, mask=inside, other=0.0).to(tl.float32)[:, None]
+        crossed *= rstd * tl.load(norm + other, mask=inside, other=0.0).to(tl.float32)[:, None]
+    along = tl.load(cosine + place, mask=inside, other=0.0).to(tl.float32)
+    across = tl.load(sine + place, mask=inside, other=0.0).to(tl.float32)
+    across = tl.where(place < WIDTH // 2, -across, across)
+    return straight * along[:, None] + crossed * across[:, None]
+
+
+@triton.jit
+def read_columns(
+    keys, values, asked, begin, end, peak, total, summed,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr, SCALING: tl.constexpr,
+):  # fmt: skip
+    """Online softmax of ``asked`` [PADDED, SLOTS] over the columns from ``begin`` to ``end``."""
+    place = tl.arange(0, PADDED)
+    for start in range(begin, end, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        kept = (column < end)[:, None] & (place < WIDTH)[None, :]
+        places = column[:, None] * WIDTH + place[None, :]
+        key = tl.load(keys + places, mask=kept, other=0.0)
+        value = tl.load(values + places, mask=kept, other=0.0)
+        score = tl.dot(key, asked, input_precision="ieee") * SCALING
+        score = tl.where((column < end)[:, None], score, float("-inf"))
+        highest = tl.maximum(peak, tl.max(score, axis=0))
+        weight = tl.exp(score - highest[None, :])
+        fade = tl.exp(peak - highest)
+        total = total * fade + tl.sum(weight, axis=0)
+        more = tl.dot(tl.trans(value), weight.to(value.dtype), input_precision="ieee")
+        summed = summed * fade[None, :] + more
+        peak = highest
+    return peak, total, summed
+
+
+@triton.jit(do_not_specialize=["capacity", "stored_step", "rotary_step"])
+def read_kernel(
+    query, key, value, execute, cosine, sine, query_norm, key_norm, keys, values, stored, first,
+    peaks, totals, sums, capacity, stored_step, rotary_step,
+    GROUP: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    COLUMNS: tl.constexpr, SCALING: tl.constexpr, EPS: tl.constexpr, EVICTS: tl.constexpr,
+):  # fmt: skip
+    """One share of the columns for the GROUP query heads of a key head of a row.
+
+    The first share also holds the new column: it takes it from the projections and writes it, so
+    that no program of the launch reads what another one writes.
+    """
+    token, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    runs = tl.load(execute + token) != 0
+    newest = share == 0
+    if runs | newest:
+        row = token * tl.num_programs(1) + head
+        past = tl.load(stored + token * stored_step).to(tl.int32)
+        place, slot = tl.arange(0, PADDED), tl.arange(0, SLOTS)
+        inside = place < WIDTH
+        cosine += token * rotary_step
+        sine += token * rotary_step
+        own = turned(key + row * WIDTH, key_norm, cosine, sine, 1, 1, WIDTH, PADDED, EPS)
+        own = own.to(keys.dtype.element_ty)
+        value_row = tl.load(value + row * WIDTH + place, mask=inside, other=0.0)
+        keys += row.to(tl.int64) * capacity * WIDTH
+        values += row.to(tl.int64) * capacity * WIDTH
+        writes = newest
+        if EVICTS:
+            writes = newest & runs
+        if writes:
+            column = past * WIDTH
+            tl.store(keys + column + place[:, None], own, mask=inside[:, None])
+            tl.store(values + column + place, value_row, mask=inside)
+        if runs:
+            low = 0
+            if first is not None:
+                low = tl.load(first + token).to(tl.int32)
+            length = tl.cdiv(tl.cdiv(past - low, COLUMNS), tl.num_programs(2)) * COLUMNS
+            begin = low + share * length
+            end = tl.minimum(begin + length, past)
+            heads = row * GROUP
+            kept = slot < GROUP
+            at = (heads + slot) * tl.num_programs(2) + share
+            if newest | (begin < end):
+                asked = turned(
+                    query + heads * WIDTH, query_norm, cosine, sine,
+                    GROUP, SLOTS, WIDTH, PADDED, EPS,
+                ).to(keys.dtype.element_ty)  # fmt: skip
+                peak = tl.sum(asked.to(tl.float32) * own.to(tl.float32), axis=0) * SCALING
+                peak = tl.where(newest, peak, float("-inf"))
+                total = tl.zeros([SLOTS], tl.float32) + tl.where(newest, 1.0, 0.0)
+                summed = tl.zeros([PADDED, SLOTS], tl.float32)
+                summed += tl.where(newest, value_row.to(tl.float32), 0.0)[:, None]
+                peak, total, summed = read_columns(
+                    keys, values, asked, begin, end, peak, total, summed,
+                    WIDTH, PADDED, COLUMNS, SCALING,
+                )  # fmt: skip
+                tl.store(peaks + at, peak, mask=kept)
+                tl.store(totals + at, total, mask=kept)
+                places = at[None, :] * WIDTH + place[:, None]
+                tl.store(sums + places, summed, mask=kept[None, :] & inside[:, None])
+            else:
+                tl.store(peaks + at, float("-inf"), mask=kept)
+
+
+@triton.jit
+def merge_kernel(
+    execute, peaks, totals, sums, stored, read,
+    SHARES: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EVICTS: tl.constexpr,
+):  # fmt: skip
+    """What one head of a row reads, from its shares; under eviction the row's new length."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    if tl.load(execute + token) != 0:
+        row = token * tl.num_programs(1) + head
+        place = tl.arange(0, PADDED)
+        at = row * SHARES + tl.arange(0, SHARES)
+        peak = tl.load(peaks + at)
+        weight = tl.exp(peak - tl.max(peak, axis=0))
+        # Of a share without columns only the peak is written.
+        used = peak > float("-inf")
+        total = tl.sum(weight * tl.load(totals + at, mask=used, other=0.0), axis=0)
+        places = at[:, None] * WIDTH + place[None, :]
+        part = tl.load(sums + places, mask=used[:, None] & (place < WIDTH)[None, :], other=0.0)
+        merged = tl.sum(weight[:, None] * part, axis=0) / total
+        tl.store(read + row * WIDTH + place, merged, mask=place < WIDTH)
+        if EVICTS:  # noqa: SIM102 (the compiler decides the outer one)
+            if head == 0:
+                tl.store(stored + token, tl.load(stored + token) + 1)
+
+
+def launches(
+    hidden: Tensor,
+    normed: Tensor,
+    execute: Tensor,
+    scale: Tensor,
+    weights: AttentionWeights,
+    cosine: Tensor,
+    sine: Tensor,
+    cache: AttentionCache,
+    out: Tensor,
+    workspace: AttentionWorkspace,
+    evicts: bool,
+) -> list[Launch]:
+    """The four launches of ``routed_attention_decode``, whose arguments these are."""
+    batch, width = hidden.shape
+    _, heads, capacity, head_dim = cache.keys.shape
+    wide, narrow, size = len(weights.query), len(weights.key), weights.query.element_size()
+    group, space = wide // narrow, workspace
+    shares = space.peaks.shape[-1]
+    tile = tile_of(batch, size)
+    walk = {"ROWS": tile.rows, "DEPTH": tile.depth, "SLOTS": tile.slots, "SPLIT": tile.split}
+    given = weights._asdict()
+    project = {name: given[name] for name in ("query", "key", "value")}
+    project |= {name: given[name] for name in ("query_bias", "key_bias", "value_bias")}
+    project |= {"query_out": space.query, "key_out": space.key, "value_out": space.value}
+    project |= {"normed": normed, "execute": execute, "D": width, "WIDE": wide, "NARROW": narrow}
+    project |= walk | {"BATCH": batch, "EVICTS": evicts}
+    tiles = triton.cdiv(wide, tile.rows) + 2 * triton.cdiv(narrow, tile.rows)
+    programs = min(tiles, tile.resident * multiprocessors(hidden))
+
+    padded = max(triton.next_power_of_2(head_dim), LEAST_DEPTH)
+    columns = max(min(BYTES // (padded * size), MOST_COLUMNS), LEAST_DEPTH)
+    sizes = {"WIDTH": head_dim, "PADDED": padded, "EVICTS": evicts}
+    parts = {"peaks": space.peaks, "totals": space.totals, "sums": space.sums}
+    shared = parts | sizes | {"execute": execute, "stored": cache.stored}
+    read = shared | {"query": space.query, "key": space.key, "value": space.value}
+    read |= {"keys": cache.keys, "values": cache.values, "first": cache.first}
+    read |= {"cosine": cosine, "sine": sine, "rotary_step": head_dim * (len(cosine) > 1)}
+    read |= {"query_norm": weights.query_norm, "key_norm": weights.key_norm, "EPS": weights.eps}
+    read |= {"capacity": capacity, "stored_step": cache.stored.dim(), "COLUMNS": columns}
+    read |= {"GROUP": group, "SLOTS": max(triton.next_power_of_2(group), LEAST_SLOTS)}
+    read["SCALING"] = head_dim**-0.5
+    merge = shared | {"read": space.read, "SHARES": shares}
+
+    output = walk | {"hidden": hidden, "execute": execute, "scale": scale, "out": out}
+    output |= {"down": weights.output, "ffn_in": space.read, "D": width, "F": wide}
+    # Nothing runs where a row skips: these pointers are never followed.
+    output |= {"wide": weights.output, "adapter_in": space.read, "A": 0, "BATCH": batch}
+    rows = triton.cdiv(width, tile.rows)
+    return [
+        Launch(project_kernel, (programs,), project, tile.warps, tile.stages),
+        Launch(read_kernel, (batch, heads, shares), read, 4, 3),
+        Launch(merge_kernel, (batch, heads * group), merge, 4),
+        Launch(outer_kernel, (rows,), output, tile.warps, tile.stages),
+    ]
