@@ -14,6 +14,14 @@ from torch.nn.functional import pad
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import rotate_half
 
+from methods.core.routing.kernels.attention import (
+    AttentionCache,
+    attention_workspace,
+    routed_attention_decode,
+)
+from methods.core.routing.kernels.choose import use_steps
+from methods.core.routing.kernels.weights import attention_weights
+
 
 class Executing(NamedTuple):
     """The tokens of a unit that execute: ``places`` (B, m) in the call, ``live`` (B, m) bool."""
@@ -84,6 +92,40 @@ def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[st
         module, query, key, value, mask, dropout=0.0, scaling=module.scaling
     )
     return put(module.o_proj(read.flatten(2)), chosen, torch.zeros_like(normed))
+
+
+def attend_static(
+    heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[str, Any]
+) -> Tensor:
+    """What executing tokens read in a step of a static cache, without a look from the host.
+
+    Args:
+        heads: Attention of a decoder layer.
+        normed: Its input (B, 1, D).
+        execute: Who reads (B, 1), bool.
+        arguments: Of the layer; the mask (B, 1, 1, C) is True on a run of columns.
+
+    Returns:
+        Updates (B, 1, D), right where ``execute``. By kernels where they run, which read the cache
+        for executing tokens alone; elsewhere every token reads.
+    """
+    module: Any = heads
+    weights = attention_weights(heads) if use_steps(normed) else None
+    if weights is None:
+        mixed: Tensor = module(hidden_states=normed, **arguments)[0]
+        return mixed
+    layer = arguments["past_key_values"].layers[module.layer_idx]
+    seen = arguments["attention_mask"][:, 0, 0].expand(len(normed), -1)
+    first = seen.to(torch.uint8).argmax(dim=-1)
+    cache = AttentionCache(layer.keys, layer.values, layer.cumulative_length, first)
+    cosine, sine = (part[:, 0].contiguous() for part in arguments["position_embeddings"])
+    rows, update = normed[:, 0].contiguous(), torch.zeros_like(normed[:, 0])
+    routed_attention_decode(
+        update, rows, execute[:, 0].contiguous(), None, weights, cosine, sine, cache, update,
+        attention_workspace(len(rows), weights),
+    )  # fmt: skip
+    layer.cumulative_length.add_(1)
+    return update[:, None]
 
 
 def _split(heads: nn.Module, kind: str, rows: Tensor) -> Tensor:

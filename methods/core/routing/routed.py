@@ -24,7 +24,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from methods.core.backbone import attention, attention_kinds, attention_norm, decoder, ffn, ffn_norm
-from methods.core.routing.attend import attend
+from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.dispatch import Branch, dispatch
 from methods.core.routing.eviction import IMPLEMENTATION, EvictingCache, evicting_block
 from methods.core.routing.kernels.choose import MOST_ROWS
@@ -202,7 +202,7 @@ class RoutedDecoder(nn.Module):
             return after, decided, state
         whole = decide("block", None) if "block" in units else None
         reading = decide("attention", None) if "attention" in units else None
-        mixed = _mixed(layer, hidden, None if call.static else whole or reading, call.arguments)
+        mixed = _mixed(layer, hidden, whole or reading, call)
         if reading is not None:
             mixed = _gated(mixed, reading)
         middle = hidden + mixed
@@ -235,15 +235,14 @@ def _by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
     return table
 
 
-def _mixed(
-    layer: nn.Module, hidden: Tensor, decision: Decision | None, arguments: dict[str, Any]
-) -> Tensor:
+def _mixed(layer: nn.Module, hidden: Tensor, decision: Decision | None, call: Call) -> Tensor:
     """The update of attention (B, T, D), computed for the tokens that read."""
     heads, normed = attention(layer), attention_norm(layer)(hidden)
     if decision is None or decision.dense:
-        update: Tensor = heads(hidden_states=normed, **arguments)[0]
+        update: Tensor = heads(hidden_states=normed, **call.arguments)[0]
         return update
-    return attend(heads, normed, decision.execute, arguments)
+    form = attend_static if call.static else attend
+    return form(heads, normed, decision.execute, call.arguments)
 
 
 def _with_ffn(

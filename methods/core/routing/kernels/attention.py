@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers.models.llama.modeling_llama import rotate_half
 
-from methods.core.routing.kernels.choose import use_triton
-from methods.core.routing.kernels.decode import MOST_ROWS, check_tensors
+from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
+from methods.core.routing.kernels.decode import check_tensors
 from methods.core.routing.kernels.weights import AttentionWeights
 
 # The columns of a cache are shared out so that about this many programs read, some two per

@@ -78,28 +78,24 @@ class AttentionWeights(NamedTuple):
     head_dim: int
 
 
-def attention_weights(heads: nn.Module) -> AttentionWeights:
+def attention_weights(heads: nn.Module) -> AttentionWeights | None:
     """The weights of a decoder layer's attention, not copied.
 
-    Raises:
-        ValueError: It holds something that the kernels do not compute; the sentence names it.
+    None where it holds something that the kernels do not compute: LoRA, a bias of the output
+    projection, a sliding window.
     """
     module: Any = heads
-    maps = {part: getattr(module, f"{part}_proj") for part in "qkvo"}
-    for part, found in maps.items():
-        if type(found) is not nn.Linear:
-            raise ValueError(
-                f"kernels need '{part}_proj' to be a plain linear map, not {type(found).__name__}"
-            )
-    if maps["o"].bias is not None:
-        raise ValueError("kernels need 'o_proj' without a bias")
-    kind = attention_kinds(module.config)[module.layer_idx]
-    if kind != "full_attention":
-        raise ValueError(f"kernels need full attention, layer {module.layer_idx} has {kind}")
-    biases = (None if maps[p].bias is None else maps[p].bias.detach() for p in "qkv")
+    maps = [getattr(module, f"{part}_proj") for part in "qkvo"]
+    full = attention_kinds(module.config)[module.layer_idx] == "full_attention"
+    if not full or any(type(found) is not nn.Linear for found in maps) or maps[3].bias is not None:
+        return None
+    query, key, value, output = (found.weight.detach() for found in maps)
+    biases = [None if found.bias is None else found.bias.detach() for found in maps[:3]]
     norms = [getattr(module, f"{part}_norm", None) for part in "qk"]
-    scales = (None if norm is None else norm.weight.detach() for norm in norms)
+    scales = [None if norm is None else norm.weight.detach() for norm in norms]
     return AttentionWeights(
-        *(maps[part].weight.detach() for part in "qkvo"), *biases, *scales,
+        query, key, value, output,
+        query_bias=biases[0], key_bias=biases[1], value_bias=biases[2],
+        query_norm=scales[0], key_norm=scales[1],
         eps=0.0 if norms[0] is None else norms[0].variance_epsilon, head_dim=module.head_dim,
     )  # fmt: skip

@@ -89,6 +89,7 @@ def step(
     rotary = [part[:, 0] for part in rotary]
     for number, layer in enumerate(layers(model)):
         weights, execute = attention_weights(attention(layer)), gates.get(number)
+        assert weights is not None
         space, middle = attention_workspace(len(ids), weights), torch.empty_like(hidden)
         evicts = kind == "evicting" and number in gates
         routed_attention_decode(
@@ -147,15 +148,14 @@ def test_steps_equal_those_of_the_routed_decoder(
             assert torch.equal(caches[number].stored, (stored >= 0).sum(1, dtype=torch.int32))
 
 
-def test_what_has_no_kernel_is_named() -> None:
+def test_what_has_no_kernel_is_not_taken() -> None:
     windowed = toy.make_model("qwen2")
-    assert attention_weights(attention(layers(windowed)[0])).query_bias is not None
-    with pytest.raises(ValueError, match="layer 3 has sliding_attention"):
-        attention_weights(attention(layers(windowed)[3]))
+    known = attention_weights(attention(layers(windowed)[0]))
+    assert known is not None
+    assert known.query_bias is not None
+    assert attention_weights(attention(layers(windowed)[3])) is None
     biased = toy.make_model("llama", attention_bias=True)
-    with pytest.raises(ValueError, match="'o_proj' without a bias"):
-        attention_weights(attention(layers(biased)[0]))
+    assert attention_weights(attention(layers(biased)[0])) is None
     heads = attention(layers(toy.make_model())[0])
     heads.v_proj = torch.nn.Sequential(heads.v_proj)
-    with pytest.raises(ValueError, match="'v_proj' to be a plain linear map, not Sequential"):
-        attention_weights(heads)
+    assert attention_weights(heads) is None

@@ -58,7 +58,7 @@ def test_training_agrees_with_the_host_dispatch(queued: list[str]) -> None:
         torch.testing.assert_close(value, host[name], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", ["hero", "block"])
+@pytest.mark.parametrize("name", ["hero", "block", "skipgpt-rt", "mod-d"])
 @pytest.mark.parametrize("executes", [True, False])
 def test_a_decode_step_agrees_with_its_twin(
     name: str, executes: bool, queued: list[str], monkeypatch: pytest.MonkeyPatch
@@ -75,16 +75,22 @@ def test_a_decode_step_agrees_with_its_twin(
     torch.testing.assert_close(decoders[0].logits, decoders[1].logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["hero", "block"])
-def test_two_launches_serve_both_branches(name: str, queued: list[str]) -> None:
-    """And two more decide for HeRo, whatever is decided."""
+READING = ["project_kernel", "read_kernel", "merge_kernel", "outer_kernel"]
+LAUNCHES = {
+    "hero": ["project_kernel", "decide_kernel", "inner_kernel", "outer_kernel"],
+    "block": [*READING, "inner_kernel", "outer_kernel"],
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_few_launches_serve_both_branches(name: str, queued: list[str]) -> None:
+    """Of each unit, whatever is decided."""
     decoder = StaticDecoder(model_of(name).to(DEVICE), 3, 12, False)
     decoder.prefill(SHORT)
     queued.clear()
     decoder.step()
     units = len(router_of(decoder.model).units)  # type: ignore[union-attr]
-    deciding = ["project_kernel", "decide_kernel"] if name == "hero" else []
-    assert queued == [*deciding, "inner_kernel", "outer_kernel"] * units
+    assert queued == LAUNCHES[name] * units
 
 
 @torch.no_grad()
