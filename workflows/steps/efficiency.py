@@ -23,14 +23,22 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from methods import find_row, load_method
 from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
-from methods.core.budget import candidate_layers
+from methods.core.budget import candidate_layers, check_budget
 from methods.core.checkpoint import cast_branches, load, read_card, write_json
-from methods.core.data import Data
+from methods.core.data import Data, check_file
 from methods.core.routing.routed import router_of
+from methods.core.shapes import SHAPES
 from workflows.records import rows_of
 from workflows.runtime.devices import claim_device
-from workflows.runtime.files import whole_file
-from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
+from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.program import (
+    add_machine_arguments,
+    check_positive,
+    peak_memory_mb,
+    run,
+    set_up_torch,
+    step_parser,
+)
 from workflows.runtime.provenance import fit_parts, provenance
 from workflows.timing.inference import Texts, time_decode, time_prefill
 from workflows.timing.modes import Bench, Case, Line, time_block, time_training
@@ -40,24 +48,30 @@ MODES = ("block", "prefill", "decode", "training")
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = step_parser(__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", type=Path, metavar="DIR", help="a compressed model")
-    what.add_argument("--method", metavar="ROW", help="a routed row, with --shape")
-    parser.add_argument("--texts", type=Path, metavar="FILE.jsonl", help="with --model")
-    parser.add_argument("--shape", help="llama31_8b, llama2_7b, llama2_13b, cpu_512")
+    what.add_argument(
+        "--model", type=Path, metavar="DIR", help="a compressed model; default: random weights"
+    )
+    what.add_argument(
+        "--method", metavar="ROW", help="a routed row, with --shape; default: --model is timed"
+    )
+    parser.add_argument(
+        "--texts", type=Path, metavar="FILE.jsonl", help="prompts, with --model; default: none"
+    )
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help="of random weights, with --method; default: none"
+    )
     parser.add_argument("--budget", type=float, default=0.25, help="decides the candidate layers")
     parser.add_argument("--bypass", default="0.25,0.5,0.75,1.0", help="forced rates, a,b,c")
-    parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
+    parser.add_argument("--modes", default=",".join(MODES), help="what is timed, a,b,c")
+    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES), help="with --shape")
     parser.add_argument("--prefill", default="1x512", help="SEQUENCESxTOKENS, a,b,c")
     parser.add_argument("--decode", default="1x128", help="SEQUENCESxCONTEXT, a,b,c")
     parser.add_argument("--training", default="2x512", help="SEQUENCESxTOKENS, a,b,c")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    parser.add_argument("--rounds", type=int, default=20, help="counted calls of each")
+    parser.add_argument("--warmup", type=int, default=5, help="calls before them")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="the times")
     add_machine_arguments(parser)
     return parser.parse_args()
 
@@ -70,8 +84,18 @@ def main() -> None:
         raise ValueError(f"--modes: '{unknown[0]}' is unknown (allowed: {', '.join(MODES)})")
     if args.method and not args.shape:
         raise ValueError("--method needs --shape")
+    if args.method and find_row(args.method).kind != "dynamic":
+        raise ValueError(f"row '{args.method}' is not routed; measure it with --model")
     if args.model and not args.texts:
         raise ValueError("--model needs --texts: what a router skips depends on them")
+    if args.texts:
+        check_file(args.texts, "texts")
+    check_budget(args.budget)
+    check_positive(args, "rounds")
+    for mode in ("prefill", "decode", "training"):
+        cases(getattr(args, mode))
+    rates(args.bypass)
+    check_place(args.out)
     set_up_torch(args.threads)
     torch.manual_seed(0)
     with claim_device(args.device) as device:
@@ -102,14 +126,14 @@ def measure_shape(args: argparse.Namespace, bench: Bench) -> list[Line]:
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
     texts = Texts.random(dense.config.vocab_size)
     chosen = args.modes.split(",")
-    rates = [float(word) for word in args.bypass.split(",")]
+    forced = rates(args.bypass)
     lines: list[Line] = []
     if "training" in chosen:
-        for rate in rates:
+        for rate in forced:
             for case in cases(args.training):
                 lines += time_training(routed, case, rate, bench)
     cast_branches(routed)
-    for rate in rates:
+    for rate in forced:
         if "block" in chosen:
             lines += time_block(routed, rate, bench)
         lines += inference(dense, routed, texts, rate, args, bench)
@@ -148,6 +172,21 @@ def inference(
     ]
 
 
+def rates(text: str) -> list[float]:
+    """``0.25,0.5`` as numbers from 0 to 1.
+
+    Raises:
+        ValueError: Not of that form.
+    """
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= rate <= 1 for rate in found):
+        raise ValueError(f"--bypass '{text}' must be rates from 0 to 1, such as 0.25,0.5")
+    return found
+
+
 def cases(text: str) -> list[Case]:
     """``1x512,8x2048`` as pairs.
 
@@ -156,9 +195,12 @@ def cases(text: str) -> list[Case]:
     """
     try:
         pairs = [tuple(int(part) for part in word.split("x")) for word in text.split(",")]
-        return [(sequences, length) for sequences, length in pairs]
-    except ValueError as error:
-        raise ValueError(f"'{text}' must look like 1x512,8x2048") from error
+        found = [(sequences, length) for sequences, length in pairs]
+    except ValueError:
+        found = [(0, 0)]
+    if min(min(pair) for pair in found) < 1:
+        raise ValueError(f"'{text}' must look like 1x512,8x2048")
+    return found
 
 
 def build_pair(
