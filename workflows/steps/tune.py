@@ -79,10 +79,10 @@ def main() -> None:
     rates = grid(args.grid)
     check_positive(args, "updates")
     check_place(args.out)
-    for part in PARTS:
-        check_file(args.data / f"{part}.jsonl", part)
     jobs = jobs_to_tune(suite, args.rows.split(",") if args.rows else None)
     check_starts(suite, jobs)
+    for part in PARTS:
+        check_file(args.data / f"{part}.jsonl", part)
     with claim_device(args.device) as args.device:
         tries = {job.row: [try_rate(suite, job, rate, args) for rate in rates] for job in jobs}
     best = {job.row: best_try(job, tries[job.row]) for job in jobs}
