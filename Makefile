@@ -2,7 +2,8 @@
 PYTHON ?= python3
 CORES ?= all
 VENV := .venv
-READY := $(VENV)/.ready
+PINS := $(VENV)/.ready
+READY := $(VENV)/bin/skipbench
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .PHONY: demo test test-cpus test-kernels rehearsal slurm
@@ -18,7 +19,7 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA
 KERNELS := tests/unit/core/routing/kernels $(wildcard tests/unit/methods/test_hero_kernels*.py)
 
 demo: $(READY)
-	@$(RUN) flock .demo.lock sh -c 'snakemake --unlock --quiet all && snakemake --cores $(CORES) --quiet rules host'
+	@$(RUN) flock .demo.lock sh -c 'snakemake --unlock --quiet all && snakemake --cores $(CORES) --quiet host reason'
 	@echo "The page: reports/demo/index.html"
 
 test: $(READY)
@@ -48,7 +49,12 @@ test-kernels: $(READY)
 	@$(RUN) pytest $(KERNELS)
 
 # The environment counts as ready only when every pin is installed; an interrupted install starts over.
-$(READY): requirements.txt
+$(PINS): requirements.txt
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+# The command skipbench runs the files of this checkout; setuptools comes with torch.
+$(READY): $(PINS) pyproject.toml
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -17,6 +17,7 @@ os.environ.update(
 )
 
 from workflows.jobs import check_again, read_suite
+from workflows.planning.progress import RunNames, TimeLeft, at_once
 from workflows.planning.show import opening
 from workflows.runtime.arithmetic import ARITHMETIC
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ SIZES = (
 )  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # What the fetch step knows of a folder that it downloaded.
 FETCHED = "fetched.json"
 
@@ -185,7 +187,7 @@ def read_config(path: Path) -> PreTrainedConfig:
         ValueError: No folder, no readable config.json, another family, or a size below 1.
     """
     if not path.is_dir():
-        raise ValueError(f"backbone folder {path} does not exist or is no folder")
+        raise ValueError(f"backbone folder {path} does not exist or is no folder{_fetching(path)}")
     file = path / "config.json"
     if not file.is_file():
         raise ValueError(f"backbone folder {path} has no config.json")
@@ -328,6 +330,17 @@ def empty_backbone(config: PreTrainedConfig, path: Path = Path()) -> Backbone:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return Backbone(model.eval(), None, path, None, "", count(model))
+
+
+def _fetching(path: Path) -> str:
+    """How to get what may be a model of the hub, ``owner/name``; empty for other paths."""
+    if not HUB_NAME.fullmatch(str(path)):
+        return ""
+    source = json.dumps({"path": f"hub:{path}"})
+    return (
+        "; a model of the hub is fetched first: "
+        f"python -m workflows.steps.fetch --source '{source}' --out {path.name}"
+    )
 
 
 def _first_line(error: BaseException) -> str:

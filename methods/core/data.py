@@ -132,14 +132,11 @@ class Data:
     def _read(self, path: Path | None, purpose: str) -> Sequence[Document]:
         if path is None:
             raise ValueError(f"no {purpose} file was given, and this row needs one")
+        check_file(path, purpose)
         if path.suffix == SUFFIX:
             return TokenFile(path, self.encoding)
-        if not path.is_file():
-            raise ValueError(f"{purpose} file {path} does not exist")
         if path.suffix == ".npy":
             return read_ids(path, self.vocab_size)
-        if path.suffix != ".jsonl":
-            raise ValueError(f"{purpose} file {path} must end in .jsonl, {SUFFIX} or .npy")
         documents = list(self.documents(path))
         if not documents:
             raise ValueError(f"{purpose} file {path} holds no document")
@@ -266,6 +263,21 @@ def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"{where}: not valid JSON: {error}") from error
             yield row, where
+
+
+def check_file(path: Path, purpose: str) -> None:
+    """Refuse what holds no documents by its name or is not there.
+
+    Raises:
+        ValueError: It does not exist, or has another ending.
+    """
+    if path.suffix == SUFFIX:
+        if not path.is_dir():
+            raise ValueError(f"{path} is no whole folder of tokens: it does not exist")
+    elif not path.is_file():
+        raise ValueError(f"{purpose} file {path} does not exist")
+    elif path.suffix not in (".jsonl", ".npy"):
+        raise ValueError(f"{purpose} file {path} must end in .jsonl, {SUFFIX} or .npy")
 
 
 def read_ids(path: Path, vocab_size: int) -> list[Document]:

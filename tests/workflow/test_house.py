@@ -123,11 +123,3 @@ def test_a_wrong_suite_ends_before_any_job(
     assert "Traceback" not in said
     assert not (plain_copy / "results/wrong").exists()
     assert not (plain_copy / "reports/wrong").exists()
-
-
-def test_conda_and_pip_install_the_same() -> None:
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
-    assert all("==" in pin for pin in pins)
-    *_, pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    assert pip == {"pip": pins}

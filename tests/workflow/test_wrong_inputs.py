@@ -344,15 +344,27 @@ def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--method hero --shape cpu_16 --bypass 7", "--bypass '7': rates are numbers from 0 to 1"),
-        ("--method hero --shape cpu_16 --bypass x", "--bypass 'x' must look like 0.25,0.5"),
-        ("--method hero --shape cpu_16 --bypass nan", "--bypass 'nan': rates are numbers from 0 "),
+        (
+            "--method hero --shape cpu_16 --bypass 7",
+            "--bypass '7' must be rates from 0 to 1, such as 0.25",
+        ),
+        (
+            "--method hero --shape cpu_16 --bypass x",
+            "--bypass 'x' must be rates from 0 to 1, such as 0.25",
+        ),
+        (
+            "--method hero --shape cpu_16 --bypass nan",
+            "--bypass 'nan' must be rates from 0 to 1, such as 0.25",
+        ),
         ("--method hero --shape cpu_16 --rounds 0", "--rounds is 0, must be at least 1"),
         ("--method hero --shape cpu_16 --decode 0x4", "'0x4' asks for no sequence or no token"),
         ("--method hero --shape cpu_16 --modes all", "--modes: 'all' is unknown (allowed: block, "),
-        ("--method hero --shape giant", "unknown shape 'giant' (allowed: llama31_8b, "),
         ("--method hero", "--method needs --shape"),
-        ("--method shortgpt --shape cpu_16", "row 'shortgpt' needs 'removed_layers' of a fit; mea"),
+        (
+            "--method shortgpt --shape cpu_16",
+            "row 'shortgpt' is not routed; measure it with --model",
+        ),
+        ("--method mod-d --shape cpu_16", "row 'mod-d' needs 'capacity' of a fit; measure it with"),
         ("--method dense --shape cpu_16", "row 'dense' is not routed; measure it with --model"),
     ],
 )

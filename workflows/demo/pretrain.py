@@ -260,9 +260,7 @@ def train(
         num_workers=0 if device == "cpu" else 1,
         generator=torch.Generator(),  # not the global one, which it would advance
     )
-    progress = tqdm(
-        batches, "backbone", recipe.steps, initial=state["done"], unit="step", mininterval=1.0
-    )
+    progress = tqdm(batches, "backbone", recipe.steps, initial=state["done"], unit="step")
     for step, batch in enumerate(progress, start=state["done"] + 1):
         optimizer.param_groups[0]["lr"] = rate_at(step - 1, recipe)
         losses.append(update(model, optimizer, batch.to(device), recipe))

@@ -4,6 +4,16 @@ RUN = "results/{suite}/{backbone}/{row}/{budget}/{seed}"
 LOG = "results/{suite}/logs/{backbone}/{row}/{budget}/{seed}"
 CHECKED = f"results/{SUITE.name}/suite.json"
 TASK_DATA = "results/{suite}/tasks/{task}.json"
+# What messages say: the run in words, where to look, how long it takes.
+RUN_NAMES = RunNames(SUITE)
+TIME_LEFT = TimeLeft(
+    SUITE,
+    lambda: workflow.dag.needrun_jobs(),
+    at_once(workflow.global_resources, SUITE),
+)
+RUN_NAME = "{RUN_NAMES:{wildcards.backbone}/{wildcards.row}/{wildcards.budget}/{wildcards.seed}}"
+FILES = "\n    makes {output}\n    log {log}"
+TIMED = f"{FILES}\n    {{TIME_LEFT:{{log}}}}"
 RESOURCES = SUITE.config["resources"]
 # What does not train runs on one device.
 GPU = min(1, RESOURCES["gpu"])

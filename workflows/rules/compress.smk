@@ -29,6 +29,8 @@ rule compress:
         device=DEVICE,
         prefix="",
         threads=1,
+    message:
+        f"{RUN_NAME}: fit{TIMED}"
     shell:
         "{params.prefix} python -m workflows.steps.compress {params.run}"
         " --backbone {params.start:q} {params.data} --workdir {params.workdir}"
@@ -66,3 +68,5 @@ use rule compress as refit with:
         workdir=f"{RUN}/noise/checkpoints-{{arithmetic}}",
         prefix=lambda wildcards: ARITHMETIC[wildcards.arithmetic].prefix,
         threads=lambda wildcards: ARITHMETIC[wildcards.arithmetic].threads,
+    message:
+        f"{RUN_NAME}: fit again under {{wildcards.arithmetic}}{TIMED}"

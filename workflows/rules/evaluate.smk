@@ -26,6 +26,8 @@ rule evaluate:
         run=lambda wildcards: SUITE.evaluate_arguments(job(wildcards)),
         tasks=SUITE.tasks_json,
         device=DEVICE,
+    message:
+        f"{RUN_NAME}: score{TIMED}"
     shell:
         "python -m workflows.steps.evaluate --model {input.model} --tasks {params.tasks:q} {params.run}"
         " --task-data results/{wildcards.suite}/tasks"
@@ -43,6 +45,8 @@ use rule evaluate as noise with:
         run=lambda wildcards: SUITE.evaluate_arguments(
             job(wildcards), int(wildcards.size)
         ),
+    message:
+        f"{RUN_NAME}: score again at batch size {{wildcards.size}}{TIMED}"
 
 
 use rule evaluate as training_noise with:
@@ -54,3 +58,5 @@ use rule evaluate as training_noise with:
         f"{LOG}/noise/fit-{{arithmetic}}.log",
     benchmark:
         f"{LOG}/noise/fit-{{arithmetic}}.tsv"
+    message:
+        f"{RUN_NAME}: score what was fitted under {{wildcards.arithmetic}}{TIMED}"

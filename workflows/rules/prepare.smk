@@ -37,6 +37,8 @@ rule check:
         # A function of the input never makes a job run again: a job above all others that does would
         # hide from Snakemake which of them have new params. The Snakefile checks a changed suite.
         config=lambda wildcards, input: SUITE.as_json,
+    message:
+        f"suite {SUITE.name}: check{FILES}"
     shell:
         "python -m workflows.steps.check --config {params.config:q} --out {output} > {log} 2>&1"
 
@@ -56,6 +58,8 @@ rule data:
         runtime=120,
     params:
         source=lambda wildcards: SUITE.data_source(wildcards.part),
+    message:
+        f"{{wildcards.part}} texts: prepare{FILES}"
     shell:
         "python -m workflows.steps.data --part {wildcards.part} --source {params.source:q}"
         " --out {output} > {log} 2>&1"
@@ -78,6 +82,8 @@ rule tokens:
     params:
         backbone=lambda wildcards: SUITE.backbone_folder(wildcards.backbone),
         length=SUITE.config["max_length"],
+    message:
+        f"training texts: tokens for {{wildcards.backbone}}{FILES}"
     shell:
         "python -m workflows.steps.tokens --data {input.data} --backbone {params.backbone:q}"
         " --max-length {params.length} --out {output} > {log} 2>&1"
@@ -96,6 +102,8 @@ rule task_data:
         runtime=120,
     params:
         task=lambda wildcards: SUITE.task_data_arguments(wildcards.task),
+    message:
+        f"task {{wildcards.task}}: fetch its data{FILES}"
     shell:
         "python -m workflows.steps.task_data {params.task} --out {output} > {log} 2>&1"
 
@@ -112,6 +120,8 @@ rule fetch_backbone:
         runtime=240,
     params:
         source=lambda wildcards: SUITE.hub_source(wildcards.name),
+    message:
+        f"backbone {{wildcards.name}}: fetch{FILES}"
     shell:
         "python -m workflows.steps.fetch --source {params.source:q} --out {output} > {log} 2>&1"
 
@@ -132,6 +142,8 @@ rule train_backbone:
         gpu=RESOURCES["gpu"],
     params:
         device=DEVICE,
+    message:
+        f"world {{wildcards.world}}: train its backbone{FILES}"
     shell:
         "python -m workflows.steps.train_backbone --world {wildcards.world} --device {params.device}"
         " --threads {threads} --out {output} > {log} 2>&1"
@@ -162,6 +174,8 @@ if SUITE.probes_tasks:
             runtime=120,
         params:
             run=SUITE.probe_arguments(),
+        message:
+            f"probe texts: made of the tasks{FILES}"
         shell:
             "python -m workflows.steps.probe {params.run} --task-data results/{wildcards.suite}/tasks"
             " --out {output} > {log} 2>&1"

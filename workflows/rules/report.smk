@@ -56,5 +56,7 @@ rule report:
         out="reports/{suite}",
         # Read from results: a changed suite makes its page again.
         suite=SUITE.as_json,
+    message:
+        f"suite {SUITE.name}: tables, figures and page\n    makes {{output.page}}\n    log {{log}}"
     shell:
         "python -m workflows.steps.report --results {params.results} --out {params.out} > {log} 2>&1"

@@ -26,6 +26,8 @@ rule time:
     params:
         run=SUITE.timing_arguments(),
         device=DEVICE,
+    message:
+        f"{RUN_NAME}: time over dense{TIMED}"
     shell:
         "python -m workflows.steps.efficiency --model {input.model} --texts {input.texts} {params.run}"
         " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"

@@ -9,10 +9,10 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from safetensors import SafetensorError
 
@@ -26,7 +26,8 @@ def run(main: Callable[[], None]) -> None:
         gc.freeze()
         gc.enable()
     try:
-        main()
+        with line_by_line():
+            main()
     except (ValueError, OSError, SafetensorError) as error:
         # safetensors reports a full disk as an error of its own.
         if os.environ.get("SKIPBENCH_DEBUG"):
@@ -39,11 +40,68 @@ def run(main: Callable[[], None]) -> None:
         raise SystemExit(getattr(stop, "status", 130)) from None
 
 
+class Lines:
+    """A stream that is no terminal: each state of a progress bar becomes a line of its own.
+
+    Bars return to the start of their line and move the cursor up; neither reaches the stream.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.rest = stream, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Pass on the lines that are whole."""
+        *lines, self.rest = (self.rest + text.replace("\x1b[A", "")).replace("\r", "\n").split("\n")
+        self.stream.writelines(f"{line.rstrip()}\n" for line in lines if line.strip())
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on what was drawn last: a bar ends its line when it is drawn again."""
+        self.write("\n")
+        self.stream.flush()
+
+
+@contextmanager
+def line_by_line() -> Iterator[None]:
+    """Errors and bars as lines for the length of the block, unless a terminal shows them."""
+    if sys.stderr.isatty():
+        yield
+        return
+    lines = Lines(sys.stderr)
+    with redirect_stderr(cast(TextIO, lines)):
+        try:
+            yield
+        finally:
+            lines.flush()
+
+
 def sentence(error: BaseException) -> str:
     """The message of an error on one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return " ".join(str(error).split())
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Every option says what it is when left out, or that it must be given."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        told = action.help or ""
+        if action.required and action.option_strings:
+            return f"{told} (required)"
+        if action.default is False:
+            return f"{told} (default: off)"
+        if action.default in (None, "", argparse.SUPPRESS):
+            return told
+        return f"{told} (default: %(default)s)"
+
+
+def step_parser(description: str | None) -> argparse.ArgumentParser:
+    """The command line of a step; what a default of None or "" means stands in the help."""
+    return argparse.ArgumentParser(description=description, formatter_class=Help)
 
 
 def json_argument(text: str, name: str) -> Any:
@@ -56,6 +114,18 @@ def json_argument(text: str, name: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{name} is not valid JSON ({error}): {text}") from error
+
+
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """Refuse numbers below 1.
+
+    Raises:
+        ValueError: The first such option.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}, must be at least 1")
 
 
 def add_machine_arguments(parser: argparse.ArgumentParser) -> None:

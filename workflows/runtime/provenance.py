@@ -89,10 +89,14 @@ def code_hash(part: str) -> str:
 
 
 def git(*arguments: str) -> str | None:
-    """What git prints in the checkout; None outside git or where it fails."""
+    """What git prints in the checkout; None outside git or where it fails.
+
+    A repository that an installed copy lies in, as that of a virtual environment, is not ours.
+    """
+    own = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", *arguments], cwd=ROOT, env=own, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -17,6 +17,8 @@ if not any(f"workflows.steps.{step}" in sys.orig_argv for step in PREPARE):
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Seconds between two states of a progress bar: each is a line of its own in a log.
+os.environ.setdefault("TQDM_MININTERVAL", "2" if sys.stderr.isatty() else "30")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # Numpy's sums may follow the number of threads, and numbers must not.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -16,15 +16,18 @@ from workflows.report.paper.claims import claims
 from workflows.report.paper.lattice import evidence
 from workflows.report.render import escape_markdown
 from workflows.runtime.files import write_text
-from workflows.runtime.program import run
+from workflows.runtime.program import run, step_parser
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = step_parser(__doc__)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="for audit.md and the CSV files; default: print alone",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR")
     return parser.parse_args()
 
 

@@ -13,16 +13,16 @@ from methods.core.backbone import check_weights, read_config, read_tokenizer
 from methods.core.checkpoint import write_json
 from workflows.jobs import Suite, read_suite
 from workflows.runtime.files import whole_file
-from workflows.runtime.program import json_argument, run
+from workflows.runtime.program import json_argument, run, step_parser
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = step_parser(__doc__)
     parser.add_argument("--config", required=True, metavar="JSON", help="the suite's config")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FILE.json", help="the complete config"
+    )
     return parser.parse_args()
 
 

@@ -14,19 +14,17 @@ from pathlib import Path
 from workflows.report.render import latex, markdown
 from workflows.report.results import read_results
 from workflows.runtime.files import write_text
-from workflows.runtime.program import run
+from workflows.runtime.program import run, step_parser
 from workflows.stats.display import comparison_table
 from workflows.stats.folders import comparison_frame, folder_cautions
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = step_parser(__doc__)
     parser.add_argument("first", type=Path, metavar="A", help="results folder of one suite")
     parser.add_argument("second", type=Path, metavar="B", help="another one")
-    parser.add_argument("--out", type=Path, metavar="DIR")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: print alone")
     return parser.parse_args()
 
 

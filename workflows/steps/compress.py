@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from methods import find_row, load_method
+from methods import Row, find_row, load_method
 from methods.base import Method, Request
 from methods.core.budget import check_budget
 from methods.core.checkpoint import (
@@ -26,17 +26,20 @@ from methods.core.checkpoint import (
     save,
     write_json,
 )
-from methods.core.data import Data
+from methods.core.data import Data, check_file
 from methods.core.training.snapshots import NAME as SNAPSHOT
+from workflows.job import DATA_PARTS
 from workflows.records import rows_of
 from workflows.runtime.processes import process_group, start_processes
 from workflows.runtime.program import (
     add_machine_arguments,
+    check_positive,
     json_argument,
     peak_memory_mb,
     reset_peak_memory,
     run,
     set_up_torch,
+    step_parser,
 )
 from workflows.runtime.provenance import cpu_capability, fit_parts, provenance
 from workflows.stats.budget import PROTOCOLS
@@ -47,35 +50,43 @@ STEERED = ("trained_skip", "threshold")
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--method", required=True, metavar="ROW", help="row of the table")
-    parser.add_argument("--backbone", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--revision", help="label of the backbone's version, for the record")
+    parser = step_parser(__doc__)
+    parser.add_argument("--method", required=True, metavar="ROW", help="row, as `rows` lists them")
+    parser.add_argument(
+        "--backbone", required=True, type=Path, metavar="DIR",
+        help="Hugging Face folder, or a static row's model for a trained row without a budget",
+    )  # fmt: skip
+    parser.add_argument("--revision", help="label of its version; default: what fetch noted")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
-    parser.add_argument("--budget", help="fraction of the dense parameters to skip, in (0, 1)")
+    parser.add_argument(
+        "--budget",
+        help="fraction of the dense parameters to skip, in (0, 1); default: none, as params stand",
+    )
     parser.add_argument(
         "--match",
         choices=PROTOCOLS,
         default=PROTOCOLS[0],
         help="what meets the budget: the mean over all tokens, or prompt and deciding tokens apart",
     )
-    parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--params", default="{}", metavar="JSON", help="over the row's defaults")
+    parser.add_argument("--seed", type=int, default=42, help="of every draw of the fit")
+    parser.add_argument("--params", default="{}", metavar="JSON", help="over those of the row")
     parser.add_argument(
         "--params-from", default="{}", metavar="JSON", help="param -> decisions.json that holds it"
     )
-    parser.add_argument("--calibration", type=Path, metavar="FILE", help=".jsonl, or .npy of ids")
-    parser.add_argument("--train", type=Path, metavar="FILE", help=".jsonl, or a folder .tokens")
-    parser.add_argument("--validation", type=Path, metavar="FILE", help=".jsonl")
+    parser.add_argument(
+        "--calibration", type=Path, metavar="FILE", help=".jsonl, or .npy of ids; default: none"
+    )
+    parser.add_argument(
+        "--train", type=Path, metavar="FILE", help=".jsonl, or a folder .tokens; default: none"
+    )
+    parser.add_argument("--validation", type=Path, metavar="FILE", help=".jsonl; default: none")
     parser.add_argument("--probe", type=Path, metavar="FILE", help=".jsonl; default: --validation")
     parser.add_argument("--max-length", type=int, default=2048, help="tokens per document")
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="share a trained fit, one GPU each"
     )
     parser.add_argument("--workdir", type=Path, help="checkpoints; default: beside --out")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the model")
     add_machine_arguments(parser)
     return parser.parse_args()
 
@@ -95,6 +106,7 @@ def main() -> None:
         raise ValueError(f"--processes is {args.processes}; only a trained row takes more than 1")
     if args.processes > 1 and "RANK" not in os.environ:
         raise SystemExit(start_processes(args.processes, args.device, "workflows.steps.compress"))
+    check_data(args, row)
     set_up_torch(args.threads)
     workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
     request = Request(budget, args.seed, workdir, args.match)
@@ -104,6 +116,21 @@ def main() -> None:
         # The folder is complete: a snapshot could only be continued by mistake.
         (workdir / SNAPSHOT).unlink(missing_ok=True)
         print(f"wrote {args.out}")
+
+
+def check_data(args: argparse.Namespace, row: Row) -> None:
+    """Refuse data that are missing, before the backbone is loaded.
+
+    Raises:
+        ValueError: A file does not exist, or a trained row has nothing to train on.
+    """
+    check_positive(args, "max_length")
+    for part in DATA_PARTS:
+        file = getattr(args, "train" if part == "training" else part)
+        if file is not None:
+            check_file(file, part)
+    if row.trained and args.train is None:
+        raise ValueError(f"no training file was given (--train), and '{row.name}' needs one")
 
 
 def json_object(text: str, name: str, example: str) -> dict[str, Any]:

@@ -21,27 +21,34 @@ from transformers import AutoModelForCausalLM
 
 from methods import find_row
 from methods.core.backbone import DTYPES, shape_config
+from methods.core.budget import check_budget
 from methods.core.checkpoint import read_card, write_json
 from methods.core.shapes import SHAPES
 from workflows.job import data_parts, data_words
-from workflows.runtime.files import whole_file, whole_folder
-from workflows.runtime.program import add_machine_arguments, run, set_up_torch
+from workflows.runtime.files import check_place, whole_file, whole_folder
+from workflows.runtime.program import (
+    add_machine_arguments,
+    check_positive,
+    run,
+    set_up_torch,
+    step_parser,
+)
 from workflows.runtime.provenance import fit_parts, provenance
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--shape", required=True, choices=sorted(SHAPES))
+    parser = step_parser(__doc__)
+    parser.add_argument("--shape", required=True, choices=sorted(SHAPES), help="of the weights")
     parser.add_argument("--rows", required=True, help="a,b: rows that train nothing")
-    parser.add_argument("--budget", type=float, default=0.25)
+    parser.add_argument("--budget", type=float, default=0.25, help="of every row")
     parser.add_argument("--documents", type=int, default=8, help="calibration documents")
     parser.add_argument("--length", type=int, default=512, help="tokens of each")
-    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
-    parser.add_argument("--workdir", type=Path, default=Path("results/cost"))
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES), help="of weights")
+    parser.add_argument(
+        "--workdir", type=Path, default=Path("results/cost"), metavar="DIR", help="what is finished"
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="the costs")
     add_machine_arguments(parser)
     return parser.parse_args()
 
@@ -49,6 +56,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Fit every row, write what each took."""
     args = arguments()
+    check_place(args.out)
+    check_budget(args.budget)
+    check_positive(args, "documents", "length")
     rows = args.rows.split(",")
     for row in rows:
         if find_row(row).trained:

@@ -22,7 +22,7 @@ from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
 from workflows.runtime.files import whole_file
 from workflows.runtime.hub import SLICE, data_files, described, fetch_files
-from workflows.runtime.program import json_argument, run
+from workflows.runtime.program import json_argument, run, step_parser
 
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
 PARTS = ("calibration", "probe", "training", "validation")
@@ -30,12 +30,10 @@ PARTS = ("calibration", "probe", "training", "validation")
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--part", required=True, choices=PARTS)
+    parser = step_parser(__doc__)
+    parser.add_argument("--part", required=True, choices=PARTS, help="of the suite's data")
     parser.add_argument("--source", required=True, metavar="JSON", help="as under data: in a suite")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl", help="rows")
     return parser.parse_args()
 
 

@@ -29,15 +29,22 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from methods import find_row, load_method
 from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
-from methods.core.budget import candidate_layers
+from methods.core.budget import candidate_layers, check_budget
 from methods.core.checkpoint import cast_branches, load, read_card, write_json
-from methods.core.data import Data
+from methods.core.data import Data, check_file
 from methods.core.routing.routed import router_of
 from methods.core.shapes import SHAPES
 from workflows.records import rows_of
 from workflows.runtime.devices import claim_device
-from workflows.runtime.files import whole_file
-from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
+from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.program import (
+    add_machine_arguments,
+    check_positive,
+    peak_memory_mb,
+    run,
+    set_up_torch,
+    step_parser,
+)
 from workflows.runtime.provenance import fit_parts, provenance
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import Bench, Case, Line, time_block, time_training
@@ -50,27 +57,33 @@ Piece = Callable[[], list[Line]]
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = step_parser(__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", type=Path, metavar="DIR", help="a compressed model")
-    what.add_argument("--method", metavar="ROW", help="a routed row, with --shape")
-    parser.add_argument("--texts", type=Path, metavar="FILE.jsonl", help="with --model")
-    parser.add_argument("--shape", help=", ".join(SHAPES))
+    what.add_argument(
+        "--model", type=Path, metavar="DIR", help="a compressed model; default: random weights"
+    )
+    what.add_argument(
+        "--method", metavar="ROW", help="a routed row, with --shape; default: --model is timed"
+    )
+    parser.add_argument(
+        "--texts", type=Path, metavar="FILE.jsonl", help="prompts, with --model; default: none"
+    )
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help="of random weights, with --method; default: none"
+    )
     parser.add_argument("--budget", type=float, default=0.25, help="decides the candidate layers")
     parser.add_argument("--bypass", default="0.25,0.5,0.75,1.0", help="forced rates, a,b,c")
     parser.add_argument("--modes", default="block,prefill,decode,training", help=",".join(MODES))
-    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
+    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES), help="with --shape")
     parser.add_argument("--prefill", default="1x512", help="SEQUENCESxTOKENS, a,b,c")
     parser.add_argument("--decode", default="1x128", help="SEQUENCESxCONTEXT, static too, a,b,c")
     parser.add_argument("--training", default="2x512", help="SEQUENCESxTOKENS, a,b,c")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20, help="counted calls of each")
+    parser.add_argument("--warmup", type=int, default=5, help="calls before them")
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="begin nothing after so many"
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="the times")
     add_machine_arguments(parser)
     return parser.parse_args()
 
@@ -107,15 +120,21 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--modes: '{unknown[0]}' is unknown (allowed: {', '.join(MODES)})")
     if args.method and not args.shape:
         raise ValueError("--method needs --shape")
+    if args.method and find_row(args.method).kind != "dynamic":
+        raise ValueError(f"row '{args.method}' is not routed; measure it with --model")
     if args.model and not args.texts:
         raise ValueError("--model needs --texts: what a router skips depends on them")
-    for option, least in (("rounds", 1), ("warmup", 0), ("minutes", 0)):
-        if getattr(args, option) < least:
-            given = getattr(args, option)
-            raise ValueError(f"--{option} is {given}, must be at least {least}")
+    if args.texts:
+        check_file(args.texts, "texts")
+    check_budget(args.budget)
+    check_positive(args, "rounds")
+    for option in ("warmup", "minutes"):
+        if getattr(args, option) < 0:
+            raise ValueError(f"--{option} is {getattr(args, option)}, must be at least 0")
     rates(args.bypass)
     for option in ("prefill", "decode", "training"):
         cases(getattr(args, option))
+    check_place(args.out)
 
 
 def write(args: argparse.Namespace, device: str, lines: list[Line], left: int) -> None:
@@ -201,6 +220,21 @@ def _cast(routed: PreTrainedModel) -> list[Line]:
     return []
 
 
+def rates(text: str) -> list[float]:
+    """``0.25,0.5`` as numbers from 0 to 1.
+
+    Raises:
+        ValueError: Not of that form.
+    """
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= rate <= 1 for rate in found):
+        raise ValueError(f"--bypass '{text}' must be rates from 0 to 1, such as 0.25,0.5")
+    return found
+
+
 def cases(text: str) -> list[Case]:
     """``1x512,8x2048`` as pairs.
 
@@ -214,21 +248,6 @@ def cases(text: str) -> list[Case]:
         raise ValueError(f"'{text}' must look like 1x512,8x2048") from error
     if min(map(min, found)) < 1:
         raise ValueError(f"'{text}' asks for no sequence or no token")
-    return found
-
-
-def rates(text: str) -> list[float]:
-    """``0.25,0.5`` as numbers.
-
-    Raises:
-        ValueError: Not of that form, or outside of 0 to 1.
-    """
-    try:
-        found = [float(word) for word in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"--bypass '{text}' must look like 0.25,0.5") from error
-    if not all(0 <= rate <= 1 for rate in found):
-        raise ValueError(f"--bypass '{text}': rates are numbers from 0 to 1")
     return found
 
 

@@ -31,7 +31,14 @@ from workflows.records import (
 )
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
-from workflows.runtime.program import add_machine_arguments, peak_memory_mb, run, set_up_torch
+from workflows.runtime.program import (
+    add_machine_arguments,
+    check_positive,
+    peak_memory_mb,
+    run,
+    set_up_torch,
+    step_parser,
+)
 from workflows.runtime.provenance import SCORING, fit_parts, provenance
 
 # What a card says of the weights and of what decides which of them run.
@@ -40,26 +47,38 @@ MODEL = ("row", "params", "structure", "weights_hash")
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--backbone", type=Path, metavar="DIR", help="where the backbone is now")
-    parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
-    parser.add_argument("--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks")
+    parser = step_parser(__doc__)
     parser.add_argument(
-        "--task-data", type=Path, metavar="DIR", help="what the prepare stage left of each task"
+        "--model", required=True, type=Path, metavar="DIR", help="compressed or plain Hugging Face"
     )
-    parser.add_argument("--limit", type=int, help="first N items of each task")
-    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument(
+        "--backbone",
+        type=Path,
+        metavar="DIR",
+        help="if it moved; default: where it was when fitted",
+    )
+    parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
+    parser.add_argument(
+        "--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks; default: none"
+    )
+    parser.add_argument(
+        "--task-data",
+        type=Path,
+        metavar="DIR",
+        help="what the prepare stage left of each task; default: none",
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="first N items of each task; default: all"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, help="sequences per pass")
     parser.add_argument("--max-length", type=int, help="context window; default: the config's")
     parser.add_argument(
         "--share-prefix", action="store_true", help="run a context once for all its answers"
     )
-    parser.add_argument("--suite", default="", help="label in the record")
-    parser.add_argument("--backbone-name", default="", help="label in the record")
+    parser.add_argument("--suite", default="", help="label in the record; default: empty")
+    parser.add_argument("--backbone-name", default="", help="label in the record; default: empty")
     parser.add_argument("--row", help="label in the record; default: the model's own")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="the record")
     add_machine_arguments(parser)
     return parser.parse_args()
 
@@ -71,10 +90,7 @@ def main() -> None:
     entries = parse_tasks(args.tasks)
     if not entries:
         raise ValueError("--tasks names no task")
-    for name in ("limit", "batch_size", "max_length"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {value}, must be at least 1")
+    check_positive(args, "limit", "batch_size", "max_length")
     if args.task_dir is not None and not args.task_dir.is_dir():
         raise ValueError(f"--task-dir {args.task_dir} is no folder")
     folders = [] if args.task_dir is None else [args.task_dir]

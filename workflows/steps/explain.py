@@ -19,7 +19,7 @@ import pandas as pd
 from methods.core.budget import check_budget
 from workflows.jobs import read_suite
 from workflows.report.results import Results, read_results, read_suite_file
-from workflows.runtime.program import run, sentence
+from workflows.runtime.program import run, sentence, step_parser
 from workflows.stats.budget import deciding_skip, prompt_skip
 from workflows.stats.lines import Line, Panel, headline_items
 from workflows.stats.versus import difference_frame
@@ -27,16 +27,16 @@ from workflows.stats.versus import difference_frame
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = step_parser(__doc__)
     parser.add_argument("--suite", required=True, help="name of the suite")
-    parser.add_argument("--row", required=True)
-    parser.add_argument("--budget", help="fraction, such as 0.25; rows without a budget: leave out")
-    parser.add_argument("--match", help="pooled or each, where the suite has both")
-    parser.add_argument("--task", required=True)
+    parser.add_argument("--row", required=True, help="as the tables name it")
+    parser.add_argument(
+        "--budget", help="fraction, such as 0.25; default: none, for rows without one"
+    )
+    parser.add_argument("--match", help="pooled or each; default: the suite's only one")
+    parser.add_argument("--task", required=True, help="of the suite")
     parser.add_argument("--seed", type=int, help="default: the row's first")
-    parser.add_argument("--backbone", help="its name, where the suite has several")
+    parser.add_argument("--backbone", help="its name; default: the suite's only one")
     parser.add_argument("--results", type=Path, metavar="DIR", help="default: results/SUITE")
     return parser.parse_args()
 

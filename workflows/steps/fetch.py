@@ -14,7 +14,7 @@ from methods.core.backbone import FETCHED, file_facts
 from methods.core.checkpoint import write_json
 from workflows.runtime.files import kept_folder
 from workflows.runtime.hub import one_sentence
-from workflows.runtime.program import json_argument, run
+from workflows.runtime.program import json_argument, run, step_parser
 
 FILES = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"]
 TOKENIZER = ["tokenizer*", "special_tokens_map.json", "chat_template*"]
@@ -22,11 +22,11 @@ TOKENIZER = ["tokenizer*", "special_tokens_map.json", "chat_template*"]
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = step_parser(__doc__)
+    parser.add_argument(
+        "--source", required=True, metavar="JSON", help="as under backbones: of a suite"
     )
-    parser.add_argument("--source", required=True, metavar="JSON", help="as under backbones:")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder")
     return parser.parse_args()
 
 

@@ -19,7 +19,7 @@ from time import monotonic
 
 from methods.core.checkpoint import write_json
 from workflows.runtime.files import whole_file
-from workflows.runtime.program import run
+from workflows.runtime.program import run, step_parser
 from workflows.runtime.provenance import ROOT
 
 TESTS = ("tests/gpu", "tests/unit/core/routing/kernels", "tests/unit/methods/test_hero_kernels.py")
@@ -41,9 +41,7 @@ GRACE = 60
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = step_parser(__doc__)
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="results go there")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, cpu")
     parser.add_argument("--shape", default="llama31_8b", help="a name of methods/core/shapes.py")

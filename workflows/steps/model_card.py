@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from transformers import PreTrainedModel
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel
 from methods import load_method
 from methods.base import Request
 from methods.core.backbone import count, ffn, layers, load_backbone
-from methods.core.data import Data
+from methods.core.data import Data, check_file
 from methods.core.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
@@ -31,8 +32,8 @@ from workflows.demo.world import the_world
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry
-from workflows.runtime.files import whole_file
-from workflows.runtime.program import json_argument, run, set_up_torch
+from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.program import json_argument, run, set_up_torch, step_parser
 from workflows.runtime.provenance import ROOT
 
 TEMPLATE = ROOT / "workflows" / "demo"
@@ -40,20 +41,22 @@ TEMPLATE = ROOT / "workflows" / "demo"
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", required=True, type=Path, metavar="DIR")
+    parser = step_parser(__doc__)
+    parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the backbone")
     parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="prepared data")
     parser.add_argument("--params", default="{}", metavar="JSON", help="training of the adapters")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.md")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.md", help="the card")
     return parser.parse_args()
 
 
 def main() -> None:
     """Measure, then write the card."""
     args = arguments()
+    check_place(args.out)
+    params = json_argument(args.params, "--params")
+    for part in ("training", "validation"):
+        check_file(args.data / f"{part}.jsonl", part)
     set_up_torch(args.threads)
     training = json.loads((args.model / "training.json").read_text(encoding="utf-8"))
     backbone = load_backbone(args.model)
@@ -66,7 +69,7 @@ def main() -> None:
         controls[len(closed)] = {
             "share": ffn_share(args.model, closed),
             "left_out": scores(left_out(args.model, closed), args.model, tasks),
-            "adapters": scores(with_adapters(args, closed), args.model, tasks),
+            "adapters": scores(with_adapters(args, params, closed), args.model, tasks),
         }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE), undefined=jinja2.StrictUndefined,
@@ -110,11 +113,13 @@ def left_out(folder: Path, closed: list[int]) -> PreTrainedModel:
     return route(model, RandomRouter(ffn_units(model, closed), seed=0, skipped=len(closed)))
 
 
-def with_adapters(args: argparse.Namespace, closed: list[int]) -> PreTrainedModel:
+def with_adapters(
+    args: argparse.Namespace, given: Mapping[str, Any], closed: list[int]
+) -> PreTrainedModel:
     """The backbone whose FFNs of some layers are replaced by trained adapters for every token."""
     backbone = load_backbone(args.model)
     params = {
-        **json_argument(args.params, "--params"),
+        **given,
         "variant": "random",
         "candidates": closed,
         "bypass_rates": [1.0] * len(closed),

@@ -18,19 +18,17 @@ from workflows.jobs import read_suite
 from workflows.planning.plan import plan
 from workflows.planning.show import lines
 from workflows.runtime.files import write_text
-from workflows.runtime.program import run
+from workflows.runtime.program import run, step_parser
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = step_parser(__doc__)
     parser.add_argument(
         "--suite", required=True, nargs="+", action="extend", metavar="FILE.yaml",
         help="a suite, then overlays",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, metavar="FILE.json")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="default: print alone")
     return parser.parse_args()
 
 

@@ -17,25 +17,31 @@ from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
 from workflows.jobs import MADE_OF
 from workflows.runtime.files import check_place, whole_file, write_text
-from workflows.runtime.program import run
+from workflows.runtime.program import check_positive, run, step_parser
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = step_parser(__doc__)
     parser.add_argument("--tasks", required=True, help="a,b or a JSON list as in a suite")
-    parser.add_argument("--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks")
+    parser.add_argument(
+        "--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks; default: none"
+    )
     parser.add_argument("--rows", required=True, type=int, metavar="N", help="documents per task")
     parser.add_argument(
-        "--backbone", type=Path, metavar="DIR", help="whose chat template tasks with one take"
+        "--backbone",
+        type=Path,
+        metavar="DIR",
+        help="whose chat template tasks with one take; default: none",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draw of documents")
     parser.add_argument(
-        "--task-data", type=Path, metavar="DIR", help="what the prepare stage left of each task"
+        "--task-data",
+        type=Path,
+        metavar="DIR",
+        help="what the prepare stage left of each task; default: none",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl", help="rows")
     return parser.parse_args()
 
 
@@ -43,8 +49,7 @@ def main() -> None:
     """Check the arguments, build the rows, write them."""
     args = arguments()
     check_place(args.out)
-    if args.rows < 1:
-        raise ValueError(f"--rows is {args.rows}, must be at least 1")
+    check_positive(args, "rows")
     if args.task_dir is not None and not args.task_dir.is_dir():
         raise ValueError(f"--task-dir {args.task_dir} is no folder")
     folders = [] if args.task_dir is None else [args.task_dir]

@@ -22,7 +22,7 @@ from workflows.jobs import Suite
 from workflows.report.render import escape_markdown, markdown
 from workflows.report.results import Results, gaps, read_results
 from workflows.runtime.files import whole_file, write_text
-from workflows.runtime.program import run
+from workflows.runtime.program import run, step_parser
 from workflows.runtime.provenance import ROOT, code_hash
 from workflows.stats.comparable import cautions, code_by_part
 from workflows.stats.display import MARKED, MATCHES, SKIPS, Builder, Table, plus, spans
@@ -39,10 +39,8 @@ COST = "cost_llama32_1b.json"
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--results", required=True, type=Path, metavar="DIR")
+    parser = step_parser(__doc__)
+    parser.add_argument("--results", required=True, type=Path, metavar="DIR", help="of one suite")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: reports/reference/SUITE")
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="default: the README that has marks"

@@ -26,7 +26,7 @@ from workflows.report.paper.show import order_tables, value_tables, without_reco
 from workflows.report.render import html_table, latex, markdown
 from workflows.report.results import Results, gaps, read_results
 from workflows.runtime.files import write_text
-from workflows.runtime.program import run
+from workflows.runtime.program import run, step_parser
 from workflows.runtime.provenance import ROOT
 from workflows.stats.comparable import cautions, code_by_part
 from workflows.stats.display import (
@@ -63,11 +63,11 @@ HEADLINE = ROOT / "reports" / "reference" / "headline" / "retain.csv"
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = step_parser(__doc__)
+    parser.add_argument("--results", required=True, type=Path, metavar="DIR", help="of one suite")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="page, tables and figures"
     )
-    parser.add_argument("--results", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     return parser.parse_args()
 
 

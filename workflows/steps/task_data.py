@@ -16,17 +16,17 @@ from workflows.evaluation.score import task_manager
 from workflows.evaluation.tasklist import TaskEntry, read_entries
 from workflows.runtime.files import whole_file
 from workflows.runtime.hub import data_files, described, fetch_files, one_sentence, parts
-from workflows.runtime.program import json_argument, run
+from workflows.runtime.program import json_argument, run, step_parser
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = step_parser(__doc__)
     parser.add_argument("--task", required=True, metavar="JSON", help="an entry of tasks:")
-    parser.add_argument("--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json")
+    parser.add_argument(
+        "--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks; default: none"
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="what came")
     return parser.parse_args()
 
 

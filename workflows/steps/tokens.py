@@ -9,22 +9,20 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformers import AutoConfig
-
-from methods.core.backbone import read_tokenizer
+from methods.core.backbone import read_config, read_tokenizer
 from methods.core.data import Data, Document
 from methods.core.tokens import SUFFIX, write_tokens
 from workflows.runtime.files import whole_folder
-from workflows.runtime.program import run
+from workflows.runtime.program import check_positive, run, step_parser
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = step_parser(__doc__)
+    parser.add_argument(
+        "--backbone", required=True, type=Path, metavar="DIR", help="whose tokenizer"
     )
-    parser.add_argument("--backbone", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--data", required=True, type=Path, metavar="FILE", help=".jsonl")
+    parser.add_argument("--data", required=True, type=Path, metavar="FILE.jsonl", help="documents")
     parser.add_argument("--max-length", type=int, default=2048, help="tokens per document")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="ends in .tokens")
     return parser.parse_args()
@@ -35,7 +33,8 @@ def main() -> None:
     args = arguments()
     if args.out.suffix != SUFFIX:
         raise ValueError(f"--out {args.out} must end in {SUFFIX}")
-    config = AutoConfig.from_pretrained(args.backbone, local_files_only=True)
+    check_positive(args, "max_length")
+    config = read_config(args.backbone)
     tokenizer = read_tokenizer(args.backbone, config)
     data = Data(tokenizer, config.vocab_size, args.max_length)
     with whole_folder(args.out) as folder:
@@ -49,7 +48,7 @@ def shown(documents: Iterator[Document]) -> Iterator[Document]:
     """The same documents under a progress bar."""
     from tqdm import tqdm
 
-    yield from tqdm(documents, desc="tokenising", unit=" documents", mininterval=2)
+    yield from tqdm(documents, desc="tokenising", unit=" documents")
 
 
 if __name__ == "__main__":

@@ -23,17 +23,15 @@ from workflows.demo.tokenizer import build_tokenizer
 from workflows.demo.world import World, the_world
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import whole_folder
-from workflows.runtime.program import add_machine_arguments, run
+from workflows.runtime.program import add_machine_arguments, check_positive, run, step_parser
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--world", choices=PRESETS, default="demo")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser = step_parser(__doc__)
+    parser.add_argument("--world", choices=PRESETS, default="demo", help="of texts and facts")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the backbone")
+    parser.add_argument("--seed", type=int, default=Recipe.seed, help="of weights and data order")
     parser.add_argument("--tokens", type=int, help="of training; default: the world's recipe")
     add_machine_arguments(parser)
     return parser.parse_args()
@@ -46,8 +44,7 @@ def main() -> None:
     recipe = replace(world.preset.recipe, seed=args.seed)
     if args.tokens is not None:
         recipe = replace(recipe, tokens=args.tokens)
-    if recipe.tokens < 1 or args.threads < 1:
-        raise ValueError("--tokens and --threads must be at least 1")
+    check_positive(args, "tokens", "threads")
     torch.set_num_threads(args.threads)
     workdir = args.out.parent / f"{args.out.name}.checkpoints"
     with claim_device(args.device) as device, whole_folder(args.out) as folder:

@@ -27,14 +27,21 @@ from methods import load_method
 from methods.base import Request
 from methods.core.backbone import hash_folder
 from methods.core.checkpoint import open_backbone, write_json
-from methods.core.data import Data
+from methods.core.data import Data, check_file
 from methods.core.training.loop import DivergedError
 from methods.core.training.losses import Answers, score_answers
+from workflows.config import read_configs
 from workflows.job import Job
 from workflows.jobs import Suite, read_suite
 from workflows.runtime.devices import claim_device
-from workflows.runtime.files import whole_file
-from workflows.runtime.program import add_machine_arguments, run, set_up_torch
+from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.program import (
+    add_machine_arguments,
+    check_positive,
+    run,
+    set_up_torch,
+    step_parser,
+)
 from workflows.runtime.provenance import code_hash, fit_parts
 from workflows.stats.budget import met
 
@@ -44,16 +51,20 @@ PARTS = ("training", "validation", "probe")
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = step_parser(__doc__)
+    parser.add_argument(
+        "--suite", required=True, metavar="FILE.yaml", help="or a name below workflows/suites"
     )
-    parser.add_argument("--suite", required=True, type=Path, metavar="FILE.yaml")
     parser.add_argument("--rows", help="a,b; default: every trained row of the suite")
-    parser.add_argument("--grid", default=",".join(map(str, GRID)), help="learning rates")
+    parser.add_argument("--grid", default=",".join(map(str, GRID)), help="learning rates, a,b,c")
     parser.add_argument("--updates", type=int, help="per try; default: the suite's")
     parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="prepared data")
-    parser.add_argument("--workdir", type=Path, default=Path("results/tune"))
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.yaml")
+    parser.add_argument(
+        "--workdir", type=Path, default=Path("results/tune"), metavar="DIR", help="finished tries"
+    )
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FILE.yaml", help="the chosen rates"
+    )
     add_machine_arguments(parser)
     return parser.parse_args()
 
@@ -61,13 +72,17 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Try every rate, write the best ones."""
     args = arguments()
-    config = yaml.safe_load(args.suite.read_text(encoding="utf-8"))
+    config = read_configs([args.suite])
     # What was tuned before must not steer what is tuned now.
     suite = read_suite({key: value for key, value in config.items() if key != "tuned"})
     set_up_torch(args.threads)
-    rates = [float(word) for word in args.grid.split(",")]
+    rates = grid(args.grid)
+    check_positive(args, "updates")
+    check_place(args.out)
     jobs = jobs_to_tune(suite, args.rows.split(",") if args.rows else None)
     check_starts(suite, jobs)
+    for part in PARTS:
+        check_file(args.data / f"{part}.jsonl", part)
     with claim_device(args.device) as args.device:
         tries = {job.row: [try_rate(suite, job, rate, args) for rate in rates] for job in jobs}
     best = {job.row: best_try(job, tries[job.row]) for job in jobs}
@@ -81,6 +96,18 @@ def main() -> None:
         text = yaml.safe_dump(outcome, sort_keys=False)
         file.write_text(f"# Written by workflows.steps.tune from {args.suite}.\n{text}", "utf-8")
     print(f"wrote {args.out}")
+
+
+def grid(text: str) -> list[float]:
+    """Learning rates as numbers.
+
+    Raises:
+        ValueError: Not of that form.
+    """
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--grid '{text}' must be learning rates, such as 1e-3,3e-3") from error
 
 
 def jobs_to_tune(suite: Suite, rows: Sequence[str] | None) -> list[Job]:

@@ -95,7 +95,7 @@ class Trainer:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.log: list[dict[str, float]] = []
-        self.notice, self.stopping = Notice(), False
+        self.notice, self.stopping, self.tokens = Notice(), False, 0
 
     def _groups(self) -> list[dict[str, Any]]:
         """Trained parameters by weight decay and by their share of the learning rate."""
@@ -130,12 +130,13 @@ class Trainer:
         lengths = [len(document.ids) for document in self.documents]
         batches = islice(plan(lengths, self.params.batch_tokens, self.seed), done, None)
         total, quiet = self.params.updates, self.rank > 0
-        bar = tqdm(total=total, initial=done, desc="training", disable=quiet, mininterval=2)
+        bar = tqdm(total=total, initial=done, desc="training", disable=quiet)
         saved = monotonic()
         with self.notice, bar:
             for update in range(done, total):
-                entry = self._update(update, [self.documents[n] for n in next(batches)])
-                self._note(entry, bar)
+                batch = next(batches)
+                entry = self._update(update, [self.documents[n] for n in batch])
+                self._note(entry, sum(lengths[n] for n in batch), bar)
                 if self.survey is not None and update + 1 in self._surveys:
                     self._correct(self.survey())
                 now = monotonic()
@@ -148,16 +149,18 @@ class Trainer:
         self.model.eval()
         return self.log
 
-    def _note(self, entry: dict[str, float], bar: tqdm[Any]) -> None:
-        """Log an update and show it."""
+    def _note(self, entry: dict[str, float], tokens: int, bar: tqdm[Any]) -> None:
+        """Log an update and show it, with the tokens per second since this process began."""
         self.log.append(entry)
         if not math.isfinite(entry["loss"]):
             raise DivergedError(
                 f"the loss of update {entry['update']} is {entry['loss']}; "
                 f"a lower learning_rate than {self.params.learning_rate} may help"
             )
-        skips = {name: f"{v:.3f}" for name, v in entry.items() if name.startswith("skip")}
-        bar.set_postfix(loss=f"{entry['loss']:.3f}", **skips, refresh=False)
+        self.tokens += tokens
+        shown = {n: f"{v:.3f}" for n, v in entry.items() if n.startswith(("loss", "skip", "alpha"))}
+        rate = self.tokens / max(bar.format_dict["elapsed"], 1e-9)
+        bar.set_postfix(shown | {"tokens/s": f"{rate:,.0f}"}, refresh=False)
         bar.update()
 
     def _stop(self, done: int) -> None:

@@ -57,6 +57,16 @@ def test_a_new_or_changed_file_makes_the_code_dirty(
     assert dirty() == expected
 
 
+def test_a_repository_around_an_installed_copy_is_not_ours(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert provenance.git("rev-parse", "HEAD")
+    put(checkout / "site/methods/one.py")
+    monkeypatch.setattr(provenance, "ROOT", checkout / "site")
+    assert provenance.git("rev-parse", "HEAD") is None
+    assert dirty()
+
+
 def test_outside_git_code_is_dirty(checkout: Path) -> None:
     (checkout / ".git").rename(checkout / "gone")
     assert dirty()

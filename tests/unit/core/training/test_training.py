@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from methods.core.backbone import layers
+from methods.core.data import Document
 from methods.core.training.loop import Trainer, thinned
 from methods.core.training.packing import lay_out, plan
 from methods.core.training.params import TrainingParams
@@ -224,3 +228,44 @@ def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
     model = toy.make_model().requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to train"):
         Trainer(model, TrainingParams(), documents(), 1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "match", "shown"),
+    [
+        ("lora", "pooled", ["loss"]),
+        ("hero", "pooled", ["loss", "skip", "alpha"]),
+        (
+            "hero",
+            "each",
+            ["loss", "skip_prompt", "alpha_prompt", "skip_deciding", "alpha_deciding"],
+        ),
+    ],
+)
+def test_a_fit_shows_how_it_goes(
+    row: str,
+    match: str,
+    shown: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [
+        Document(d.ids, d.prompt, "task", ((len(d.ids) - 2, len(d.ids)),)) for d in documents()
+    ]
+    trainer = trainer_for(row, tmp_path, texts, match=match, updates=3)
+    told: list[tqdm] = []
+    note = Trainer._note
+    monkeypatch.setattr(
+        Trainer, "_note", lambda *told_of: (note(*told_of), told.append(told_of[-1]))
+    )
+    last = trainer.run()[-1]
+    fields = dict(part.split("=") for part in told[-1].postfix.split(", "))
+    assert list(fields) == [*shown, "tokens/s"]
+    for name in shown:
+        assert float(fields[name]) == pytest.approx(last[name], abs=5e-4)
+    lengths = [len(d.ids) for d in trainer.documents]
+    used = sum(lengths[n] for batch in islice(plan(lengths, 60, 5), 3) for n in batch)
+    assert trainer.tokens == used
+    # Finished updates, the time they took and the time that is left.
+    assert re.search(r"training: 100%.* 3/3 \[\d\d:\d\d<00:00", capsys.readouterr().err)

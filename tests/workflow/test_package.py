@@ -1,0 +1,82 @@
+"""What `pip install .` gives: the two packages whole, and the pins of the other two lists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from email.parser import HeaderParser
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import yaml
+
+from tests.workflow.conftest import checkout_files, copy_checkout
+from workflows.config import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def pins() -> list[str]:
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_conda_and_pip_install_the_same() -> None:
+    assert all("==" in pin for pin in pins())
+    *_, pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    assert pip == {"pip": pins()}
+
+
+def test_the_package_asks_for_the_same_by_extras() -> None:
+    extras = PROJECT["optional-dependencies"]
+    listed = [*PROJECT["dependencies"], *extras["slurm"], *extras["test"]]
+    assert sorted(listed) == sorted(pins())
+    assert all("slurm" in pin for pin in extras["slurm"])
+    unneeded = re.compile(r"slurm|pytest|hypothesis|mypy|ruff|snakefmt|stubs|types-")
+    assert not [pin for pin in PROJECT["dependencies"] if unneeded.match(pin)]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    """Built of a copy, by what the environment has: nothing is fetched."""
+    home = tmp_path_factory.mktemp("wheel")
+    copy_checkout(home / "checkout")
+    options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(home)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *options, "."], cwd=home / "checkout", check=True
+    )
+    (file,) = home.glob("*.whl")
+    return ZipFile(file)
+
+
+def test_the_wheel_holds_every_file_of_the_packages(wheel: ZipFile) -> None:
+    ours = {name for name in checkout_files() if name.startswith(("methods/", "workflows/"))}
+    packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert packed == ours
+    assert {"workflows/suites/demo.yaml", "workflows/demo/backbone/model.safetensors"} <= packed
+
+
+def test_the_wheel_needs_neither_slurm_nor_test_tools(wheel: ZipFile) -> None:
+    (metadata,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+    told = HeaderParser().parsestr(wheel.read(metadata).decode())
+    needed = [line for line in told.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert sorted(needed) == sorted(PROJECT["dependencies"])
+    (entry,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
+    assert "skipbench = workflows.console:main" in wheel.read(entry).decode()
+
+
+def test_a_wheel_from_elsewhere_plans_the_demo(wheel: ZipFile, tmp_path: Path) -> None:
+    """In a folder of its own: neither the checkout nor what lies there is read."""
+    wheel.extractall(tmp_path / "site")
+    (tmp_path / "here/methods").mkdir(parents=True)
+    code = "import sys; sys.argv[1:] = ['plan', '--suite', 'demo']\n"
+    code += f"sys.path[:0] = [{str(tmp_path / 'site')!r}]\n"
+    code += "from workflows.console import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path / "here", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Suite demo; every figure is derived")

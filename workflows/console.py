@@ -1,0 +1,56 @@
+"""The console command: `skipbench fit ...` is `python -m workflows.steps.compress ...`.
+
+Each command hands its arguments to a step, whose options and sentences are its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib import import_module
+from pathlib import Path
+
+STEPS = {
+    "rows": "rows",
+    "fit": "compress",
+    "score": "evaluate",
+    "report": "report",
+    "explain": "explain",
+    "compare": "compare",
+    "time": "efficiency",
+    "plan": "plan",
+    "tune": "tune",
+}
+
+
+def main() -> None:
+    """Hand over to a step; without a command, or with an unknown one, say which there are."""
+    command = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if command in ("-h", "--help"):
+        print(usage())
+        return
+    if command not in STEPS:
+        print(f"error: there is no command '{command}' ({', '.join(STEPS)})", file=sys.stderr)
+        raise SystemExit(2)
+    sys.argv = [f"skipbench {command}", *sys.argv[2:]]
+    # A step's package sets what libraries read when they are imported.
+    step = import_module(f"workflows.steps.{STEPS[command]}")
+    step.run(step.main)
+
+
+def usage() -> str:
+    """The commands with the first sentence of their steps."""
+    lines = [f"  {command:<8} {_sentence(step)}" for command, step in STEPS.items()]
+    told = "`skipbench COMMAND --help` lists a command's options."
+    return "\n".join(["usage: skipbench COMMAND ...", "", *lines, "", told])
+
+
+def _sentence(step: str) -> str:
+    """How a step's docstring begins, read without importing it."""
+    source = Path(__file__).parent / "steps" / f"{step}.py"
+    told = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    return told.splitlines()[0].split(": `")[0].rstrip(".:") + "."
+
+
+if __name__ == "__main__":
+    main()
