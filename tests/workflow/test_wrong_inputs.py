@@ -357,7 +357,7 @@ def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:
             "--bypass 'nan' must be rates from 0 to 1, such as 0.25",
         ),
         ("--method hero --shape cpu_16 --rounds 0", "--rounds is 0, must be at least 1"),
-        ("--method hero --shape cpu_16 --decode 0x4", "'0x4' asks for no sequence or no token"),
+        ("--method hero --shape cpu_16 --decode 0x4", "'0x4' must look like 1x512,8x2048"),
         ("--method hero --shape cpu_16 --modes all", "--modes: 'all' is unknown (allowed: block, "),
         ("--method hero", "--method needs --shape"),
         (
