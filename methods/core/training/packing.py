@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -151,8 +152,8 @@ def _tokens(row: Row) -> int:
 
 def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, float]) -> Rows:
     ids, positions = list[int](), list[int]()
-    counted, weights = torch.zeros(width, dtype=torch.bool), torch.zeros(width)
-    prompting, deciding = torch.zeros(width), torch.zeros(width)
+    counted = np.zeros(width, dtype=np.bool_)
+    weights, prompting, deciding = np.zeros((3, width), dtype=np.float32)
     for document in documents:
         start, count = len(ids), len(document.ids)
         ids += document.ids
@@ -172,8 +173,5 @@ def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, f
     return Rows(
         torch.tensor(ids + [0] * pads),
         torch.tensor(positions + list(range(pads))),
-        counted,
-        weights,
-        prompting,
-        deciding,
+        *map(torch.from_numpy, (counted, weights, prompting, deciding)),
     )
