@@ -57,7 +57,7 @@ def fit_memory(
     """
     per_position = kept_bytes(model, made, number, row)
     if recomputed:
-        entries = number * made.reached * model.width + 4 * made.carried
+        entries = number * (made.reached * model.width + made.streams) + 4 * made.carried
         per_position = entries + per_position / max(1, made.reached)
     return FitMemory(
         weights=number * model.parameters,

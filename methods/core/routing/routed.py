@@ -27,7 +27,15 @@ from methods.core.backbone import attention, attention_kinds, attention_norm, de
 from methods.core.routing.attend import attend
 from methods.core.routing.dispatch import Branch, dispatch
 from methods.core.routing.eviction import IMPLEMENTATION, EvictingCache, evicting_block
-from methods.core.routing.router import Context, Decision, Kind, Router, Tokens, Unit
+from methods.core.routing.router import (
+    Context,
+    Decision,
+    Kind,
+    Router,
+    Tokens,
+    Unit,
+    of_this_pass,
+)
 
 
 @dataclass
@@ -115,8 +123,9 @@ class RoutedDecoder(nn.Module):
             if number not in self._units:
                 hidden = self._run(layer, hidden, **arguments)
                 continue
+            states = [self.router.bare(state), state] if self._recomputes else [state]
             hidden, decided, state = self._run(
-                self._routed_layer, number, hidden, state, at, gates, tokens.valid, arguments
+                self._routed_layer, number, hidden, states, at, gates, tokens.valid, arguments
             )
             decisions |= decided
         ordered = [decisions[index] for index in range(len(decisions))]
@@ -154,7 +163,7 @@ class RoutedDecoder(nn.Module):
         self,
         number: int,
         hidden: Tensor,
-        state: Any,
+        states: list[Any],
         at: Context,
         gates: Tensor | None,
         valid: Tensor,
@@ -162,6 +171,7 @@ class RoutedDecoder(nn.Module):
     ) -> tuple[Tensor, dict[int, Decision], Any]:
         """One layer with routed units; the residual stream, decisions by unit, the state."""
         layer, units = self.layers[number], self._units[number]
+        state = of_this_pass(states)
         decided: dict[int, Decision] = {}
 
         def decide(kind: Kind, post_attention: Tensor | None) -> Decision:
