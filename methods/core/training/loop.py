@@ -30,8 +30,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from methods.core.backbone import decoder
+from methods.core.backbone import attention_kinds, decoder
 from methods.core.data import Document, task_weights
+from methods.core.routing.eviction import IMPLEMENTATION
 from methods.core.routing.routed import RoutedDecoder
 from methods.core.routing.router import Context
 from methods.core.routing.steering import Steering
@@ -109,6 +110,14 @@ class Trainer:
             {"params": members, "weight_decay": decay, "share": share}
             for (decay, share), members in groups.items()
         ]
+
+    @cached_property
+    def _mask_dtype(self) -> torch.dtype | None:
+        """Of the masks of packed rows; None where transformers makes them, for other kernels."""
+        model: Any = self.model
+        sdpa = model.config._attn_implementation in ("sdpa", IMPLEMENTATION)
+        full = set(attention_kinds(model.config)) == {"full_attention"}
+        return model.dtype if sdpa and full else None
 
     def _set_checkpointing(self) -> None:
         if isinstance(self.model.model, RoutedDecoder):
@@ -231,17 +240,23 @@ class Trainer:
     ) -> Tensor:
         """Accumulate gradients of one micro-batch; returns its parts of the logged sums.
 
-        Nothing but the model waits for the device: rows are counted before they are moved there.
+        Nothing but dispatch waits for the device: rows are counted before they are moved there.
         """
         # The last position of the tensor predicts nothing: counted is False there.
         predicting = rows.counted.flatten().nonzero().squeeze(1)
         predicting = predicting.to(self.device, non_blocking=True)
+        dtype = self._mask_dtype if rows.packed else None
         rows = rows.to(self.device)
         extra = {"context": Context(progress, noise, rows.deciding)} if self.steering else {}
         device = self.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             output = decoder(self.model)(
-                input_ids=rows.ids, position_ids=rows.positions, use_cache=False, **extra
+                input_ids=rows.ids,
+                # One for all layers; of a boolean mask each would make and keep its own.
+                attention_mask=None if dtype is None else rows.mask(dtype),
+                position_ids=rows.positions,
+                use_cache=False,
+                **extra,
             )
             hidden = output.last_hidden_state.flatten(0, 1)[predicting]
             targets = rows.ids.flatten()[predicting + 1]

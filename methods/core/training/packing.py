@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -37,6 +38,17 @@ class Rows(NamedTuple):
         if kind == "pooled":
             return self.counted.float()
         return self.prompting if kind == "prompt" else self.deciding
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row holds more than one document, pads counting as one."""
+        return int((self.positions == 0).sum(dim=1).max()) > 1
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """What attention adds to its scores (B, 1, T, T): 0 on own documents' past, else -inf."""
+        document = (self.positions == 0).cumsum(dim=1)
+        seen = (document[:, :, None] == document[:, None, :]).tril()
+        return torch.zeros((), dtype=dtype, device=seen.device).where(seen, -math.inf)[:, None]
 
     def to(self, device: torch.device) -> Rows:
         """The same rows on a device."""
