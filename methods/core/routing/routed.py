@@ -177,6 +177,9 @@ class RoutedDecoder(nn.Module):
         def decide(kind: Kind, post_attention: Tensor | None) -> Decision:
             nonlocal state
             index = units[kind]
+            if gates is not None:
+                # First: a router settles what it decides itself.
+                at.settle(index, gates[:, index])
             decision, state = self.router.gate(index, hidden, post_attention, state, at)
             if gates is not None:
                 decision = Decision(gates[:, index], None, decision.soft)
