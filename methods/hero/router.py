@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
+from torch.utils.checkpoint import checkpoint
 
 from methods.core.routing.kernels.choose import use_host, use_steps
-from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
+from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, of_this_pass
 from methods.hero.branch import Adapter
 from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.memory import EPS, ListMemory, Memory, RecurrentMemory
@@ -41,8 +42,9 @@ class Sizes(NamedTuple):
 class PathState(NamedTuple):
     """What a token carries from block to block in one forward pass.
 
-    ``last`` and ``step`` are hbar_{j-1} and delta_{j-1} (B, T, D), None where there is none yet;
-    ``p`` and ``m`` (B, T) are the recorded score and its running product.
+    ``last`` and ``step`` are hbar_{j-1} and delta_{j-1} (B, T, D) in float32, None where there is
+    none yet; ``p`` and ``m`` (B, T) are the recorded score and its running product; ``streams``
+    hold hbar_{j-2} and hbar_{j-1} as they were given, where gradients flow.
     """
 
     last: Tensor | None
@@ -50,6 +52,14 @@ class PathState(NamedTuple):
     p: Tensor
     m: Tensor
     memory: Memory
+    streams: tuple[Tensor, ...] = ()
+
+    def whole(self) -> PathState:
+        """With ``last`` and ``step`` as they were, bit for bit, where they were left out."""
+        if self.last is not None or not self.streams:
+            return self
+        *before, last = (stream.float() for stream in self.streams)
+        return self._replace(last=last, step=last - before[0] if before else None)
 
 
 class Trace(NamedTuple):
@@ -198,10 +208,15 @@ class HeroRouter(Router):
         assert post_attention is not None
         if not isinstance(state, PathState):
             return state.decide(index, post_attention, self.threshold), state
-        trace, after = self.step(index, post_attention, state)
+        step = self.recomputed_step if self._recomputes(post_attention, at) else self.step
+        trace, after = step(index, post_attention, state)
         execute = at.settle(index, trace.gate >= self.threshold)
         scale = torch.where(execute, trace.gate, 1 - trace.gate)
         return Decision(execute, scale, trace.gate), after
+
+    def bare(self, state: PathState) -> PathState:
+        """Without what follows from its streams."""
+        return state._replace(last=None, step=None) if state.streams else state
 
     def otherwise(self, index: int) -> Adapter:
         """The adapter of block ``index``."""
@@ -209,17 +224,42 @@ class HeroRouter(Router):
         assert isinstance(adapter, Adapter)
         return adapter
 
+    @staticmethod
+    def _recomputes(hbar: Tensor, at: Context) -> bool:
+        """On a GPU, where memory is dearer than a gate; unless the whole layer is recomputed."""
+        return torch.is_grad_enabled() and hbar.is_cuda and at.settled is None
+
+    def recomputed_step(
+        self, index: int, hbar: Tensor, state: PathState
+    ) -> tuple[Trace, PathState]:
+        """:meth:`step` to the bit, run again in the backward pass.
+
+        Until then a token leaves half a KB per block at M = 64 beside the residual stream: what it
+        wrote into the memory. ``step`` leaves 58 KB at D = 4096.
+        """
+        states = [self.bare(state), state]
+
+        def run(hbar: Tensor) -> tuple[Trace, PathState]:
+            return self.step(index, hbar, of_this_pass(states))
+
+        made: tuple[Trace, PathState] = checkpoint(
+            run, hbar, use_reentrant=False, preserve_rng_state=False
+        )
+        return made
+
     def step(self, index: int, hbar: Tensor, state: PathState) -> tuple[Trace, PathState]:
         """One gate with every intermediate, in float32; the state for the next block."""
+        streams = (*state.streams[-1:], hbar) if torch.is_grad_enabled() else ()
         with torch.autocast(hbar.device.type, enabled=False):
-            hbar = hbar.float()
+            hbar, state = hbar.float(), state.whole()
             local = self.local_head(hbar).squeeze(-1)
             if self.variant in ("no-history", "same-size"):
                 zero = torch.zeros_like(local)
                 extra = zero if self.variant == "no-history" else self.second_head(hbar).squeeze(-1)
                 gate = torch.sigmoid(local + extra)
                 return Trace(gate, extra, local, zero, zero, zero, zero, zero), state
-            return self._history_step(index, hbar, local, state)
+            trace, after = self._history_step(index, hbar, local, state)
+            return trace, after._replace(streams=streams)
 
     def _history_step(
         self, index: int, hbar: Tensor, local: Tensor, state: PathState

@@ -55,10 +55,12 @@ def fit_memory(
         row: Tokens per row: attention keeps a mask of so many numbers per position.
         recomputed: Whether layers are checkpointed.
     """
-    per_position = kept_bytes(model, made, number, row)
+    per_position = kept_bytes(model, made, number)
     if recomputed:
-        entries = number * made.reached * model.width + 4 * made.carried
+        entries = number * (made.reached * model.width + made.streams) + 4 * made.carried
         per_position = entries + per_position / max(1, made.reached)
+    # The mask of packed documents, one for all layers.
+    per_position += number * row
     return FitMemory(
         weights=number * model.parameters,
         trained=made.trained * (OPTIMIZER_BYTES + (number if number < 4 else 0)),
@@ -68,15 +70,15 @@ def fit_memory(
     )
 
 
-def kept_bytes(model: Model, made: Recipe, number: int, row: float) -> float:
+def kept_bytes(model: Model, made: Recipe, number: int) -> float:
     """Bytes per position that a backward pass needs, without checkpointing.
 
     Of attention: queries, keys, values and results by query head (keys and values are repeated
-    where packed documents need a mask), the mask, one sum per head. Of an FFN: three times F. Norms
-    read float32.
+    where packed documents need a mask), one sum per head. Of an FFN: three times F. Norms read
+    float32.
     """
     heads = model.heads * model.head
-    attention = number * (4 * heads + row) + 4 * model.heads
+    attention = number * 4 * heads + 4 * model.heads
     kept = number * made.kept + 4 * made.single
     kept += 4 * made.copies if number < 4 else -4 * made.shared
     ffn = number * 3 * model.channels

@@ -47,7 +47,8 @@ class Recipe:
         copies: Numbers kept once more in float32 if the model has 16 bits.
         kept: Further numbers kept in the model's dtype.
         shared: Of ``kept``, those that in float32 are one tensor for several matrices.
-        carried: Numbers in float32 that a checkpointed layer hands to the next, all layers.
+        streams: Numbers in the model's dtype that checkpointed layers keep beside their inputs.
+        carried: Numbers in float32 that they hand to the next, all layers.
     """
 
     shape: Shape
@@ -62,6 +63,7 @@ class Recipe:
     copies: float = 0.0
     kept: float = 0.0
     shared: float = 0.0
+    streams: float = 0.0
     carried: float = 0.0
 
     def flops(self, length: float, checkpointing: bool) -> float:
@@ -155,7 +157,8 @@ def _hero(model: Model, params: Params, budget: float | None) -> Recipe:
         single=norms + count * history,
         copies=(count - 1) * width,
         kept=count * ((2 + bypass) * width + 2 * bypass * adapter),
-        carried=count * (2 * width + 2 * params["memory_width"]),
+        streams=(count - 1) * width if history else 0.0,
+        carried=2 * count * params["memory_width"] if history else 0.0,
     )  # fmt: skip
 
 

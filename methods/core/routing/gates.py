@@ -24,7 +24,7 @@ def logistic_noise(units: int, tokens: Tokens, at: Context) -> Tensor | None:
     batch, length = tokens.valid.shape
     # Drawn on the CPU, so that a GPU meets the same noise.
     uniform = torch.rand(batch, units, length, generator=at.generator, dtype=torch.float64)
-    return _logit(uniform).to(tokens.valid.device)
+    return _logit(uniform).to(tokens.valid.device, non_blocking=True)
 
 
 def hashed_noise(seed: int, number: int, tokens: Tokens) -> Tensor:

@@ -31,7 +31,15 @@ from methods.core.routing.kernels.choose import MOST_ROWS
 from methods.core.routing.kernels.decode import decode_fused
 from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
 from methods.core.routing.kernels.weights import branches
-from methods.core.routing.router import Context, Decision, Kind, Router, Tokens, Unit
+from methods.core.routing.router import (
+    Context,
+    Decision,
+    Kind,
+    Router,
+    Tokens,
+    Unit,
+    of_this_pass,
+)
 
 
 @dataclass
@@ -141,7 +149,8 @@ class RoutedDecoder(nn.Module):
                 hidden = self._run(layer, hidden, **arguments)
                 continue
             here = call._replace(arguments=arguments)
-            hidden, decided, state = self._run(self._routed_layer, number, hidden, state, here)
+            states = [self.router.bare(state), state] if self._recomputes else [state]
+            hidden, decided, state = self._run(self._routed_layer, number, hidden, states, here)
             decisions |= decided
         ordered = [decisions[index] for index in range(len(decisions))]
         soft = [d.soft for d in ordered if d.soft is not None]
@@ -178,16 +187,20 @@ class RoutedDecoder(nn.Module):
         self,
         number: int,
         hidden: Tensor,
-        state: Any,
+        states: list[Any],
         call: Call,
     ) -> tuple[Tensor, dict[int, Decision], Any]:
         """One layer with routed units; the residual stream, decisions by unit, the state."""
         layer, units = self.layers[number], self._units[number]
+        state = of_this_pass(states)
         decided: dict[int, Decision] = {}
 
         def decide(kind: Kind, post_attention: Tensor | None) -> Decision:
             nonlocal state
             index = units[kind]
+            if call.gates is not None:
+                # First: a router settles what it decides itself.
+                call.at.settle(index, call.gates[:, index])
             decision, state = self.router.gate(index, hidden, post_attention, state, call.at)
             if call.gates is not None:
                 decision = Decision(call.gates[:, index], None, decision.soft)

@@ -119,9 +119,23 @@ class Router(nn.Module, ABC):
                 from ``at.settle(index, execute)``: a recomputed gate may round to the other side.
         """
 
+    def bare(self, state: Any) -> Any:
+        """What is kept of a state for a gate that runs again in the backward pass."""
+        return state
+
     def otherwise(self, index: int) -> Branch | None:
         """What runs instead of the FFN unit ``index``, (n, D) to (n, D); None means nothing."""
         return None
+
+
+def of_this_pass(states: list[Any]) -> Any:
+    """The state for a call that is repeated in the backward pass.
+
+    Args:
+        states: What is kept, and behind it the whole state. The first call takes that one away:
+            it makes the graph, the others make values.
+    """
+    return states.pop() if len(states) > 1 else states[0]
 
 
 def ffn_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:

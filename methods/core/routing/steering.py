@@ -123,7 +123,8 @@ class Aim:
 
     def __call__(self, soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
         """Sum over counted positions (B, T); gates (B, U, T), 0 or 1 with a soft gradient."""
-        weights, target = self.weights.to(soft)[:, None], self.target * self.steering.scale
+        weights = self.weights.to(soft, non_blocking=True)[:, None]
+        target = self.target * self.steering.scale
         excess = (((1 - soft) * weights).sum(dim=1) - target) * counted
         total = excess.detach().sum()
         if dist.is_initialized():

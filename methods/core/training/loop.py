@@ -30,8 +30,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from methods.core.backbone import decoder
+from methods.core.backbone import attention_kinds, decoder
 from methods.core.data import Document, task_weights
+from methods.core.routing.eviction import IMPLEMENTATION
 from methods.core.routing.routed import RoutedDecoder
 from methods.core.routing.router import Context
 from methods.core.routing.steering import Steering
@@ -89,6 +90,7 @@ class Trainer:
         self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.trained:
             raise ValueError("nothing to train: no parameter asks for a gradient")
+        self.device = next(iter(self.trained.values())).device
         self._set_checkpointing()
         self.optimizer = torch.optim.AdamW(self._groups(), fused=True)
         self.tasks = task_weights(self.documents) if "deciding" in self.steering else {}
@@ -108,6 +110,14 @@ class Trainer:
             {"params": members, "weight_decay": decay, "share": share}
             for (decay, share), members in groups.items()
         ]
+
+    @cached_property
+    def _mask_dtype(self) -> torch.dtype | None:
+        """Of the masks of packed rows; None where transformers makes them, for other kernels."""
+        model: Any = self.model
+        sdpa = model.config._attn_implementation in ("sdpa", IMPLEMENTATION)
+        full = set(attention_kinds(model.config)) == {"full_attention"}
+        return model.dtype if sdpa and full else None
 
     def _set_checkpointing(self) -> None:
         if isinstance(self.model.model, RoutedDecoder):
@@ -184,34 +194,32 @@ class Trainer:
 
     def _update(self, update: int, documents: Sequence[Document]) -> dict[str, float]:
         """One optimizer step on one batch."""
-        device = next(iter(self.trained.values())).device
-        micro = [rows.to(device) for rows in self._micro_batches(documents)]
+        micro = self._micro_batches(documents)
         totals = torch.stack([self._totals(rows) for rows in micro]).sum(dim=0)
+        totals = totals.to(self.device, non_blocking=True)
         self._sum(totals)
         totals[1:].clamp_(min=1)
         weights = {kind: steering.alpha for kind, steering in self.steering.items()}
-        sums = torch.zeros(1 + 4 * len(weights), dtype=torch.float64, device=device)
+        sums = torch.zeros(1 + 4 * len(weights), dtype=torch.float64, device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
         progress = update / self.params.updates
         for number, rows in enumerate(micro):
             noise = generator(self.seed, f"noise {update}/{self.rank}/{number}")
-            context = Context(progress, noise, rows.deciding)
-            sums += self._forward_backward(rows, totals, context)
+            sums += self._forward_backward(rows, totals, progress, noise)
         self._share_gradients()
-        shared = torch.cat([sums, sums.new_tensor([self.notice.number])])
+        shared = torch.cat([sums, sums.new_full((1,), self.notice.number)])
         self._sum(shared)
-        sums, self.stopping = shared[:-1], bool(shared[-1])
         norm = nn.utils.clip_grad_norm_(self.trained.values(), self.params.clip)
+        # The update's one wait for the device.
+        loss, *logged, signalled, size = torch.cat([shared, norm.double()[None]]).tolist()
+        self.stopping = bool(signalled)
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate(update) * group["share"]
-        if bool(torch.isfinite(norm)):
+        if math.isfinite(size):
             self.optimizer.step()
-        loss = float(sums[0]) if bool(torch.isfinite(norm)) else math.nan
-        entry = {"update": update, "loss": loss, "norm": float(norm)}
-        for (kind, steering), found in zip(
-            self.steering.items(), sums[1:].view(-1, 4).tolist(), strict=True
-        ):
-            penalty, skip, soft_skip, executed = found
+        entry = {"update": update, "loss": loss if math.isfinite(size) else math.nan, "norm": size}
+        for place, (kind, steering) in enumerate(self.steering.items()):
+            penalty, skip, soft_skip, executed = logged[4 * place : 4 * place + 4]
             told = {
                 "penalty": penalty, "skip": skip, "alpha": weights[kind], "executed": executed,
             }  # fmt: skip
@@ -230,16 +238,29 @@ class Trainer:
             for rows in mine
         ]
 
-    def _forward_backward(self, rows: Rows, totals: Tensor, context: Context) -> Tensor:
-        """Accumulate gradients of one micro-batch; returns its parts of the logged sums."""
-        extra = {"context": context} if self.steering else {}
-        device = rows.ids.device.type
+    def _forward_backward(
+        self, rows: Rows, totals: Tensor, progress: float, noise: torch.Generator
+    ) -> Tensor:
+        """Accumulate gradients of one micro-batch; returns its parts of the logged sums.
+
+        Nothing but dispatch waits for the device: rows are counted before they are moved there.
+        """
+        # The last position of the tensor predicts nothing: counted is False there.
+        predicting = rows.counted.flatten().nonzero().squeeze(1)
+        predicting = predicting.to(self.device, non_blocking=True)
+        dtype = self._mask_dtype if rows.packed else None
+        rows = rows.to(self.device)
+        extra = {"context": Context(progress, noise, rows.deciding)} if self.steering else {}
+        device = self.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             output = decoder(self.model)(
-                input_ids=rows.ids, position_ids=rows.positions, use_cache=False, **extra
+                input_ids=rows.ids,
+                # One for all layers; of a boolean mask each would make and keep its own.
+                attention_mask=None if dtype is None else rows.mask(dtype),
+                position_ids=rows.positions,
+                use_cache=False,
+                **extra,
             )
-            # The last position of the tensor predicts nothing: counted is False there.
-            predicting = rows.counted.flatten().nonzero().squeeze(1)
             hidden = output.last_hidden_state.flatten(0, 1)[predicting]
             targets = rows.ids.flatten()[predicting + 1]
             head = self.model.lm_head
@@ -253,13 +274,14 @@ class Trainer:
             share, free = rows.share(kind), self._unreserved(rows, kind)
             penalty = torch.zeros_like(loss)
             if kind in self.penalties:
-                penalty = self.penalties[kind](output.soft, output.executed, free, context.progress)
+                penalty = self.penalties[kind](output.soft, output.executed, free, progress)
                 penalty = penalty / unreserved.float()
                 loss = loss + steering.alpha * penalty
             logged.append(penalty.detach().double())
             ran = output.executed.double()
             soft = ran if output.soft is None else output.soft.detach().double()
-            sizes, each = steering.sizes.to(device), share.double()[:, None]
+            sizes = steering.sizes.to(self.device, non_blocking=True)
+            each = share.double()[:, None]
             for gates in (ran, soft):
                 logged.append(((1 - gates) * each).sum(dim=(0, 2)) @ sizes / total)
             logged.append((ran * free.double()[:, None]).sum() / unreserved)

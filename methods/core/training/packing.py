@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +38,17 @@ class Rows(NamedTuple):
         if kind == "pooled":
             return self.counted.float()
         return self.prompting if kind == "prompt" else self.deciding
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row holds more than one document, pads counting as one."""
+        return int((self.positions == 0).sum(dim=1).max()) > 1
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """What attention adds to its scores (B, 1, T, T): 0 on own documents' past, else -inf."""
+        document = (self.positions == 0).cumsum(dim=1)
+        seen = (document[:, :, None] == document[:, None, :]).tril()
+        return torch.zeros((), dtype=dtype, device=seen.device).where(seen, -math.inf)[:, None]
 
     def to(self, device: torch.device) -> Rows:
         """The same rows on a device."""
@@ -151,8 +164,8 @@ def _tokens(row: Row) -> int:
 
 def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, float]) -> Rows:
     ids, positions = list[int](), list[int]()
-    counted, weights = torch.zeros(width, dtype=torch.bool), torch.zeros(width)
-    prompting, deciding = torch.zeros(width), torch.zeros(width)
+    counted = np.zeros(width, dtype=np.bool_)
+    weights, prompting, deciding = np.zeros((3, width), dtype=np.float32)
     for document in documents:
         start, count = len(ids), len(document.ids)
         ids += document.ids
@@ -172,8 +185,5 @@ def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, f
     return Rows(
         torch.tensor(ids + [0] * pads),
         torch.tensor(positions + list(range(pads))),
-        counted,
-        weights,
-        prompting,
-        deciding,
+        *map(torch.from_numpy, (counted, weights, prompting, deciding)),
     )

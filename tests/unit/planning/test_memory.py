@@ -14,6 +14,7 @@ from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context
 from methods.core.seeds import generator
 from methods.core.shapes import SHAPES
+from methods.core.training.packing import Rows
 from tests import toy
 from workflows.planning.memory import FitMemory, fit_memory
 from workflows.planning.model import model_from
@@ -41,7 +42,11 @@ def forward(model: nn.Module) -> float:
     ids = torch.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % 60
     positions = torch.arange(DOCUMENT).repeat(LENGTH // DOCUMENT).expand(ROWS, -1)
     extra = {"context": Context(0.5, generator(0, "noise"))} if router_of(model) else {}
-    output = decoder(model)(input_ids=ids, position_ids=positions, use_cache=False, **extra)
+    # As the training loop makes it.
+    mask = Rows(*[positions] * len(Rows._fields)).mask(torch.float32)
+    output = decoder(model)(
+        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, **extra
+    )
     return float(output.executed.float().mean()) if extra else 1.0
 
 

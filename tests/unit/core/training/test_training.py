@@ -86,6 +86,22 @@ def test_checkpointing_changes_no_bit(row: str, tmp_path: Path) -> None:
     same_bits(values(plain), values(recomputed))
 
 
+@pytest.mark.parametrize("row", ["hero", "lora", "d-llm"])
+def test_masks_of_packed_rows_are_those_of_transformers(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for own in (True, False):
+        model = None if row in ("hero", "lora") else built(row, rank=4)
+        trainer = trainer_for(row, tmp_path / str(own), updates=2, model=model)
+        assert trainer._mask_dtype is torch.float32
+        if not own:
+            monkeypatch.setattr(Trainer, "_mask_dtype", None)
+        found.append((trainer.run(), values(trainer)))
+    assert found[0][0] == found[1][0]
+    same_bits(found[0][1], found[1][1])
+
+
 def test_only_what_asks_for_a_gradient_changes(tmp_path: Path) -> None:
     trainer = trainer_for("hero", tmp_path)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}

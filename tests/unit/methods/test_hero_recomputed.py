@@ -1,0 +1,123 @@
+"""HeRo's gates run again in the backward pass where memory is dear: the same bits, little kept."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from methods.core.routing.router import Context, Tokens, Unit
+from methods.hero.router import HeroRouter, Sizes
+from tests.routing_toys import IDS
+from tests.training_toys import built, same_bits, trainer_for, values
+
+BLOCKS, BATCH, LENGTH, WIDTH = 5, 2, 3, 256
+PLACES = BLOCKS * BATCH * LENGTH
+
+
+def made(variant: Any = "full", recurrent: bool = False) -> HeroRouter:
+    units = [Unit(number, "ffn", 1) for number in range(BLOCKS)]
+    rng = torch.Generator().manual_seed(1)
+    return HeroRouter(units, Sizes(WIDTH, 32, 64, 8), 1e-5, variant, recurrent, 0.0, rng)
+
+
+def streams(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(2)
+    drawn = [torch.randn(BATCH, LENGTH, WIDTH, generator=rng) for _ in range(BLOCKS)]
+    return [each.to(dtype).requires_grad_() for each in drawn]
+
+
+def gates(router: HeroRouter, hbars: list[Tensor], recomputed: bool) -> Tensor:
+    """All gates (B, R, T)."""
+    step = router.recomputed_step if recomputed else router.step
+    ids = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+    state = router.start(Tokens(ids, ids, ids == 0), hbars[0], Context())
+    found = []
+    for index, hbar in enumerate(hbars):
+        trace, state = step(index, hbar, state)
+        found.append(trace.gate)
+    return torch.stack(found, dim=1)
+
+
+def kept(run: Callable[[], Tensor]) -> list[Tensor]:
+    """What the backward pass of ``run`` holds: tensors of distinct storage that were not before."""
+
+    def alive() -> dict[int, Tensor]:
+        gc.collect()
+        found = (each for each in gc.get_objects() if type(each) in (Tensor, torch.nn.Parameter))
+        return {tensor.untyped_storage().data_ptr(): tensor for tensor in found}
+
+    before = set(alive())
+    # What autograd saves is seen through a hook, what closures hold without one.
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        found = run()
+    before.add(found.untyped_storage().data_ptr())
+    return [tensor for place, tensor in alive().items() if place not in before]
+
+
+def kept_bytes(recomputed: bool) -> int:
+    """Bytes that the backward pass holds, beside parameters and the residual stream."""
+    router, hbars = made(), streams()
+    return sum(t.untyped_storage().nbytes() for t in kept(lambda: gates(router, hbars, recomputed)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("variant", "recurrent"),
+    [("full", False), ("full", True), ("no-memread", False), ("same-size", False)],
+)
+def test_a_recomputed_gate_has_the_same_bits(
+    variant: str, recurrent: bool, dtype: torch.dtype
+) -> None:
+    found = []
+    for recomputed in (False, True):
+        router, hbars = made(variant, recurrent), streams(dtype)
+        soft = gates(router, hbars, recomputed)
+        (soft * torch.arange(1.0, BLOCKS + 1)[:, None]).square().sum().backward()
+        grads = {n: p.grad for n, p in router.named_parameters() if p.grad is not None}
+        grads |= {f"stream {n}": hbar.grad for n, hbar in enumerate(hbars)}
+        found.append({"gates": soft.detach(), **grads})
+    assert len(found[0]) > BLOCKS + 3
+    same_bits(*found)
+
+
+def test_a_recomputed_gate_keeps_less_than_a_kilobyte_per_token_and_block() -> None:
+    assert kept_bytes(False) > 6 * 1024 * PLACES
+    assert kept_bytes(True) < 1024 * PLACES
+
+
+def test_a_recomputed_layer_keeps_its_input_and_its_stream() -> None:
+    model = built("hero").train()
+    model.model.checkpointing = True
+    width = model.config.hidden_size
+    states = [
+        tensor
+        for tensor in kept(lambda: model.model(IDS, use_cache=False).last_hidden_state)
+        if tensor.shape == (*IDS.shape, width) and tensor.is_floating_point()
+    ]
+    # The inputs of four layers and of the norm behind them, three streams that the next gate reads.
+    assert len(states) == 4 + 1 + 3
+
+
+def test_recomputed_gates_change_no_bit_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = trainer_for("hero", tmp_path / "plain", updates=3, micro_tokens=40)
+    log = plain.run()
+    # As on a GPU.
+    monkeypatch.setattr(HeroRouter, "_recomputes", lambda *_: torch.is_grad_enabled())
+    recomputed = trainer_for("hero", tmp_path / "recomputed", updates=3, micro_tokens=40)
+    calls = []
+    step = HeroRouter.step
+    monkeypatch.setattr(HeroRouter, "step", lambda *args: calls.append(1) or step(*args))
+    assert recomputed.run() == log
+    same_bits(values(plain), values(recomputed))
+    passes = len(calls) // (2 * 4)
+    assert passes >= 3
+    assert len(calls) == 2 * 4 * passes, "four gates, once forward and once backward"
