@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from methods.base import Fitted, Method, Request
@@ -21,12 +19,12 @@ from methods.core.backbone import (
     layers,
     projection_weights,
 )
-from methods.core.budget import layers_shortfall, layers_to_remove
+from methods.core.budget import layers_to_remove, unremovable
 from methods.core.data import Batch, Data
 from methods.core.ledger import Rates
+from methods.core.surgery.greedy import Part, perplexities
 from methods.core.surgery.layers import remove_layers
-from methods.core.surgery.layerwise import layer_calls, layer_gradients, predicted_tokens
-from methods.core.training.losses import next_token_loss
+from methods.core.surgery.layerwise import layer_gradients
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": torch.sum,
@@ -120,16 +118,10 @@ class ShortenedLlama(Method):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """Something must say how many blocks go, and so many must be unprotected."""
-        if self.params.layers is None:
-            if request.budget is None:
-                return "neither a budget nor param 'layers' says how many blocks to delete"
-            short = layers_shortfall(backbone, request.budget)
-            if short is not None:
-                return short
-            number, _ = layers_to_remove(backbone, request.budget, None)
-            free = len(self._unprotected(backbone.layer_count))
-            if number > free:
-                return f"the budget takes {number} blocks, param 'protect' leaves {free} to delete"
+        free = len(self._unprotected(backbone.layer_count))
+        reason = unremovable(backbone, request.budget, self.params.layers, free)
+        if reason is not None:
+            return reason
         if self.params.criterion == "taylor" and backbone.model.dtype == torch.float16:
             return "gradients underflow in float16, load the backbone in bfloat16 or float32"
         return None
@@ -138,12 +130,8 @@ class ShortenedLlama(Method):
         """Score the blocks on the calibration documents and delete the lowest."""
         total = backbone.layer_count
         free = self._unprotected(total)
-        number, trace = layers_to_remove(backbone, request.budget, self.params.layers)
-        if number > len(free):
-            raise ValueError(
-                f"param 'layers' is {number}, must be at most {len(free)}: "
-                f"'protect' keeps {total - len(free)} of {total} blocks"
-            )
+        pinned = self.params.layers
+        number, trace = layers_to_remove(backbone, request.budget, pinned, len(free))
         scores = self._scores(backbone.model, data)
         wrong = [index for index, score in enumerate(scores) if not math.isfinite(score)]
         if wrong:
@@ -177,7 +165,8 @@ class ShortenedLlama(Method):
         params = self.params
         chosen = {"rows": params.samples, "length": params.length}
         if params.criterion == "ppl":
-            return perplexities(model, list(data.calibration(**chosen)))
+            blocks = [Part("block", number) for number in range(len(layers(model)))]
+            return perplexities(model, list(data.calibration(**chosen)), blocks)
         if params.criterion == "taylor":
             batches = list(data.calibration(params.batch_size, **chosen))
             weights = taylor(model, batches, self._weight_score)
@@ -200,25 +189,6 @@ def scored_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
     """The seven matrices and two norm vectors of a block; biases and head norms are not scored."""
     norms = {"attention norm": attention_norm(layer), "ffn norm": ffn_norm(layer)}
     return projection_weights(layer) | {n: m.get_parameter("weight") for n, m in norms.items()}
-
-
-@torch.no_grad()
-def perplexities(model: PreTrainedModel, batches: Sequence[Batch]) -> list[float]:
-    """Perplexity of the calibration documents without each block in turn, (L,).
-
-    The exponential of the mean next-token loss, all tokens of all documents pooled. What enters a
-    block does not depend on the block, so each trial runs only the blocks above it.
-    """
-    tokens, stack = sum(predicted_tokens(batches)), layers(model)
-    losses = torch.zeros(len(stack), dtype=torch.float64)
-    for batch in tqdm(batches, desc="batches", mininterval=2, file=sys.stderr):
-        calls = [call for (call,) in layer_calls(model, [batch])[0]]
-        for block, skipped in enumerate(calls):
-            hidden = skipped.hidden
-            for layer, call in zip(stack[block + 1 :], calls[block + 1 :], strict=True):
-                hidden = layer(hidden, **call.options)
-            losses[block] += float(next_token_loss(model, hidden, batch)[0])
-    return [float(score) for score in (losses / tokens).exp()]
 
 
 def taylor(

@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -107,6 +107,17 @@ def attention_norm(layer: nn.Module) -> nn.Module:
 def ffn_norm(layer: nn.Module) -> nn.Module:
     """The norm in front of the feed-forward network."""
     return layer.post_attention_layernorm  # type: ignore[return-value]
+
+
+def put_sublayer(layer: nn.Module, kind: Literal["attention", "ffn"], module: nn.Module) -> None:
+    """Put a module in place of the attention or the feed-forward network and drop its norm."""
+    names = {
+        "attention": ("self_attn", "input_layernorm"),
+        "ffn": ("mlp", "post_attention_layernorm"),
+    }
+    place, norm = names[kind]
+    setattr(layer, place, module)
+    setattr(layer, norm, nn.Identity())
 
 
 def attention_kinds(config: PreTrainedConfig) -> list[str]:

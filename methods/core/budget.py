@@ -48,7 +48,7 @@ def nearest(
 
 
 def layers_to_remove(
-    backbone: Backbone, budget: float | None, pinned: int | None
+    backbone: Backbone, budget: float | None, pinned: int | None, free: int | None = None
 ) -> tuple[int, list[dict[str, float]]]:
     """How many whole layers go, and the search behind it (empty when pinned).
 
@@ -56,18 +56,40 @@ def layers_to_remove(
         backbone: Dense model.
         budget: Fraction in (0, 1) that the number shall come nearest to.
         pinned: Param ``layers``; wins over the budget.
+        free: Layers that param ``protect`` leaves; None: the method protects none.
 
     Raises:
-        ValueError: The pinned number is negative or leaves no layer.
+        ValueError: The pinned number is negative or leaves no layer, or protected ones would go.
     """
-    total = backbone.layer_count
+    total, trace = backbone.layer_count, list[dict[str, float]]()
+    if pinned is None:
+        assert budget is not None
+        size = count(layers(backbone.model)[0])
+        number, trace = nearest(range(total), lambda n: n * size / backbone.parameters, budget)
+    elif 0 <= pinned < total:
+        number = pinned
+    else:
+        raise ValueError(f"param 'layers' is {pinned}, must be from 0 to {total - 1}")
+    if free is not None and number > free:
+        raise ValueError(
+            f"param 'layers' is {number}, must be at most {free}: "
+            f"'protect' keeps {total - free} of {total} blocks"
+        )
+    return number, trace
+
+
+def unremovable(
+    backbone: Backbone, budget: float | None, pinned: int | None, free: int
+) -> str | None:
+    """Why a budget takes no number of ``free`` layers, or None; a pinned number is not judged."""
     if pinned is not None:
-        if not 0 <= pinned < total:
-            raise ValueError(f"param 'layers' is {pinned}, must be from 0 to {total - 1}")
-        return pinned, []
-    assert budget is not None
-    size = count(layers(backbone.model)[0])
-    return nearest(range(total), lambda n: n * size / backbone.parameters, budget)
+        return None
+    if budget is None:
+        return "neither a budget nor param 'layers' says how many blocks to delete"
+    number, _ = layers_to_remove(backbone, budget, None)
+    if number > free:
+        return f"the budget takes {number} blocks, param 'protect' leaves {free} to delete"
+    return layers_shortfall(backbone, budget)
 
 
 def layers_shortfall(backbone: Backbone, budget: float) -> str | None:

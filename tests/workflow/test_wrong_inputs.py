@@ -185,7 +185,7 @@ def test_documents_too_short_to_read(
     assert said.endswith("rows.jsonl holds no document of two tokens or more")
 
 
-@pytest.mark.parametrize("row", ["shortgpt", "shortened-ppl", "laco"])
+@pytest.mark.parametrize("row", ["shortgpt", "laco"])
 def test_a_budget_that_no_number_of_layers_meets(
     row: str, copy: Path, ids: Path, tmp_path: Path
 ) -> None:

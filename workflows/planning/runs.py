@@ -29,7 +29,15 @@ ANSWERS = 3
 # Passes over the calibration documents, a backward pass as two; None: one per layer.
 PASSES: Mapping[str, int | None] = {
     "shortgpt": 1, "slicegpt": 3, "llm_pruner": 4, "laco": None, "shortened_llama": None,
+    "ffn_skipllm": 1,
 }  # fmt: skip
+# Greedy searches: parts of a layer that a round leaves out in turn, each in half a pass.
+GREEDY = {"sleb": 1, "blockpruner": 2}
+# Forward passes over the probe when FFN-SkipLLM calibrates; those of its comparisons, and over how
+# many documents at most.
+CALIBRATING = 7
+COMPARING = 7 * 5
+COMPARED = 512
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ def run_of(suite: Suite, job: Job, model: Model) -> Run:
     static = job.method.kind == "static"
     return Run(
         job,
-        fit or _untrained(suite, name, model, params, number),
+        fit or _untrained(suite, name, model, params, number, skip),
         _evaluation(suite, model, made, skip, number, load, static),
         made.trained if made else 0,
         number * held,
@@ -147,20 +155,34 @@ def _probe_tokens(suite: Suite) -> float:
     return float(documents * min(CHAT, suite.config["max_length"]))
 
 
+def _passes(name: str, model: Model, params: Mapping[str, Any], skip: float) -> int:
+    """Passes of a fit without training over the calibration documents."""
+    if name in GREEDY:
+        parts = GREEDY[name] * model.layers
+        rounds = round(parts * skip)
+        return round(rounds * (1 + (parts - rounds / 2) / 2))
+    passes = PASSES.get(name, 0)
+    if passes is None:
+        return 4 if params.get("criterion") == "taylor" else model.layers
+    return passes
+
+
 def _untrained(
-    suite: Suite, name: str, model: Model, params: Mapping[str, Any], number: int
+    suite: Suite, name: str, model: Model, params: Mapping[str, Any], number: int, skip: float
 ) -> Work:
     """A fit that reads calibration documents, if any."""
     longest = suite.config["max_length"]
     documents = suite.config["data"].get("calibration", {}).get("rows", 0)
     documents = params.get("samples") or params.get("sentences") or documents
     tokens = float(documents * min(longest, params.get("length") or longest))
-    passes = PASSES.get(name, 0)
-    if passes is None:
-        passes = 4 if params.get("criterion") == "taylor" else model.layers
+    passes = _passes(name, model, params, skip)
     if not passes:
         return Work(0.0, 0.0, 0.0, 0.0, float(number * model.parameters))
-    flops = passes * prefill_flops(model.shape(), 1, 1, 0.0) * tokens
+    through = passes * tokens
+    if name == "ffn_skipllm":
+        probed = _probe_tokens(suite)
+        through += CALIBRATING * probed + COMPARING * min(COMPARED * min(CHAT, longest), probed)
+    flops = through * prefill_flops(model.shape(), 1, 1, 0.0)
     batches = math.ceil(documents / 16)
     # LLM-Pruner and Taylor scores hold what enters each layer for every document, the others for a
     # batch; LaCo and SliceGPT at one place.

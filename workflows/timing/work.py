@@ -50,7 +50,8 @@ class Work:
         always = book.resident + book.always - head.numel()
         if head is not looked_up:
             always -= looked_up.numel()
-        widths = tuple(part.o_proj.in_features for part in heads)
+        # A layer may have lost its attention.
+        widths = tuple(h.o_proj.in_features if hasattr(h, "o_proj") else 0 for h in heads)
         router = router_of(model)
         shared = 0
         if router is not None and router.shared:

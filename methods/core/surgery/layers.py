@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from methods.core.backbone import attention, decoder, layers, projections, widths
+from methods.core.backbone import (
+    attention,
+    attention_kinds,
+    attention_norm,
+    count,
+    decoder,
+    ffn,
+    ffn_norm,
+    layers,
+    projections,
+    put_sublayer,
+    widths,
+)
+
+Sublayer = Literal["attention", "ffn"]
+MIXED_KINDS = "its layers attend in different ways (layer_types), which their cache slots follow"
 
 
 def remove_layers(model: PreTrainedModel, removed: Iterable[int]) -> PreTrainedModel:
@@ -25,11 +41,8 @@ def remove_layers(model: PreTrainedModel, removed: Iterable[int]) -> PreTrainedM
     Raises:
         ValueError: A layer does not exist, or none would be left.
     """
-    gone = set(removed)
     stack = layers(model)
-    unknown = sorted(gone - set(range(len(stack))))
-    if unknown:
-        raise ValueError(f"layers {unknown} do not exist (the model has {len(stack)})")
+    gone = _existing(removed, len(stack))
     if len(gone) == len(stack):
         raise ValueError(f"removing all {len(stack)} layers leaves no model")
     kept = [index for index in range(len(stack)) if index not in gone]
@@ -46,15 +59,96 @@ def replace_layers(
         stack: Its new layers.
         origins: The present layer whose place each of them takes, ascending.
     """
-    # A cache is indexed by layer_idx: a gap would leave an empty slot or raise IndexError.
-    for index, layer in enumerate(stack):
-        attention(layer).layer_idx = index  # type: ignore[assignment]
+    _renumber(stack)
     decoder(model).layers = nn.ModuleList(stack)
     config = model.config
     config.num_hidden_layers = len(stack)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[index] for index in origins]
     return model
+
+
+class NoAttention(nn.Module):
+    """In place of an attention: it adds nothing and leaves no keys and values."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        """Zeros (B, T, D), and no attention weights."""
+        return torch.zeros_like(hidden_states), None
+
+
+class NoFfn(nn.Module):
+    """In place of a feed-forward network: it adds nothing."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Zeros (B, T, D)."""
+        return torch.zeros_like(hidden)
+
+
+def sublayer_size(layer: nn.Module, kind: Sublayer) -> int:
+    """Parameters of the attention or the feed-forward network of a layer with its norm."""
+    if kind == "attention":
+        return count(attention(layer), attention_norm(layer))
+    return count(ffn(layer), ffn_norm(layer))
+
+
+def empty_sublayer(layer: nn.Module, kind: Sublayer) -> None:
+    """Take attention or feed-forward network out of a layer, in place; its norm goes with it."""
+    put_sublayer(layer, kind, NoAttention() if kind == "attention" else NoFfn())
+
+
+def remove_sublayers(
+    model: PreTrainedModel, attentions: Iterable[int], ffns: Iterable[int]
+) -> PreTrainedModel:
+    """Delete attentions and feed-forward networks with their norms in place; all layers stay.
+
+    Only :func:`methods.load_model` reads the saved folder: no config says which layers lack what.
+
+    Args:
+        model: Causal LM with L layers.
+        attentions: 0-based layers that lose their attention, in any order.
+        ffns: Those that lose their feed-forward network.
+
+    Returns:
+        The same model; the attentions that are left take the first slots of a cache.
+
+    Raises:
+        ValueError: A layer does not exist, or attention goes where layers attend in different ways.
+    """
+    stack = layers(model)
+    gone: dict[Sublayer, set[int]] = {
+        "attention": _existing(attentions, len(stack)),
+        "ffn": _existing(ffns, len(stack)),
+    }
+    if gone["attention"] and len(set(attention_kinds(model.config))) > 1:
+        raise ValueError(f"no attention can be removed: {MIXED_KINDS}")
+    for kind, numbers in gone.items():
+        for number in numbers:
+            empty_sublayer(stack[number], kind)
+    _renumber(stack)
+    return model
+
+
+def _existing(numbers: Iterable[int], total: int) -> set[int]:
+    """Numbers of layers, each once.
+
+    Raises:
+        ValueError: One does not exist.
+    """
+    found = set(numbers)
+    unknown = sorted(found - set(range(total)))
+    if unknown:
+        raise ValueError(f"layers {unknown} do not exist (the model has {total})")
+    return found
+
+
+def _renumber(stack: Iterable[nn.Module]) -> None:
+    """Give the attentions of a stack the slots of a cache from 0 on.
+
+    A gap would leave an empty slot or raise IndexError; the first slot says how long the cache is.
+    """
+    attending = [a for a in map(attention, stack) if not isinstance(a, NoAttention)]
+    for slot, heads in enumerate(attending):
+        heads.layer_idx = slot  # type: ignore[assignment]
 
 
 @torch.no_grad()

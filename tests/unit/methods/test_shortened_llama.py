@@ -17,6 +17,7 @@ from methods.core.backbone import count, layers
 from methods.core.ledger import Ledger, Tally
 from tests import toy
 from tests.near import ROUNDING
+from tests.slow_perplexity import slow_perplexity, token_losses
 
 # The names of the spec, spelt out: what is scored must not follow from the code under test.
 SCORED = (
@@ -46,18 +47,6 @@ def fit(
 def scores(model: PreTrainedModel, texts: list[list[int]], **params: Any) -> list[float]:
     """Scores of the blocks of a model that keeps them all."""
     return fit(model, texts, layers=0, **params).decisions["scores"]
-
-
-def token_losses(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """Cross-entropy of every token but the first of one document."""
-    logits = model(torch.tensor([ids]), use_cache=False).logits[0, :-1]
-    return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
-
-
-def slow_perplexity(model: PreTrainedModel, texts: list[list[int]]) -> float:
-    with torch.no_grad():
-        losses = torch.cat([token_losses(model, ids) for ids in texts if len(ids) > 1])
-    return math.exp(float(losses.double().mean()))
 
 
 def slow_salience(

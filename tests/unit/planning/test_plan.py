@@ -153,3 +153,16 @@ def test_a_backbone_of_unknown_shape_stops_no_run_that_opens_with_a_plan() -> No
     told = opening(suite_of("llama31_8b", backbones={"theirs": backbone}))
     assert told.startswith("No plan of what suite llama31_8b costs: backbone 'theirs'")
     assert opening(suite_of("smollm2_135m")).startswith("Suite smollm2_135m; every figure")
+
+
+def test_greedy_searches_cost_half_a_pass_for_every_part_that_is_left(tmp_path: Path) -> None:
+    suite = few("dense", "sleb", "blockpruner", params={"blockpruner": {"samples": 50}})
+    model = model_of(suite, "llama31_8b", tmp_path)
+    work = {job.row: run_of(suite, job, model).fit.flops for job in suite.jobs if job.budget == 0.4}
+    # 13 rounds over 32 layers and 26 over their 64 branches, and the states of each round once.
+    passes = {
+        "sleb": 13 + sum(32 - n for n in range(13)) / 2,
+        "blockpruner": 26 + sum(64 - n for n in range(26)) / 2,
+    }
+    found = work["blockpruner"] / work["sleb"]
+    assert found == pytest.approx(passes["blockpruner"] / passes["sleb"], rel=0.03)

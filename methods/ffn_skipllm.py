@@ -1,0 +1,351 @@
+"""FFN-SkipLLM: a token skips feed-forward networks once one of them hardly changed it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone, count, decoder, ffn, ffn_norm, layers
+from methods.core.budget import shortfall
+from methods.core.data import Batch, Data, Document
+from methods.core.ledger import Rates
+from methods.core.routing.calibration import Weighted, calibrate_threshold, calibrated, weighted
+from methods.core.routing.routed import route, router_of
+from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, ffn_units
+from methods.core.routing.steering import unit_shares
+from methods.core.seeds import generator
+from methods.core.training.losses import score_answers
+
+# Documents on which settings are compared; the one that is chosen is calibrated on all.
+COMPARED = 512
+
+
+class Setting(NamedTuple):
+    """Layers at the start and at the end whose FFNs always run, FFNs that are skipped in a run."""
+
+    first: int
+    last: int
+    run_length: int
+
+    def most_skipped(self, total: int) -> int:
+        """FFNs that a token may skip in ``total`` layers: every run takes one that is executed."""
+        middle = max(0, total - self.first - self.last)
+        return middle - math.ceil(middle / (self.run_length + 1))
+
+
+class FfnSkipLlm(Method):
+    """Once an FFN hardly turns a token's residual stream, the next few FFNs are skipped for it.
+
+    Attention always runs, nothing replaces a skipped FFN, nothing is trained.
+
+    Formula: x enters the FFN of layer l behind attention and y = x + FFN(norm(x)). In the middle
+    layers s <= l < e, for tokens at positions p >= w: where the FFN ran and cos(x, y) >= tau, the
+    FFNs of the next k layers of the middle are skipped; then one runs and is measured again.
+
+    Its authors published no code, and what is known of the text does not settle k, s and e. What is
+    not pinned is chosen on validation documents, as learning rates are: one after the other, k, s
+    and L - e take the value at which most answers are right while tau meets the budget, of equal
+    ones the one with the lowest loss.
+
+    Args of ``Params``:
+        tau: Cosine from which on FFNs are skipped; None: searched on the probe documents for the
+            budget. Pinned it needs ``run_length`` and ignores the budget.
+        run_length: k; None: 8, 4, 2 and 1 are tried.
+        cold: s and L - e, layers at the start and at the end whose FFNs always run. None:
+            round(L / 8) and round(L / 16), where round(L / 16) and round(L / 4) are tried in place
+            of the former and 0 in place of the latter unless tau is pinned.
+        warmup: w, first positions of a sequence whose FFNs all run; None: 5 % of the mean length
+            of the probe documents, at least one (the paper's 25 to 30 tokens are 5 to 10 % of its
+            longest sequences).
+
+    Memory: the model. Time: some five runs through 512 probe documents for each of seven settings.
+
+    Source: Jaiswal et al., FFN-SkipLLM: A Hidden Gem for Autoregressive Decoding with Adaptive Feed
+        Forward Skipping, arXiv 2404.03865.
+    Differs from upstream: there is no code to differ from; prefill and decoding follow one rule,
+        and w counts from the start of a sequence, so that decoding with a cache equals a full
+        forward; tau is searched for a budget of parameters; k, s, e and w as above.
+    """
+
+    title = "FFN-SkipLLM"
+    source = "arXiv 2404.03865"
+    kind = "dynamic"
+    trained = False
+    stochastic = False
+    budgeted = True
+    causal = True
+
+    @dataclass(frozen=True)
+    class Params:
+        """See the class."""
+
+        tau: float | None = None
+        run_length: int | None = None
+        cold: tuple[int, int] | None = None
+        warmup: int | None = None
+
+        def __post_init__(self) -> None:
+            """Check ranges.
+
+            Raises:
+                ValueError: A number is out of its range.
+            """
+            for name, least in {"run_length": 1, "warmup": 0}.items():
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    raise ValueError(f"param '{name}' is {value}, must be at least {least} or null")
+            if self.cold is not None and (len(self.cold) != 2 or min(self.cold) < 0):
+                raise ValueError(f"param 'cold' is {self.cold}, must be two numbers from 0 or null")
+            if self.tau is not None and self.run_length is None:
+                raise ValueError("param 'tau' is pinned, so param 'run_length' must be")
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """Something must say how much is skipped, and enough FFNs must be there to skip."""
+        if self.params.tau is not None:
+            return None
+        if request.budget is None:
+            return "neither a budget nor param 'tau' says how much to skip"
+        total = backbone.layer_count
+        values = self._alternatives(total)
+        widest = Setting(min(values["first"]), min(values["last"]), max(values["run_length"]))
+        held = widest.most_skipped(total) * count(ffn(layers(backbone.model)[0]))
+        return shortfall("skippable FFNs", held / backbone.parameters, request.budget)
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Choose what is not pinned and calibrate tau on the probe documents."""
+        values = self._alternatives(backbone.layer_count)
+        turns = ffn_turns(backbone, data.calibration())
+        study = Study(self, backbone, turns, self._warmup(data.probe()))
+        decisions: dict[str, Any] = {"choice": []}
+        setting = Setting(**{name: several[0] for name, several in values.items()})
+        if self.params.tau is None and max(map(len, values.values())) > 1:
+            setting = study.choose(setting, values, Trial.of(data, request))
+            decisions["choice"] = [one._asdict() | told for one, told in study.tried.items()]
+        router, structure = study.routed(setting)
+        if self.params.tau is None:
+            decisions |= calibrated(backbone.model, data, study.shares(router), request)
+            structure["tau"] = router.tau
+        decisions |= {key: structure[key] for key in structure if key != "spread"}
+        middle = range(*structure["region"])
+        medians = [1 - float(turned.median()) for turned in turns]
+        decisions["similarity"] = [c if n in middle else None for n, c in enumerate(medians)]
+        return Fitted(backbone.model, structure, decisions)
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The routed backbone; nothing is trained, so nothing asks for a gradient."""
+        units = ffn_units(backbone.model, range(*structure["region"]))
+        given = {key: value for key, value in structure.items() if key != "region"}
+        return route(backbone.model.requires_grad_(False), SkippingRouter(units, **given))
+
+    def authors_skip(self, rates: Rates) -> float:
+        """Skipped FFNs over layers."""
+        return sum(1 - ran for ran in rates.executed) / rates.ledger.dense_layers
+
+    def _alternatives(self, total: int) -> dict[str, list[int]]:
+        """Field of a setting -> the values to try, first the one to begin with.
+
+        Raises:
+            ValueError: Param ``cold`` leaves no layer.
+        """
+        run_length, cold = self.params.run_length, self.params.cold
+        if cold is not None and sum(cold) >= total:
+            raise ValueError(f"param 'cold' is {cold}, must leave some of {total} layers")
+        sixteenth, eighth, quarter = (round(total / part) for part in (16, 8, 4))
+        return {
+            "run_length": [8, 4, 2, 1] if run_length is None else [run_length],
+            "first": [eighth, sixteenth, quarter] if cold is None else [cold[0]],
+            "last": [sixteenth, 0] if cold is None else [cold[1]],
+        }
+
+    def _warmup(self, documents: Sequence[Document]) -> int:
+        """Param ``warmup``, or its default for documents such as these."""
+        if self.params.warmup is not None:
+            return int(self.params.warmup)
+        return max(1, round(0.05 * sum(len(d.ids) for d in documents) / len(documents)))
+
+
+class Trial(NamedTuple):
+    """What settings are compared on: documents that tau is searched on, documents with answers."""
+
+    probe: Weighted
+    validation: Sequence[Document]
+    budget: float
+
+    @classmethod
+    def of(cls, data: Data, request: Request) -> Trial:
+        """A fixed draw of documents: evenly spaced ones could all be of a few tasks."""
+        assert request.budget is not None
+        parts = []
+        for texts in (data.probe(), data.validation()):
+            drawn = torch.randperm(len(texts), generator=generator(0, "documents to compare on"))
+            parts.append([texts[n] for n in drawn[:COMPARED].tolist()])
+        kind = "deciding" if request.match == "each" else "pooled"
+        return cls(weighted(parts[0], kind), parts[1], request.budget)
+
+    def behind(self, position: int) -> float:
+        """Weighted share of the probe's tokens that stand at ``position`` or behind it."""
+        weights = self.probe.weights
+        return float(sum(w[position:].sum() for w in weights) / sum(w.sum() for w in weights))
+
+
+class Study:
+    """Routes a backbone by one setting after another.
+
+    Args:
+        method: Whose params hold.
+        backbone: Dense.
+        turns: What the FFN of each layer turns tokens by, L tensors (N,).
+        warmup: w.
+    """
+
+    def __init__(
+        self, method: FfnSkipLlm, backbone: Backbone, turns: Sequence[Tensor], warmup: int
+    ) -> None:
+        self.method, self.backbone, self.turns, self.warmup = method, backbone, turns, warmup
+        self.dense = decoder(backbone.model)
+        self.tried: dict[Setting, dict[str, float]] = {}
+
+    def routed(self, setting: Setting) -> tuple[SkippingRouter, dict[str, Any]]:
+        """The router of a setting, now in the backbone, and its structure."""
+        region = [setting.first, len(self.turns) - setting.last]
+        spread = float(torch.cat(list(self.turns[slice(*region)])).median())
+        # Where FFNs turn no token, tau would have no scale.
+        spread = max(spread, torch.finfo(torch.float32).eps)
+        pinned = self.method.params.tau
+        structure = {
+            "region": region,
+            "run_length": setting.run_length,
+            "warmup": self.warmup,
+            "tau": 1 - spread if pinned is None else pinned,
+            "spread": spread,
+        }
+        self.backbone.model.model = self.dense
+        router = router_of(self.method.build(self.backbone, structure))
+        assert isinstance(router, SkippingRouter)
+        return router, structure
+
+    def shares(self, router: Router) -> Tensor:
+        """Of the dense parameters in each unit (U,)."""
+        return unit_shares([unit.parameters for unit in router.units], self.backbone.parameters)
+
+    def choose(
+        self, setting: Setting, values: Mapping[str, Sequence[int]], trial: Trial
+    ) -> Setting:
+        """The best setting, found field by field; those that cannot reach the budget stay out."""
+
+        def merit(one: Setting) -> tuple[bool, float, float]:
+            found = self.tried[one]
+            return abs(found["skip"] - trial.budget) < 0.01, found["right"], -found["loss"]
+
+        for name, several in values.items():
+            for other in [setting._replace(**{name: value}) for value in several]:
+                self._try(other, trial)
+            if self.tried:
+                setting = max(self.tried, key=merit)
+        return setting
+
+    def _try(self, setting: Setting, trial: Trial) -> None:
+        """Search tau for the budget and measure the answers."""
+        router, _ = self.routed(setting)
+        shares = self.shares(router)
+        most = setting.most_skipped(len(self.turns)) * float(shares.max())
+        if setting in self.tried or most * trial.behind(self.warmup) < trial.budget:
+            return
+        model = self.backbone.model
+        _, rates = calibrate_threshold(model, router, trial.probe, shares, trial.budget)
+        right, loss = score_answers(model, trial.validation)
+        found = {"tau": router.tau, "skip": float(rates @ shares), "right": right, "loss": loss}
+        self.tried[setting] = found
+
+
+@torch.no_grad()
+def ffn_turns(backbone: Backbone, batches: Iterable[Batch]) -> list[Tensor]:
+    """By how much the FFN of each layer turns the residual stream, L tensors (N,) of N tokens.
+
+    Args:
+        backbone: Dense model.
+        batches: Right-padded; pads are left out.
+    """
+    model, entering = backbone.model, list[Tensor]()
+    turns: list[list[Tensor]] = [[] for _ in layers(model)]
+    hooks = []
+    for layer, found in zip(layers(model), turns, strict=True):
+        hooks += [
+            ffn_norm(layer).register_forward_pre_hook(lambda _, given: entering.append(given[0])),
+            layer.register_forward_hook(
+                lambda _, __, output, found=found: found.append(turn(entering.pop(), output))
+            ),
+        ]
+    valid = []
+    try:
+        for batch in batches:
+            # Right padding leaves real tokens untouched in a causal model.
+            decoder(model)(batch.ids.to(model.device), use_cache=False)
+            valid.append(batch.valid.to(model.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    kept = [zip(found, valid, strict=True) for found in turns]
+    return [torch.cat([each[real] for each, real in pairs]).cpu() for pairs in kept]
+
+
+class SkippingRouter(Router):
+    """Skips the next FFNs of a token once one has hardly turned its stream.
+
+    Args:
+        units: FFNs of R adjacent layers.
+        tau: Cosine from which on an FFN that ran lets the next ones be skipped.
+        run_length: How many, at most: k.
+        warmup: Positions of a sequence that never start to skip: w.
+        spread: Median of 1 - cosine, which makes tau = 1 - spread a threshold of 0.5.
+    """
+
+    def __init__(
+        self, units: list[Unit], tau: float, run_length: int, warmup: int, spread: float
+    ) -> None:
+        super().__init__()
+        self.units, self.tau, self.run_length = units, tau, run_length
+        self.warmup, self.spread = warmup, spread
+
+    @property
+    def threshold(self) -> float:
+        """Tau on a scale from 0, nothing is skipped, to 1: (1 - tau) / (1 - tau + spread)."""
+        return (1 - self.tau) / (1 - self.tau + self.spread)
+
+    @threshold.setter
+    def threshold(self, value: float) -> None:
+        self.tau = 1 - self.spread * value / (1 - value)
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
+        """Stream behind attention; who ran the FFN, how many a run still holds, who may skip."""
+        nothing = torch.zeros_like(tokens.valid)
+        left = torch.zeros_like(tokens.positions)
+        return hidden, nothing, left, tokens.positions >= self.warmup
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, Any]:
+        """Skip what a run still holds; ``block_input`` is what the last FFN made of the stream."""
+        before, ran, left, warm = state
+        starts = ran & warm & (turn(before, block_input) <= 1 - self.tau)
+        left = left.masked_fill(starts, self.run_length)
+        execute = left == 0
+        return Decision(execute), (post_attention, execute, (left - 1).clamp(min=0), warm)
+
+
+def turn(before: Tensor, after: Tensor) -> Tensor:
+    """1 - cosine of two streams (..., D), in float32; exactly 0 where they are equal."""
+    apart = normalize(after.float(), dim=-1) - normalize(before.float(), dim=-1)
+    return apart.square().sum(dim=-1) / 2
