@@ -18,7 +18,9 @@ LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "cau
 # The table's order; rows of files that are not named here follow in alphabetical order.
 ORDER = (
     "dense lora random-skip random-skip-layers shortgpt shortened-ppl shortened-taylor slicegpt "
-    "laco llm-pruner mod-d d-llm skipgpt-joint skipgpt-rt hero"
+    "laco llm-pruner "
+    "replaceme replaceme-cosine flap "
+    "mod-d d-llm skipgpt-joint skipgpt-rt hero"
 ).split()
 
 

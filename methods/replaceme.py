@@ -50,13 +50,13 @@ class ReplaceMe(Method):
     Memory: the model and one batch of activations; lstsq adds five matrices D x D in float64
         (0.7 GB at 8B), cosine three vectors of D per token in float32 (49 kB at 8B).
     Source: Shopkhoev et al., ReplaceMe: Network Simplification via Depth Pruning and Transformer
-        Block Linearization, arXiv 2505.02819, section 3.
+        Block Linearization, arXiv 2505.02819.
     Differs from upstream: the last layer's state is taken in front of the final norm, behind which
         the released code takes it; pads stay out of the fit; statistics come from the model as it
         is, not from 4-bit weights; no batch is dropped; it reads the suite's calibration documents,
-        where the authors take 8,000 dialogues, about a hundred times more: ``learning_rate`` and
-        ``epochs`` are theirs, and for few documents too small. One run only (the authors' num_A);
-        without their elastic net, diagonal maps and general solvers. A singular M^T M is refused.
+        where the authors take 8,000 dialogues: few documents make few steps, so that their rate
+        leaves T near I. One run only (the authors' num_A); without their elastic net, diagonal maps
+        and general solvers. A singular M^T M is refused.
     """
 
     title = "ReplaceMe ({fit})"

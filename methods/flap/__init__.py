@@ -51,7 +51,7 @@ class FLAP(Method):
             ``"AL-MM"``: so many lowest heads of all layers, ``"UL-MM"``: an equal part of them in
             every layer, and channels for the rest of p, of all layers or in every layer.
         remove_heads: Key/value heads that AL-MM and UL-MM remove, over all layers; 0 leaves
-            attention alone.
+            attention alone, for backbones whose few heads are each a large part of it.
         fluctuation: ``"variance"`` over all tokens, or ``"released"``, what the released code
             computes of N documents in their order: F_c = sum over n = 2 .. N of (n - 1) / n
             * (sum over the tokens of document n of (X_c - mu_n)^2) / (N - 1), mu_n the mean over
@@ -61,7 +61,7 @@ class FLAP(Method):
     Memory: the model, one batch of activations and in float64 2,048 tokens of one projection's
         input and one weight (1 GB at 8B).
     Source: An et al., Fluctuation-based Adaptive Structured Pruning for Large Language Models,
-        arXiv 2312.11983, equations 3 to 6.
+        arXiv 2312.11983; formulas as in the released code (CASIA-IVA-Lab/FLAP).
     Differs from upstream: the variance is pooled (the released update reads the mean that it has
         just changed, so that the first document counts for nothing); the weight of a head is no
         integer; with grouped queries a key/value head goes with its query heads, where the released
