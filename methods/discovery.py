@@ -17,11 +17,8 @@ NOT_METHODS = {"__init__", "base", "core", "discovery", "registration"}
 LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "causal")
 # The table's order; rows of files that are not named here follow in alphabetical order.
 ORDER = (
-    "dense lora random-skip random-skip-layers shortgpt shortened-ppl shortened-taylor "
-    "sleb "
-    "blockpruner "
-    "slicegpt laco llm-pruner "
-    "ffn-skipllm "
+    "dense lora random-skip random-skip-layers shortgpt shortened-ppl shortened-taylor sleb "
+    "blockpruner slicegpt laco llm-pruner replaceme replaceme-cosine flap ffn-skipllm "
     "mod-d d-llm skipgpt-joint skipgpt-rt hero"
 ).split()
 

@@ -13,11 +13,9 @@ from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, Widths, layers, projections, widths
 from methods.core.budget import nearest
 from methods.core.data import Data
-from methods.core.surgery.layers import narrow
+from methods.core.surgery.layers import WRITERS, narrow, unit_sizes
 from methods.core.surgery.layerwise import LayerGradients, layer_gradients
 
-# A unit is a row of most matrices, and a column of the two that write to the residual stream.
-BY_COLUMN = ("o_proj", "down_proj")
 MAGNITUDES = {"l1": 1, "l2": 2}
 GRID = 1000
 
@@ -183,7 +181,8 @@ class LLMPruner(Method):
     def _scores(self, layer: nn.Module, saliences: Saliences) -> tuple[list[float], list[float]]:
         """Importance of each key/value head and of each FFN channel of a layer."""
         signed = self.params.importance == "vectorize"
-        scores = {name: unit_scores(s, name in BY_COLUMN, signed) for name, s in saliences}
+        # A unit is a row of most matrices, and a column of the two that write to the stream.
+        scores = {name: unit_scores(s, name in WRITERS, signed) for name, s in saliences}
         size = widths(layer)
         for name in ("q_proj", "o_proj"):
             scores[name] = fold(scores[name], size, self.params.gqa_fold)
@@ -262,17 +261,3 @@ def removals(size: Widths, ratio: float) -> tuple[int, int]:
 def _leaves_some(size: Widths, ratio: float) -> bool:
     heads, channels = removals(size, ratio)
     return heads < size.key_value_heads and channels < size.channels
-
-
-def unit_sizes(layer: nn.Module) -> tuple[int, int]:
-    """Parameters of a key/value head with its query heads, and of an FFN channel."""
-    size, maps = widths(layer), projections(layer)
-    cost = {
-        name: linear.out_features
-        if name in BY_COLUMN
-        else linear.in_features + (linear.bias is not None)
-        for name, linear in maps.items()
-    }
-    group = size.query_heads // size.key_value_heads
-    rows = group * (cost["q_proj"] + cost["o_proj"]) + cost["k_proj"] + cost["v_proj"]
-    return size.head * rows, cost["gate_proj"] + cost["up_proj"] + cost["down_proj"]

@@ -2,7 +2,7 @@
 
 One denominator for every method: the parameters of the dense backbone. For one token
 
-    skip = 1 - (dense parameters that ran + matrices a static method added) / dense total
+    skip = 1 - (dense parameters that ran + matrices and biases a static method added) / dense total
 
 ``skip_net`` counts what a dynamic method added as well: router and LoRA always, adapters where
 they ran. Both are means over real tokens; pads never count.
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from methods.core.backbone import count
+from methods.core.backbone import count, layers
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Unit
 
@@ -32,7 +32,7 @@ class Ledger:
     Args:
         total: Dense backbone.
         resident: Parameters of the model that belong to the backbone or replace parts of it, such
-            as the shortcuts of a sliced stream.
+            as the shortcuts of a sliced stream or the biases that stand for removed channels.
         units: Routed units, U of them; empty for static models.
         always: Added parameters that every token uses: router, LoRA.
         instead: Added parameters (U,) that a token uses where it skips a unit: adapters.
@@ -40,6 +40,7 @@ class Ledger:
         dense_layers: Layers of the backbone.
         fused: Parameters of a sliced model before slicing: norms folded, shortcuts of full width;
             None where nothing was sliced.
+        linear: Of ``resident`` those in the layers' seven projections, biases included.
     """
 
     total: int
@@ -50,6 +51,7 @@ class Ledger:
     layers: int
     dense_layers: int
     fused: int | None = None
+    linear: int = 0
 
     @classmethod
     def of(cls, model: nn.Module, total: int, dense_layers: int) -> Ledger:
@@ -60,16 +62,18 @@ class Ledger:
         branches = [] if router is None else [router.otherwise(u) for u in range(len(units))]
         instead = tuple(count(b) if isinstance(b, nn.Module) else 0 for b in branches)
         added = 0 if router is None else count(router)
-        layers = len(model.model.layers)  # type: ignore[arg-type, union-attr]
+        stack = layers(model)
+        projected = (n for n, _ in stack.named_parameters() if "_proj." in n and "lora_" not in n)
         return cls(
             total=total,
             resident=count(model) - added - lora,
             units=units,
             always=added - sum(instead) + lora,
             instead=instead,
-            layers=layers,
+            layers=len(stack),
             dense_layers=dense_layers,
             fused=getattr(model.config, "fused_parameters", None),
+            linear=sum(stack.get_parameter(name).numel() for name in projected),
         )
 
     @property

@@ -30,6 +30,7 @@ ANSWERS = 3
 PASSES: Mapping[str, int | None] = {
     "shortgpt": 1, "slicegpt": 3, "llm_pruner": 4, "laco": None, "shortened_llama": None,
     "ffn_skipllm": 1,
+    "replaceme": 2, "flap": 1,
 }  # fmt: skip
 # Greedy searches: parts of a layer that a round leaves out in turn, each in half a pass.
 GREEDY = {"sleb": 1, "blockpruner": 2}
@@ -185,10 +186,10 @@ def _untrained(
     flops = through * prefill_flops(model.shape(), 1, 1, 0.0)
     batches = math.ceil(documents / 16)
     # LLM-Pruner and Taylor scores hold what enters each layer for every document, the others for a
-    # batch; LaCo and SliceGPT at one place.
+    # batch; LaCo, SliceGPT, ReplaceMe and FLAP at one place.
     every = name == "llm_pruner" or params.get("criterion") == "taylor"
     held = tokens if every else tokens / batches
-    places = 1 if name in ("laco", "slicegpt") else model.layers
+    places = 1 if name in ("laco", "slicegpt", "replaceme", "flap") else model.layers
     memory = untrained_memory(model, number, held, places)
     return Work(0.0, flops, passes * batches * model.layers, 0.0, memory)
 

@@ -27,6 +27,9 @@ from methods.core.backbone import (
 Sublayer = Literal["attention", "ffn"]
 MIXED_KINDS = "its layers attend in different ways (layer_types), which their cache slots follow"
 
+# The two maps of a layer that write to the residual stream: heads and channels are their columns.
+WRITERS = ("o_proj", "down_proj")
+
 
 def remove_layers(model: PreTrainedModel, removed: Iterable[int]) -> PreTrainedModel:
     """Delete decoder layers in place; config and cache slots follow.
@@ -209,6 +212,37 @@ def narrow(
         _narrow_layer(layer, heads, channels)
     _update_widths(model)
     return model
+
+
+def unit_sizes(layer: nn.Module) -> tuple[int, int]:
+    """Parameters of a key/value head with its query heads, and of an FFN channel."""
+    size, maps = widths(layer), projections(layer)
+    cost = {
+        name: linear.out_features
+        if name in WRITERS
+        else linear.in_features + (linear.bias is not None)
+        for name, linear in maps.items()
+    }
+    group = size.query_heads // size.key_value_heads
+    rows = group * (cost["q_proj"] + cost["o_proj"]) + cost["k_proj"] + cost["v_proj"]
+    return size.head * rows, cost["gate_proj"] + cost["up_proj"] + cost["down_proj"]
+
+
+def add_output_biases(model: PreTrainedModel) -> PreTrainedModel:
+    """Give attention and FFN of every layer a bias (D,) on what they write, zeros, in place.
+
+    A map that has one keeps it. No config says so: only :func:`methods.load_model` reads the saved
+    folder. The biases count as parameters of the model, so that ``skip`` is charged with them.
+    """
+    for linear in missing_biases(model):
+        linear.bias = nn.Parameter(linear.weight.new_zeros(linear.out_features))
+    return model
+
+
+def missing_biases(model: PreTrainedModel) -> list[nn.Linear]:
+    """The maps that write to the stream without a bias."""
+    writers = [projections(layer)[name] for layer in layers(model) for name in WRITERS]
+    return [linear for linear in writers if linear.bias is None]
 
 
 def _narrow_layer(layer: nn.Module, heads: Collection[int], channels: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of the calibration loss, one layer of them in memory at a time.
+"""What passes through the parts of a model, and gradients, one layer of them in memory at a time.
 
 A backward pass over a whole model holds a gradient for every weight, and the activations of every
 layer. Here the forward pass keeps only what enters each layer; then layer by layer, the last one
@@ -8,11 +8,12 @@ pass over all documents together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from methods.core.backbone import decoder, layers, projection_weights
 from methods.core.data import Batch
@@ -132,6 +133,39 @@ def layer_calls(
         for hook in hooks:
             hook.remove()
     return calls, ends
+
+
+@torch.no_grad()
+def observe(
+    model: nn.Module,
+    batch: Batch,
+    modules: Iterable[nn.Module],
+    see: Callable[[int, Tensor, Tensor], None],
+) -> None:
+    """Run a batch through the decoder and show what modules read and make of its real tokens.
+
+    Args:
+        model: Causal LM.
+        batch: Right-padded documents.
+        modules: Called once per pass with one tensor (B, T, in), returning one (B, T, out).
+        see: Called as each module has run, with its place in ``modules`` and with its input
+            (n, in) and output (n, out) at the n real tokens, document by document.
+    """
+    device = next(model.parameters()).device
+    valid = batch.valid.to(device)
+
+    def watch(number: int, module: nn.Module) -> RemovableHandle:
+        return module.register_forward_hook(
+            lambda _, given, made: see(number, given[0][valid], made[valid])
+        )
+
+    hooks = [watch(number, module) for number, module in enumerate(modules)]
+    try:
+        # Right padding leaves real tokens untouched in a causal model.
+        decoder(model)(input_ids=batch.ids.to(device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @torch.enable_grad()

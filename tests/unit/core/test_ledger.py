@@ -10,7 +10,8 @@ from methods.core.backbone import count, decoder, ffn, layers
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.routed import route
 from methods.core.routing.router import Unit, block_units, ffn_units
-from methods.core.surgery.layers import remove_layers
+from methods.core.surgery.layers import add_output_biases, remove_layers
+from methods.core.training.lora import add_lora
 from methods.random_skip import RandomRouter
 from tests import toy
 
@@ -106,6 +107,19 @@ def test_ledger_of_a_pruned_model() -> None:
     assert layer == 1024 + 1024 + 1024 + 6144 + 64
     book = Ledger.of(remove_layers(model, [1, 4]), total, 6)
     assert (book.resident, book.layers, book.dense_layers) == (total - 2 * layer, 4, 6)
+    assert book.linear == 4 * (layer - 64)
+
+
+def test_biases_of_a_static_method_are_charged() -> None:
+    model = toy.make_model()
+    total = count(model)
+    before = Ledger.of(model, total, 6).linear
+    tally = Tally(Ledger.of(add_output_biases(model), total, 6))
+    tally.add(None, 1)
+    assert tally.rates().skip == pytest.approx(-6 * 2 * 32 / total)
+    assert tally.ledger.linear == before + 6 * 2 * 32
+    add_lora(model, ["q_proj", "down_proj"], [0, 1], 2, 2, 0)
+    assert Ledger.of(model, total, 6).linear == tally.ledger.linear
 
 
 def test_ledger_tells_router_adapters_and_lora_from_the_backbone() -> None:

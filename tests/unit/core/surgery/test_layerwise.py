@@ -1,4 +1,4 @@
-"""Gradients layer by layer against one plain backward pass over the whole model."""
+"""Gradients layer by layer against one plain backward pass; what passes through modules."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from methods.core.backbone import layers, projections
 from methods.core.data import Batch, Document, batches
-from methods.core.surgery.layerwise import layer_gradients
+from methods.core.surgery.layerwise import layer_gradients, observe
 from tests import toy
+from tests.near import assert_near
 
 LENGTHS = [5, 9, 2, 12, 7]
 
@@ -132,3 +133,32 @@ def test_a_document_of_one_token_adds_nothing() -> None:
 def test_documents_without_a_prediction_are_refused() -> None:
     with pytest.raises(ValueError, match="no token to predict"):
         list(layer_gradients(toy.make_model(), in_batches(documents([1, 1]), 2), range(6)))
+
+
+def test_observed_tokens_are_those_of_each_document_alone() -> None:
+    model, texts = toy.make_model(), documents(LENGTHS)
+    modules = [projections(layer)["down_proj"] for layer in layers(model)]
+
+    def seen(given: list[list[int]]) -> list[tuple[int, Tensor, Tensor]]:
+        found: list[tuple[int, Tensor, Tensor]] = []
+        (batch,) = in_batches(given, len(given))
+        observe(model, batch, modules, lambda *parts: found.append(parts))
+        return found
+
+    together, alone = seen(texts), [seen([ids]) for ids in texts]
+    assert [number for number, _, _ in together] == list(range(6))
+    for number, read, made in together:
+        for found, part in ((read, 1), (made, 2)):
+            assert_near(found, torch.cat([parts[number][part] for parts in alone]))
+
+
+def test_nothing_is_observed_behind_a_failure() -> None:
+    model = toy.make_model()
+    (batch,) = in_batches([[1, 2]], 1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        observe(model, batch, layers(model), fail)
+    assert not any(layer._forward_hooks for layer in layers(model))

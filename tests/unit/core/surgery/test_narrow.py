@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from methods.core.backbone import Widths, attention, count, ffn, layers, widths
-from methods.core.surgery.layers import narrow
+from methods.core.surgery.layers import add_output_biases, narrow
 from tests import toy
 
 IDS = torch.arange(24).reshape(2, 12)
@@ -174,3 +174,23 @@ def test_dropping_nothing_is_the_identity() -> None:
 def test_impossible_cuts_are_refused(heads: list[int], channels: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         narrow(make("llama"), [heads, [], [], []], [channels, [], [], []])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_output_biases_change_nothing_until_they_are_filled(kind: str) -> None:
+    dense, model = make(kind), add_output_biases(make(kind))
+    assert torch.equal(logits(model), logits(dense))
+    assert count(model) - count(dense) == 4 * 2 * 32
+    with torch.no_grad():
+        for layer in layers(model):
+            attention(layer).o_proj.bias += 1
+            ffn(layer).down_proj.bias += 1
+    first, second = logits(model), logits(add_output_biases(model))
+    assert torch.equal(first, second)
+    assert (first - logits(dense)).abs().max() > 0.01
+
+
+def test_biases_that_are_there_stay() -> None:
+    model = make("llama", attention_bias=True, mlp_bias=True)
+    before = dict(model.named_parameters())
+    assert dict(add_output_biases(model).named_parameters()) == before
