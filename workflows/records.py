@@ -14,6 +14,8 @@ from methods import Row, find_row, load_method
 from workflows.runtime.provenance import ROOT
 
 SCHEMA = ROOT / "workflows" / "schemas" / "record.schema.json"
+# Column of the frame of items with the texts of each, as JSON.
+SAMPLE = "sample"
 
 
 @cache

@@ -21,6 +21,7 @@ from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import known_reasons
 from workflows.evaluation.score import pool, rates_by_kind, score
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, parse_tasks
+from workflows.evaluation.traces import routes
 from workflows.records import (
     check_record,
     describe_model,
@@ -157,6 +158,8 @@ def evaluate(
         },
     }
     items = pd.concat(scored.items, ignore_index=True)
+    if lm.log.routed:
+        measured["routes"] = routes(lm, items)
     return new_record("ok", described, labels) | measured | made_by, items
 
 
