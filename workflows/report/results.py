@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from methods import ORDER
 from workflows.job import Job
 from workflows.jobs import read_suite
-from workflows.records import read_record
+from workflows.records import SAMPLE, read_record
 from workflows.scoring import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
@@ -228,13 +229,26 @@ def _read_items(
         frame = file.with_suffix(".items.parquet")
         if not frame.is_file():
             raise ValueError(f"{file} has no items beside it ({frame.name} is missing)")
-        items[number] = pd.read_parquet(frame)
+        items[number] = pd.read_parquet(frame, columns=_without_texts(frame))
         for score in record["scores"]:
             values = headline_items(items[number], score)["value"]
             told = score["k"] is None or (len(values), values.sum()) == (score["n"], score["k"])
             if not told:
                 raise ValueError(f"{frame} does not hold the items behind {file.name}")
     return items
+
+
+def _without_texts(frame: Path) -> list[str]:
+    """Columns of a frame of items that tables are made of."""
+    return [name for name in pq.read_schema(frame).names if name != SAMPLE]
+
+
+def read_texts(file: Path) -> pd.DataFrame:
+    """``task``, ``item`` and ``sample`` (JSON) of the items of a record that keeps texts."""
+    frame = file.with_suffix(".items.parquet")
+    if SAMPLE not in pq.read_schema(frame).names:
+        return pd.DataFrame(columns=["task", "item", SAMPLE])
+    return pd.read_parquet(frame, columns=["task", "item", SAMPLE]).dropna(subset=SAMPLE)
 
 
 def _read_refits(files: Sequence[Path], runs: Mapping[Path, dict[str, Any]]) -> list[Refit]:
