@@ -19,6 +19,7 @@ KERNELS := tests/unit/core/routing/kernels $(wildcard tests/unit/methods/test_he
 
 demo: $(READY)
 	@$(RUN) flock .demo.lock sh -c 'snakemake --unlock --quiet all && snakemake --cores $(CORES) --quiet rules host'
+	@$(RUN) python -m workflows.steps.site
 	@echo "The page: reports/demo/index.html"
 
 test: $(READY)
