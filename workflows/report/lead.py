@@ -153,7 +153,9 @@ def lead_table(frames: Frames, match: str) -> Table:
         "ranks": ["rank", "rank_low", "rank_high", "tied"],
         "costs": ["trained_parameters", "fit_seconds", "fit_memory_mb", "scoring_seconds"],
     }.items():
-        both = both.merge(frames[name][[*KEYS, *columns]], on=KEYS, how="left")
+        # A suite of pinned rows has no target at all.
+        found = frames[name].astype({"target": float})
+        both = both.merge(found[[*KEYS, *columns]], on=KEYS, how="left")
     made = Builder()
     made.lead(both)
     given, made.columns = made.columns, {}

@@ -42,6 +42,12 @@ const facts = (pairs) => make("dl", { class: "facts" }, pairs.filter(([, value])
 const fixed = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 const percent = (share) => (share === null || share === undefined ? "–" : (100 * share).toFixed(2));
 const named = (line) => line.title + (line.target === null ? "" : `, ${line.target} %`);
+// Of a row that ran one seed, what the published headline suite found between its seeds.
+function spread(numbers) {
+  if (numbers.retain_std != null) return ` ± ${fixed(numbers.retain_std)} between seeds`;
+  return numbers.seed_std == null ? "" : ` (± ${fixed(numbers.seed_std)} between the seeds of the published headline)`;
+}
+
 const placed = (line) => [named(line), several.backbone ? line.backbone : null, several.match ? `match ${line.match}` : null].filter(Boolean).join(", ");
 
 function hint(text, event) {
@@ -252,7 +258,7 @@ function scale(values, from, to) {
 
 // Beside its mark, on the first side where nothing stands yet; else the name is left to the pointer.
 function placeLabel(taken, text, x, y, width) {
-  const long = text.length * 6.3;
+  const long = text.length * 6.8;
   for (const [left, base] of [[x + 8, y + 4], [x - 8 - long, y + 4], [x - long / 2, y - 9], [x - long / 2, y + 18]]) {
     const box = [left, base - 11, left + long, base + 3];
     const free = left > 46 && box[2] < width && taken.every((other) => box[2] < other[0] || box[0] > other[2] || box[3] < other[1] || box[1] > other[3]);
@@ -265,12 +271,9 @@ function placeLabel(taken, text, x, y, width) {
 }
 
 function describe(line) {
-  const n = line.numbers;
-  const spread = n.retain_std ?? n.seed_std;
-  return [
-    placed(line), `${data.measures[state.y]} ${fixed(n[state.y])}${state.y === "retain" ? ` (${fixed(n.retain_low, 1)} to ${fixed(n.retain_high, 1)})` : ""}`,
-    spread ? `between seeds ± ${fixed(spread)}` : null, ...Object.entries(data.axes).map(([name, text]) => `${text}: ${fixed(n[name])}`), line.note || null,
-  ].filter(Boolean).join("\n");
+  const n = line.numbers, held = `Retain ${fixed(n.retain)}${spread(n)}, 95 %: ${fixed(n.retain_low, 1)} to ${fixed(n.retain_high, 1)}`;
+  const measure = state.y === "retain" ? null : `${data.measures[state.y]} ${fixed(n[state.y])}`;
+  return [placed(line), measure, held, ...Object.entries(data.axes).map(([name, text]) => `${text}: ${fixed(n[name])}`), line.note].filter(Boolean).join("\n");
 }
 
 function drawFigure() {
@@ -404,11 +407,10 @@ part(["row", "task", "item"], () => {
   if (same && dialog.dataset.task === state.task && dialog.open) return;
   Object.assign(dialog.dataset, { row: line.id, task: state.task });
   const n = line.numbers, top = same ? dialog.scrollTop : 0;
-  const refit = n.retain_std ?? n.seed_std;
   dialog.replaceChildren(
-    make("header", {}, make("h2", { id: "row-title" }, placed(line)), make("button", { type: "button", onclick: () => dialog.close() }, "Close")),
+    make("div", { class: "head" }, make("h2", { id: "row-title" }, placed(line)), make("button", { type: "button", onclick: () => dialog.close() }, "Close")),
     facts([
-      ["Retain", `${fixed(n.retain)}${refit == null ? "" : ` ± ${fixed(refit)} between seeds`} (95 %: ${fixed(n.retain_low, 1)} to ${fixed(n.retain_high, 1)})`],
+      ["Retain", `${fixed(n.retain)}${spread(n)}, 95 %: ${fixed(n.retain_low, 1)} to ${fixed(n.retain_high, 1)}`],
       ...Object.entries(data.axes).map(([name, text]) => [text, fixed(n[name])]),
       ["seeds", String(n.seeds ?? "–")], ["note", line.note || null],
       ["record", run ? `${run.file}, seed ${run.seed}, commit ${String(run.commit).slice(0, 12)}` : null],
@@ -457,7 +459,7 @@ function drawMap(line, run, prompt, ran) {
   const both = (read) => `prompt ${percent(read("prompt", 0, prompt.deciding))} %, deciding ${percent(read("deciding", prompt.deciding))} %`;
   const name = placed(line), rates = `Skip here: ${both((_, from, to) => mean(skips.slice(from, to)))}; all scored tokens: ${both((kind) => run.rates[kind]?.skip)}`;
   const mark = left + prompt.deciding * cell - 1;
-  return make("figure", { tabindex: 0, role: "group", "aria-label": name }, make("figcaption", {}, make("b", {}, name), make("br"), rates), make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", onpointermove: told, onpointerleave: () => hint() },
+  return make("figure", { tabindex: 0, "aria-label": name }, make("figcaption", {}, make("b", {}, name), make("br"), rates), make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", onpointermove: told, onpointerleave: () => hint() },
     words, make("path", { class: "ran", opacity: 0.3, d: always }), make("path", { class: "ran", d: cells.ran }), make("path", { class: "gone", d: cells.gone }),
     make("text", { class: "soft", x: 2, y: top + 9 }, "L0"), make("text", { class: "soft", x: 2, y: top + run.layers.dense * tall - 2 }, `L${run.layers.dense - 1}`), make("text", { class: "soft", x: 2, y: height - 3 }, "skip"),
     make("path", { class: "bar", d: bars }), make("line", { class: "deciding", x1: mark, x2: mark, y1: top - 4, y2: height })));

@@ -23,6 +23,8 @@ from workflows.stats.comparable import code_by_part
 from workflows.stats.display import Table
 
 PAGES = ROOT / "workflows" / "report"
+# Bytes beyond which a figure, of hundreds of rows then, is linked and not shown.
+LARGE = 1_000_000
 
 
 def page(
@@ -93,12 +95,13 @@ def embedded(value: Any) -> Markup:
 
 
 def _images(folder: Path | None) -> dict[str, str]:
-    """Name of a figure -> its PNG as an address that needs no file."""
-    files = [] if folder is None else sorted(folder.glob("*.png"))
-    return {
-        file.stem: f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-        for file in files
-    }
+    """Name of a figure -> its PNG as an address that needs no file; empty where it is large."""
+    found = {}
+    for file in [] if folder is None else sorted(folder.glob("*.png")):
+        small = file.stat().st_size <= LARGE
+        coded = base64.b64encode(file.read_bytes()).decode() if small else ""
+        found[file.stem] = f"data:image/png;base64,{coded}" if small else ""
+    return found
 
 
 def source(results: Results, warned: Sequence[str]) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def _read_items(
         frame = file.with_suffix(".items.parquet")
         if not frame.is_file():
             raise ValueError(f"{file} has no items beside it ({frame.name} is missing)")
-        items[number] = pd.read_parquet(frame, columns=_without_texts(frame))
+        items[number] = _read_frame(frame)
         for score in record["scores"]:
             values = headline_items(items[number], score)["value"]
             told = score["k"] is None or (len(values), values.sum()) == (score["n"], score["k"])
@@ -238,17 +238,17 @@ def _read_items(
     return items
 
 
-def _without_texts(frame: Path) -> list[str]:
-    """Columns of a frame of items that tables are made of."""
-    return [name for name in pq.read_schema(frame).names if name != SAMPLE]
+def _read_frame(frame: Path, texts: bool = False) -> pd.DataFrame:
+    """A frame of items, with or without the column of their texts."""
+    with pq.ParquetFile(frame) as file:
+        names = [name for name in file.schema_arrow.names if texts or name != SAMPLE]
+        return file.read(columns=names).to_pandas()
 
 
 def read_texts(file: Path) -> pd.DataFrame:
     """``task``, ``item`` and ``sample`` (JSON) of the items of a record that keeps texts."""
-    frame = file.with_suffix(".items.parquet")
-    if SAMPLE not in pq.read_schema(frame).names:
-        return pd.DataFrame(columns=["task", "item", SAMPLE])
-    return pd.read_parquet(frame, columns=["task", "item", SAMPLE]).dropna(subset=SAMPLE)
+    frame = _read_frame(file.with_suffix(".items.parquet"), texts=True)
+    return frame.reindex(columns=["task", "item", SAMPLE]).dropna(subset=SAMPLE)
 
 
 def _read_refits(files: Sequence[Path], runs: Mapping[Path, dict[str, Any]]) -> list[Refit]:
