@@ -68,8 +68,7 @@ def routed(record: dict[str, Any], rng: np.random.Generator) -> None:
 def write_decisions(file: Path) -> None:
     """A curve, a number per layer, a word and what is too long to be shown."""
     training = [{"update": n, "loss": 3 / (n + 1), "skip": n / 400} for n in range(100)]
-    (file.parent / "model").mkdir()
-    (file.parent / "model/decisions.json").write_text(
+    file.with_suffix(".decisions.json").write_text(
         json.dumps(
             {
                 "training": training,

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from methods import discover
+from workflows.records import DECISIONS
 from workflows.report.again import Again
 from workflows.report.lead import Frames, without_twins
 from workflows.report.render import LATEX
@@ -114,12 +115,14 @@ def _behind(results: Results) -> dict[str, Any]:
         if name in found["runs"]:
             continue
         base = files[id(panel.reference.first)]
-        theirs = texts.setdefault(base, Texts(base))
+        if base not in texts:
+            texts[base] = Texts(base)
         told = found["items"].setdefault(line.backbone, {})
         found["runs"][name] = {
+            "file": f"{name}/record.json",
             **_record(line, file),
             "commands": commands.of_file(file),
-            "items": _items(panel, line, Texts(file), theirs, most, told),
+            "items": _items(panel, line, Texts(file), texts[base], most, told),
         }
     _add_routes(pairs, found)
     return found
@@ -135,11 +138,10 @@ def _record(line: Line, file: Path) -> dict[str, Any]:
         if score["primary"]
     ]
     copied = ("row", "method", "params", "start", "seed", "fit", "rates", "layers", "commit")
-    decisions = file.parent / "model" / "decisions.json"
+    decisions = file.with_suffix(f".{DECISIONS}")
     known = json.loads(decisions.read_text("utf-8")) if decisions.is_file() else {}
     return _short(
         {
-            "file": str(file),
             **{k: record[k] for k in copied},
             "parameters": record["backbone"]["parameters"],
             "units": [

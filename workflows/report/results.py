@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from methods import ORDER
 from workflows.job import Job
 from workflows.jobs import read_suite
-from workflows.records import SAMPLE, read_record
+from workflows.records import DECISIONS, SAMPLE, read_record
 from workflows.scoring import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
@@ -148,8 +148,10 @@ def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]
     What a suite no longer lists stays out.
     """
     files = sorted(folder.rglob("record.json"))
-    noise = sorted(folder.rglob("noise/batch*.json"), key=lambda file: (len(file.name), file.name))
-    refits = sorted(folder.rglob("noise/fit-*.json"))
+    beside = sorted(f for f in folder.rglob("noise/*.json") if not f.name.endswith(DECISIONS))
+    noise = [file for file in beside if file.name.startswith("batch")]
+    noise.sort(key=lambda file: (len(file.name), file.name))
+    refits = [file for file in beside if file.name.startswith("fit-")]
     if not files:
         raise ValueError(f"{folder} holds no record.json")
     try:

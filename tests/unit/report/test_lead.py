@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from workflows.report.lead import lead_table, verdict, without_twins
+from workflows.report.published import read_frames
+from workflows.stats.display import line_id
 from workflows.stats.speeds import COLUMNS
 
 
@@ -90,9 +94,40 @@ def test_rows_of_the_same_weights_are_one_under_both_names() -> None:
     assert kept["also"].tolist() == [["toy/b/25/pooled"], [], [], []]
 
 
-def test_the_note_stands_beside_the_row_and_columns_are_in_groups(made: Any) -> None:
-    from workflows.report.published import read_frames
+HEADS = {
+    "retain": {
+        "Target": "target", "Retain": "retain", "Skip": "skip", "On prompts": "skip_prompt",
+        "Deciding": "skip_deciding", "Net": "skip_net", "Between seeds": "seed_std",
+        "left acc": "left:acc", "right acc": "right:acc",
+    },
+    "ranks": {"Rank": "rank"},
+    "costs": {
+        "Trained parameters": "trained_parameters", "Fit (s)": "fit_seconds",
+        "Fit (MB)": "fit_memory_mb", "Scoring (s)": "scoring_seconds",
+    },
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("match", ["pooled", "each"])
+def test_every_head_stands_over_the_numbers_of_its_frame(made: Path, match: str) -> None:
+    frames, read = read_frames(made / "report/tables"), 0
+    table = lead_table(frames, match)
+    for name, line in zip(table.ids, table.lines, strict=True):
+        cells = {head: cell.text for head, cell in zip(table.columns, line, strict=True)}
+        for frame, heads in HEADS.items():
+            own = {line_id(told): told for told in frames[frame].to_dict("records")}.get(name, {})
+            for head, column in heads.items():
+                value, shown = own.get(column), cells.get(head, "–").split(" ± ")[0].strip("± ")
+                if value is None or pd.isna(value):
+                    assert shown == "–"
+                    continue
+                digits = len(shown.partition(".")[2])
+                assert abs(float(shown.replace(",", "")) - value) <= 0.5 * 10**-digits + 1e-9
+                read += 1
+    assert read > 80
+
+
+def test_the_note_stands_beside_the_row_and_columns_are_in_groups(made: Path) -> None:
     table = lead_table(read_frames(made / "report/tables"), "pooled")
     assert list(table.columns[:3]) == ["Row", "Note", "Target"]
     assert table.groups["Deciding"] == "skip"
