@@ -8,7 +8,7 @@ const all = (selector, within = document) => [...within.querySelectorAll(selecto
 const unique = (values) => [...new Set(values)];
 const lines = new Map(data.lines.flatMap((line) => [line.id, ...line.also].map((id) => [id, line])));
 const known = (name) => unique(data.lines.map((line) => line[name]).filter((value) => value !== null));
-const several = { match: known("match").length > 1, backbone: known("backbone").length > 1, target: known("target").length > 1 };
+const several = { match: known("match").length > 1, backbone: known("backbone").length > 1 };
 
 /* ---- Elements ---- */
 
@@ -34,8 +34,7 @@ function grid(heads, rows, name = "") {
   const style = heads.map((_, index) => (words(index) ? "" : "n"));
   const cells = (row, tag) => row.map((cell, index) => make(tag, { class: style[index], scope: tag === "th" ? "col" : null }, cell));
   const table = make("table", {}, make("thead", {}, make("tr", {}, cells(heads, "th"))), make("tbody", {}, rows.map((row) => make("tr", {}, cells(row, "td")))));
-  const box = make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": name || heads[0] }, table);
-  return box;
+  return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": name || heads[0] }, table);
 }
 
 const facts = (pairs) => make("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
@@ -180,7 +179,7 @@ function sortTable(section, column, down) {
 function sortBy(name, column) {
   const [table, before, way] = state.sort.split("|");
   const same = table === name && before === column;
-  const first = all(`section[data-name="${name}"] td.n`).length && column !== "Row" ? "down" : "up";
+  const first = ["Row", "Note", "Word"].includes(column) ? "up" : "down";
   const next = !same ? first : way === first ? (first === "down" ? "up" : "down") : null;
   go({ sort: next ? `${name}|${column}|${next}` : "" });
 }
