@@ -20,6 +20,7 @@ KERNELS := tests/unit/core/routing/kernels $(wildcard tests/unit/methods/test_he
 
 demo: $(READY)
 	@$(RUN) flock .demo.lock sh -c 'snakemake --unlock --quiet all && snakemake --cores $(CORES) --quiet host reason'
+	@$(RUN) python -m workflows.steps.site
 	@echo "The page: reports/demo/index.html"
 
 test: $(READY)

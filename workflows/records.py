@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import jsonschema
 
 SCHEMA = ROOT / "workflows" / "schemas" / "record.schema.json"
+# Column of the frame of items with the texts of each, as JSON.
+SAMPLE = "sample"
+# What a fit decided: in the folder of its model, and by this ending beside its record.
+DECISIONS = "decisions.json"
 
 
 @cache

@@ -44,6 +44,10 @@ def test_every_row_has_a_record_and_a_line(finished: Path) -> None:
     assert sorted(records(finished, "toy")) == sorted(expected)
     assert table(finished)["row"].tolist() == ROWS
     assert table(finished).loc[0, ["skip", "retain"]].tolist() == [0, 100]
+    for file in expected:
+        decided = (finished / file).with_suffix(".decisions.json")
+        made = (finished / file).parent / "model/decisions.json"
+        assert decided.read_bytes() == made.read_bytes()
     page = (finished / "reports/toy/index.html").read_text()
     assert all(title in page for title in table(finished)["title"])
     for name in ("retain.md", "retain.tex", "scores.csv", "differences.csv", "costs.tex"):

@@ -23,6 +23,8 @@ from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_eva
 from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import CannotRun, explained, load
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, own_task_names
+from workflows.evaluation.traces import sample_text
+from workflows.records import SAMPLE
 
 SEEDS = {
     "random_seed": 0,
@@ -171,7 +173,8 @@ def run_task(
                 f"(other metrics: {names or 'none'})"
             )
         if not valueless:
-            frames.append(frame)
+            # Texts stand once, beside the headline metric.
+            frames.append(frame if key == primary else frame.drop(columns=SAMPLE))
         scores.append(
             {
                 "task": entry.task,
@@ -212,9 +215,12 @@ def _items(
             "value": _number(metric, sample[metric]),
             "doc_hash": sample["doc_hash"],
             "prompt_hash": sample["prompt_hash"],
+            SAMPLE: sample_text(sample, first=number == 0),
         }
         for name in sorted(samples)
-        for sample in sorted(samples[name], key=lambda sample: int(sample["doc_id"]))
+        for number, sample in enumerate(
+            sorted(samples[name], key=lambda sample: int(sample["doc_id"]))
+        )
         if sample["filter"] == chosen and metric in sample
     ]
     frame = pd.DataFrame(rows)

@@ -68,22 +68,31 @@ def escape_latex(text: str) -> str:
 
 
 def html_table(table: Table) -> str:
-    """The table element; words to the left, numbers to the right."""
-    styles = ["" if name in table.words else ' class="n"' for name in table.columns]
+    """The table element; words to the left, numbers to the right; lines and groups by name."""
+    styles = [_style(name, table) for name in table.columns]
     heads = "".join(
-        f"<th{style}>{html.escape(name)}</th>"
+        f'<th scope="col"{style}>{html.escape(name)}</th>'
         for name, style in zip(table.columns, styles, strict=True)
     )
+    names = [f' data-line="{html.escape(name)}"' for name in table.ids] or [""] * len(table.lines)
     lines = [
-        "<tr>"
+        f"<tr{name}>"
         + "".join(
             f"<td{style}>{html_cell(cell)}</td>" for cell, style in zip(line, styles, strict=True)
         )
         + "</tr>"
-        for line in table.lines
+        for line, name in zip(table.lines, names, strict=True)
     ]
     body = "\n".join(lines)
     return f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def _style(name: str, table: Table) -> str:
+    """Attributes of the cells of a column."""
+    if name in table.words:
+        return ' class="note"' if name == "Note" else ""
+    group = f' data-group="{table.groups[name]}"' if name in table.groups else ""
+    return f' class="n"{group}'
 
 
 def html_cell(cell: Cell) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from methods import ORDER
 from workflows.job import Job
 from workflows.jobs import read_suite
-from workflows.records import read_record
+from workflows.records import DECISIONS, SAMPLE, read_record
 from workflows.scoring import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
@@ -147,8 +148,10 @@ def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]
     What a suite no longer lists stays out.
     """
     files = sorted(folder.rglob("record.json"))
-    noise = sorted(folder.rglob("noise/batch*.json"), key=lambda file: (len(file.name), file.name))
-    refits = sorted(folder.rglob("noise/fit-*.json"))
+    beside = sorted(f for f in folder.rglob("noise/*.json") if not f.name.endswith(DECISIONS))
+    noise = [file for file in beside if file.name.startswith("batch")]
+    noise.sort(key=lambda file: (len(file.name), file.name))
+    refits = [file for file in beside if file.name.startswith("fit-")]
     if not files:
         raise ValueError(f"{folder} holds no record.json")
     try:
@@ -228,13 +231,26 @@ def _read_items(
         frame = file.with_suffix(".items.parquet")
         if not frame.is_file():
             raise ValueError(f"{file} has no items beside it ({frame.name} is missing)")
-        items[number] = pd.read_parquet(frame)
+        items[number] = _read_frame(frame)
         for score in record["scores"]:
             values = headline_items(items[number], score)["value"]
             told = score["k"] is None or (len(values), values.sum()) == (score["n"], score["k"])
             if not told:
                 raise ValueError(f"{frame} does not hold the items behind {file.name}")
     return items
+
+
+def _read_frame(frame: Path, texts: bool = False) -> pd.DataFrame:
+    """A frame of items, with or without the column of their texts."""
+    with pq.ParquetFile(frame) as file:
+        names = [name for name in file.schema_arrow.names if texts or name != SAMPLE]
+        return file.read(columns=names).to_pandas()
+
+
+def read_texts(file: Path) -> pd.DataFrame:
+    """``task``, ``item`` and ``sample`` (JSON) of the items of a record that keeps texts."""
+    frame = _read_frame(file.with_suffix(".items.parquet"), texts=True)
+    return frame.reindex(columns=["task", "item", SAMPLE]).dropna(subset=SAMPLE)
 
 
 def _read_refits(files: Sequence[Path], runs: Mapping[Path, dict[str, Any]]) -> list[Refit]:

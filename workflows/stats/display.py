@@ -66,6 +66,8 @@ class Table:
         words: Names of the columns that hold words.
         note: Below it.
         match: The protocol of its lines; empty where they are of all.
+        ids: What each line is called (:func:`line_id`); empty where lines are no rows at a target.
+        groups: Column -> the group of columns that it is shown with; none is always shown.
     """
 
     name: str
@@ -75,6 +77,14 @@ class Table:
     words: Collection[str] = ()
     note: str = ""
     match: str = ""
+    ids: Sequence[str] = ()
+    groups: Mapping[str, str] = field(default_factory=dict)
+
+
+def line_id(told: Mapping[Any, Any]) -> str:
+    """What a line of a frame is called on a page: ``backbone/row/target/match``."""
+    parts = [number(told["target"], "{:g}"), number(told["match"], "{}")]
+    return "/".join([told["backbone"], told["row"], *parts]).replace("–", "")
 
 
 @dataclass
@@ -82,14 +92,19 @@ class Builder:
     """Collects columns of equal length."""
 
     columns: dict[str, list[Cell]] = field(default_factory=dict)
+    ids: list[str] = field(default_factory=list)
+    groups: dict[str, str] = field(default_factory=dict)
+    group: str = ""
 
     def add(self, name: str, texts: Sequence[Any], found: Sequence[Mark] | None = None) -> None:
-        """One column of texts, with marks where they are given."""
+        """One column of texts, with marks where they are given, in the group at hand."""
         given = found or [Mark()] * len(texts)
         self.columns[name] = [Cell(str(t), m) for t, m in zip(texts, given, strict=True)]
+        self.groups |= {name: self.group} if self.group else {}
 
     def lead(self, frame: pd.DataFrame) -> None:
         """The columns that name a line."""
+        self.ids = [line_id(told) for told in frame.to_dict("records")]
         if frame["backbone"].nunique() > 1:
             self.add("Backbone", frame["backbone"].tolist())
         self.add("Row", frame["title"].tolist())
@@ -111,7 +126,9 @@ class Builder:
     def table(self, name: str, title: str, note: str) -> Table:
         """What was collected."""
         lines = list(zip(*self.columns.values(), strict=True))
-        return Table(name, title, list(self.columns), lines, WORDS, note)
+        return Table(
+            name, title, list(self.columns), lines, WORDS, note, ids=self.ids, groups=self.groups
+        )
 
 
 def number(value: Any, form: str = "{:.2f}") -> str:

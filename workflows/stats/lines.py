@@ -184,9 +184,7 @@ def item_values(frame: pd.DataFrame, record: Record) -> Run:
 
 def headline_items(frame: pd.DataFrame, score: Record) -> pd.DataFrame:
     """The items behind one score, ordered."""
-    same = (
-        (frame["task"] == score["task"])
-        & (frame["metric"] == score["metric"])
-        & (frame["filter"] == score["filter"])
-    )
-    return frame[same].sort_values("item")
+    # Arrays: a suite of thousands of runs asks for each of their scores.
+    same = [frame[name].to_numpy() == score[name] for name in ("task", "metric", "filter")]
+    places = np.flatnonzero(np.logical_and.reduce(same))
+    return frame.iloc[places[np.argsort(frame["item"].to_numpy()[places])]]

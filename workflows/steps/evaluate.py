@@ -1,7 +1,8 @@
 """Score one model: `python -m workflows.steps.evaluate --model DIR --tasks a,b --out FILE.json`.
 
 DIR is a folder of the compress step or any plain Hugging Face causal LM. The record (FILE.json)
-says everything about the run; beside it, FILE.items.parquet holds one line per item. FILE.tasks/
+says everything about the run; beside it, FILE.items.parquet holds one line per item and
+FILE.decisions.json what the fit decided. FILE.tasks/
 keeps each task's scores: called again, only what is new or was cut is scored.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import known_reasons
 from workflows.evaluation.score import pool, rates_by_kind, score
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, parse_tasks
+from workflows.evaluation.traces import routes
 from workflows.records import (
+    DECISIONS,
     check_record,
     describe_model,
     load_any,
@@ -102,6 +106,9 @@ def main() -> None:
     if items is not None:
         with whole_file(args.out.with_suffix(".items.parquet")) as file:
             items.to_parquet(file, index=False)
+    if (args.model / DECISIONS).is_file():
+        with whole_file(args.out.with_suffix(f".{DECISIONS}")) as file:
+            shutil.copyfile(args.model / DECISIONS, file)
     with whole_file(args.out) as file:
         write_json(file, record)
     print(f"wrote {args.out}")
@@ -173,6 +180,8 @@ def evaluate(
         },
     }
     items = pd.concat(scored.items, ignore_index=True)
+    if lm.log.routed:
+        measured["routes"] = routes(lm, items)
     return new_record("ok", described, labels) | measured | made_by, items
 
 

@@ -7,7 +7,6 @@ commands that make the number again.
 from __future__ import annotations
 
 import argparse
-import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from methods.core.budget import check_budget
-from workflows.jobs import read_suite
-from workflows.report.results import Results, read_results, read_suite_file
-from workflows.runtime.program import run, sentence, step_parser
+from workflows.report.again import Again
+from workflows.report.results import Results, read_results
+from workflows.runtime.program import run, step_parser
 from workflows.stats.budget import deciding_skip, prompt_skip
 from workflows.stats.lines import Line, Panel, headline_items
 from workflows.stats.versus import difference_frame
@@ -56,7 +55,7 @@ def main() -> None:
         **told_run(panel, record, score),
         **told_difference(panel, line, args.task),
         **told_items(results, panel, file, score),
-        **told_commands(results, file),
+        **Again.of(results.folder).of_file(file),
     }
     for name, text in parts.items():
         lines = textwrap.wrap(text, 92, break_long_words=False, break_on_hyphens=False)
@@ -203,26 +202,6 @@ def told_items(results: Results, panel: Panel, file: Path, score: Any) -> dict[s
     return {
         f"won {len(won)}": f"from {row}, items {' '.join(map(str, won)) or 'none'}",
         f"lost {len(lost)}": f"to {row}, items {' '.join(map(str, lost)) or 'none'}",
-    }
-
-
-def told_commands(results: Results, file: Path) -> dict[str, str]:
-    """How to score the model again, and how to fit and score it again."""
-    *_, backbone, row, label, seed, _ = file.parts
-    try:
-        suite = read_suite(read_suite_file(results.folder))
-        job = suite.find(backbone, row, label, seed)
-    except (ValueError, KeyError) as error:
-        return {"command": f"no suite here makes this run ({sentence(error)}); see its record"}
-    record, model = f"{job.folder}/record.json", f"{job.folder}/model"
-    again = ["snakemake", "--cores", "1", "--configfile", f"results/{suite.name}/suite.json"]
-    score = (
-        f"python -m workflows.steps.evaluate --model {model} --tasks "
-        f"{shlex.quote(suite.tasks_json)} {suite.evaluate_arguments(job)} --out {record}"
-    )
-    return {
-        "command": score,
-        "command, fit": shlex.join([*again, "--forcerun", "compress", "--", record]),
     }
 
 

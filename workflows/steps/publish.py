@@ -11,22 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from methods.core.checkpoint import write_json
 from workflows.jobs import Suite
+from workflows.report.lead import retain_marks
+from workflows.report.page import source
 from workflows.report.render import escape_markdown, markdown
-from workflows.report.results import Results, gaps, read_results
+from workflows.report.results import gaps, read_results
 from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
 from workflows.runtime.provenance import ROOT, code_hash
-from workflows.stats.comparable import cautions, code_by_part
+from workflows.stats.comparable import cautions
 from workflows.stats.display import MARKED, MATCHES, SKIPS, Builder, Table, plus, spans
-from workflows.stats.ranking import Mark, places
 from workflows.stats.tables import protocol_column
 from workflows.steps.report import make_frames
 
@@ -59,25 +58,11 @@ def main() -> None:
     for name, frame in make_frames(results).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:
-        write_json(file, source(results))
+        write_json(file, source(results, [*gaps(results), *cautions(results.records)]))
     put_block(page, suite, block(out, page))
     if (out.parent / COST).is_file():
         put_block(out.parent / "README.md", "costs", cost_block(out.parent))
     print(f"wrote {out} and its table in {page}")
-
-
-def source(results: Results) -> dict[str, Any]:
-    """Where the numbers come from; statistics and pages are made anew from the records."""
-    done = [record for record in results.records if record["status"] == "ok"]
-    return {
-        "suite": results.settings["suite"],
-        "runs": len(done),
-        "commits": sorted({str(record["commit"]) for record in done}),
-        "code": code_by_part(done),
-        "versions": done[0]["versions"],
-        "hardware": done[0]["hardware"],
-        "cautions": [*gaps(results), *cautions(results.records)],
-    }
 
 
 def stale(folder: Path, suite: Suite) -> list[str]:
@@ -158,7 +143,7 @@ def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
     made.lead(both)
     for head, name in (("Skip", "skip"), ("Retain", "retain")):
         texts = [plus(v, s) for v, s in zip(both[name], both[f"{name}_std"], strict=True)]
-        made.add(head, texts, _marks(both) if name == "retain" else None)
+        made.add(head, texts, retain_marks(both) if name == "retain" else None)
         if name == "skip":
             made.skips(both)
             made.numbers(both, {"Net": ("skip_net", "{:.2f}")})
@@ -167,16 +152,6 @@ def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
     made.add("95 % interval of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
     made.add("Note", both["note"].fillna("").tolist())
     return made.table("short", "Retain", "")
-
-
-def _marks(both: pd.DataFrame) -> Sequence[Mark]:
-    """Of Retain among the ranked rows of each backbone and target of one protocol."""
-    found = [Mark()] * len(both)
-    ranked = both[both["rank"].notna()]
-    for _, field in ranked.groupby(["backbone", "target"]):
-        for line, place in zip(field.index, places(field["retain"].tolist()), strict=True):
-            found[line] = Mark(place, bool(field.loc[line, "tied"]) and place != 1)
-    return found
 
 
 def _limits(name: str) -> tuple[str, str]:

@@ -8,43 +8,28 @@ shows what is there and names what is missing.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import jinja2
 import pandas as pd
-from markupsafe import Markup
 
 from workflows.report.figures import draw_all
-from workflows.report.paper.audit import findings
+from workflows.report.page import page, source
 from workflows.report.paper.beside import known_backbones, value_frame
-from workflows.report.paper.claims import claims
 from workflows.report.paper.order import agreement_frame, order_frame
-from workflows.report.paper.show import order_tables, value_tables, without_record
-from workflows.report.render import html_table, latex, markdown
+from workflows.report.render import latex, markdown
 from workflows.report.results import Results, gaps, read_results
+from workflows.report.tables import frame_tables, retain_tables
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
 from workflows.runtime.provenance import ROOT
-from workflows.stats.comparable import cautions, code_by_part
-from workflows.stats.display import (
-    MATCHES,
-    Table,
-    budget_table,
-    cost_table,
-    difference_table,
-    noise_table,
-    rank_table,
-    retain_table,
-    score_table,
-    training_noise_table,
-)
+from workflows.stats.comparable import cautions
+from workflows.stats.display import Table
 from workflows.stats.lines import Record
 from workflows.stats.noise import noise_frame, training_noise_frame
 from workflows.stats.ranking import rank_frame
-from workflows.stats.speeds import speed_frame, speed_table, with_speed
+from workflows.stats.speeds import speed_frame
 from workflows.stats.tables import (
     budget_frame,
     cost_frame,
@@ -54,9 +39,6 @@ from workflows.stats.tables import (
 )
 from workflows.stats.versus import difference_frame
 
-PAGES = ROOT / "workflows" / "report"
-# Frames whose lines are read by protocol.
-MATCHED = ("retain", "ranks", "differences", "budgets", "costs", "speeds")
 # What is known of the deviation between seeds, for suites that run one.
 HEADLINE = ROOT / "reports" / "reference" / "headline" / "retain.csv"
 
@@ -87,7 +69,8 @@ def main() -> None:
         write_text(args.out / "tables" / f"{table.name}.tex", latex(table, warned))
     layers = layer_frame(results.records)
     draw_all(frames["retain"], frames["differences"], layers, args.out / "figures")
-    write_text(args.out / "index.html", page(results, frames, tables, warned))
+    told = source(results, warned)
+    write_text(args.out / "index.html", page(frames, tables, told, results, args.out / "figures"))
     print(f"wrote {args.out / 'index.html'}")
 
 
@@ -135,84 +118,7 @@ def with_seed_deviation(retain: pd.DataFrame, records: Sequence[Record]) -> pd.D
 
 def make_tables(results: Results, frames: Mapping[str, pd.DataFrame]) -> dict[str, list[Table]]:
     """The frames as people read them, in the page's order: name -> one table per protocol."""
-    titles = {record["row"]: record["title"] for record in results.records}
-    found: dict[str, list[Table]] = {}
-    for match in dict.fromkeys(panel.match for panel in results.panels):
-        own = {
-            name: frame[frame["match"] == match].reset_index(drop=True)
-            for name, frame in frames.items()
-            if name in MATCHED
-        }
-        opponents = dict.fromkeys(own["differences"]["against"])
-        tables = [
-            retain_table(
-                with_speed(own["retain"], own["speeds"]),
-                [p for p in results.panels if p.match == match],
-            ),
-            rank_table(own["ranks"]),
-            *[difference_table(own["differences"], name, titles[name]) for name in opponents],
-            budget_table(own["budgets"]),
-            cost_table(own["costs"]),
-            speed_table(own["speeds"]),
-        ]
-        for table in tables:
-            same = found.setdefault(table.name, [])
-            # The first protocol keeps the plain names of the files.
-            name = f"{table.name}_{match}" if same else table.name
-            note = f"{MATCHES[match]} {table.note}"
-            same.append(dataclasses.replace(table, name=name, match=match, note=note))
-    for table in (
-        noise_table(frames["noise"]),
-        training_noise_table(frames["training_noise"]),
-        score_table(frames["scores"], titles),
-    ):
-        found[table.name] = [table]
-    for table in (
-        *order_tables(frames["paper_order"], frames["paper_agreement"]),
-        *value_tables(frames["paper_values"]),
-    ):
-        same = found.setdefault(table.name, [])
-        same.append(
-            dataclasses.replace(table, name=f"{table.name}_{table.match}") if same else table
-        )
-    full = {name: [table for table in same if table.lines] for name, same in found.items()}
-    return {name: same for name, same in full.items() if same}
-
-
-def page(
-    results: Results,
-    frames: Mapping[str, pd.DataFrame],
-    tables: Mapping[str, Sequence[Table]],
-    warned: list[str],
-) -> str:
-    """The page as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    done = [record for record in results.records if record["status"] == "ok"]
-    return environment.get_template("index.html").render(
-        suite=results.settings["suite"],
-        retain_tasks=results.settings["retain_tasks"],
-        reference_row=results.settings["reference_row"],
-        tables={
-            name: [(table, Markup(html_table(table))) for table in same]
-            for name, same in tables.items()
-        },
-        warned=warned,
-        lacking=without_record(frames["paper_values"]),
-        audited=[*findings(), *claims()],
-        strange=sorted(
-            {p.reference.backbone for p in results.panels} - set(known_backbones(results.panels))
-        ),
-        runs=len(done),
-        backbones={r["backbone"]["name"]: r["backbone"] for r in done},
-        versions=done[0]["versions"],
-        commits=sorted({str(r["commit"])[:12] for r in done}),
-        codes=code_by_part(done),
-        hardware=done[0]["hardware"],
-        tokens=done[0]["rates"]["all"]["tokens"],
-        limits=sorted({s["n"] for r in done for s in r["scores"] if s["k"] is not None}),
-    )
+    return retain_tables(results, frames) | frame_tables(frames)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""The first screen: three sentences from the frames, rows of the same weights as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from workflows.report.lead import lead_table, verdict, without_twins
+from workflows.report.published import read_frames
+from workflows.stats.display import line_id
+from workflows.stats.speeds import COLUMNS
+
+
+def rank(row: str, at: int, **changes: Any) -> dict[str, Any]:
+    line = {
+        "backbone": "toy", "target": 25.0, "match": "pooled", "row": row, "title": row.title(),
+        "retain": 90.0 - at, "retain_low": 89.0 - at, "retain_high": 91.0 - at, "rank": at,
+        "rank_low": at, "rank_high": at, "first": 80.0 if at == 1 else 20.0, "behind": at - 1.0,
+        "behind_low": 0.5, "behind_high": 2.0, "tied": False, "one_seed": False,
+    }  # fmt: skip
+    return line | changes
+
+
+def speed(row: str, mode: str, case: str, fast: float) -> dict[str, Any]:
+    told = {"backbone": "toy", "target": 25.0, "match": "pooled", "row": row}
+    return dict.fromkeys(COLUMNS) | told | {"mode": mode, "case": case, "speed": fast}
+
+
+def frames(ranks: list[dict[str, Any]], speeds: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
+    columns = list(rank("x", 1))
+    return {
+        "ranks": pd.DataFrame(ranks, columns=columns),
+        "speeds": pd.DataFrame(speeds, columns=COLUMNS),
+    }
+
+
+def test_the_verdict_names_leader_certainty_and_time() -> None:
+    ranks = [rank("b", 2, tied=True), rank("a", 1), rank("c", 3)]
+    speeds = [
+        speed("a", "prefill", "8x128", 0.5), speed("a", "prefill", "1x8", 9.0),
+        speed("a", "decode", "1x128", 2.0), speed("b", "decode", "1x128", 4.0),
+    ]  # fmt: skip
+    told = dict(verdict(frames(ranks, speeds), "dense"))
+    assert told["Who leads"] == (
+        "Matched over all tokens, A leads at 25 % with 89.0 % of the scores of dense "
+        "(88.0 to 90.0)."
+    )
+    assert told["How sure"] == "Pooled: at 25 % A is first in 80 % of resamples (not told from B)."
+    assert told["On the clock"] == (
+        "A at 25 % (pooled) takes 2.00 times dense's time to prefill 8x128 and 0.50 times dense's "
+        "time to decode 1x128."
+    )
+
+
+def test_protocols_and_targets_have_leaders_of_their_own() -> None:
+    ranks = [
+        rank("a", 1), rank("b", 2, one_seed=True),
+        rank("b", 1, match="each"), rank("a", 2, match="each"), rank("a", 1, target=40.0),
+    ]  # fmt: skip
+    told = dict(verdict(frames(ranks, []), "dense"))
+    assert "A leads at 25 %" in told["Who leads"]
+    assert "matched on prompts and deciding tokens apart, B leads at 25 %" in told["Who leads"]
+    assert "told from all 1 others, by items alone" in told["How sure"]
+    assert "at 40 % A is alone" in told["How sure"]
+    assert told["On the clock"] == "No row was timed; a skip rate is no speed-up."
+
+
+def test_rows_without_a_budget_have_no_leader() -> None:
+    told = dict(verdict(frames([], []), "dense"))
+    assert told["Who leads"] == "No row has a budget to be compared at."
+
+
+def retain(row: str, value: float, note: str, **changes: Any) -> dict[str, Any]:
+    line = {"backbone": "toy", "target": 25.0, "match": "pooled", "row": row, "title": row.upper()}
+    return line | {"retain": value, "note": note} | changes
+
+
+def test_rows_of_the_same_weights_are_one_under_both_names() -> None:
+    frame = pd.DataFrame(
+        [
+            retain("a", 50.0, "under budget by 2.0; same weights as B"),
+            retain("c", 50.0, ""),
+            retain("b", 50.0, "under budget by 2.0; same weights as A"),
+            retain("b", 30.0, "", target=40.0),
+            retain("d", 20.0, "same weights as A at 40 %"),
+        ]
+    )
+    kept = without_twins(frame)
+    assert kept["title"].tolist() == ["A = B", "C", "B", "D"]
+    assert kept["note"].tolist() == ["under budget by 2.0", "", "", "same weights as A at 40 %"]
+    assert kept["also"].tolist() == [["toy/b/25/pooled"], [], [], []]
+
+
+HEADS = {
+    "retain": {
+        "Target": "target", "Retain": "retain", "Skip": "skip", "On prompts": "skip_prompt",
+        "Deciding": "skip_deciding", "Net": "skip_net", "Between seeds": "seed_std",
+        "left acc": "left:acc", "right acc": "right:acc",
+    },
+    "ranks": {"Rank": "rank"},
+    "costs": {
+        "Trained parameters": "trained_parameters", "Fit (s)": "fit_seconds",
+        "Fit (MB)": "fit_memory_mb", "Scoring (s)": "scoring_seconds",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("match", ["pooled", "each"])
+def test_every_head_stands_over_the_numbers_of_its_frame(made: Path, match: str) -> None:
+    frames, read = read_frames(made / "report/tables"), 0
+    table = lead_table(frames, match)
+    for name, line in zip(table.ids, table.lines, strict=True):
+        cells = {head: cell.text for head, cell in zip(table.columns, line, strict=True)}
+        for frame, heads in HEADS.items():
+            own = {line_id(told): told for told in frames[frame].to_dict("records")}.get(name, {})
+            for head, column in heads.items():
+                value, shown = own.get(column), cells.get(head, "–").split(" ± ")[0].strip("± ")
+                if value is None or pd.isna(value):
+                    assert shown == "–"
+                    continue
+                digits = len(shown.partition(".")[2])
+                assert abs(float(shown.replace(",", "")) - value) <= 0.5 * 10**-digits + 1e-9
+                read += 1
+    assert read > 80
+
+
+def test_the_note_stands_beside_the_row_and_columns_are_in_groups(made: Path) -> None:
+    table = lead_table(read_frames(made / "report/tables"), "pooled")
+    assert list(table.columns[:3]) == ["Row", "Note", "Target"]
+    assert table.groups["Deciding"] == "skip"
+    assert table.groups["left acc"] == "scores"
+    assert table.groups["Fit (s)"] == "cost"
+    assert "Retain" not in table.groups
+    place = list(table.columns).index("Again")
+    again = {name: line[place].text for name, line in zip(table.ids, table.lines, strict=True)}
+    assert again.pop("toy/hero/25/pooled") not in ("–", "")
+    assert set(again.values()) == {"–"}

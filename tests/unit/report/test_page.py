@@ -1,0 +1,182 @@
+"""The data in a page: every number is one of a record or frame, and no text gets out of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests import steps
+from tests.told_records import NASTY, TOKENS, write_told
+from workflows.report.page import embedded
+from workflows.report.page_data import MOST, POINTS, page_data, shown_decision
+from workflows.report.results import read_results
+from workflows.steps.report import make_frames
+
+Data = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("told")
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> str:
+    results = write_told(folder / "results")
+    steps.call("report", "--results", results, "--out", folder / "report")
+    return (folder / "report/index.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def data(page: str) -> Data:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*)</script>', page)
+    return dict(json.loads(found))
+
+
+def read(folder: Path, run: str) -> dict[str, Any]:
+    return dict(json.loads((folder / "results" / run / "record.json").read_text()))
+
+
+def near(shown: Any, held: Any) -> None:
+    """The same value, fractions to six digits."""
+    if isinstance(held, dict):
+        assert shown.keys() == held.keys()
+        for key in held:
+            near(shown[key], held[key])
+    elif isinstance(held, list):
+        assert len(shown) == len(held)
+        for pair in zip(shown, held, strict=True):
+            near(*pair)
+    elif isinstance(held, float):
+        assert shown == pytest.approx(held, rel=1e-5)
+    else:
+        assert shown == held
+
+
+def test_every_line_has_the_numbers_of_the_retain_table(folder: Path, data: Data) -> None:
+    retain = pd.read_csv(folder / "report/tables/retain.csv")
+    assert len(data["lines"]) == len(retain)
+    for line, told in zip(data["lines"], retain.to_dict("records"), strict=True):
+        assert (line["row"], line["title"], line["match"]) == (
+            told["row"], told["title"], told["match"],
+        )  # fmt: skip
+        assert line["variant"] == (line["row"] == "shortgpt+lora")
+        for name, value in line["numbers"].items():
+            column = told.get(name)
+            near(value, None if column is None or pd.isna(column) else float(column))
+        assert line["numbers"]["retain"] is not None or line["row"] == "slicegpt"
+
+
+def test_what_lies_behind_a_row_is_its_record(folder: Path, data: Data) -> None:
+    assert set(data["run_of"]) == {
+        line["id"] for line in data["lines"] if line["numbers"]["retain"] is not None
+    }
+    assert set(data["run_of"].values()) == set(data["runs"])
+    for name, run in data["runs"].items():
+        record = read(folder, name)
+        for key in ("row", "method", "params", "start", "seed", "fit", "rates", "layers", "commit"):
+            near(run[key], record[key])
+        kept = [[u["layer"], u["kind"], u["parameters"], u["executed"]] for u in record["units"]]
+        near(run["units"], kept)
+        for shown, score in zip(run["scores"], record["scores"], strict=True):
+            near(
+                {k: shown[k] for k in ("task", "k", "n")}, {k: score[k] for k in ("task", "k", "n")}
+            )
+            near(shown["skip"], {kind: rate["skip"] for kind, rate in score["rates"].items()})
+        seeds = sorted((folder / "results" / name).parent.glob("s*"))
+        assert [one["seed"] for one in run["seeds"]] == [int(seed.name[1:]) for seed in seeds]
+        assert "see its record" in run["commands"]["command"]
+
+
+def test_items_won_and_lost_are_those_of_the_records(folder: Path, data: Data) -> None:
+    def values(run: str, task: str) -> pd.DataFrame:
+        items = pd.read_parquet(folder / "results" / run / "record.items.parquet")
+        return items[items["task"] == task].set_index("item").sort_index()
+
+    seen = 0
+    for name, run in data["runs"].items():
+        for task, sides in run["items"].items():
+            mine, theirs = values(name, task), values("toy/dense/b0/s42", task)
+            gain = mine["value"] - theirs["value"]
+            for side, held in (("won", gain[gain > 0]), ("lost", gain[gain < 0])):
+                assert sides[side]["number"] == len(held)
+                numbers = [int(item) for item in sides[side]["items"]]
+                assert numbers == held.index.tolist()[:MOST]
+                for number, answer in sides[side]["items"].items():
+                    own, asked = (
+                        json.loads(part["sample"][int(number)]) for part in (mine, theirs)
+                    )
+                    near(answer, own.get("scores", own.get("text")))
+                    near(data["items"]["toy"][task][number], asked)
+                    seen += 1
+    assert seen > 100
+
+
+def test_routes_are_those_of_the_records(folder: Path, data: Data) -> None:
+    assert set(data["prompts"]["toy"]) == {"left", "right"}
+    assert data["prompts"]["toy"]["left"] == {"tokens": TOKENS, "deciding": 5}
+    routed = {name: run for name, run in data["runs"].items() if "routes" in run}
+    assert {run["row"] for run in routed.values()} == {"hero"}
+    assert len(routed) == 4
+    for name, run in routed.items():
+        held = {route["task"]: route["executed"] for route in read(folder, name)["routes"]}
+        assert run["routes"] == held
+
+
+def test_decisions_are_curves_bars_or_words(data: Data) -> None:
+    shown = {one["name"]: one for one in data["runs"]["toy/hero/b25/s42"]["decisions"]}
+    training = shown["training"]
+    assert training["of"] == 100
+    assert training["curves"]["update"][0] == 0
+    assert training["curves"]["update"][-1] == 99
+    assert len(training["curves"]["loss"]) == POINTS
+    for update, loss in zip(training["curves"]["update"], training["curves"]["loss"], strict=True):
+        near(loss, 3 / (update + 1))
+    assert shown["scores"]["bars"] == [0.5, 0.25, 0.125, 1.0]
+    assert shown["threshold"]["text"] == "0.75"
+    assert shown["token_rates"]["text"] == "200 entries, in decisions.json"
+    assert json.loads(shown["removed_layers"]["text"]) == [NASTY]
+    assert shown_decision("none", [])["text"] == "[]"
+
+
+def test_no_text_gets_out_of_the_data(page: str) -> None:
+    assert page.count("</script>") == 2
+    assert NASTY not in page
+    assert "\u2028" not in page
+    assert json.loads(embedded({"x": [NASTY, 1.5, None]})) == {"x": [NASTY, 1.5, None]}
+    with pytest.raises(ValueError, match="JSON"):
+        embedded(float("nan"))
+
+
+def test_the_page_needs_no_other_file(page: str) -> None:
+    sources = re.findall(r'(?:src|<link[^>]*href)="([^"]*)"', page)
+    assert sources
+    assert all(address.startswith("data:") for address in sources)
+    assert "@import" not in page
+    assert not re.findall(r"url\((?!data:)", page)
+
+
+def test_records_that_keep_neither_texts_nor_routes_are_shown_without(made: Path) -> None:
+    results = read_results(made / "results")
+    data = page_data(make_frames(results), results)
+    assert data["prompts"] == {}
+    hero = data["runs"]["toy/hero/b25/s42"]
+    assert hero["decisions"] == []
+    assert hero["items"]["left"]["lost"] == {
+        "number": hero["items"]["left"]["lost"]["number"],
+        "items": {},
+    }
+    assert hero["items"]["left"]["lost"]["number"] > 0
+
+
+def test_frames_alone_make_the_lines_without_what_lies_behind(made: Path) -> None:
+    results = read_results(made / "results")
+    frames = make_frames(results)
+    alone, whole = page_data(frames), page_data(frames, results)
+    assert alone["lines"] == whole["lines"]
+    assert alone["runs"] == {}

@@ -1,0 +1,333 @@
+"""The page as a reader uses it, in a headless Chromium at two widths and in both colour schemes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests import browser, steps
+from tests.told_records import NASTY, TOKENS, write_told
+
+pytestmark = pytest.mark.skipif(
+    browser.COMMAND is None, reason=f"no Chromium here (none of {', '.join(browser.NAMES)})"
+)
+WIDTHS = (1280, 400)
+ACCESSIBLE = (Path(__file__).parents[1] / "accessible.js").read_text(encoding="utf-8")
+HERO = "toy/hero/25/pooled"
+SHOWN = "all('#lead-pooled tbody tr').filter((row) => !row.hidden)"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    results = write_told(folder / "results")
+    steps.call("report", "--results", results, "--out", folder / "reports/made")
+    return folder / "reports/made/index.html"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[browser.Browser]:
+    with browser.chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def window(chromium: browser.Browser, page: Path) -> Iterator[browser.Browser]:
+    """The page opened anew; afterwards nothing went wrong in it and it asked for nothing."""
+    chromium.prefer("light")
+    chromium.open(page)
+    yield chromium
+    assert chromium.errors == []
+    assert all(url.startswith(page.as_uri()) for url in chromium.requests)
+
+
+def data(window: browser.Browser) -> dict[str, Any]:
+    return dict(json.loads(window.run("document.getElementById('data').textContent")))
+
+
+def column(window: browser.Browser, head: str) -> list[str]:
+    """Cells below a head of the main table, of the rows that are shown."""
+    heads = window.run("all('#lead-pooled thead th').map((head) => head.textContent)")
+    place = heads.index(head)
+    return list(window.run(f"{SHOWN}.map((row) => row.cells[{place}].textContent)"))
+
+
+def click(window: browser.Browser, selector: str, text: str = "") -> None:
+    """The first element that holds a text."""
+    has = f"(one) => one.textContent.includes({json.dumps(text)})"
+    window.run(f"all({json.dumps(selector)}).find({has}).click()")
+
+
+def choose(window: browser.Browser, selector: str, value: str) -> None:
+    """An option of a list."""
+    window.run(
+        f"(() => {{ const found = one({json.dumps(selector)}); found.value = {json.dumps(value)};"
+        " found.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def search(window: browser.Browser, text: str) -> None:
+    typed = f"one('#find').value = {json.dumps(text)}"
+    window.run(f"{typed}; one('#find').dispatchEvent(new Event('input'))")
+
+
+def skips(run: dict[str, Any], task: str) -> list[float]:
+    """Percent of the parameters that each token of a prompt skips, by plain loops."""
+    found = [0.0] * len(TOKENS)
+    for (_, _, size, _), ran in zip(run["units"], run["routes"][task], strict=True):
+        for token, executed in enumerate(ran):
+            found[token] += 100 * size * (executed == "0") / run["parameters"]
+    return found
+
+
+def test_a_head_sorts_down_up_and_back(window: browser.Browser) -> None:
+    def retains() -> list[float]:
+        return [float(cell.split()[0]) for cell in column(window, "Retain") if cell != "–"]
+
+    before = column(window, "Row")
+    first = retains()
+    assert first != sorted(first, reverse=True)
+    click(window, "#lead-pooled th button", "Retain")
+    assert retains() == sorted(first, reverse=True)
+    assert column(window, "Retain")[-1] == "–"
+    assert window.run("one('#lead-pooled th[aria-sort=descending]').textContent") == "Retain"
+    click(window, "#lead-pooled th button", "Retain")
+    assert retains() == sorted(first)
+    click(window, "#lead-pooled th button", "Retain")
+    assert column(window, "Row") == before
+
+
+def test_rows_are_filtered_in_every_table(window: browser.Browser) -> None:
+    lines = [line for line in data(window)["lines"] if line["match"] == "pooled"]
+    assert len(column(window, "Row")) == len(lines)
+    click(window, "#filters label", "static")
+    assert column(window, "Row") == [n["title"] for n in lines if n["kind"] != "static"]
+    ranks = "all('[data-name=ranks] tbody tr').filter((row) => !row.hidden).length"
+    assert window.run(ranks) == 4
+    click(window, "#filters label", "40 %")
+    assert window.run(ranks) == 2
+    search(window, "HER")
+    assert column(window, "Row") == ["Hero"]
+    assert window.run("one('#count').textContent") == f"1 of {len(lines)} rows"
+    assert window.run("all('#scatter .mark').length") == 1
+
+
+def test_variants_can_be_left_out(window: browser.Browser) -> None:
+    click(window, "#filters label", "variants")
+    assert "Shortgpt+Lora" not in column(window, "Row")
+    assert "Hero" in column(window, "Row")
+
+
+def test_one_protocol_is_shown_at_a_time(window: browser.Browser) -> None:
+    seen = "all('section[data-match]').filter((one) => !one.hidden).map((one) => one.dataset.match)"
+    assert set(window.run(seen)) == {"pooled"}
+    click(window, "#filters label", "each")
+    assert set(window.run(seen)) == {"each"}
+
+
+def test_columns_come_by_group(window: browser.Browser) -> None:
+    def shown() -> list[str]:
+        heads = "all('#lead-pooled thead th').filter((one) => one.getClientRects().length)"
+        return list(window.run(f"{heads}.map((one) => one.textContent)"))
+
+    assert shown()[:3] == ["Row", "Note", "Target"]
+    assert "Deciding" in shown()
+    assert "left acc" not in shown()
+    click(window, "#filters label", "scores")
+    click(window, "#filters label", "skip")
+    assert "left acc" in shown()
+    assert "Deciding" not in shown()
+
+
+def test_what_is_shown_is_copied_in_three_forms(window: browser.Browser) -> None:
+    window.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    search(window, "hero")
+    found = {}
+    for form in ("CSV", "Markdown", "LaTeX"):
+        click(window, "#lead-pooled .copy button", form)
+        found[form] = str(window.run("window.copied"))
+    retain = column(window, "Retain")
+    assert found["CSV"].splitlines()[0].startswith("Row,Note,Target,Retain")
+    assert [line.split(",")[0] for line in found["CSV"].splitlines()[1:]] == ["Hero", "Hero"]
+    assert found["Markdown"].splitlines()[1].startswith("| --- | --- |")
+    assert found["LaTeX"].startswith("\\begin{tabular}{llll")
+    for form, text in found.items():
+        for cell in (" ".join(cell.split()) for cell in retain):
+            signs = {"±": r"$\pm$", "≈": r"$\approx$"} if form == "LaTeX" else {}
+            assert "".join(signs.get(sign, sign) for sign in cell) in text
+    assert "%" not in found["LaTeX"].replace("\\%", "")
+
+
+def test_the_figure_tells_of_a_record_and_opens_its_row(window: browser.Browser) -> None:
+    hero = next(line for line in data(window)["lines"] if line["id"] == HERO)
+    named = "(one) => one.getAttribute('aria-label').startsWith('Hero, 25 %')"
+    marks = f"all('#scatter .mark').find({named})"
+    window.run(f"{marks}.focus()")
+    told = window.run("one('#hint').textContent")
+    for name in ("retain", "skip", "skip_deciding"):
+        assert f"{hero['numbers'][name]:.2f}" in told
+    place = window.run(f"{marks}.getAttribute('transform')")
+    choose(window, "#scatter select", "skip_deciding")
+    assert window.run(f"{marks}.getAttribute('transform')") != place
+    assert "x=skip_deciding" in window.run("location.hash")
+    window.run(f"{marks}.dispatchEvent(new MouseEvent('click'))")
+    assert window.run("one('#row').open")
+    assert window.run("one('#row-title').textContent") == "Hero, 25 %, match pooled"
+
+
+def test_a_row_opens_by_keyboard_and_closes_again(window: browser.Browser) -> None:
+    window.run("one('#lead-pooled button.open').focus()")
+    window.press("Enter")
+    window.wait("one('#row').open")
+    assert window.run("one('#row-title').textContent") == "Dense, match pooled"
+    window.press("Escape")
+    window.wait("!one('#row').open")
+    window.wait("!location.hash.includes('row=')")
+    window.press("/")
+    assert window.run("document.activeElement.id") == "find"
+
+
+def test_an_item_shows_what_was_asked_and_answered_and_runs_nothing(
+    window: browser.Browser,
+) -> None:
+    window.run(f"go({{ row: {json.dumps(HERO)}, task: 'left' }})")
+    lost = data(window)["runs"]["toy/hero/b25/s42"]["items"]["left"]["lost"]
+    number, answer = next(iter(lost["items"].items()))
+    click(window, "#row summary", f"lost item {number}:")
+    window.wait("location.hash.includes('item=left')")
+    text = window.run("one('#row details[open]').innerText")
+    assert f"{NASTY} {number}".split("\u2028")[0] in text
+    assert f"{answer[1]:.2f}" in text
+    assert window.run("document.title") == "skipbench: made"
+    shown = window.run("one('#row').innerText")
+    for part in ("by kind of token", "by layer", "What it decided", "Params", "This number again"):
+        assert part in shown
+    assert "60 of 100 entries" in shown
+
+
+def test_the_routing_viewer_shows_every_routed_row_side_by_side(window: browser.Browser) -> None:
+    found = data(window)
+    choose(window, "#routing select", "right")
+    assert window.run("all('#routing figure').length") == 2
+    words = "all('#routing figure:first-child svg text').map((one) => one.textContent)"
+    assert window.run(words)[: len(TOKENS)] == [token.strip() for token in TOKENS]
+    run = found["runs"]["toy/hero/b25/s42"]
+    left, right = skips(run, "left"), skips(run, "right")
+    here = f"prompt {sum(right[:5]) / 5:.2f} %, deciding {sum(right[5:]) / 2:.2f} %"
+    assert here in window.run("one('#routing figcaption').textContent")
+    click(window, "#routing summary")
+    window.wait("all('#routing .words tbody tr').length")
+    row = "all('#routing .words tbody tr').find((row) => row.cells[0].textContent === 'of')"
+    word, times, mean, _ = window.run(f"[...{row}.cells].map((one) => one.textContent)")
+    every = [skip for part in (left, right) for skip in part[4:6]]
+    assert (word, times) == ("of", "4")
+    assert float(mean) == pytest.approx(sum(every) / 4, abs=0.01)
+
+
+def test_an_address_holds_what_is_shown(chromium: browser.Browser, page: Path) -> None:
+    told = {
+        "match": "each", "hide": "static", "columns": "scores", "sort": "retain|Retain|up",
+        "x": "skip_net", "y": "left:acc", "row": "toy/hero/40/each", "task": "right",
+        "theme": "dark",
+    }  # fmt: skip
+    chromium.prefer("light")
+    chromium.open(page, "#" + "&".join(f"{key}={quote(value)}" for key, value in told.items()))
+    assert chromium.run("one('#row-title').textContent") == "Hero, 40 %, match each"
+    assert chromium.run("one('#row select').value") == "right"
+    assert chromium.run("one('#lead-each th[aria-sort=ascending]').textContent") == "Retain"
+    assert chromium.run("one('#lead-pooled').hidden")
+    assert chromium.run("document.documentElement.dataset.theme") == "dark"
+    assert chromium.run("all('#scatter select').map((one) => one.value)") == [
+        "skip_net",
+        "left:acc",
+    ]
+    chromium.run("go({ find: 'lora' })")
+    assert dict(chromium.run("[...new URLSearchParams(location.hash.slice(1))]")) == told | {
+        "find": "lora"
+    }
+    chromium.run("location.hash = '#match=neither&row=gone&x=none'")
+    chromium.wait("!one('#row').open")
+    assert not chromium.run("one('#lead-pooled').hidden")
+    assert chromium.errors == []
+
+
+def test_dark_follows_the_system_and_the_button(chromium: browser.Browser, page: Path) -> None:
+    def brightness() -> int:
+        told = chromium.run("getComputedStyle(document.documentElement).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", told)[:3]))
+
+    chromium.prefer("dark")
+    chromium.open(page)
+    assert brightness() < 150
+    click(chromium, "#theme")
+    assert brightness() > 600
+    chromium.prefer("light")
+    chromium.open(page)
+    assert brightness() > 600
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("state", ["columns=skip,scores,cost", f"row={HERO}&task=left&item=left:0"])
+def test_everyone_can_read_it_and_nothing_scrolls_sideways(
+    chromium: browser.Browser, page: Path, width: int, theme: str, state: str
+) -> None:
+    chromium.open(page, f"#{state}&theme={theme}", width=width)
+    chromium.run("all('details').forEach((one) => one.open = true)")
+    assert chromium.run(
+        "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    )
+    assert chromium.run("one('#row').scrollWidth <= one('#row').clientWidth")
+    assert chromium.run(ACCESSIBLE) == []
+    assert chromium.errors == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_retain_and_note_are_in_the_first_screen_of_the_table(
+    chromium: browser.Browser, page: Path, width: int
+) -> None:
+    chromium.open(page, width=width)
+    heads = "all('#lead-pooled thead th').slice(0, 4)"
+    ends = "[one.textContent, one.getBoundingClientRect().right]"
+    for head, right in chromium.run(f"{heads}.map((one) => {ends})"):
+        assert right <= width, head
+    box = "one('#lead-pooled .wide')"
+    chromium.run(f"{box}.scrollLeft = 9999; {box}.scrollTop = 9999")
+    first = "one('#lead-pooled tbody tr:last-child td')"
+    left, edge = (f"{one}.getBoundingClientRect().left" for one in (first, box))
+    assert 0 <= chromium.run(f"{left} - {edge}") <= 2
+
+
+def test_the_tables_stand_there_without_the_script(chromium: browser.Browser, page: Path) -> None:
+    try:
+        chromium.call("Emulation.setScriptExecutionDisabled", value=True)
+        chromium.open(page)
+        seen = "[...document.querySelectorAll('{}')].map((one) => one.getClientRects().length > 0)"
+        tables = chromium.run(seen.format("table"))
+        assert len(tables) > 10
+        assert all(tables)
+        assert chromium.run(seen.format("#filters")) == [False]
+        assert chromium.run(seen.format("#scatter img")) == [True]
+    finally:
+        chromium.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_two_thousand_rows_are_sorted_at_once(window: browser.Browser) -> None:
+    window.run(
+        "(() => { const body = one('[data-name=scores] tbody'), rows = [...body.rows];"
+        " for (let n = 0; body.rows.length < 2000; n += 1) {"
+        "   const row = rows[n % rows.length].cloneNode(true);"
+        "   row.cells[row.cells.length - 1].textContent = `${(n * 7919) % 2003}/2003`;"
+        "   body.append(row); } })()"
+    )
+    head = "all('[data-name=scores] thead button').at(-1)"
+    timed = f"const from = performance.now(); {head}.click(); return performance.now() - from;"
+    times = [window.run(f"(() => {{ {timed} }})()") for _ in range(6)]
+    assert min(times) < 200
+    assert window.run("all('[data-name=scores] tbody tr').length") == 2000

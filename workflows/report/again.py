@@ -1,0 +1,57 @@
+"""The commands that make a record again."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflows.jobs import Suite, read_suite
+from workflows.report.results import read_suite_file
+from workflows.runtime.program import sentence
+
+
+@dataclass(frozen=True)
+class Again:
+    """Commands for the runs of a results folder.
+
+    Args:
+        suite: That made them; None where it cannot be read here.
+        reason: Why not.
+    """
+
+    suite: Suite | None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, folder: Path) -> Again:
+        """From the folder's suite.json."""
+        try:
+            return cls(read_suite(read_suite_file(folder)))
+        except (ValueError, KeyError) as error:
+            return cls(None, sentence(error))
+
+    def of_file(self, file: Path) -> dict[str, str]:
+        """How to score the model of a record again, and how to fit and score it again."""
+        *_, backbone, row, label, seed, _ = file.parts
+        if self.suite is None:
+            return self._none(self.reason)
+        try:
+            job = self.suite.find(backbone, row, label, seed)
+        except (ValueError, KeyError) as error:
+            return self._none(sentence(error))
+        record, model = f"{job.folder}/record.json", f"{job.folder}/model"
+        config = f"results/{self.suite.name}/suite.json"
+        again = ["snakemake", "--cores", "1", "--configfile", config]
+        score = (
+            f"python -m workflows.steps.evaluate --model {model} --tasks "
+            f"{shlex.quote(self.suite.tasks_json)} {self.suite.evaluate_arguments(job)} "
+            f"--out {record}"
+        )
+        return {
+            "command": score,
+            "command, fit": shlex.join([*again, "--forcerun", "compress", "--", record]),
+        }
+
+    def _none(self, reason: str) -> dict[str, str]:
+        return {"command": f"no suite here makes this run ({reason}); see its record"}

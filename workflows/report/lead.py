@@ -1,0 +1,216 @@
+"""The first screen of a page: three sentences, and the table with everything known of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from workflows.stats.display import (
+    MARKED,
+    MATCHES,
+    SEEDS,
+    SKIPS,
+    SPEEDS,
+    Builder,
+    Table,
+    line_id,
+    number,
+    plus,
+    short_name,
+    spans,
+)
+from workflows.stats.ranking import Mark, places
+from workflows.stats.speeds import KEYS, with_speed
+
+Frames = Mapping[str, pd.DataFrame]
+
+HOW = {"pooled": "over all tokens", "each": "on prompts and deciding tokens apart"}
+TWINS = "same weights as "
+AGAIN = "Again: what the same seed, fitted under other arithmetic, moves the Retain by."
+
+
+def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
+    """Who leads at each budget and protocol, how sure, what it costs on the clock.
+
+    Args:
+        frames: ``ranks`` and ``speeds`` of :func:`workflows.steps.report.make_frames`.
+        reference: Row whose scores are 100 %.
+
+    Returns:
+        Three pairs of a question and its answer.
+    """
+    fields = list(_fields(frames["ranks"]))
+    if not fields:
+        told = "No row has a budget to be compared at."
+        return [("Who leads", told), ("How sure", told), ("On the clock", _clock([], frames))]
+    several = len({leader["backbone"] for leader, _ in fields}) > 1
+    leads: dict[str, list[str]] = {}
+    sure: dict[str, list[str]] = {}
+    for leader, others in fields:
+        on = f"{leader['backbone']}, " if several else ""
+        at, match = f"at {leader['target']:g} %", leader["match"]
+        leads.setdefault(f"{on}matched {HOW[match]}, ", []).append(
+            f"{leader['title']} leads {at} with {leader['retain']:.1f} % of the scores of "
+            f"{reference} ({leader['retain_low']:.1f} to {leader['retain_high']:.1f})"
+        )
+        sure.setdefault(f"{on}{match}: ", []).append(f"{at} {_certainty(leader, others)}")
+    leaders = [leader for leader, _ in fields]
+    return [
+        ("Who leads", _sentence([how + ", ".join(told) for how, told in leads.items()])),
+        ("How sure", _sentence([how + ", ".join(told) for how, told in sure.items()])),
+        ("On the clock", _clock(leaders, frames)),
+    ]
+
+
+def _fields(ranks: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], list[dict[Any, Any]]]]:
+    """Leader and the others, by target and protocol."""
+    for _, field in ranks.groupby(["backbone", "target", "match"], sort=False):
+        lines = field.sort_values("rank", kind="stable").to_dict("records")
+        yield lines[0], lines[1:]
+
+
+def _certainty(leader: Mapping[Any, Any], others: list[dict[Any, Any]]) -> str:
+    if not others:
+        return f"{leader['title']} is alone"
+    tied = [line["title"] for line in others if line["tied"]]
+    told = f"not told from {' and '.join(tied)}" if tied else f"told from all {len(others)} others"
+    # Of one seed an interval knows the items alone.
+    told += ", by items alone" if any(line["one_seed"] for line in others) else ""
+    return f"{leader['title']} is first in {leader['first']:.0f} % of resamples ({told})"
+
+
+def _clock(leaders: list[dict[Any, Any]], frames: Frames) -> str:
+    """Times of the leaders over the dense ones, each once."""
+    speeds = frames["speeds"]
+    if speeds.empty:
+        return "No row was timed; a skip rate is no speed-up."
+    told = {}
+    for leader in leaders:
+        own = speeds[(speeds["row"] == leader["row"]) & (speeds["backbone"] == leader["backbone"])]
+        own = own[(own["target"] == leader["target"]) & (own["match"] == leader["match"])]
+        first = own[own["mode"].isin(["prefill", "decode"])].drop_duplicates("mode")
+        times = [
+            f"{1 / line['speed']:.2f} times dense's time to {line['mode']} {line['case']}"
+            for line in first.to_dict("records")
+        ]
+        name = f"{leader['title']} at {leader['target']:g} % ({leader['match']})"
+        told[name] = f"{name} takes {' and '.join(times)}" if times else f"{name} was not timed"
+    return _sentence(list(told.values())) if told else "The references alone were timed."
+
+
+def _sentence(clauses: list[str]) -> str:
+    text = "; ".join(clauses)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def without_twins(retain: pd.DataFrame) -> pd.DataFrame:
+    """The frame with lines of the same weights as one, under both titles.
+
+    Returns:
+        Its columns and ``also``: ids of the lines that went.
+    """
+    lines: list[dict[Any, Any]] = []
+    for line in retain.to_dict("records"):
+        keys = [line["backbone"], line["target"], line["match"], line["retain"]]
+        titles = _twins(line["note"])
+        known = [
+            other
+            for other in lines
+            if other["alone"] in titles
+            and [other[k] for k in ("backbone", "target", "match", "retain")] == keys
+        ]
+        if known:
+            known[0]["title"] += f" = {line['title']}"
+            known[0]["note"] = _without(known[0]["note"], line["title"])
+            known[0]["also"].append(line_id(line))
+        else:
+            lines.append(line | {"alone": line["title"], "also": []})
+    return pd.DataFrame(lines, columns=[*retain.columns, "also", "alone"]).drop(columns="alone")
+
+
+def _twins(note: str) -> list[str]:
+    """Titles that a note of the retain frame calls the same weights."""
+    told = [part for part in note.split("; ") if part.startswith(TWINS)]
+    return told[0].removeprefix(TWINS).split(", ") if told else []
+
+
+def _without(note: str, title: str) -> str:
+    """The note where that title is told elsewhere."""
+    rest = [twin for twin in _twins(note) if twin != title]
+    parts = [part for part in note.split("; ") if not part.startswith(TWINS)]
+    return "; ".join([*parts, *([TWINS + ", ".join(rest)] if rest else [])])
+
+
+def lead_table(frames: Frames, match: str) -> Table:
+    """Every line of a protocol: Retain and rank, then skip, scores, speed and cost by group."""
+    retain = frames["retain"]
+    own = without_twins(retain[retain["match"] == match].reset_index(drop=True))
+    speeds = frames["speeds"]
+    both = with_speed(own, speeds[speeds["match"] == match])
+    for name, columns in {
+        "ranks": ["rank", "rank_low", "rank_high", "tied"],
+        "costs": ["trained_parameters", "fit_seconds", "fit_memory_mb", "scoring_seconds"],
+    }.items():
+        # A suite of pinned rows has no target at all.
+        found = frames[name].astype({"target": float})
+        both = both.merge(found[[*KEYS, *columns]], on=KEYS, how="left")
+    made = Builder()
+    made.lead(both)
+    given, made.columns = made.columns, {}
+    made.columns["Row"] = given.pop("Row")
+    made.add("Note", both["note"].tolist())
+    made.columns |= given
+    _add_scores(made, both, frames["training_noise"])
+    made.group = "skip"
+    skips = [plus(v, s) for v, s in zip(both["skip"], both["skip_std"], strict=True)]
+    made.add("Skip", skips)
+    made.skips(both)
+    made.numbers(both, {"Net": ("skip_net", "{:.2f}")})
+    made.group = "scores"
+    for column in (name for name in both.columns if ":" in name):
+        made.add(short_name(column), [number(value) for value in both[column]])
+    made.group = "speed"
+    if both[["prefill", "decode"]].notna().any(axis=None):
+        named = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
+        made.numbers(both, named)
+    made.group = "cost"
+    named = {
+        "Trained parameters": ("trained_parameters", "{:,.0f}"),
+        "Fit (s)": ("fit_seconds", "{:,.1f}"),
+        "Fit (MB)": ("fit_memory_mb", "{:,.0f}"),
+        "Scoring (s)": ("scoring_seconds", "{:,.1f}"),
+    }
+    made.numbers(both, named)
+    note = " ".join([MATCHES[match], MARKED, SKIPS])  # type: ignore[index]
+    note += f" {SEEDS}" if "Between seeds" in made.columns else ""
+    note += f" {AGAIN}" if "Again" in made.columns else ""
+    return made.table(
+        "lead", "Everything", f"{note} {SPEEDS}" if "Decode" in made.columns else note
+    )
+
+
+def _add_scores(made: Builder, both: pd.DataFrame, refits: pd.DataFrame) -> None:
+    """Retain with what is known of its spread, and the rank."""
+    kept = [plus(v, s) for v, s in zip(both["retain"], both["retain_std"], strict=True)]
+    made.add("Retain", kept, retain_marks(both))
+    made.add("95 % interval", spans(both, "retain_low", "retain_high"))
+    if both["seed_std"].notna().any():
+        made.numbers(both, {"Between seeds": ("seed_std", "± {:.2f}")})
+    moved: dict[str, list[str]] = {}
+    for told in refits.to_dict("records"):
+        moved.setdefault(line_id(told), []).append(f"{told['difference']:+.2f}")
+    if moved:
+        made.add("Again", [", ".join(moved.get(name, ["–"])) for name in made.ids])
+    made.numbers(both, {"Rank": ("rank", "{:.0f}")})
+    made.add("95 % of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
+
+
+def retain_marks(both: pd.DataFrame) -> list[Mark]:
+    """Of Retain among the ranked lines of each backbone and target of one protocol."""
+    found = [Mark()] * len(both)
+    for _, field in both[both["rank"].notna()].groupby(["backbone", "target"]):
+        for line, place in zip(field.index, places(field["retain"].tolist()), strict=True):
+            found[line] = Mark(place, bool(field.loc[line, "tied"]) and place != 1)
+    return found

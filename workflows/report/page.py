@@ -1,0 +1,131 @@
+"""The page of a suite as one file: tables, a figure, script, style and data inside."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from workflows.report.lead import Frames, lead_table, verdict
+from workflows.report.page_data import page_data
+from workflows.report.paper.audit import findings
+from workflows.report.paper.claims import claims
+from workflows.report.paper.show import without_record
+from workflows.report.render import html_table
+from workflows.report.results import Results
+from workflows.runtime.provenance import ROOT
+from workflows.stats.comparable import code_by_part
+from workflows.stats.display import Table
+
+PAGES = ROOT / "workflows" / "report"
+# Bytes beyond which a figure, of hundreds of rows then, is linked and not shown.
+LARGE = 1_000_000
+
+
+def page(
+    frames: Frames,
+    tables: Mapping[str, Sequence[Table]],
+    told: Mapping[str, Any],
+    results: Results | None = None,
+    figures: Path | None = None,
+    home: str = "../index.html",
+) -> str:
+    """The page as HTML.
+
+    Args:
+        frames: Every table as a frame.
+        tables: Those beside the main one, in the page's order, one per protocol.
+        told: Where the numbers come from: :func:`source` or what a published table keeps of it.
+        results: The records behind the frames, where they are here: their rows can be opened.
+        figures: Folder of figures to show; None where the tables lie beside the page as CSV alone.
+        home: Address of the index of all suites.
+    """
+    matches = list(dict.fromkeys(frames["retain"]["match"]))
+    lead = [lead_table(frames, match) for match in matches]
+    reference = str(told.get("reference_row", "dense"))
+    return environment().get_template("index.html").render(
+        told=told,
+        reference=reference,
+        verdict=verdict(frames, reference),
+        lead=[(match, table, rendered(table)) for match, table in zip(matches, lead, strict=True)],
+        groups=list(dict.fromkeys(group for table in lead for group in table.groups.values())),
+        tables={
+            name: [(table, rendered(table)) for table in same] for name, same in tables.items()
+        },
+        strange=sorted({*frames["retain"]["backbone"]} - {*frames["paper_values"]["backbone"]}),
+        home=home,
+        beside="" if figures is None else "tables/",
+        lacking=without_record(frames["paper_values"]),
+        audited=[*findings(), *claims()],
+        figures=_images(figures),
+        data=embedded(page_data(frames, results)),
+        style=asset("page.css"),
+        script=asset("page.js"),
+    )  # fmt: skip
+
+
+def environment() -> jinja2.Environment:
+    """Templates beside this file; what is not marked safe is escaped."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+
+
+def rendered(table: Table) -> Markup:
+    """A table as HTML."""
+    return Markup(html_table(table))
+
+
+def asset(name: str) -> Markup:
+    """A file that stands in the page as it is."""
+    return Markup((PAGES / name).read_text(encoding="utf-8"))
+
+
+def embedded(value: Any) -> Markup:
+    """JSON for a script element, which no text in it can end."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _images(folder: Path | None) -> dict[str, str]:
+    """Name of a figure -> its PNG as an address that needs no file; empty where it is large."""
+    found = {}
+    for file in [] if folder is None else sorted(folder.glob("*.png")):
+        small = file.stat().st_size <= LARGE
+        coded = base64.b64encode(file.read_bytes()).decode() if small else ""
+        found[file.stem] = f"data:image/png;base64,{coded}" if small else ""
+    return found
+
+
+def source(results: Results, warned: Sequence[str]) -> dict[str, Any]:
+    """Where the numbers come from.
+
+    Args:
+        results: All records of a suite.
+        warned: What a reader must know of them.
+    """
+    done = [record for record in results.records if record["status"] == "ok"]
+    return {
+        "suite": results.settings["suite"],
+        "runs": len(done),
+        "commits": sorted({str(record["commit"]) for record in done}),
+        "code": code_by_part(done),
+        "versions": done[0]["versions"],
+        "hardware": done[0]["hardware"],
+        "cautions": list(warned),
+        "retain_tasks": results.settings["retain_tasks"],
+        "reference_row": results.settings["reference_row"],
+        "tokens": done[0]["rates"]["all"]["tokens"],
+        "limits": sorted({s["n"] for r in done for s in r["scores"] if s["k"] is not None}),
+        "backbones": {
+            r["backbone"]["name"]: {k: r["backbone"][k] for k in ("parameters", "layers", "hash")}
+            for r in done
+        },
+    }

@@ -1,0 +1,266 @@
+"""What the script of a page reads: the lines of the tables, and what lies behind each, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from methods import discover
+from workflows.records import DECISIONS
+from workflows.report.again import Again
+from workflows.report.lead import Frames, without_twins
+from workflows.report.render import LATEX
+from workflows.report.results import Results, read_texts
+from workflows.stats.display import line_id, short_name
+from workflows.stats.lines import Line, Panel, Record
+from workflows.stats.speeds import with_speed
+
+# Items won and lost whose texts a page holds in all, and at most of one task of a run.
+TEXTS, MOST = 4000, 10
+# Characters of routes that a page holds in all, and points of a curve.
+ROUTES, POINTS = 3_000_000, 60
+# Longer decisions stay in decisions.json.
+LONG = 400
+AXES = {
+    "skip": "skip over all scored tokens (%)",
+    "skip_deciding": "skip on deciding tokens (%)",
+    "skip_prompt": "skip on prompt tokens (%)",
+    "skip_net": "net skip, added parameters charged (%)",
+    "prefill_time": "time of a prompt over dense",
+    "decode_time": "time of a new token over dense",
+}
+NUMBERS = (
+    "seeds", "skip", "skip_std", "skip_prompt", "skip_deciding", "skip_net", "retain", "retain_std",
+    "retain_low", "retain_high", "seed_std", "prefill", "decode",
+)  # fmt: skip
+
+
+def page_data(frames: Frames, results: Results | None = None) -> dict[str, Any]:
+    """Everything as JSON values.
+
+    Args:
+        frames: Of :func:`workflows.steps.report.make_frames`.
+        results: The records behind them; None where only the frames are kept.
+
+    Returns:
+        ``lines`` (those of the retain frame, their numbers as there), ``axes`` and ``measures`` of
+        the figure, ``latex`` (escapes), ``runs`` (record by record, first seeds), ``run_of`` (line
+        -> run), ``items`` (backbone -> task -> item -> texts), ``prompts`` (backbone -> task ->
+        tokens that were routed).
+    """
+    lines = [
+        line for match in dict.fromkeys(frames["retain"]["match"]) for line in _lines(frames, match)
+    ]
+    tasks = [name for name in frames["retain"].columns if ":" in name]
+    timed = {name for line in lines for name in AXES if line["numbers"].get(name) is not None}
+    data: dict[str, Any] = {
+        "lines": lines,
+        "axes": {name: told for name, told in AXES.items() if name in timed},
+        "measures": {"retain": "Retain (%)"} | {name: short_name(name) for name in tasks},
+        "latex": LATEX,
+        "runs": {}, "run_of": {}, "items": {}, "prompts": {},
+    }  # fmt: skip
+    return data if results is None else data | _behind(results)
+
+
+def _lines(frames: Frames, match: str) -> list[dict[str, Any]]:
+    """The lines of one protocol; those of the same weights are one."""
+    retain, speeds = frames["retain"], frames["speeds"]
+    own = without_twins(retain[retain["match"] == match].reset_index(drop=True))
+    known = set(discover())
+    lines = []
+    for told in with_speed(own, speeds[speeds["match"] == match]).to_dict("records"):
+        numbers = {k: told[k] for k in told if k in NUMBERS or ":" in str(k)}
+        for mode in ("prefill", "decode"):
+            numbers[f"{mode}_time"] = 1 / told[mode] if told[mode] else None
+        lines.append(
+            {
+                "id": line_id(told),
+                **{
+                    k: told[k]
+                    for k in ("backbone", "row", "title", "kind", "match", "note", "also")
+                },
+                "target": _value(told["target"]),
+                "variant": told["row"] not in known,
+                "numbers": {k: _value(v) for k, v in numbers.items()},
+            }
+        )
+    return lines
+
+
+def _value(value: Any) -> Any:
+    """A plain number, or None where there is none; six digits suffice."""
+    if value is None or pd.isna(value):
+        return None
+    return int(value) if float(value).is_integer() else float(f"{value:.6g}")
+
+
+def _behind(results: Results) -> dict[str, Any]:
+    """Runs, items and prompts of the lines' first seeds."""
+    files = {id(r): f for r, f in zip(results.records, results.files, strict=True)}
+    found: dict[str, Any] = {"runs": {}, "run_of": {}, "items": {}, "prompts": {}}
+    pairs = [(panel, line) for panel in results.panels for line in panel.done]
+    most = max(1, min(MOST, TEXTS // (2 * sum(len(line.runs[0]) for _, line in pairs))))
+    commands = Again.of(results.folder)
+    texts: dict[Path, Texts] = {}
+    for panel, line in pairs:
+        file = files[id(line.first)]
+        name = file.parent.relative_to(results.folder).as_posix()
+        found["run_of"][line_id(line.labels)] = name
+        if name in found["runs"]:
+            continue
+        base = files[id(panel.reference.first)]
+        if base not in texts:
+            texts[base] = Texts(base)
+        told = found["items"].setdefault(line.backbone, {})
+        found["runs"][name] = {
+            "file": f"{name}/record.json",
+            **_record(line, file),
+            "commands": commands.of_file(file),
+            "items": _items(panel, line, Texts(file), texts[base], most, told),
+        }
+    _add_routes(pairs, found)
+    return found
+
+
+def _record(line: Line, file: Path) -> dict[str, Any]:
+    """What a record says, its seeds beside each other, and what the fit decided."""
+    record = line.first
+    scores = [
+        {k: score[k] for k in ("task", "metric", "value", "k", "n")}
+        | {"skip": {kind: rate["skip"] for kind, rate in score["rates"].items()}}
+        for score in record["scores"]
+        if score["primary"]
+    ]
+    copied = ("row", "method", "params", "start", "seed", "fit", "rates", "layers", "commit")
+    decisions = file.with_suffix(f".{DECISIONS}")
+    known = json.loads(decisions.read_text("utf-8")) if decisions.is_file() else {}
+    return _short(
+        {
+            **{k: record[k] for k in copied},
+            "parameters": record["backbone"]["parameters"],
+            "units": [
+                [u["layer"], u["kind"], u["parameters"], u["executed"]] for u in record["units"]
+            ],
+            "scores": scores,
+            "seeds": [
+                {"seed": r["seed"], "skip": r["rates"]["all"]["skip"]} | _seed_scores(r)
+                for r in line.records
+            ],
+            "decisions": [shown_decision(name, value) for name, value in known.items()],
+        }
+    )
+
+
+def _seed_scores(record: Record) -> dict[str, float]:
+    return {s["task"]: s["value"] for s in record["scores"] if s["primary"]}
+
+
+def _short(value: Any) -> Any:
+    """The value with its fractions to six digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _short(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_short(held) for held in value]
+    return value
+
+
+def shown_decision(name: str, value: Any) -> dict[str, Any]:
+    """One entry of decisions.json as it is shown.
+
+    Returns:
+        ``name`` with ``curves`` (key -> numbers, at most :data:`POINTS` of ``of``), ``bars`` (one
+        number per place), or ``text``.
+    """
+    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+        keys = [k for k in value[0] if all(_is_number(one.get(k)) for one in value)]
+        places = np.unique(np.linspace(0, len(value) - 1, min(len(value), POINTS)).astype(int))
+        if len(value) > 1 and len(keys) > 1 and len(json.dumps(value)) > LONG:
+            curves = {k: [value[place][k] for place in places.tolist()] for k in keys}
+            return {"name": name, "of": len(value), "curves": curves}
+    if isinstance(value, list) and 1 < len(value) <= POINTS and all(map(_is_number, value)):
+        return {"name": name, "bars": value}
+    text = json.dumps(_short(value))
+    if len(text) > LONG:
+        text = f"{len(value)} entries, in decisions.json"
+    return {"name": name, "text": text}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+class Texts:
+    """What the items of a run asked and got.
+
+    Args:
+        file: Its record.
+    """
+
+    def __init__(self, file: Path) -> None:
+        frame = read_texts(file).sort_values("item")
+        self.of = {str(task): part for task, part in frame.groupby("task")}
+
+    def at(self, task: str, place: int) -> tuple[int, dict[str, Any]] | None:
+        """Number and texts of the item at a place of a task's values; None where none are kept."""
+        if task not in self.of:
+            return None
+        line = self.of[task].iloc[place]
+        return int(line["item"]), json.loads(line["sample"])
+
+
+def _items(
+    panel: Panel, line: Line, own: Texts, theirs: Texts, most: int, told: dict[str, Any]
+) -> dict[str, Any]:
+    """Task -> items won from and lost to the reference: how many, and the first with texts.
+
+    Args:
+        panel: Whose reference is meant.
+        line: Its first run.
+        own: Texts of that run.
+        theirs: Of the reference.
+        most: Texts of won and of lost items each.
+        told: Task -> item -> what was asked and what the reference answered; grows.
+    """
+    found: dict[str, Any] = {}
+    base = panel.reference.runs[0]
+    sides: dict[str, Callable[[Any], Any]] = {"won": lambda x: x > 0, "lost": lambda x: x < 0}
+    for task, values in line.runs[0].items() if line is not panel.reference else ():
+        gain, found[task] = values - base[task], {}
+        for side, is_side in sides.items():
+            places = np.flatnonzero(is_side(gain)).tolist()
+            pairs = [(own.at(task, p), theirs.at(task, p)) for p in places[:most]]
+            shown = [(mine, asked) for mine, asked in pairs if mine and asked]
+            for _, (item, asked) in shown:
+                told.setdefault(task, {})[item] = asked
+            answers = {item: _answer(mine) for (item, mine), _ in shown}
+            found[task][side] = {"number": len(places), "items": answers}
+    return found
+
+
+def _answer(sample: Mapping[str, Any]) -> Any:
+    """Scores of the choices, or the text that was written."""
+    return sample.get("scores", sample.get("text"))
+
+
+def _add_routes(pairs: Sequence[tuple[Panel, Line]], found: dict[str, Any]) -> None:
+    """Prompts that rows were routed on, and per run what ran, as many as there is room for."""
+    runs = {found["run_of"][line_id(line.labels)]: line for _, line in pairs}
+    routed = {name: line for name, line in runs.items() if line.first.get("routes")}
+    sizes = [len("".join(r["executed"])) for ln in routed.values() for r in ln.first["routes"]]
+    most = max(1, ROUTES * len(sizes) // max(1, sum(sizes)) // max(1, len(routed)))
+    for name, line in routed.items():
+        prompts = found["prompts"].setdefault(line.backbone, {})
+        ran = found["runs"][name]["routes"] = {}
+        for route in line.first["routes"][:most]:
+            fed = {"tokens": route["tokens"], "deciding": route["deciding"]}
+            # The same tokens for every row of a backbone, unless its tokenizer was changed since.
+            if prompts.setdefault(route["task"], fed) == fed:
+                ran[route["task"]] = route["executed"]

@@ -1,0 +1,90 @@
+"""The frames of a report as people read them, one table per protocol."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from workflows.report.lead import Frames
+from workflows.report.paper.show import order_tables, value_tables
+from workflows.report.results import Results
+from workflows.stats.display import (
+    MATCHES,
+    Table,
+    budget_table,
+    cost_table,
+    difference_table,
+    noise_table,
+    rank_table,
+    retain_table,
+    score_table,
+    training_noise_table,
+)
+from workflows.stats.speeds import speed_table, with_speed
+
+Tables = dict[str, list[Table]]
+
+# Frames whose lines are read by protocol.
+MATCHED = ("retain", "ranks", "differences", "budgets", "costs", "speeds")
+
+
+def retain_tables(results: Results, frames: Frames) -> Tables:
+    """The main table per protocol, with the marks of every task."""
+    found: Tables = {}
+    for match, own in _by_match(frames):
+        panels = [panel for panel in results.panels if panel.match == match]
+        _add(found, retain_table(with_speed(own["retain"], own["speeds"]), panels), match)
+    return found
+
+
+def frame_tables(frames: Frames) -> Tables:
+    """Name -> the tables that follow from frames alone, in the page's order; none is empty."""
+    titles = dict(zip(frames["retain"]["row"], frames["retain"]["title"], strict=True))
+    found: Tables = {}
+    for match, own in _by_match(frames):
+        opponents = dict.fromkeys(own["differences"]["against"])
+        for table in (
+            rank_table(own["ranks"]),
+            *[difference_table(own["differences"], name, titles[name]) for name in opponents],
+            budget_table(own["budgets"]),
+            cost_table(own["costs"]),
+            speed_table(own["speeds"]),
+        ):
+            _add(found, table, match)
+    for table in (
+        noise_table(frames["noise"]),
+        training_noise_table(frames["training_noise"]),
+        score_table(frames["scores"], titles),
+    ):
+        found[table.name] = [table]
+    for table in (
+        *order_tables(frames["paper_order"], frames["paper_agreement"]),
+        *value_tables(frames["paper_values"]),
+    ):
+        same = found.setdefault(table.name, [])
+        same.append(
+            dataclasses.replace(table, name=f"{table.name}_{table.match}") if same else table
+        )
+    full = {name: [table for table in same if table.lines] for name, same in found.items()}
+    return {name: same for name, same in full.items() if same}
+
+
+def _by_match(frames: Frames) -> list[tuple[str, Frames]]:
+    """Each protocol with the lines of it."""
+    return [
+        (
+            str(match),
+            {
+                name: frames[name][frames[name]["match"] == match].reset_index(drop=True)
+                for name in MATCHED
+            },
+        )
+        for match in dict.fromkeys(frames["retain"]["match"])
+    ]
+
+
+def _add(found: Tables, table: Table, match: str) -> None:
+    """Under its name; the first protocol keeps the plain names of the files."""
+    same = found.setdefault(table.name, [])
+    name = f"{table.name}_{match}" if same else table.name
+    note = f"{MATCHES[match]} {table.note}"  # type: ignore[index]
+    same.append(dataclasses.replace(table, name=name, match=match, note=note))

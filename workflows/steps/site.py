@@ -1,0 +1,66 @@
+"""An index over all suites, and pages of published tables: `python -m workflows.steps.site`.
+
+Writes DIR/index.html over the pages of suites below DIR (default: reports), and a page beside each
+set of committed tables in DIR/reference. Runs no job; the files are fit for a static host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from workflows.report.lead import Frames, verdict
+from workflows.report.page import asset, environment, page
+from workflows.report.published import read_frames
+from workflows.report.tables import frame_tables
+from workflows.runtime.files import write_text
+from workflows.runtime.program import run
+from workflows.runtime.provenance import ROOT
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--reports", type=Path, default=ROOT / "reports", metavar="DIR")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """The pages of published tables, then the index."""
+    args = arguments()
+    found = sorted(args.reports.glob("*/index.html"))
+    kept = sorted(args.reports.glob("reference/*/source.json"))
+    if not found and not kept:
+        raise ValueError(f"--reports {args.reports} holds no page of a suite")
+    made = [entry(file.parent, args.reports, read_frames(file.parent / "tables")) for file in found]
+    published = []
+    for file in kept:
+        frames, told = read_frames(file.parent), json.loads(file.read_text(encoding="utf-8"))
+        text = page(frames, frame_tables(frames), told, home="../../index.html")
+        write_text(file.parent / "index.html", text)
+        published.append(entry(file.parent, args.reports, frames))
+    index = environment().get_template("suites.html").render(
+        parts=[("Made here", made), ("Published", published)], style=asset("page.css")
+    )  # fmt: skip
+    write_text(args.reports / "index.html", index)
+    print(f"wrote {args.reports / 'index.html'}: {len(made)} made, {len(published)} published")
+
+
+def entry(folder: Path, reports: Path, frames: Frames) -> dict[str, Any]:
+    """What the index says of a suite."""
+    retain = frames["retain"]
+    return {
+        "suite": folder.name,
+        "link": f"{folder.relative_to(reports).as_posix()}/index.html",
+        "verdict": verdict(frames, "dense"),
+        "rows": retain["row"].nunique(),
+        "backbones": list(dict.fromkeys(retain["backbone"])),
+    }
+
+
+if __name__ == "__main__":
+    run(main)
