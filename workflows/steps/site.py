@@ -16,16 +16,16 @@ from workflows.report.page import asset, environment, page
 from workflows.report.published import read_frames
 from workflows.report.tables import frame_tables
 from workflows.runtime.files import write_text
-from workflows.runtime.program import run
+from workflows.runtime.program import run, step_parser
 from workflows.runtime.provenance import ROOT
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = step_parser(__doc__)
+    parser.add_argument(
+        "--reports", type=Path, default=ROOT / "reports", metavar="DIR", help="pages of suites"
     )
-    parser.add_argument("--reports", type=Path, default=ROOT / "reports", metavar="DIR")
     return parser.parse_args()
 
 
