@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from methods import load_method
 from methods.core.backbone import count
 from methods.core.routing.routed import router_of
+from methods.core.surgery.layers import remove_sublayers
 from methods.hero.branch import Adapter
 from tests import toy
 from tests.routing_toys import built
@@ -142,6 +143,18 @@ def test_skipped_attention_reads_no_cache() -> None:
     everything = work.step_bytes(~closed, cache, 1) - work.step_weights(~closed)
     assert everything == sum(2 * layer.keys.numel() for layer in cache.layers)
     assert work.step_bytes(closed, cache, 1) == work.step_weights(closed)
+
+
+def test_a_lost_attention_has_neither_queries_nor_a_cache() -> None:
+    held = []
+    for lost in ([], [0, 2]):
+        model = remove_sublayers(toy.make_model(), lost, [])
+        work = Work.of(model)
+        with torch.no_grad():
+            cache = model(Texts.random(60).rows(1, 9), use_cache=True).past_key_values
+        assert work.widths == tuple(0 if n in lost else 32 for n in range(6))
+        held.append(work.step_bytes(None, cache, 1) - work.step_weights(None))
+    assert held[1] == held[0] * 4 / 6 > 0
 
 
 @pytest.mark.parametrize("batch", [2, 4, 8])
