@@ -1,4 +1,10 @@
-"""Tables as Markdown, LaTeX (booktabs) and HTML."""
+"""Tables as Markdown, LaTeX (booktabs) and HTML.
+
+By hand, for pandas' Styler serves part of the marks: it writes no Markdown, its LaTeX escapes no
+sign beyond ASCII (±, ≈ and – end a pdflatex run or vanish) and sets no minus, its HTML repeats an id
+in every cell (three times the bytes). A second writer for Markdown, a table of signs for LaTeX and
+the texts of tied cells would remain.
+"""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from workflows.report.figures import draw_all
+from workflows.report.figures.data import run_frames
 from workflows.report.paper.audit import findings
 from workflows.report.paper.beside import known_backbones, value_frame
 from workflows.report.paper.claims import claims
@@ -86,7 +87,11 @@ def main() -> None:
         write_text(args.out / "tables" / f"{table.name}.md", markdown(table, warned))
         write_text(args.out / "tables" / f"{table.name}.tex", latex(table, warned))
     layers = layer_frame(results.records)
-    draw_all(frames["retain"], frames["differences"], layers, args.out / "figures")
+    runs = run_frames(results.records, results.files)
+    draw_all(
+        frames["retain"], frames["differences"], layers, args.out / "figures",
+        speeds=frames["speeds"], **runs,
+    )  # fmt: skip
     write_text(args.out / "index.html", page(results, frames, tables, warned))
     print(f"wrote {args.out / 'index.html'}")
 

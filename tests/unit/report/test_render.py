@@ -14,12 +14,10 @@ from markdown_it import MarkdownIt
 
 from tests.made_records import dense, record, score, write_run, write_suite
 from workflows.config import ROOT
-from workflows.report.figures import draw_all
 from workflows.report.render import html_table, latex, markdown
 from workflows.report.results import Results, gaps, read_results
 from workflows.stats.display import Cell, Table, number, plus, short_name, span
 from workflows.stats.ranking import Mark
-from workflows.stats.tables import layer_frame
 from workflows.steps.report import make_frames, make_tables
 
 NASTY = r"a_b & 50 % of $x #1 {y} ~ ^ \z <i> | *b* ± ≈ –"
@@ -232,17 +230,6 @@ def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
         assert "Match" not in made[name][0].columns
         assert [table.note.split(":")[0] for table in made[name]] == ["Match pooled", "Match each"]
     assert made["scores"][0].columns[:3] == ["Row", "Target", "Match"]
-    layers = layer_frame(found.records)
-    draw_all(frames["retain"], frames["differences"], layers, tmp_path / "figures")
-    told = (tmp_path / "figures/scores_per_task.svg").read_text()
-    names = re.findall(r"<!-- (.*?) -->", told)
-    assert names.count("Dense") == names.count("Shortgpt+Lora, 25 %") == 1
-    assert {"Hero, 25 %, pooled", "Hero, 25 %, each"} <= set(names)
-    assert "toy, match each" in (tmp_path / "figures/retain_over_skip.svg").read_text()
-    told = (tmp_path / "figures/differences.svg").read_text()
-    assert {"Shortgpt+Lora, 25 %, each", "Shortgpt+Lora, 25 %, pooled"} <= set(
-        re.findall(r"<!-- (.*?) -->", told)
-    )
 
 
 def test_numbers_as_text() -> None:
