@@ -1,9 +1,8 @@
 """Tables as Markdown, LaTeX (booktabs) and HTML.
 
-By hand, for pandas' Styler serves part of the marks: it writes no Markdown, its LaTeX escapes no
-sign beyond ASCII (±, ≈ and – end a pdflatex run or vanish) and sets no minus, its HTML repeats an id
-in every cell (three times the bytes). A second writer for Markdown, a table of signs for LaTeX and
-the texts of tied cells would remain.
+By hand, for pandas' Styler serves part of it: it writes no Markdown, its LaTeX leaves ≈ and ≠ as
+they are (pdflatex knows neither) and sets no minus, its HTML gives every cell an id and three times
+the bytes. A writer of Markdown, the table of signs and the text of tied cells would stay.
 """
 
 from __future__ import annotations

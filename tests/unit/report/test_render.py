@@ -14,10 +14,12 @@ from markdown_it import MarkdownIt
 
 from tests.made_records import dense, record, score, write_run, write_suite
 from workflows.config import ROOT
+from workflows.report.figures import draw_all
 from workflows.report.render import html_table, latex, markdown
 from workflows.report.results import Results, gaps, read_results
 from workflows.stats.display import Cell, Table, number, plus, short_name, span
 from workflows.stats.ranking import Mark
+from workflows.stats.tables import layer_frame
 from workflows.steps.report import make_frames, make_tables
 
 NASTY = r"a_b & 50 % of $x #1 {y} ~ ^ \z <i> | *b* ± ≈ –"
@@ -106,15 +108,24 @@ def test_latex_is_of_a_checked_subset(tables: list[Table]) -> None:
         assert all(line[0] == "%" for line in lines[: lines.index(r"\toprule") - 1])
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
-def test_latex_compiles(tables: list[Table], tmp_path: Path) -> None:
-    paper = r"\documentclass{article}\usepackage{booktabs}\begin{document}\tiny" + "\n"
-    paper += "\n\n".join(latex(table) for table in tables) + "\\end{document}\n"
+ENGINES = ("pdflatex", "lualatex", "xelatex", "tectonic")
+ENGINE = next(filter(shutil.which, ENGINES), "")
+
+
+@pytest.mark.skipif(not ENGINE, reason=f"none of {', '.join(ENGINES)} here")
+def test_tables_and_figures_compile(results: Results, tables: list[Table], tmp_path: Path) -> None:
+    frames = make_frames(results)
+    draw_all(frames["retain"], frames["differences"], layer_frame(results.records), tmp_path)
+    figures = sorted(tmp_path.glob("**/*.pdf"))
+    parts = [latex(table, ["100 % of a_b."]) for table in tables]
+    parts += [rf"\includegraphics{{{file.relative_to(tmp_path)}}}" for file in figures]
+    head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\tiny"
+    paper = "\n\n".join([head, *parts, r"\end{document}"])
     (tmp_path / "t.tex").write_text(paper, encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    strict = [] if ENGINE == "tectonic" else ["-interaction=nonstopmode", "-halt-on-error"]
+    done = subprocess.run([ENGINE, *strict, "t.tex"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert (tmp_path / "t.pdf").stat().st_size > 1000
+    assert (tmp_path / "t.pdf").stat().st_size > sum(file.stat().st_size for file in figures) / 2
 
 
 def test_html_is_balanced(tables: list[Table]) -> None:
