@@ -43,7 +43,7 @@ from workflows.scoring import with_scoring, without_added
 from workflows.stats.budget import Protocol
 from workflows.table import TableLine, read_table
 
-PAGES = {".py", ".html", ".css", ".js", ".csv", ".yaml"}
+PAGES = {".py", ".html", ".css", ".js", ".mplstyle", ".csv", ".yaml"}
 # Documents per task of a probe that is made of the suite's tasks, and the file that names these.
 PROBE_ROWS = 32
 MADE_OF = ".tasks.json"

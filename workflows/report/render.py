@@ -1,4 +1,9 @@
-"""Tables as Markdown, LaTeX (booktabs) and HTML."""
+"""Tables as Markdown, LaTeX (booktabs) and HTML.
+
+By hand, for pandas' Styler serves part of it: it writes no Markdown, its LaTeX leaves ≈ and ≠ as
+they are (pdflatex knows neither) and sets no minus, its HTML gives every cell an id and three times
+the bytes. A writer of Markdown, the table of signs and the text of tied cells would stay.
+"""
 
 from __future__ import annotations
 

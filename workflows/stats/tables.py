@@ -248,22 +248,24 @@ def _training_tokens(record: Record) -> int | None:
 
 
 def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
-    """Share of tokens that ran each dense layer's routed units: rows x layers, first seeds only.
+    """Share of tokens that ran each dense layer's routed units, one line per row, first seeds only.
 
     Units of one layer are averaged by their parameters. A layer that was removed ran for no token,
     a layer that is not routed for every one; layers that a shallower backbone lacks are NaN.
+
+    Returns:
+        Columns backbone, target, match (empty where it is the same under every protocol), row,
+        title, kind, and one per layer, named by its number.
     """
-    lines: dict[str, list[float]] = {}
-    several = len({record["backbone"]["name"] for record in records}) > 1
-    protocols = len({record["match"] for record in records} - {None})
-    for record in records:
-        label = f"{record['backbone']['name']}: " * several + record["title"]
-        if record["budget"] is not None:
-            label = f"{label}, {100 * record['budget']:g} %"
-        if protocols > 1 and record["match"] is not None:
-            label = f"{label}, {record['match']}"
-        if record["status"] != "ok" or label in lines:
-            continue
+    lines: dict[tuple[Any, ...], dict[Any, Any]] = {}
+    for record in (record for record in records if record["status"] == "ok"):
+        budget = record["budget"]
+        labels = {
+            "backbone": record["backbone"]["name"],
+            "target": None if budget is None else 100 * budget,
+            "match": record["match"],
+            **{name: record[name] for name in ("row", "title", "kind")},
+        }
         shares = [1.0] * record["layers"]["dense"]
         for layer in record["layers"]["removed"]:
             shares[layer] = 0.0
@@ -271,5 +273,5 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
             units = [unit for unit in record["units"] if unit["layer"] == layer]
             ran = sum(unit["parameters"] * unit["executed"] for unit in units)
             shares[layer] = ran / sum(unit["parameters"] for unit in units)
-        lines[label] = shares
-    return pd.DataFrame.from_dict(lines, orient="index")
+        lines.setdefault(tuple(labels.values()), labels | dict(enumerate(shares)))
+    return pd.DataFrame(list(lines.values())).astype({"target": float})

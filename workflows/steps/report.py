@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflows.report.figures import draw_all
+from workflows.report.figures.data import run_frames
 from workflows.report.page import page, source
 from workflows.report.paper.beside import known_backbones, value_frame
 from workflows.report.paper.order import agreement_frame, order_frame
@@ -68,7 +69,11 @@ def main() -> None:
         write_text(args.out / "tables" / f"{table.name}.md", markdown(table, warned))
         write_text(args.out / "tables" / f"{table.name}.tex", latex(table, warned))
     layers = layer_frame(results.records)
-    draw_all(frames["retain"], frames["differences"], layers, args.out / "figures")
+    runs = run_frames(results.records, results.files)
+    draw_all(
+        frames["retain"], frames["differences"], layers, args.out / "figures",
+        speeds=frames["speeds"], **runs,
+    )  # fmt: skip
     told = source(results, warned)
     write_text(args.out / "index.html", page(frames, tables, told, results, args.out / "figures"))
     print(f"wrote {args.out / 'index.html'}")

@@ -108,15 +108,24 @@ def test_latex_is_of_a_checked_subset(tables: list[Table]) -> None:
         assert all(line[0] == "%" for line in lines[: lines.index(r"\toprule") - 1])
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
-def test_latex_compiles(tables: list[Table], tmp_path: Path) -> None:
-    paper = r"\documentclass{article}\usepackage{booktabs}\begin{document}\tiny" + "\n"
-    paper += "\n\n".join(latex(table) for table in tables) + "\\end{document}\n"
+ENGINES = ("pdflatex", "lualatex", "xelatex", "tectonic")
+ENGINE = next(filter(shutil.which, ENGINES), "")
+
+
+@pytest.mark.skipif(not ENGINE, reason=f"none of {', '.join(ENGINES)} here")
+def test_tables_and_figures_compile(results: Results, tables: list[Table], tmp_path: Path) -> None:
+    frames = make_frames(results)
+    draw_all(frames["retain"], frames["differences"], layer_frame(results.records), tmp_path)
+    figures = sorted(tmp_path.glob("**/*.pdf"))
+    parts = [latex(table, ["100 % of a_b."]) for table in tables]
+    parts += [rf"\includegraphics{{{file.relative_to(tmp_path)}}}" for file in figures]
+    head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\tiny"
+    paper = "\n\n".join([head, *parts, r"\end{document}"])
     (tmp_path / "t.tex").write_text(paper, encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    strict = [] if ENGINE == "tectonic" else ["-interaction=nonstopmode", "-halt-on-error"]
+    done = subprocess.run([ENGINE, *strict, "t.tex"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert (tmp_path / "t.pdf").stat().st_size > 1000
+    assert (tmp_path / "t.pdf").stat().st_size > sum(file.stat().st_size for file in figures) / 2
 
 
 def test_html_is_balanced(tables: list[Table]) -> None:
@@ -232,17 +241,6 @@ def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
         assert "Match" not in made[name][0].columns
         assert [table.note.split(":")[0] for table in made[name]] == ["Match pooled", "Match each"]
     assert made["scores"][0].columns[:3] == ["Row", "Target", "Match"]
-    layers = layer_frame(found.records)
-    draw_all(frames["retain"], frames["differences"], layers, tmp_path / "figures")
-    told = (tmp_path / "figures/scores_per_task.svg").read_text()
-    names = re.findall(r"<!-- (.*?) -->", told)
-    assert names.count("Dense") == names.count("Shortgpt+Lora, 25 %") == 1
-    assert {"Hero, 25 %, pooled", "Hero, 25 %, each"} <= set(names)
-    assert "toy, match each" in (tmp_path / "figures/retain_over_skip.svg").read_text()
-    told = (tmp_path / "figures/differences.svg").read_text()
-    assert {"Shortgpt+Lora, 25 %, each", "Shortgpt+Lora, 25 %, pooled"} <= set(
-        re.findall(r"<!-- (.*?) -->", told)
-    )
 
 
 def test_numbers_as_text() -> None:

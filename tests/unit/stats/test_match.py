@@ -150,7 +150,7 @@ def test_of_several_runs_the_one_that_ended_farthest_off_is_told() -> None:
     assert frame(dense(), *runs)["note"].tolist() == ["", note]
 
 
-def test_layers_name_the_protocol_where_a_row_ran_by_both() -> None:
-    assert list(layer_frame([dense(), other(match="each")]).index) == ["Dense", "Hero, 25 %"]
+def test_layers_name_the_protocol_where_one_applies() -> None:
     both = layer_frame([dense(), other(), other(match="each")])
-    assert list(both.index) == ["Dense", "Hero, 25 %, pooled", "Hero, 25 %, each"]
+    assert both["row"].tolist() == ["dense", "hero", "hero"]
+    assert both["match"].tolist() == [None, "pooled", "each"]

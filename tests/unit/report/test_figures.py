@@ -1,0 +1,239 @@
+"""What figures show is what the frames hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+
+from methods import discover
+from tests.made_records import dense, place_of, record, score, write_run, write_suite
+from tests.unit.report.figure_frames import reference
+from workflows.report.figures import FIGURES, draw_all, use
+from workflows.report.figures.data import Data, run_frames
+from workflows.report.figures.lines import parts, with_part
+from workflows.report.figures.scatter import on_frontier
+from workflows.report.results import read_results
+from workflows.stats.tables import layer_frame
+from workflows.steps.report import make_frames
+
+
+@pytest.fixture(autouse=True)
+def style() -> Iterator[None]:
+    with use():
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return read(write_suite(tmp_path_factory.mktemp("made"), ("pooled", "each")))
+
+
+def read(folder: Path) -> Data:
+    results = read_results(folder)
+    frames = make_frames(results)
+    runs = run_frames(results.records, results.files)
+    layers = layer_frame(results.records)
+    return Data(frames["retain"], frames["differences"], layers, frames["speeds"], **runs)
+
+
+def one(name: str, data: Data) -> Figure:
+    return FIGURES[name](data, 2)[""]
+
+
+def marks(axes: Axes) -> list[tuple[float, ...]]:
+    """x, y and the ends of the interval of every mark, in the order of drawing."""
+    found = []
+    for held in axes.containers:
+        assert isinstance(held, ErrorbarContainer)
+        (x,), (y,) = held.lines[0].get_data()
+        ends = [bar.get_segments()[0].ravel().tolist() for bar in held.lines[2]]
+        found.append((float(x), float(y), *(end for bar in ends for end in bar)))
+    return found
+
+
+def rows_of(retain: pd.DataFrame) -> pd.DataFrame:
+    return retain[(retain["kind"] != "reference") & retain["retain"].notna()]
+
+
+def test_retain_over_skip_shows_every_row_with_its_interval(made: Data) -> None:
+    axes = one("retain_over_skip", made).axes
+    assert [axis.get_title() for axis in axes] == ["match pooled", "match each"]
+    for axis, match in zip(axes, ("pooled", "each"), strict=True):
+        own = made.retain[made.retain["match"] == match]
+        expected = [
+            (line.skip, line.retain, line.skip, line.retain_low, line.skip, line.retain_high)
+            for line in rows_of(own).itertuples()
+        ]
+        assert np.allclose(marks(axis), expected)
+        levels = [segment[0][1] for segment in axis.collections[-1].get_segments()]
+        assert np.allclose(levels, own[own["kind"] == "reference"]["retain"])
+        paths = [line.get_xydata() for line in axis.lines if len(line.get_xdata()) == 2]
+        hero = own[own["row"] == "hero"][["skip", "retain"]].to_numpy()
+        assert any(np.allclose(path, hero) for path in paths)
+
+
+def test_the_frontier_is_what_nothing_beats() -> None:
+    rng = np.random.default_rng(2)
+    skip, kept = rng.integers(0, 6, (2, 30)).astype(float)
+    for n, on in enumerate(on_frontier(skip, kept)):
+        beaten = [
+            (a >= skip[n] and b > kept[n]) or (a > skip[n] and b >= kept[n])
+            for a, b in zip(skip, kept, strict=True)
+        ]
+        assert on != any(beaten)
+
+
+def test_differences_are_sorted_and_hollow_where_not_told_from_zero(made: Data) -> None:
+    axes = one("differences", made).axes
+    frame = made.differences
+    main = frame[(frame["measure"] == "retain") & (frame["against"] == "hero")]
+    panels = [part for _, part in main.groupby(["match", "target"], sort=False)]
+    assert len(axes) == len(panels) == 4
+    for axis, part in zip(axes, panels, strict=True):
+        lines = sorted(part.to_dict("records"), key=lambda line: -line["difference"])
+        expected = [
+            (line["difference"], n, line["low"], n, line["high"], n) for n, line in enumerate(lines)
+        ]
+        assert np.allclose(marks(axis), expected)
+        assert [text.get_text() for text in axis.get_yticklabels()] == [x["title"] for x in lines]
+        hollow = [held.lines[0].get_markerfacecolor() == "white" for held in axis.containers]
+        assert hollow == [not line["p_holm"] < 0.05 for line in lines]
+        assert [text.get_text() for text in axis.texts] == [
+            f"{x['difference']:+.1f} ({x['low']:+.1f} to {x['high']:+.1f})".replace("-", "−")
+            for x in lines
+        ]
+
+
+def test_scores_and_layers_show_their_numbers(made: Data) -> None:
+    (axis,) = one("scores_per_task", made).axes
+    values = np.array([[float(text.get_text())] for text in axis.texts]).reshape(-1, 2)
+    retain = made.retain[made.retain["retain"].notna()]
+    shown = {tuple(line) for line in np.round(retain[["left:acc", "right:acc"]], 1).to_numpy()}
+    assert {tuple(line) for line in values} == shown
+    ground = np.asarray(axis.images[0].get_array())
+    assert np.allclose(ground, values / values.max(0), atol=2e-3)
+    axis = one("executed_per_layer", made).axes[0]
+    assert np.allclose(np.asarray(axis.images[0].get_array()), made.layers[[0, 1, 2, 3]])
+
+
+def swept(folder: Path) -> Data:
+    """HeRo at three widths of its memory, at two pinned alphas, and under another setting too."""
+    write_run(folder, dense(score("a", [1, 1, 1, 1])))
+    for row, width, right in (("hero", 64, 3), ("hero-32", 32, 2), ("hero-128", 128, 4)):
+        solved = score("a", [1] * right + [0] * (4 - right))
+        params = {"memory_width": width, "alpha": None, "rate": 1}
+        write_run(folder, record(row, 0.25, solved, budget=0.25, method="hero", params=params))
+    params = {"memory_width": 16, "alpha": None, "rate": 2}
+    given = {"method": "hero", "params": params, "budget": 0.25}
+    write_run(folder, record("hero-fast", 0.25, score("a", [1, 1, 0, 0]), **given))
+    for row, alpha, skip in (("hero-low", 1e-4, 0.05), ("hero-high", 1e-3, 0.2)):
+        params = {"memory_width": 64, "alpha": alpha, "rate": 1}
+        given = {"method": "hero", "params": params, "budget": None}
+        write_run(folder, record(row, skip, score("a", [1, 1, 1, 0]), **given))
+    return read(folder)
+
+
+def test_sweeps_take_rows_that_differ_in_one_setting_alone(tmp_path: Path) -> None:
+    data = swept(tmp_path)
+    kept, net = one("memory_width", data).axes
+    assert [mark[:2] for mark in marks(kept)] == [(32, 50), (64, 75), (128, 100)]
+    assert [mark[1] for mark in marks(net)] == pytest.approx([24] * 3)
+    kept, skipped = one("alpha_sweep", data).axes
+    assert [mark[:2] for mark in marks(kept)] == [(1e-4, 75), (1e-3, 75)]
+    assert [mark[1] for mark in marks(skipped)] == pytest.approx([5, 20])
+
+
+def trained(folder: Path) -> Data:
+    """A row with a log of training, whose layers are routed, removed and left alone."""
+    write_run(folder, dense(score("a", [1, 1])))
+    units = [
+        {"layer": 2, "kind": "attention", "parameters": 1, "executed": 0.5},
+        {"layer": 2, "kind": "ffn", "parameters": 3, "executed": 0.5},
+    ]
+    made = record(
+        "hero", 0.25, score("a", [1, 0]), budget=0.25, units=units,
+        layers={"kept": 3, "dense": 4, "removed": [1]},
+    )  # fmt: skip
+    log = [{"update": n, "loss": 2.0**-n, "skip": n / 100, "alpha": 1 + n} for n in range(20)]
+    file = place_of(folder, made) / "model" / "decisions.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"training": log}))
+    write_run(folder, made)
+    return read(folder)
+
+
+def test_training_shows_running_means(tmp_path: Path) -> None:
+    axes = one("training", trained(tmp_path)).axes
+    for axis, of in zip(axes, (lambda n: 2.0**-n, lambda n: n, lambda n: 1 + n), strict=True):
+        (line,) = axis.lines
+        means = [np.mean([of(m) for m in range(max(0, n - 14), n + 1)]) for n in range(20)]
+        assert np.allclose(line.get_xdata(), range(20))
+        assert np.allclose(np.asarray(line.get_ydata()), means)
+
+
+def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
+    told = {"task": "a", "tokens": ["one", "two", "\n"], "deciding": 2, "executed": ["110", "010"]}
+    data = trained(tmp_path)
+    (file,) = tmp_path.rglob("hero/**/record.json")
+    routed = json.loads(file.read_text()) | {"routes": [told]}
+    routes = run_frames([routed], [file])["routes"]
+    (axis,) = one("token_map", Data(data.retain, data.differences, data.layers, routes=routes)).axes
+    ran = [[1, 1, 1], [0, 0, 0], [0.25, 1, 0], [1, 1, 1]]
+    assert np.allclose(np.asarray(axis.images[0].get_array()), ran)
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["one", "two", "↵"]
+    assert axis.lines[0].get_xdata()[0] == 1.5
+
+
+def test_time_over_skip_shows_times_above_their_bounds() -> None:
+    data = reference("demo")
+    rows = rows_of(data.retain)["row"]
+    for axis, mode in zip(one("time_over_skip", data).axes, ("prefill", "decode"), strict=True):
+        own = data.speeds[data.speeds["mode"] == mode].set_index("row")
+        assert [mark[1] for mark in marks(axis)] == pytest.approx(list(1 / own.loc[rows, "speed"]))
+        # Caps of intervals are dashes as well, but small ones.
+        dashes = [line for line in axis.lines if (line.get_marker(), line.get_ms()) == ("_", 5)]
+        bounds = [float(line.get_ydata()[0]) for line in dashes]
+        assert bounds == pytest.approx(list(1 / own.loc[rows, "bound"]))
+
+
+def test_figures_without_data_are_not_made(made: Data, tmp_path: Path) -> None:
+    draw_all(made.retain, made.differences, made.layers, tmp_path)
+    names = {"retain_over_skip", "differences", "scores_per_task", "executed_per_layer"}
+    for folder in (tmp_path, tmp_path / "one_column"):
+        files = {file.name for file in folder.iterdir() if file.is_file()}
+        assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
+    again = tmp_path / "again"
+    draw_all(made.retain, made.differences, made.layers, again)
+    for file in (file for file in again.rglob("*") if file.is_file()):
+        assert file.read_bytes() == (tmp_path / file.relative_to(again)).read_bytes()
+
+
+def test_lines_of_two_protocols_are_named_apart(made: Data) -> None:
+    (axis,) = one("scores_per_task", made).axes
+    names = [text.get_text() for text in axis.get_yticklabels()]
+    assert names.count("Dense") == names.count("Shortgpt+Lora, 25 %") == 1
+    assert {"Hero, 25 %, pooled", "Hero, 25 %, each"} <= set(names)
+
+
+def test_only_what_is_too_much_is_split() -> None:
+    data = reference("demo_full")
+    lines = with_part(data.retain, data.methods)
+    assert list(parts(lines, 100)) == [""]
+    by_target = parts(lines, 60)
+    assert list(by_target) == ["", "_b40", "_free"]
+    assert by_target[""]["target"].dropna().unique().tolist() == [25]
+    assert all({"dense", "lora"} <= set(part["row"]) for part in by_target.values())
+    whole = parts(lines, 40)
+    assert list(whole) == ["", "_b25_variants", "_b40", "_b40_variants", "_free_variants"]
+    assert list(parts(lines, 20))[1:3] == ["_b25_variants", "_b25_variants_2"]
+    assert set(whole["_b40_variants"]["row"]) == {
+        row for row in data.retain[data.retain["target"] == 40]["row"] if row not in discover()
+    }

@@ -1,0 +1,153 @@
+"""What figures are drawn from: frames alone, empty where a suite has nothing of the kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflows.report.figures.lines import KEYS
+from workflows.stats.lines import Record
+
+LEAD = [*KEYS, "title", "kind"]
+CURVES = [*LEAD, "update", "loss", "skip", "alpha"]
+ROUTES = [*LEAD, "task", "place", "token", "deciding", "layer", "ran"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """The frames.
+
+    Args:
+        retain, differences, layers, speeds: As in workflows/stats.
+        settings: Per row ``method`` (the row of its file) and ``params`` (JSON), see
+            :func:`settings_frame`.
+        curves: Training, see :func:`curve_frame`.
+        routes: What ran for the tokens of a few prompts, see :func:`route_frame`.
+    """
+
+    retain: pd.DataFrame
+    differences: pd.DataFrame
+    layers: pd.DataFrame
+    speeds: pd.DataFrame = field(default_factory=pd.DataFrame)
+    settings: pd.DataFrame = field(default_factory=lambda: settings_frame([]))
+    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+    routes: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """Row -> the row of its method's file."""
+        return dict(zip(self.settings["row"], self.settings["method"], strict=True))
+
+
+def run_frames(records: Sequence[Record], files: Sequence[Path]) -> dict[str, pd.DataFrame]:
+    """``settings``, ``curves`` and ``routes`` of the runs of a suite, by name."""
+    done = [
+        (record, file)
+        for record, file in zip(records, files, strict=True)
+        if record["status"] == "ok"
+    ]
+    return {
+        "settings": settings_frame([record for record, _ in done]),
+        "curves": curve_frame(done),
+        "routes": route_frame([record for record, _ in done]),
+    }
+
+
+def settings_frame(records: Sequence[Record]) -> pd.DataFrame:
+    """One line per backbone and row: ``method`` and ``params`` as JSON with sorted keys."""
+    lines = [
+        {
+            "backbone": record["backbone"]["name"],
+            "row": record["row"],
+            "method": record["method"],
+            "params": json.dumps(record["params"], sort_keys=True),
+        }
+        for record in records
+    ]
+    frame = pd.DataFrame(lines, columns=["backbone", "row", "method", "params"])
+    return frame.drop_duplicates(["backbone", "row"])
+
+
+def curve_frame(runs: Sequence[tuple[Record, Path]]) -> pd.DataFrame:
+    """What training logged of each line's first seed that keeps its decisions.
+
+    Columns: those of ``CURVES``; ``skip`` in percent of the dense parameters, ``alpha`` (weight of
+    the penalty) and ``skip`` empty where nothing is routed.
+    """
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record, file in runs:
+        decisions = file.parent / "model" / "decisions.json"
+        lead = _lead(record)
+        name = tuple(str(lead[key]) for key in KEYS)
+        if name in found or not decisions.is_file():
+            continue
+        log = json.loads(decisions.read_text(encoding="utf-8")).get("training", [])
+        lines = [
+            lead | {key: point.get(key) for key in ("update", "loss", "skip", "alpha")}
+            for point in log
+        ]
+        if lines:
+            found[name] = lines
+    frame = pd.DataFrame([line for lines in found.values() for line in lines], columns=CURVES)
+    numbers = frame.astype({"skip": float, "alpha": float, "target": float})
+    return numbers.assign(skip=100 * numbers["skip"])
+
+
+def route_frame(records: Sequence[Record]) -> pd.DataFrame:
+    """Which layers ran for each token of the prompts whose routes a record keeps.
+
+    Columns: those of ``ROUTES``, one line per token and layer; ``ran`` is the share of the layer's
+    routed parameters, 1 where nothing of a layer is routed, 0 where it was removed; ``deciding``
+    whether the token's output is scored. First seeds only.
+    """
+    found: dict[tuple[str, ...], list[pd.DataFrame]] = {}
+    for record in records:
+        lead = _lead(record)
+        name = tuple(str(lead[key]) for key in KEYS)
+        if name not in found and record.get("routes"):
+            found[name] = [_routed(record, told).assign(**lead) for told in record["routes"]]
+    frames = [frame for frames in found.values() for frame in frames]
+    return pd.concat(frames)[ROUTES] if frames else pd.DataFrame(columns=ROUTES)
+
+
+def _routed(record: Record, told: Mapping[str, Any]) -> pd.DataFrame:
+    """One prompt's tokens and layers."""
+    tokens, layers = told["tokens"], record["layers"]["dense"]
+    units = record["units"]
+    weights = np.array([unit["parameters"] for unit in units], dtype=float)
+    of = np.array([unit["layer"] for unit in units])
+    gates = np.array([[sign == "1" for sign in unit] for unit in told["executed"]], dtype=float)
+    ran = np.ones((layers, len(tokens)))
+    for layer in set(of.tolist()):
+        own = of == layer
+        ran[layer] = weights[own] @ gates[own] / weights[own].sum()
+    ran[list(record["layers"]["removed"])] = 0
+    places = np.tile(np.arange(len(tokens)), layers)
+    return pd.DataFrame(
+        {
+            "task": told["task"],
+            "place": places,
+            "token": np.array(tokens, dtype=object)[places],
+            "deciding": places >= told["deciding"],
+            "layer": np.repeat(np.arange(layers), len(tokens)),
+            "ran": ran.ravel(),
+        }
+    )
+
+
+def _lead(record: Record) -> dict[str, Any]:
+    budget = record["budget"]
+    return {
+        "backbone": record["backbone"]["name"],
+        "target": None if budget is None else round(100 * budget, 6),
+        "match": record["match"],
+        "row": record["row"],
+        "title": record["title"],
+        "kind": record["kind"],
+    }

@@ -1,0 +1,76 @@
+"""Differences on the same items with their intervals, sorted."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from workflows.report.figures.data import Data
+from workflows.report.figures.lines import panel_title, parts, with_part
+from workflows.report.figures.style import GREY, SMALL, legend, mark, sheet, text_width
+from workflows.stats.paired import LEVEL
+from workflows.stats.resample import RETAIN
+from workflows.stats.versus import FOCUS
+
+MOST = {1: 45, 2: 60}  # rows that fit a page
+PITCH = 0.125  # inches from row to row
+HOLLOW = Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="")
+
+
+def differences(data: Data, columns: int) -> dict[str, Figure]:
+    """Retain minus that of HeRo, or of the reference without it: a panel per target, sorted."""
+    main = data.differences[data.differences["measure"] == RETAIN]
+    opponents = list(dict.fromkeys(main["against"]))
+    against = FOCUS if FOCUS in opponents else next(iter(opponents), FOCUS)
+    kinds = data.retain[["backbone", "row", "kind"]].drop_duplicates()
+    shown = main[main["against"] == against].merge(kinds, on=["backbone", "row"])
+    if shown.empty:
+        return {}
+    titles = data.retain.set_index("row")["title"]
+    told = f"Retain minus that of {titles[[against]].iloc[0]} (points)"
+    found = parts(with_part(shown, data.methods), MOST[columns])
+    return {suffix: _sheet(part, columns, told) for suffix, part in found.items()}
+
+
+def _sheet(lines: pd.DataFrame, columns: int, told: str) -> Figure:
+    """One panel per backbone, protocol and target."""
+    panels = [
+        part.sort_values("difference", ascending=False)
+        for _, part in lines.groupby(["backbone", "match", "target"], sort=False, dropna=False)
+    ]
+    figure, axes = sheet(
+        columns, [PITCH * (len(part) + 0.6) for part in panels], columns,
+        left=text_width(lines["title"]) + 0.12, right=text_width(lines.apply(_said, axis=1)) + 0.1,
+        below=0.2, titled=len(panels) > 1,
+    )  # fmt: skip
+    for axis, part in zip(axes, panels, strict=True):
+        _panel(axis, part)
+        axis.set_title(panel_title(part, lines))
+        axis.set_xlabel(told)
+    hollow = {} if (lines["p_holm"] < LEVEL).all() else {"hollow: not told from 0": HOLLOW}
+    legend(figure, set(lines["kind"]), hollow)
+    return figure
+
+
+def _panel(axis: Axes, part: pd.DataFrame) -> None:
+    """The best on top; a hollow sign is not told from zero after Holm's correction."""
+    for height, line in enumerate(part.to_dict("records")):
+        mark(
+            axis, line["difference"], height, line["kind"], xspan=(line["low"], line["high"]),
+            hollow=not line["p_holm"] < LEVEL,
+        )  # fmt: skip
+        axis.annotate(
+            _said(line), (1, height), (4, 0), xycoords=axis.get_yaxis_transform(),
+            textcoords="offset points", fontsize=SMALL, va="center_baseline",
+        )  # fmt: skip
+    axis.axvline(0, color=GREY, linewidth=0.6, linestyle=":")
+    axis.set_yticks(range(len(part)), list(part["title"]))
+    axis.set_ylim(len(part) - 0.5, -0.6)
+
+
+def _said(line: pd.Series | dict) -> str:  # type: ignore[type-arg]
+    """``−1.2 (−3.4 to +1.0)``."""
+    text = f"{line['difference']:+.1f} ({line['low']:+.1f} to {line['high']:+.1f})"
+    return text.replace("-", "−")

@@ -1,0 +1,100 @@
+"""Names beside marks: in columns, apart from each other, leaders that never cross."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.optimize import isotonic_regression, linear_sum_assignment
+
+from workflows.report.figures.style import GREY, SMALL, inches, text_width
+
+STEP = 0.108  # inches from name to name
+GAP = 0.07  # inches between a column of names and what is beside it
+LEADER = 0.1  # inches that a leader has at least
+SAME = 0.5  # a span of x in which no side is told apart
+
+
+class Named(NamedTuple):
+    """A mark and its name, in the units of the axes; a level's mark is the end of its line."""
+
+    x: float
+    y: float
+    name: str
+    level: bool = False
+
+
+def sides(marks: Sequence[Named], low: float, high: float) -> tuple[list[Named], list[Named]]:
+    """Marks whose names stand left and right of all in [low, high]: by the half they lie in."""
+    if high - low < SAME:
+        return [], list(marks)
+    left = [mark for mark in marks if mark.x < (low + high) / 2]
+    return left, [mark for mark in marks if mark not in left]
+
+
+def right_margin(marks: Sequence[Named]) -> float:
+    """Inches that names need right of a panel."""
+    return text_width([mark.name for mark in marks]) + GAP + 0.04
+
+
+def height_for(*groups: Sequence[Named], least: float) -> float:
+    """Inches of a panel that has room for the names of its fullest column."""
+    return max(least, *(1.25 * STEP * len(marks) for marks in groups))
+
+
+def limit_x(axes: Axes, left: Sequence[Named], low: float, high: float) -> None:
+    """Limits of x that leave room for the names left of the marks, which lie in [low, high]."""
+    width = inches(axes)[2]
+    before = text_width([mark.name for mark in left]) + 2 * GAP + LEADER if left else LEADER
+    scale = max(high - low, SAME) / (width - before - LEADER)
+    middle = 0 if high - low >= SAME else (SAME - (high - low)) / 2
+    axes.set_xlim(low - middle - before * scale, high + middle + LEADER * scale)
+
+
+def name_marks(axes: Axes, left: Sequence[Named], right: Sequence[Named]) -> None:
+    """Write the names in a column on each side, a leader from each to its mark.
+
+    Call it when the limits of the axes stand.
+    """
+    x, _, width, _ = inches(axes)
+    if left:
+        _column(axes, left, x + GAP + text_width([mark.name for mark in left]), "right")
+    if right:
+        _column(axes, right, x + width + GAP, "left")
+
+
+def _column(axes: Axes, marks: Sequence[Named], place: float, align: str) -> None:
+    """One column, its edge ``place`` inches from the left of the figure."""
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    _, bottom, _, height = inches(axes)
+    axes.autoscale_view()
+    shown = axes.transData.transform([(mark.x, mark.y) for mark in marks]) / figure.dpi
+    heights = slots(np.sort(shown[:, 1])[::-1], bottom + STEP / 2, bottom + height)
+    # The shortest pairing of points with places has no crossing.
+    far = np.hypot(shown[:, :1] - place, shown[:, 1:] - heights)
+    for number, slot in zip(*linear_sum_assignment(far), strict=True):
+        mark = marks[number]
+        leader = {
+            "arrowstyle": "-", "linewidth": 0.4, "color": GREY, "shrinkA": 1,
+            "shrinkB": 0 if mark.level else 2.5, "relpos": (0 if align == "left" else 1, 0.5),
+        }  # fmt: skip
+        axes.annotate(
+            mark.name, (mark.x, mark.y), xytext=(place, heights[slot]),
+            textcoords=figure.dpi_scale_trans, va="center_baseline", ha=align, fontsize=SMALL,
+            annotation_clip=False, arrowprops=leader if far[number, slot] > 1.2 * GAP else None,
+        )  # fmt: skip
+
+
+def slots(wanted: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Falling heights nearest to the wanted ones, a step apart, in [low, high] where they fit.
+
+    Args:
+        wanted: Falling, (N,).
+    """
+    steps = STEP * np.arange(len(wanted))
+    even = isotonic_regression(wanted + steps, increasing=False).x
+    return np.clip(even, low + steps[-1], max(high, low + steps[-1])) - steps

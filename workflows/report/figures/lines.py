@@ -1,0 +1,108 @@
+"""Lines of frames: their names, and splitting what is too many for one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+KEYS = ["backbone", "target", "match", "row"]
+ORDER = ("match", "target", "part")
+
+
+def line_names(lines: pd.DataFrame) -> list[str]:
+    """Title of each line, with what tells lines of one title apart: target, protocol, backbone."""
+    several = {name: lines[name].nunique() > 1 for name in ("backbone", "match", "target")}
+    names = []
+    for line in lines.to_dict("records"):
+        name = f"{line['backbone']}: " * several["backbone"] + str(line["title"])
+        # A reference skips nothing; it has a target where a row with one is subtracted from it.
+        beside = "against " if line["kind"] == "reference" else ""
+        if not pd.isna(line["target"]) and several["target"]:
+            name += f", {beside}{line['target']:g} %"
+        if not pd.isna(line["match"]) and several["match"]:
+            name += f", {line['match']}"
+        names.append(name)
+    return names
+
+
+def of_run(frame: pd.DataFrame, run: Mapping[Any, Any]) -> pd.DataFrame:
+    """The part of a frame that has the ``KEYS`` of one line."""
+    for key in KEYS:
+        frame = frame[frame[key].isna() if pd.isna(run[key]) else frame[key] == run[key]]
+    return frame
+
+
+def panel_title(lines: pd.DataFrame, whole: pd.DataFrame) -> str:
+    """What tells the lines of a panel from those of the whole figure; empty if nothing does."""
+    told = []
+    for name, form in (("backbone", "{}"), ("match", "match {}"), ("target", "{:g} %")):
+        if whole[name].nunique() > 1 and lines[name].nunique() == 1:
+            told.append(form.format(lines[name].dropna().iloc[0]))
+    return ", ".join(told)
+
+
+def with_part(lines: pd.DataFrame, methods: Mapping[str, str]) -> pd.DataFrame:
+    """The lines with ``family`` (the row of their method) and ``part``: main or variants."""
+    family = lines["row"].map(lambda row: methods.get(row, row))
+    return lines.assign(family=family, part=np.where(lines["row"] == family, "", "variants"))
+
+
+def parts(lines: pd.DataFrame, most: int) -> dict[str, pd.DataFrame]:
+    """Suffix of a figure's name -> its lines.
+
+    Lines are split by protocol, then target, then main rows and variants, only as far as one part
+    has more than ``most``; what is left is cut. The first part has no suffix. What is the same
+    under every protocol (``match`` empty) and references (no target) stand in all parts that hold
+    anything else.
+    """
+    found: dict[tuple[str, ...], pd.DataFrame] = {(): lines}
+    for column in ORDER:
+        if max(len(part) for part in found.values()) <= most or column not in lines:
+            break
+        found = {
+            (*name, label): own
+            for name, part in found.items()
+            for label, own in _split(part, column).items()
+            if _skips(own).any() or not _skips(lines).any()
+        }
+    cut = {
+        "_".join(filter(None, [*name, str(1 + start // most) if start else ""])): part[
+            start : start + most
+        ]
+        for name, part in found.items()
+        for start in range(0, len(part), most)
+    }
+    return {
+        "" if number == 0 else f"_{name}": part.reset_index(drop=True)
+        for number, (name, part) in enumerate(cut.items())
+    }
+
+
+def _split(lines: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
+    """The lines by value of a column, with those of no value in all."""
+    common = lines[column].isna()
+    if column == "target":
+        common &= ~_skips(lines)
+    known = list(dict.fromkeys(lines[~common][column].dropna()))
+    free = [None] if lines[~common][column].isna().any() else []
+    if len(known) + len(free) < 2:
+        return {"": lines}
+    return {_label(value): lines[common | _same(lines[column], value)] for value in [*known, *free]}
+
+
+def _skips(lines: pd.DataFrame) -> pd.Series[Any]:
+    """Which lines are no plain references."""
+    return (lines["kind"] != "reference") | lines["target"].notna()
+
+
+def _same(column: pd.Series[Any], value: Any) -> pd.Series[Any]:
+    return column.isna() if value is None else column == value
+
+
+def _label(value: Any) -> str:
+    if value is None:
+        return "free"
+    return value if isinstance(value, str) else f"b{value:g}"

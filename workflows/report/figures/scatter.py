@@ -1,0 +1,225 @@
+"""Retain, and time, over what is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from workflows.report.figures.data import Data
+from workflows.report.figures.labels import (
+    Named,
+    height_for,
+    limit_x,
+    name_marks,
+    right_margin,
+    sides,
+)
+from workflows.report.figures.lines import KEYS, panel_title, with_part
+from workflows.report.figures.style import GREY, KINDS, legend, mark, sheet
+
+MOST = 16  # rows that one panel names legibly
+LEAST, AROUND, PAGE = 1.9, 0.56, 9.2  # inches of a panel, of what surrounds it, of all
+BAND = Line2D([], [], color=GREY, alpha=0.3, linewidth=3.5, linestyle="-")
+DASH = Line2D([], [], color=GREY, marker="_", markersize=5, linestyle=":", linewidth=0.5)
+SKIPPED = "parameters skipped per token (%)"
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Panels = list[tuple[str, pd.DataFrame]]
+
+
+class Extra(NamedTuple):
+    """What a figure shows beside the marks, and the signs that say so in its legend."""
+
+    draw: Callable[[Axes, pd.DataFrame], None]
+    signs: Mapping[str, Artist]
+
+
+def retain_over_skip(data: Data, columns: int) -> dict[str, Figure]:
+    """Retain with its interval over the realised skip: a line per row through its budgets.
+
+    What nothing beats in both, Retain and skip, is the frontier.
+    """
+    lines = with_part(data.retain[data.retain["retain"].notna()], data.methods)
+    shown = lines.rename(columns={"retain": "y", "retain_low": "low", "retain_high": "high"})
+    groups = [part for _, part in shown.groupby(["backbone", "match"], sort=False)]
+    panels = [(panel_title(part, shown), part) for part in groups]
+    return _figures(panels, columns, "Retain (%)", Extra(_frontier, {"frontier": BAND}))
+
+
+def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
+    """Measured time over that of the dense model, above what each row's decisions would allow."""
+    if data.speeds.empty:
+        return {}
+    times = data.speeds.merge(data.retain[[*KEYS, "kind", "skip"]], on=KEYS)
+    shown = with_part(times, data.methods).assign(
+        y=1 / times["speed"], low=1 / times["speed_high"], high=1 / times["speed_low"],
+        bound=1 / times["bound"],
+    )  # fmt: skip
+    panels: Panels = []
+    groups = shown.groupby(["backbone", "match", "mode", "case"], sort=False)
+    for (_, _, mode, case), part in groups:
+        named = [f"{mode}, {case.replace('x', ' x ')}", panel_title(part, shown)]
+        panels.append((_joined(named), part))
+    return _figures(panels, columns, "time over dense", Extra(_bounds, {"bound": DASH}))
+
+
+def _figures(panels: Panels, columns: int, told: str, extra: Extra) -> dict[str, Figure]:
+    """Sheets of panels, as wide as the names allow and no taller than a page.
+
+    Rows that are too many for one panel are split: those of the papers, and the variants of each.
+    """
+    if max(part["row"].nunique() for _, part in panels) <= MOST:
+        return _sheets("", panels, columns, told, extra)
+    main = [(title, part[part["part"] == ""]) for title, part in panels]
+    families: Panels = [
+        (_joined([_family(own), title]), own)
+        for title, part in panels
+        for _, own in part.groupby("family", sort=False)
+        if (own["part"] != "").any()
+    ]
+    others = _sheets("_variants", families, columns, told, extra)
+    return _sheets("", main, columns, told, extra) | others
+
+
+def _joined(told: Sequence[str]) -> str:
+    return ", ".join(filter(None, told))
+
+
+def _family(lines: pd.DataFrame) -> str:
+    """What a family is called: the title of the row that its variants change."""
+    base = lines[lines["row"] == lines["family"]]
+    return f"variants of {(base if len(base) else lines)['title'].iloc[0]}"
+
+
+class Panel:
+    """What one panel shows: marks of rows that skip, levels of references, names on both sides."""
+
+    def __init__(self, title: str, part: pd.DataFrame) -> None:
+        """Take a frame with ``skip``, ``y``, ``low`` and ``high``, and ``bound`` where one is."""
+        self.title = title
+        level = (part["kind"] == "reference") & part["target"].isna()
+        self.rows, self.levels = part[~level], part[level]
+        self.span = (float(self.rows["skip"].min()), float(self.rows["skip"].max()))
+        self.left, right = sides(self.marks, *self.span)
+        self.right = right + [
+            Named(self.span[1], y, title, level=True)
+            for y, title in zip(self.levels["y"], self.levels["title"], strict=True)
+        ]
+
+    @property
+    def marks(self) -> list[Named]:
+        """The last mark of each row, which carries its name."""
+        last = self.rows.sort_values("skip").drop_duplicates("row", keep="last")
+        return [Named(*told) for told in zip(last["skip"], last["y"], last["title"], strict=True)]
+
+    @property
+    def height(self) -> float:
+        """Inches that its names need."""
+        return height_for(self.left, self.right, least=LEAST)
+
+    def limits(self) -> tuple[float, float]:
+        """Of y, with a margin."""
+        whole = pd.concat([self.rows, self.levels])
+        shown = [whole[name] for name in ("low", "high", "y", "bound") if name in whole]
+        values = np.concatenate([np.asarray(values, dtype=float) for values in shown])
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        margin = 0.04 * (high - low)
+        return low - margin, high + margin
+
+    def draw(self, axis: Axes, extra: Extra) -> None:
+        """Marks, levels and names on an empty panel."""
+        limit_x(axis, self.left, *self.span)
+        axis.set_ylim(*self.limits())
+        _rows(axis, self.rows)
+        extra.draw(axis, self.rows)
+        start, end = axis.get_xlim()
+        # Names that stand left of the marks are left free.
+        start = self.span[0] if self.left else start
+        sign = KINDS["reference"]
+        axis.hlines(
+            self.levels["y"], start, end, color=sign.color, linestyle="dashed", linewidth=0.6
+        )
+        right = [mark._replace(x=end) if mark.level else mark for mark in self.right]
+        name_marks(axis, self.left, right)
+
+
+def _sheets(
+    suffix: str, panels: Panels, columns: int, told: str, extra: Extra
+) -> dict[str, Figure]:
+    """As many sheets as the panels need, those without a row that skips left out."""
+    made = [Panel(title, part) for title, part in panels]
+    pages: list[list[Panel]] = []
+    left = 0.0
+    shown = [panel for panel in made if len(panel.rows)]
+    for start in range(0, len(shown), columns):
+        row = shown[start : start + columns]
+        needed = max(panel.height for panel in row) + AROUND
+        if needed > left:
+            pages.append([])
+            left = PAGE
+        pages[-1] += row
+        left -= needed
+    return {
+        suffix + (f"_{number}" if number > 1 else ""): _sheet(page, columns, told, extra)
+        for number, page in enumerate(pages, start=1)
+    }
+
+
+def _sheet(panels: Sequence[Panel], columns: int, told: str, extra: Extra) -> Figure:
+    """One sheet."""
+    figure, axes = sheet(
+        columns, [panel.height for panel in panels], columns, left=0.46, below=0.2,
+        right=max(right_margin(panel.right) for panel in panels),
+        titled=any(panel.title for panel in panels),
+    )  # fmt: skip
+    for axis, panel in zip(axes, panels, strict=True):
+        panel.draw(axis, extra)
+        axis.set_title(panel.title)
+        axis.set_xlabel(SKIPPED)
+        axis.set_ylabel(told)
+    kinds = {kind for panel in panels for part in (panel.rows, panel.levels) for kind in part.kind}
+    legend(figure, kinds, extra.signs)
+    return figure
+
+
+def _rows(axis: Axes, rows: pd.DataFrame) -> None:
+    """Marks with intervals, and a line through the budgets of each row."""
+    for line in rows.to_dict("records"):
+        mark(axis, line["skip"], line["y"], line["kind"], yspan=(line["low"], line["high"]))
+    for _, row in rows[rows["target"].notna()].groupby("row", sort=False):
+        path = row.sort_values("target")
+        color = KINDS[path["kind"].iloc[0]].color
+        axis.plot(path["skip"], path["y"], color=color, linewidth=0.6, linestyle="-")
+
+
+def _frontier(axis: Axes, rows: pd.DataFrame) -> None:
+    """A band through the rows that none beats in both."""
+    best = rows[on_frontier(rows["skip"].to_numpy(), rows["y"].to_numpy())].sort_values("skip")
+    axis.step(
+        best["skip"], best["y"], where="pre", color=GREY, alpha=0.3, linewidth=3.5, zorder=0,
+        linestyle="-",
+    )  # fmt: skip
+
+
+def on_frontier(skip: Floats, kept: Floats) -> Bools:
+    """Which points (N,) no other equals in one and beats in the other."""
+    more = (skip >= skip[:, None]) & (kept >= kept[:, None])
+    beats = more & ((skip > skip[:, None]) | (kept > kept[:, None]))
+    return np.asarray(~beats.any(1))
+
+
+def _bounds(axis: Axes, rows: pd.DataFrame) -> None:
+    """A dash at each bound, joined to the mark of its row."""
+    for line in rows.to_dict("records"):
+        color = KINDS[line["kind"]].color
+        bound = line["bound"]
+        axis.plot([line["skip"]] * 2, [bound, line["y"]], color=color, linewidth=0.4, linestyle=":")
+        axis.plot(line["skip"], bound, color=color, marker="_", markersize=5, linestyle="")

@@ -1,0 +1,134 @@
+"""The one look of all figures: the style file, widths, signs of kinds, sheets of panels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import matplotlib
+import matplotlib.style
+
+matplotlib.use("Agg")
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+STYLE = Path(__file__).with_name("print.mplstyle")
+# Inches of a paper's one and two columns.
+WIDTHS = {1: 3.35, 2: 7.0}
+SMALL = 6.0  # points of names beside marks
+GREY = "#767676"
+
+
+class Sign(NamedTuple):
+    """How a kind of row is drawn: told apart by marker and line alone as well as by colour."""
+
+    color: str
+    marker: str
+    line: Literal["-", "--"]
+    told: str
+
+
+KINDS = {
+    "reference": Sign("#333333", "s", "--", "reference"),
+    "static": Sign("#d55e00", "o", "-", "static"),
+    "dynamic": Sign("#00508c", "^", "-", "dynamic"),
+}
+
+
+def use() -> AbstractContextManager[None]:
+    """A context in which figures are drawn in the style."""
+    return matplotlib.style.context(STYLE)
+
+
+def sheet(
+    columns: int,
+    heights: Sequence[float],
+    across: int,
+    left: float,
+    right: float,
+    top: float | None = None,
+    bottom: float = 0.36,
+    below: float = 0.0,
+    titled: bool = True,
+) -> tuple[Figure, list[Axes]]:
+    """A figure of a paper's width with panels of given heights, ``across`` beside each other.
+
+    All lengths are inches; ``left`` to ``bottom`` are the margins of each panel, ``below`` is what
+    stays free below all. Without ``top`` there is room for a title, if panels are ``titled``.
+    """
+    width, across = WIDTHS[columns], min(across, len(heights))
+    top = top if top is not None else 0.2 if titled else 0.08
+    rows = [max(heights[n : n + across]) for n in range(0, len(heights), across)]
+    total = sum(rows) + len(rows) * (top + bottom) + below
+    figure = Figure(figsize=(width, total))
+    FigureCanvasAgg(figure)
+    axes, level = [], total
+    for number, height in enumerate(heights):
+        row, place = divmod(number, across)
+        level = level - rows[row] - top - bottom if place == 0 else level
+        cell = width / across
+        x, y = place * cell + left, level + bottom + rows[row] - height
+        box = (x / width, y / total, (cell - left - right) / width, height / total)
+        axes.append(figure.add_axes(box))
+    return figure, axes
+
+
+def text_width(texts: Collection[str], size: float = SMALL) -> float:
+    """Inches of the widest of some texts; 0 without any."""
+    figure = Figure(dpi=300)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    drawn = [Text(0, 0, text, figure=figure, fontsize=size) for text in texts]
+    return max((text.get_window_extent(renderer).width / 300 for text in drawn), default=0.0)
+
+
+def inches(axes: Axes) -> tuple[float, float, float, float]:
+    """Left, bottom, width and height of a panel on its figure."""
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    width, height = figure.get_size_inches()
+    box = axes.get_position()
+    return box.x0 * width, box.y0 * height, box.width * width, box.height * height
+
+
+def legend(figure: Figure, kinds: Collection[str], more: Mapping[str, Artist] = {}) -> None:
+    """The signs of the kinds that are shown, and others by what they mean, below all panels."""
+    shown = [sign for kind, sign in KINDS.items() if kind in kinds]
+    signs: dict[str, Artist] = {
+        sign.told: Line2D([], [], color=sign.color, marker=sign.marker, linestyle=sign.line)
+        for sign in shown
+    }
+    both = signs | dict(more)
+    figure.legend(
+        list(both.values()), list(both), loc="lower center", ncols=len(both), borderaxespad=0.1,
+        columnspacing=1.0, handletextpad=0.4, handlelength=1.8,
+    )  # fmt: skip
+
+
+def mark(
+    axes: Axes,
+    x: float,
+    y: float,
+    kind: str,
+    xspan: tuple[float, float] | None = None,
+    yspan: tuple[float, float] | None = None,
+    hollow: bool = False,
+) -> None:
+    """The sign of a kind, with the intervals (low, high) that are given."""
+    sign = KINDS[kind]
+    axes.errorbar(
+        x, y, xerr=None if xspan is None else _reach(x, xspan),
+        yerr=None if yspan is None else _reach(y, yspan), color=sign.color, marker=sign.marker,
+        linestyle="", elinewidth=0.7, capsize=1.5, capthick=0.7, markeredgewidth=0.7,
+        markerfacecolor="white" if hollow else sign.color,
+    )  # fmt: skip
+
+
+def _reach(value: float, span: tuple[float, float]) -> list[list[float]]:
+    """How far an interval reaches below and above a value."""
+    return [[max(value - span[0], 0)], [max(span[1] - value, 0)]]

@@ -1,0 +1,92 @@
+"""One setting of a method at several values, all others equal: alpha, the width of the memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from workflows.report.figures.data import Data
+from workflows.report.figures.lines import KEYS
+from workflows.report.figures.style import KINDS, mark, sheet
+
+LEAST = 2  # values that make a sweep
+
+
+def alpha_sweep(data: Data, columns: int) -> dict[str, Figure]:
+    """Skip and Retain of rows that pin alpha, over it."""
+    return _figures(sweep(data, "alpha"), "alpha", ["retain", "skip"], columns)
+
+
+def memory_width(data: Data, columns: int) -> dict[str, Figure]:
+    """Retain and net skip over the width of the routers' memory."""
+    return _figures(sweep(data, "memory_width"), "memory width", ["retain", "skip_net"], columns)
+
+
+def sweep(data: Data, name: str) -> pd.DataFrame:
+    """The lines of the retain frame whose rows differ in one param alone.
+
+    Returns:
+        With ``value``, the param's, and ``sweep``, a number of the group; at least ``LEAST`` values
+        in each group.
+    """
+    if data.settings.empty:
+        return data.retain.assign(value=None, sweep=None).head(0)
+    params = [json.loads(text) for text in data.settings["params"]]
+    given = data.settings.assign(
+        value=[own.get(name) for own in params],
+        rest=[json.dumps(own | {name: None}, sort_keys=True) for own in params],
+    )
+    known = given[given["value"].notna()].astype({"value": float})
+    lines = data.retain[data.retain["retain"].notna()].merge(known, on=["backbone", "row"])
+    groups = lines.groupby(["backbone", "target", "match", "method", "rest"], dropna=False)
+    found = lines.assign(sweep=groups.ngroup(), several=groups["value"].transform("nunique"))
+    return found[found["several"] >= LEAST].sort_values([*KEYS[:3], "sweep", "value"])
+
+
+TOLD = {"retain": "Retain (%)", "skip": "skipped (%)", "skip_net": "skipped, net (%)"}
+
+
+def _figures(
+    lines: pd.DataFrame, named: str, measures: Sequence[str], columns: int
+) -> dict[str, Figure]:
+    """A panel per measure, a line per sweep; none where no row is swept."""
+    if lines.empty:
+        return {}
+    figure, axes = sheet(columns, [1.5] * len(measures), columns, left=0.42, right=0.1, below=0.2)
+    groups = [group for _, group in lines.groupby("sweep", sort=False)]
+    for axis, measure in zip(axes, measures, strict=True):
+        for group in groups:
+            _path(axis, group, measure, _name(group, lines))
+        axis.set_xscale("log")
+        values = sorted(set(lines["value"]))
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel(named)
+        axis.set_ylabel(TOLD[measure])
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="lower center", ncols=len(names), borderaxespad=0.1)
+    return {"": figure}
+
+
+def _path(axis: Axes, group: pd.DataFrame, measure: str, name: str) -> None:
+    """One sweep, Retain with its intervals."""
+    (line,) = axis.plot(group["value"], group[measure], label=name)
+    for told in group.to_dict("records"):
+        span = (told["retain_low"], told["retain_high"]) if measure == "retain" else None
+        mark(axis, told["value"], told[measure], told["kind"], yspan=span)
+    line.set_color(KINDS[group["kind"].iloc[0]].color)
+
+
+def _name(group: pd.DataFrame, lines: pd.DataFrame) -> str:
+    """Method, target and protocol, as far as there are several."""
+    told = [str(group["method"].iloc[0])]
+    if lines["target"].nunique() > 1 or group["target"].notna().any():
+        told.append(f"{group['target'].iloc[0]:g} %")
+    if lines["match"].nunique() > 1:
+        told.append(str(group["match"].iloc[0]))
+    return ", ".join(told)
