@@ -141,6 +141,8 @@ class Panel:
         _rows(axis, self.rows)
         extra.draw(axis, self.rows)
         start, end = axis.get_xlim()
+        # No numbers below names.
+        axis.set_xticks([tick for tick in axis.get_xticks() if self.span[0] - 1 <= tick <= end])
         # Names that stand left of the marks are left free.
         start = self.span[0] if self.left else start
         sign = KINDS["reference"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import cycle
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from workflows.report.figures.lines import KEYS
 from workflows.report.figures.style import KINDS, mark, sheet
 
 LEAST = 2  # values that make a sweep
+STYLES = ("-", "--", ":", "-.")
 
 
 def alpha_sweep(data: Data, columns: int) -> dict[str, Figure]:
@@ -57,35 +59,39 @@ def _figures(
     """A panel per measure, a line per sweep; none where no row is swept."""
     if lines.empty:
         return {}
-    figure, axes = sheet(columns, [1.5] * len(measures), columns, left=0.42, right=0.1, below=0.2)
     groups = [group for _, group in lines.groupby("sweep", sort=False)]
+    figure, axes = sheet(
+        columns, [1.4] * len(measures), columns, left=0.5, right=0.1, titled=False,
+        below=0.2 if len(groups) > 1 else 0,
+    )  # fmt: skip
     for axis, measure in zip(axes, measures, strict=True):
-        for group in groups:
-            _path(axis, group, measure, _name(group, lines))
+        for style, group in zip(cycle(STYLES), groups, strict=False):
+            _path(axis, group, measure, _name(group, lines), style)
         axis.set_xscale("log")
         values = sorted(set(lines["value"]))
         axis.set_xticks(values, [f"{value:g}" for value in values])
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xlabel(named)
         axis.set_ylabel(TOLD[measure])
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncols=len(names), borderaxespad=0.1)
+    if len(groups) > 1:
+        handles, names = axes[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="lower center", ncols=len(names), borderaxespad=0.1)
     return {"": figure}
 
 
-def _path(axis: Axes, group: pd.DataFrame, measure: str, name: str) -> None:
+def _path(axis: Axes, group: pd.DataFrame, measure: str, name: str, style: str) -> None:
     """One sweep, Retain with its intervals."""
-    (line,) = axis.plot(group["value"], group[measure], label=name)
+    color = KINDS[group["kind"].iloc[0]].color
+    axis.plot(group["value"], group[measure], label=name, color=color, linestyle=style)
     for told in group.to_dict("records"):
         span = (told["retain_low"], told["retain_high"]) if measure == "retain" else None
         mark(axis, told["value"], told[measure], told["kind"], yspan=span)
-    line.set_color(KINDS[group["kind"].iloc[0]].color)
 
 
 def _name(group: pd.DataFrame, lines: pd.DataFrame) -> str:
     """Method, target and protocol, as far as there are several."""
     told = [str(group["method"].iloc[0])]
-    if lines["target"].nunique() > 1 or group["target"].notna().any():
+    if group["target"].notna().any():
         told.append(f"{group['target'].iloc[0]:g} %")
     if lines["match"].nunique() > 1:
         told.append(str(group["match"].iloc[0]))
