@@ -271,6 +271,11 @@ def test_stored_weights_that_do_not_fit_are_refused(row: str, runs: Runs, tmp_pa
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind == "static"])
+def test_a_static_row_records_no_threshold_of_gates(row: str, runs: Runs) -> None:
+    assert not {"threshold", "trained_skip"} & set(read_card(runs.fit(row))["fit"])
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind == "static"])
 def test_a_stored_model_missing_a_tensor_is_refused(row: str, runs: Runs, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -44,7 +44,7 @@ from workflows.runtime.program import (
 from workflows.runtime.provenance import cpu_capability, fit_parts, provenance
 from workflows.stats.budget import PROTOCOLS
 
-# Decisions of a steered fit that its record keeps: what training reached, and what calibration did.
+# Decisions of a router's fit that its record keeps: what training and calibration reached.
 STEERED = ("trained_skip", "threshold")
 
 
@@ -189,6 +189,7 @@ def fit(
     reset_peak_memory()
     began = time.perf_counter()
     fitted = method.fit(backbone, data, request)
+    steered = STEERED if method.kind == "dynamic" else ()
     measured = {
         "seconds": round(time.perf_counter() - began, 2),
         "peak_memory_mb": peak_memory_mb(),
@@ -198,7 +199,7 @@ def fit(
         "trained_parameters": sum(
             p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
         ),
-        **{name: fitted.decisions[name] for name in STEERED if name in fitted.decisions},
+        **{name: fitted.decisions[name] for name in steered if name in fitted.decisions},
     }
     made = {"fit": measured, **provenance(fit_parts(*rows_of(card)))}
     save(folder, method, fitted, card | made, backbone.tokenizer)
