@@ -224,7 +224,7 @@ def test_lines_of_two_protocols_are_named_apart(made: Data) -> None:
 
 
 def test_only_what_is_too_much_is_split() -> None:
-    data = reference("demo_full")
+    data = reference("many_rows")
     lines = with_part(data.retain, data.methods)
     assert list(parts(lines, 100)) == [""]
     by_target = parts(lines, 60)
