@@ -23,12 +23,21 @@ from workflows.report.figures.labels import (
     sides,
 )
 from workflows.report.figures.lines import KEYS, panel_title, with_part
-from workflows.report.figures.style import GREY, KINDS, legend, mark, sheet
+from workflows.report.figures.style import (
+    GREY,
+    KINDS,
+    inches,
+    legend,
+    mark,
+    sheet,
+    text_width,
+)
 
 MOST = 16  # rows that one panel names legibly
 LEAST, AROUND, PAGE = 1.9, 0.56, 9.2  # inches of a panel, of what surrounds it, of all
 BAND = Line2D([], [], color=GREY, alpha=0.3, linewidth=3.5, linestyle="-")
 DASH = Line2D([], [], color=GREY, marker="_", markersize=5, linestyle=":", linewidth=0.5)
+TITLE = 7.0  # points, as in print.mplstyle
 SKIPPED = "parameters skipped per token (%)"
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -177,14 +186,17 @@ def _sheets(
 
 def _sheet(panels: Sequence[Panel], columns: int, told: str, extra: Extra) -> Figure:
     """One sheet."""
+    left, right = 0.46, max(right_margin(panel.right) for panel in panels)
     figure, axes = sheet(
-        columns, [panel.height for panel in panels], columns, left=0.46, below=0.2,
-        right=max(right_margin(panel.right) for panel in panels),
+        columns, [panel.height for panel in panels], columns, left=left, below=0.2, right=right,
         titled=any(panel.title for panel in panels),
     )  # fmt: skip
     for axis, panel in zip(axes, panels, strict=True):
         panel.draw(axis, extra)
-        axis.set_title(panel.title)
+        title = axis.set_title(panel.title)
+        # A long one in smaller letters; on a coarse grid these are up to a tenth wider.
+        size, room = TITLE, 0.88 * (inches(axis)[2] + 2 * min(left, right))
+        title.set_fontsize(size * min(1, room / (text_width([panel.title], size) or room)))
         axis.set_xlabel(SKIPPED)
         axis.set_ylabel(told)
     kinds = {kind for panel in panels for part in (panel.rows, panel.levels) for kind in part.kind}
