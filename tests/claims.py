@@ -80,9 +80,9 @@ class Frames:
             found = found[found[column] == value]
         return found
 
-    def retain(self, row: str, target: float) -> Figure:
-        """In percent, mean over seeds, matched over pooled tokens."""
-        return self.figure("retain", "retain", row=row, target=target, match="pooled")
+    def retain(self, row: str, target: float, match: str = "pooled") -> Figure:
+        """In percent, mean over seeds."""
+        return self.figure("retain", "retain", row=row, target=target, match=match)
 
     def lead(
         self, row: str, other: str, target: float, measure: str = "retain", match: str = "pooled"
@@ -195,9 +195,20 @@ def order() -> Iterator[str]:
     )
     pruner = frames.lead("hero", "llm-pruner", 25, match="each")
     yield (
-        f"HeRo stands {pruner.points:.1f} points above LLM-Pruner, the best row without training "
-        f"({pruner.low:.1f} to {pruner.high:.1f})"
+        f"HeRo stands {pruner.points:.1f} points above LLM-Pruner, the paper's best without "
+        f"training ({pruner.low:.1f} to {pruner.high:.1f})"
     )
+    flap, here = (frames.lead("hero", "flap", 25, match=match) for match in ("pooled", "each"))
+    yield (
+        f"keeps {frames.retain('flap', 25):.1f} % at 25 %: {flap.points:.1f} points below HeRo "
+        f"pooled ({flap.low:.1f} to {flap.high:.1f}) and {-here.points:.1f} above it where it "
+        f"counts ({-here.high:.1f} to {-here.low:.1f})"
+    )
+    yield f"it keeps {frames.retain('flap-one-list', 25):.1f} %"
+    skipping = [frames.retain("ffn-skipllm", 25, match) for match in ("pooled", "each")]
+    yield f"keeps {skipping[0]:.1f} % pooled and {skipping[1]:.1f} % where it counts"
+    at_40 = [frames.retain(row, 40) for row in ("flap", "ffn-skipllm")]
+    yield f"At 40 % FLAP keeps {at_40[0]:.1f} %, FFN-SkipLLM {at_40[1]:.1f} %"
 
 
 def uses() -> Iterator[str]:
@@ -282,8 +293,7 @@ def healed() -> Iterator[str]:
         f"{pooled.high:.1f}) and {-each.points:.1f} above it where it counts ({-each.high:.1f} to "
         f"{-each.low:.1f})"
     )
-    here = {"row": "skipgpt-joint", "target": 25, "match": "each"}
-    routing = frames.figure("retain", "retain", **here)
+    routing = frames.retain("skipgpt-joint", 25, "each")
     yield f"at {kept_most:.1f} above every row that routes (SkipGPT-Joint keeps {routing:.1f})"
     for words, row in (
         ("SkipGPT-Joint gets", "skipgpt-joint"), ("SkipGPT-RT", "skipgpt-rt"), ("MoD-D", "mod-d"),
