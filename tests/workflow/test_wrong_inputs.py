@@ -178,8 +178,8 @@ def test_documents_too_short_to_read(
     refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     base = [*fit(copy, tmp_path / "out"), "--calibration"]
-    said = refuse("compress", *base, ids, "--max-length", "0")
-    assert said == "max_length is 0, must be at least 2"
+    said = refuse("compress", *base, ids, "--max-length", "1")
+    assert said == "max_length is 1, must be at least 2"
     (tmp_path / "rows.jsonl").write_text('{"fed": "w1"}\n{"fed": "w2"}\n')
     said = refuse("compress", *base, tmp_path / "rows.jsonl")
     assert said.endswith("rows.jsonl holds no document of two tokens or more")

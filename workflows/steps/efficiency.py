@@ -159,7 +159,8 @@ def show(line: Line) -> None:
         f"{line['mode']:9} {line['case']:18} "
         + ("" if line["bypass"] is None else f"bypass {line['bypass']:.3f}  ")
         + f"over dense {line['over_dense']:.3f}  bound {line['bound']:.3f}  "
-        + ("" if share is None else f"{100 * share:.0f} % of the possible saving"),
+        + ("" if share is None else f"{100 * share:.0f} % of the possible saving")
+        + ("  masked" if line.get("masked") else ""),
         flush=True,
     )
 

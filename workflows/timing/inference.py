@@ -13,6 +13,7 @@ from transformers import Cache, PreTrainedModel
 
 from methods.core.backbone import decoder
 from methods.core.routing.decoding import StaticDecoder
+from methods.core.routing.kernels.choose import available
 from methods.core.routing.routed import router_of
 from methods.core.seeds import generator
 from workflows.timing.clock import compared
@@ -127,7 +128,8 @@ def time_static(
 ) -> Line:
     """The same steps in a static cache, on a GPU as one CUDA graph each.
 
-    Arguments as in :func:`time_prefill`. Without a GPU both branches of a routed unit run.
+    Arguments as in :func:`time_prefill`. ``masked``: without kernels both branches of a routed unit
+    run, which is no skipping.
     """
     sequences, context = case
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
@@ -149,6 +151,7 @@ def time_static(
     )
     executed, caches = _decisions(row, ids, extra), [decoder.cache for decoder in decoders]
     line = _decode_line("static", (row, dense), case, executed, caches, seconds)
+    line["masked"] = executed is not None and not available(next(row.parameters()))
     return line | joules([partial(_replayed, decoder) for decoder in decoders], sequences)
 
 

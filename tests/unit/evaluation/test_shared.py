@@ -236,4 +236,4 @@ def test_an_answer_follows_in_the_row_of_one_that_it_begins() -> None:
 def test_what_cannot_be_scored_is_refused(context: list[int], answer: list[int]) -> None:
     lm = make(toy.make_model(), 4, share=True)
     with pytest.raises(ValueError, match=rf"context of {len(context)} .* of {len(answer)} tokens"):
-        ask(lm, [(None, context, answer)])
+        ask(lm, [(None, [1], [1]), (None, context, answer)])
