@@ -38,6 +38,9 @@ def run(main: Callable[[], None]) -> None:
         # A training that can be continued says so, and which signal it followed.
         print(str(stop) or "interrupted; nothing half-written is left", file=sys.stderr)
         raise SystemExit(getattr(stop, "status", 130)) from None
+    finally:
+        # The interpreter would look for garbage once more before it goes.
+        gc.freeze()
 
 
 class Lines:
