@@ -51,12 +51,11 @@ class FfnSkipLlm(Method):
 
     Its authors published no code, and what is known of the text does not settle k, s and e. What is
     not pinned is chosen on validation documents, as learning rates are: one after the other, k, s
-    and L - e take the value at which most answers are right while tau meets the budget, of equal
-    ones the one with the lowest loss.
+    and L - e take the value at which most answers are right (then: the loss least) at the budget.
 
     Args of ``Params``:
-        tau: Cosine from which on FFNs are skipped; None: searched on the probe documents for the
-            budget. Pinned it needs ``run_length`` and ignores the budget.
+        tau: Cosine from which on FFNs are skipped; None: searched for the budget. Pinned it needs
+            ``run_length`` and ignores the budget.
         run_length: k; None: 8, 4, 2 and 1 are tried.
         cold: s and L - e, layers at the start and at the end whose FFNs always run. None:
             round(L / 8) and round(L / 16), where round(L / 16) and round(L / 4) are tried in place
@@ -215,9 +214,9 @@ class Study:
     def routed(self, setting: Setting) -> tuple[SkippingRouter, dict[str, Any]]:
         """The router of a setting, now in the backbone, and its structure."""
         region = [setting.first, len(self.turns) - setting.last]
-        spread = float(torch.cat(list(self.turns[slice(*region)])).median())
-        # Where FFNs turn no token, tau would have no scale.
-        spread = max(spread, torch.finfo(torch.float32).eps)
+        turned = torch.cat(list(self.turns[slice(*region)]))
+        # Not 0, where tau would have no scale.
+        spread = max(float(turned.median()), torch.finfo(torch.float32).eps)
         pinned = self.method.params.tau
         structure = {
             "region": region,
