@@ -150,6 +150,28 @@ def make_params(cls: type[P], given: Mapping[str, Any]) -> P:
     return cls(**given)
 
 
+def check_least(params: object, least: int, *names: str) -> None:
+    """Hold params against the least value they may have; None passes.
+
+    Raises:
+        ValueError: Names the first below it.
+    """
+    for name in names:
+        value = getattr(params, name)
+        if value is not None and value < least:
+            raise ValueError(f"param '{name}' is {value}, must be at least {least} or null")
+
+
+def check_protect(protect: tuple[int, int]) -> None:
+    """Hold param ``protect``, how many first and last layers stay, against its form.
+
+    Raises:
+        ValueError: Not two numbers from 0.
+    """
+    if len(protect) != 2 or min(protect) < 0:
+        raise ValueError(f"param 'protect' is {protect}, must be two numbers from 0")
+
+
 def _options(hint: Any) -> tuple[Any, ...]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return typing.get_args(hint)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from methods.base import Fitted, Method, Request
+from methods.base import Fitted, Method, Request, check_least, check_protect
 from methods.core.backbone import Backbone, attention_kinds, layers
 from methods.core.budget import nearest, shortfall
 from methods.core.data import Data
@@ -75,12 +75,8 @@ class BlockPruner(Method):
             Raises:
                 ValueError: A number is out of its range.
             """
-            for name in ("samples", "length"):
-                value = getattr(self, name)
-                if value is not None and value < 1:
-                    raise ValueError(f"param '{name}' is {value}, must be at least 1 or null")
-            if len(self.protect) != 2 or min(self.protect) < 0:
-                raise ValueError(f"param 'protect' is {self.protect}, must be two numbers from 0")
+            check_least(self, 1, "samples", "length")
+            check_protect(self.protect)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """Something must say how many blocks go, and a cache must not mind which."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from methods.base import Fitted, Method, Request
+from methods.base import Fitted, Method, Request, check_least
 from methods.core.backbone import Backbone, count, decoder, ffn, ffn_norm, layers
 from methods.core.budget import shortfall
 from methods.core.data import Batch, Data, Document
@@ -96,10 +96,8 @@ class FfnSkipLlm(Method):
             Raises:
                 ValueError: A number is out of its range.
             """
-            for name, least in {"run_length": 1, "warmup": 0}.items():
-                value = getattr(self, name)
-                if value is not None and value < least:
-                    raise ValueError(f"param '{name}' is {value}, must be at least {least} or null")
+            check_least(self, 1, "run_length")
+            check_least(self, 0, "warmup")
             if self.cold is not None and (len(self.cold) != 2 or min(self.cold) < 0):
                 raise ValueError(f"param 'cold' is {self.cold}, must be two numbers from 0 or null")
             if self.tau is not None and self.run_length is None:

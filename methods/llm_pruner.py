@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request
+from methods.base import Fitted, Method, Request, check_least
 from methods.core.backbone import Backbone, Widths, layers, projections, widths
 from methods.core.budget import nearest
 from methods.core.data import Data
@@ -90,10 +90,7 @@ class LLMPruner(Method):
         length: int | None = None
 
         def __post_init__(self) -> None:
-            for name in ("samples", "length"):
-                value = getattr(self, name)
-                if value is not None and value < 1:
-                    raise ValueError(f"param '{name}' is {value}, must be at least 1 or null")
+            check_least(self, 1, "samples", "length")
             if self.ratio is not None and not 0 <= self.ratio < 1:
                 raise ValueError(f"param 'ratio' is {self.ratio}, must be at least 0 and below 1")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from methods.base import Fitted, Method, Request
+from methods.base import Fitted, Method, Request, check_least
 from methods.core.backbone import (
     Backbone,
     attention_norm,
@@ -105,10 +105,7 @@ class ShortenedLlama(Method):
             Raises:
                 ValueError: A number is out of its range.
             """
-            for name in ("samples", "length", "batch_size"):
-                value = getattr(self, name)
-                if value is not None and value < 1:
-                    raise ValueError(f"param '{name}' is {value}, must be at least 1 or null")
+            check_least(self, 1, "samples", "length", "batch_size")
             if not isinstance(self.protect, bool) and (
                 len(self.protect) != 2 or min(self.protect) < 0
             ):

@@ -190,11 +190,11 @@ class HeroRouter(Router):
 
         As with a cache of keys and values, weights that change ask for a prompt of two tokens.
         """
-        from methods.hero.kernels.router import KernelSteps, pack
+        from methods.hero.kernels.router import KernelSteps, pack, router_workspace
 
         if self._kernels is None or self._kernels.merged.device != self.norm_weight.device:
             self._kernels = pack(self)
-        return KernelSteps.of(self._kernels, batch)
+        return KernelSteps(self._kernels, router_workspace(batch, self._kernels))
 
     def gate(
         self,

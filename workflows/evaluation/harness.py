@@ -156,34 +156,30 @@ class CountingLM(HFLM):
             return super(CountingLM, self)._loglikelihood_tokens(part, **options)
 
         key = first if self.kinds.asked else None if self.pads else length
-        return self._grouped(answer, requests, key, options)
+        keys = None if key is None else list(map(key, requests))
+        return self._grouped(answer, requests, keys, options)
 
     def generate_until(self, requests: list[Any], **options: Any) -> list[Any]:
         """lm-eval's own, one length of contexts after the other where pads would change routes."""
-
-        def length(request: Any) -> int:
-            return len(self.tok_encode(request.args[0]))
-
-        def needed(request: Any) -> int:
-            return length(request) + request.args[1].get("max_gen_toks", self.max_gen_toks)
-
-        self._see(list(map(needed, requests)))
-        key = None if self.pads else length
-        return self._grouped(super().generate_until, requests, key, options)
+        lengths = [len(self.tok_encode(request.args[0])) for request in requests]
+        limits = [r.args[1].get("max_gen_toks", self.max_gen_toks) for r in requests]
+        self._see([length + limit for length, limit in zip(lengths, limits, strict=True)])
+        keys = None if self.pads else lengths
+        return self._grouped(super().generate_until, requests, keys, options)
 
     def _grouped(
         self,
         answer: Callable[..., list[Any]],
         requests: list[Any],
-        key: Callable[[Any], int] | None,
+        keys: Sequence[int] | None,
         options: dict[str, Any],
     ) -> list[Any]:
-        """Results in the order of the requests; those of one key share batches, without one all."""
-        if key is None:
+        """Results in the order of requests; those of one key share batches, without keys all."""
+        if keys is None:
             return answer(requests, **options)
         groups = defaultdict(list)
-        for number, request in enumerate(requests):
-            groups[key(request)].append(number)
+        for number, key in enumerate(keys):
+            groups[key].append(number)
         results: dict[int, Any] = {}
         for numbers in groups.values():
             found = answer([requests[number] for number in numbers], **options)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -99,14 +100,16 @@ def main() -> None:
     with claim_device(args.device) as device:
         bench = Bench(device, args.rounds, args.warmup)
         pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
-        write(args, device, lines, len(pieces))
+        rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))
+        made_by = provenance([*fit_parts(*rows), "workflows/timing"])
+        write(args, made_by, device, lines, len(pieces))
         for number, piece in enumerate(pieces):
             if monotonic() > ends:
                 break
             for line in piece():
                 lines.append(line)
                 show(line)
-            write(args, device, lines, len(pieces) - number - 1)
+            write(args, made_by, device, lines, len(pieces) - number - 1)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -137,16 +140,17 @@ def check(args: argparse.Namespace) -> None:
     check_place(args.out)
 
 
-def write(args: argparse.Namespace, device: str, lines: list[Line], left: int) -> None:
+def write(
+    args: argparse.Namespace, made_by: dict[str, Any], device: str, lines: list[Line], left: int
+) -> None:
     """What is measured so far; ``left`` counts the cases that are not."""
-    rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))
     report = {
         "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "lines": lines,
         "left": left,
         "peak_memory_mb": peak_memory_mb(),
-        **provenance([*fit_parts(*rows), "workflows/timing"]),
+        **made_by,
     }
     with whole_file(args.out) as file:
         write_json(file, report)

@@ -142,12 +142,10 @@ def time_static(
     decoders[0].prefill(ids[:, :context], **_part(extra, 0, context))
     decoders[1].prefill(ids[:, :context])
     tokens = list(ids[:, context:].split(1, dim=1))
-    gates = [
-        extra["gates"][..., context + turn, None] if extra else None for turn in range(bench.turns)
-    ]
+    parts = [_part(extra, context + turn, context + turn + 1) for turn in range(bench.turns)]
     seconds = bench.time(
-        partial(next, _static_steps(decoders[0], tokens, gates)),
-        partial(next, _static_steps(decoders[1], tokens, [None] * len(tokens))),
+        partial(next, _static_steps(decoders[0], tokens, parts)),
+        partial(next, _static_steps(decoders[1], tokens, [{}] * len(tokens))),
     )
     executed, caches = _decisions(row, ids, extra), [decoder.cache for decoder in decoders]
     line = _decode_line("static", (row, dense), case, executed, caches, seconds)
@@ -201,12 +199,12 @@ def _steps(
 
 
 def _static_steps(
-    decoder: StaticDecoder, tokens: Sequence[Tensor], gates: Sequence[Tensor | None]
+    decoder: StaticDecoder, tokens: Sequence[Tensor], extras: Sequence[Arguments]
 ) -> Iterator[None]:
-    for token, decided in zip(tokens, gates, strict=True):
+    for token, extra in zip(tokens, extras, strict=True):
         decoder.token.copy_(token)
-        if decided is not None and decoder.gates is not None:
-            decoder.gates.copy_(decided)
+        if decoder.gates is not None:
+            decoder.gates.copy_(extra["gates"])
         decoder.step()
         yield
 

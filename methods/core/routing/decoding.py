@@ -119,9 +119,7 @@ class StaticDecoder:
 
     def rewind(self, steps: int) -> None:
         """Take back the latest steps; the next one writes over what they stored."""
-        layers: list[Any] = self.cache.layers
-        lengths = [layer.cumulative_length for layer in layers]
-        for place in (self._column, self._positions, *lengths):
+        for place in (self._column, self._positions, *self._lengths()):
             place.sub_(steps)
         columns = torch.arange(self.capacity, device=self._seen.device)
         self._seen.logical_and_(columns < self._column)
@@ -137,15 +135,19 @@ class StaticDecoder:
         self._positions.add_(1)
         self._take(output.logits)
 
+    def _lengths(self) -> list[Tensor]:
+        """What the layers of the cache count their columns by, on the device."""
+        layers: list[Any] = self.cache.layers
+        return [layer.cumulative_length for layer in layers]
+
     def _take(self, logits: Tensor) -> None:
         self.logits.copy_(logits[:, -1])
         self.token.copy_(self.logits.argmax(dim=-1, keepdim=True))
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         """The step as a graph; trial runs before it leave no trace."""
-        layers: list[Any] = self.cache.layers
-        lengths = [layer.cumulative_length for layer in layers]
-        carried = [self.token, self.logits, self._positions, self._column, self._seen, *lengths]
+        carried = [self.token, self.logits, self._positions, self._column, self._seen]
+        carried += self._lengths()
         kept = [tensor.clone() for tensor in carried]
 
         def restore() -> None:

@@ -152,31 +152,19 @@ def router_workspace(batch: int, router: PackedRouter) -> RouterWorkspace:
 
 
 class KernelSteps(NamedTuple):
-    """The gates of one pass, block by block from the first, on the device.
-
-    ``execute`` (R, B) bool, ``scale`` and ``gate`` (R, B) float32 hold what was decided.
-    """
+    """The gates of one pass, block by block from the first, on the device."""
 
     router: PackedRouter
     space: RouterWorkspace
-    execute: Tensor
-    scale: Tensor
-    gate: Tensor
-
-    @classmethod
-    def of(cls, router: PackedRouter, batch: int) -> KernelSteps:
-        """Before the first block of ``batch`` tokens."""
-        shape = (len(router.decays), batch)
-        made = [router.merged.new_empty(shape, dtype=d) for d in (torch.bool, None, None)]
-        return cls(router, router_workspace(batch, router), *made)
 
     def decide(self, index: int, hbar: Tensor, threshold: float) -> Decision:
         """Decide block j = ``index`` + 1 from hbar (B, 1, D)."""
-        names = ("execute", "scale", "gate")
-        mine = {name: getattr(self, name)[index] for name in names}
-        space = self.space._replace(**mine)
+        # Results of its own: a decision outlives the next block.
+        results = (self.space.execute, self.space.scale, self.space.gate)
+        execute, scale, gate = map(torch.empty_like, results)
+        space = self.space._replace(execute=execute, scale=scale, gate=gate)
         router_step(index, hbar[:, 0].contiguous(), self.router, space, threshold)
-        return Decision(*(mine[name][:, None] for name in names))
+        return Decision(execute[:, None], scale[:, None], gate[:, None])
 
 
 def refresh(packed: PackedRouter, router: HeroRouter) -> None:

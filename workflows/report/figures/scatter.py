@@ -37,7 +37,6 @@ MOST = 16  # rows that one panel names legibly
 LEAST, AROUND, PAGE = 1.9, 0.56, 9.2  # inches of a panel, of what surrounds it, of all
 BAND = Line2D([], [], color=GREY, alpha=0.3, linewidth=3.5, linestyle="-")
 DASH = Line2D([], [], color=GREY, marker="_", markersize=5, linestyle=":", linewidth=0.5)
-TITLE = 7.0  # points, as in print.mplstyle
 SKIPPED = "parameters skipped per token (%)"
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -195,7 +194,7 @@ def _sheet(panels: Sequence[Panel], columns: int, told: str, extra: Extra) -> Fi
         panel.draw(axis, extra)
         title = axis.set_title(panel.title)
         # A long one in smaller letters; on a coarse grid these are up to a tenth wider.
-        size, room = TITLE, 0.88 * (inches(axis)[2] + 2 * min(left, right))
+        size, room = float(title.get_fontsize()), 0.88 * (inches(axis)[2] + 2 * min(left, right))
         title.set_fontsize(size * min(1, room / (text_width([panel.title], size) or room)))
         axis.set_xlabel(SKIPPED)
         axis.set_ylabel(told)
