@@ -19,7 +19,7 @@ LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "cau
 ORDER = (
     "dense lora random-skip random-skip-layers shortgpt shortened-ppl shortened-taylor sleb "
     "blockpruner slicegpt laco llm-pruner replaceme replaceme-cosine flap ffn-skipllm "
-    "mod-d d-llm skipgpt-joint skipgpt-rt hero"
+    "mod-d d-llm mindskip mindskip-block skipgpt-joint skipgpt-rt flexidepth diffskip hero"
 ).split()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import candidate_layers, named_layers, shortfall
+from methods.core.budget import routed_layers, shortfall
 from methods.core.data import Data
 from methods.core.routing.hashing import uniform_hash
 from methods.core.routing.routed import route
@@ -91,12 +91,10 @@ class RandomSkip(Method):
         return route(backbone.model.requires_grad_(False), router)
 
     def _candidates(self, backbone: Backbone, budget: float) -> list[int]:
-        count = backbone.layer_count
-        if self.params.candidates == "auto":
-            if self.params.unit == "block":
-                return list(range(1, count - 1)) if count > 2 else list(range(count))
-            return candidate_layers(count, budget)
-        return named_layers(self.params.candidates, count)
+        count, candidates = backbone.layer_count, self.params.candidates
+        if candidates == "auto" and self.params.unit == "block":
+            return list(range(1, count - 1)) if count > 2 else list(range(count))
+        return routed_layers(candidates, count, budget)
 
     def _units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
         make = ffn_units if self.params.unit == "ffn" else block_units

@@ -34,7 +34,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "d-llm-skipgpt": ("d-llm", {"rank": 4} | SIMPLIFIED),
     "mod-d": ("mod-d", {"rank": 4}),
     "mod-d-topk": ("mod-d", {"rank": 4, "inference": "topk"}),
+    "flexidepth": ("flexidepth", {}),
+    "diffskip": ("diffskip", {}),
+    "mindskip": ("mindskip", {}),
+    "mindskip-block": ("mindskip-block", {}),
 }
+# Rows that write down which layers they route.
+NAMED = ("flexidepth", "diffskip", "mindskip", "mindskip-block")
 TRAINING = {"updates": 6, "batch_tokens": 60, "learning_rate": 3e-3, "row_length": 40}
 
 
@@ -84,6 +90,8 @@ def built(
     start: dict[str, Any] = {"seed": 7, "threshold": 0.5}
     if row == "mod-d":
         start |= {"capacity": 0.7, "levels": None}
+    if row in NAMED:
+        start |= {"layers": [1, 2, 3]}
     dense = toy.cast(toy.make_model(kind), dtype)
     model = load_method(row, params).build(wrap(dense), start | structure)
     for name, parameter in model.named_parameters():
@@ -98,6 +106,8 @@ def shaken(variant: str, kind: str = "llama", dtype: torch.dtype = torch.float32
     """The same with every trained weight moved; decisions go both ways."""
     model = built(variant, kind, dtype)
     rng = torch.Generator().manual_seed(13)
+    if VARIANTS[variant][0] in ("flexidepth", "diffskip"):
+        model.model.router.initial_bias = 0.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:

@@ -18,10 +18,9 @@ from methods.core.backbone import Backbone, count
 from methods.core.data import Document
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
-from methods.core.routing.steering import Steering, unit_shares
+from methods.core.routing.steering import Steering, squared_use, unit_shares
 from methods.core.training.loop import KINDS, Trainer
 from methods.core.training.params import TrainingParams
-from methods.hero import penalty
 from tests import toy
 
 SHORT = {"updates": 6, "batch_tokens": 60, "learning_rate": 3e-3, "row_length": 40, "clip": 1e9}
@@ -68,7 +67,7 @@ def trainer_for(
         return Trainer(model, params, texts, 5, workdir)
     sizes = [unit.parameters for unit in router_of(model).units]
     steering = {k: Steering(unit_shares(sizes, 40_000), budget, 0.02) for k in KINDS[match]}
-    return Trainer(model, params, texts, 5, workdir, steering, dict.fromkeys(steering, penalty))
+    return Trainer(model, params, texts, 5, workdir, steering, dict.fromkeys(steering, squared_use))
 
 
 def values(trainer: Trainer) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ def read_table(
     Raises:
         ValueError: A row, a param's file or a seed is wrong; one sentence names it.
     """
-    names = list(rows) if config["rows"] == "all" else config["rows"]
+    names = _named(config["rows"], rows)
     tuned = _tuned(config, root)
     base = _base_params(config, rows, tuned)
     table: dict[str, TableLine] = {}
@@ -59,6 +59,16 @@ def read_table(
             if other is not None:
                 _check_other(line, other, table)
     return table
+
+
+def _named(asked: Any, rows: Mapping[str, Row]) -> list[str]:
+    """The suite's key ``rows``: ``all``, ``{all_but: [...]}`` or a list."""
+    if isinstance(asked, list):
+        return asked
+    left_out = [] if asked == "all" else asked["all_but"]
+    for name in left_out:
+        _find(rows, name, "rows.all_but")
+    return [name for name in rows if name not in left_out]
 
 
 def _seeds(name: str, row: Row, config: Mapping[str, Any]) -> list[int]:

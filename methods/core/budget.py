@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from methods.core.backbone import Backbone, count, layers
 
@@ -114,6 +115,19 @@ def candidate_layers(layer_count: int, budget: float) -> list[int]:
     else:
         first = layer_count // 4 if budget <= 0.45 else 0
     return list(range(first, layer_count))
+
+
+def routed_layers(
+    candidates: Literal["auto"] | Sequence[int], layer_count: int, budget: float | None
+) -> list[int]:
+    """The layers that param ``candidates`` stands for; without a budget ``"auto"`` is that of 25 %.
+
+    Raises:
+        ValueError: None is named, or one does not exist.
+    """
+    if candidates == "auto":
+        return candidate_layers(layer_count, 0.25 if budget is None else budget)
+    return named_layers(candidates, layer_count)
 
 
 def named_layers(given: Sequence[int], layer_count: int) -> list[int]:

@@ -12,19 +12,17 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import candidate_layers, named_layers, nearest, shortfall
+from methods.core.budget import nearest, routed_layers, shortfall
 from methods.core.data import Data
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Router, ffn_units
-from methods.core.routing.steering import Steering, unit_shares
+from methods.core.routing.steering import START, Steering, squared_use, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
 from methods.core.training.params import TrainingParams
 from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
 from methods.hero.router import HeroRouter, Sizes
 
-# First weight of a steered penalty: the paper's.
-START = 1e-3
 # Controls that draw, and what their rates depend on; of how many training texts HeRo lends its own.
 RATES: dict[str, Literal["block", "kind", "token"]] = {
     "random": "block", "by-kind": "kind", "by-token": "token",
@@ -123,7 +121,7 @@ class Hero(Method):
             request = request.pinned()
         steered = request.budget if isinstance(router_of(model), HeroRouter) else None
         steering = partial(Steering, shares, steered, START if alpha is None else alpha)
-        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: penalty)
+        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: squared_use)
         structure["threshold"] = getattr(router_of(model), "threshold", 0.5)
         if self.params.variant == "full" and budget is not None:
             decisions |= measured_rates(model, data.training()[:LENT])
@@ -165,10 +163,7 @@ class Hero(Method):
         return router
 
     def _layers(self, backbone: Backbone, budget: float | None) -> list[int]:
-        count = backbone.layer_count
-        if self.params.candidates == "auto":
-            return candidate_layers(count, 0.25 if budget is None else budget)
-        return named_layers(self.params.candidates, count)
+        return routed_layers(self.params.candidates, backbone.layer_count, budget)
 
     def _shares(self, backbone: Backbone, layers: list[int]) -> Tensor:
         units = ffn_units(backbone.model, layers)
@@ -202,15 +197,3 @@ class Hero(Method):
                 f"param '{name[params.variant]}' must hold {count} rates from 0 to 1 each"
             )
         return rows
-
-
-def penalty(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
-    """Sum over counted positions of (sum over routed blocks of the soft gate)^2.
-
-    Args:
-        soft: Gates (B, R, T) in (0, 1).
-        executed: Decisions (B, R, T); they do not enter.
-        counted: Positions that predict a token (B, T).
-        progress: Of training; it does not enter.
-    """
-    return (soft.float().sum(dim=1).pow(2) * counted).sum()

@@ -17,7 +17,7 @@ from methods.core.routing.calibration import bypass_rates, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
 from tests import toy
-from tests.contract.conftest import BUDGET, QUICK, SEED
+from tests.contract.conftest import BUDGET, BUDGETS, QUICK, SEED
 from workflows.job import data_parts
 
 ROWS = discover()
@@ -27,17 +27,17 @@ ROWS = discover()
 def test_deciding_positions_meet_the_budget(
     row: str, llama: Path, data_files: dict[str, Path], tmp_path: Path
 ) -> None:
-    backbone = load_backbone(llama)
+    backbone, budget = load_backbone(llama), BUDGETS.get(row, BUDGET)
     total = backbone.parameters
     files = {f"{part}_file": data_files[part] for part in data_parts(ROWS[row])}
     data = Data(backbone.tokenizer, toy.VOCABULARY, 64, **files)
     method = load_method(row, QUICK.get(row, {}))
-    fitted = method.fit(backbone, data, Request(BUDGET, SEED, tmp_path, "each"))
+    fitted = method.fit(backbone, data, Request(budget, SEED, tmp_path, "each"))
     router = router_of(fitted.model)
     assert router is not None
     shares = unit_shares([unit.parameters for unit in router.units], total)
     (rates,) = bypass_rates(fitted.model.eval(), weighted(data.probe(), "deciding"))
     # The grain of a toy: few positions, few updates.
-    assert float(rates @ shares) == pytest.approx(BUDGET, abs=0.05)
+    assert float(rates @ shares) == pytest.approx(budget, abs=0.05)
     if ROWS[row].trained:
         assert set(fitted.decisions["trained_skip"]) == {"prompt", "deciding"}

@@ -16,6 +16,7 @@ from methods import discover, load_model
 from methods.core.backbone import load_backbone
 from methods.core.checkpoint import load
 from tests import steps, toy
+from tests.contract.conftest import BUDGET, BUDGETS
 from workflows.evaluation.harness import simple_evaluate
 
 ROWS = discover()
@@ -62,7 +63,8 @@ class Folders:
         out = self.home / f"{kind}-{row}-{len(params)}"
         if not out.exists():
             given = json.dumps(QUICK.get(row, {}) | params)
-            fixed = ["--budget", 0.25, "--seed", 3, "--max-length", 64, "--params", given]
+            asked = ["--budget", BUDGETS.get(row, BUDGET), "--params", given]
+            fixed = [*asked, "--seed", 3, "--max-length", 64]
             parts = {"calibration": "calibration", "train": "training", "validation": "validation"}
             files = [
                 word for flag, part in parts.items() for word in (f"--{flag}", self.data[part])

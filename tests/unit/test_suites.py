@@ -137,16 +137,19 @@ def test_the_papers_own_hero_is_in_every_core(no_search: None) -> None:
         assert {job.seed for job in others} == {42}
 
 
+ROUTERS_ALONE = ("skipgpt-rt", "mindskip", "mindskip-block")
+
+
 def test_the_ladder_trains_as_many_parameters_in_every_row_as_hero(no_search: None) -> None:
-    """Within 10 %; SkipGPT-RT trains its routers alone."""
+    """Within 10 %; SkipGPT-RT and MindSkip train their routers alone."""
     for name in LADDER:
         suite = read_suite(read_configs([name]))
         model = model_of(suite, name, Path("/nowhere"))
         counts = {
             job.row: run_of(suite, job, model).trained
             for job in suite.jobs
-            if job.method.trained and job.budget in (None, 0.25) and job.row != "skipgpt-rt"
+            if job.method.trained and job.budget in (None, 0.25) and job.row not in ROUTERS_ALONE
         }
-        assert len(counts) == 6
+        assert len(counts) == 8
         for row, count in counts.items():
             assert count == pytest.approx(counts["hero"], rel=0.1), (name, row)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from workflows.planning.model import ATTENTION, FFN, Model
@@ -239,6 +240,41 @@ def _mod_d(model: Model, params: Params, budget: float | None) -> Recipe:
     return with_lora(made, model, "qv", params["rank"], count)
 
 
+def _slim(model: Model, params: Params, budget: float | None, blocks: bool) -> Recipe:
+    """Bottleneck heads and slim SwiGLUs on the last layers, by block or by FFN."""
+    width, count = model.width, len(_candidates(model, params["candidates"], budget))
+    hidden = params["router_width"] or max(32, width // 16)
+    adapter = params["adapter_width"] or max(1, model.channels // 16)
+    head = (width + params.get("append_norm", False) + 1) * hidden + hidden * width + width
+    always = ("k_proj", "v_proj") if blocks else ATTENTION
+    shape = model.shape(always, routed=count, adapter=3 * width * adapter, router=head)
+    held, last = count * shape.ffn / model.parameters, PINNED_BYPASS
+    if budget is not None and params["alpha"] is None:
+        last = min(1.0, budget / held)
+    bypass = RAMP * last
+    return Recipe(
+        shape, bypass, count, 0, count * (head + shape.adapter), last * held,
+        read=count - 1,
+        run=(count - 1) * (1 - bypass),
+        single=2 * width * (count - 1) + count * (3 * hidden + (2 - blocks) * width),
+        copies=(count - 1) * width,
+        # Rows that run are gathered for attention too, its results scattered.
+        kept=count * ((2 + bypass + 3 * bypass * blocks) * width + 4 * bypass * adapter),
+    )  # fmt: skip
+
+
+def _mindskip(model: Model, params: Params, budget: float | None) -> Recipe:
+    """Training runs every target and multiplies by its gate."""
+    width, count = model.width, len(_candidates(model, params["candidates"], budget))
+    return replace(
+        _dense(model, budget or 0.0), reached=count, beside=count * width, trained=count * width,
+        read=count - 1, run=count - 1,
+        single=2.0 * width * count, copies=float(count * width), kept=float(count * width),
+    )  # fmt: skip
+
+
 MAKERS: dict[str, Maker] = {
     "lora": _lora, "hero": _hero, "skipgpt": _skipgpt, "d_llm": _d_llm, "mod_d": _mod_d,
+    "flexidepth": partial(_slim, blocks=True), "diffskip": partial(_slim, blocks=False),
+    "mindskip": _mindskip,
 }  # fmt: skip

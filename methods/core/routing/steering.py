@@ -9,6 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# First weight of a steered penalty of HeRo's form: its paper's.
+START = 1e-3
+
 
 @dataclass
 class Steering:
@@ -130,3 +133,17 @@ class Aim:
         if dist.is_initialized():
             dist.all_reduce(total)
         return excess.sum() * torch.sign(total)
+
+
+def squared_use(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
+    """Sum over counted positions of (sum over routed blocks of the soft gate)^2.
+
+    FlexiDepth's penalty, HeRo's as well.
+
+    Args:
+        soft: Gates (B, R, T) in (0, 1).
+        executed: Decisions (B, R, T); they do not enter.
+        counted: Positions that predict a token (B, T).
+        progress: Of training; it does not enter.
+    """
+    return (soft.float().sum(dim=1).pow(2) * counted).sum()

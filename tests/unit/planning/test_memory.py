@@ -66,13 +66,14 @@ def kept(model: nn.Module) -> tuple[float, float]:
 
 
 def planned(row: str, bypass: float, recomputed: bool = False, **params: Any) -> FitMemory:
-    """The plan's figure at a bypass of HeRo's blocks."""
+    """The plan's figure at a bypass of the blocks that are routed."""
     method, sizes = discover()[row], model_from(toy.SHAPES["llama"] | SIZES)
     given = {**defaults(method), **method.params, **params}
     budget = 0.25
-    if row == "hero":
-        shape = sizes.shape()
+    if row in ("hero", "flexidepth", "diffskip"):
+        shape = sizes.shape(("k_proj", "v_proj")) if row == "flexidepth" else sizes.shape()
         budget = max(1e-6, bypass / 0.8 * 4 * shape.ffn / sizes.parameters)
+        given["candidates"] = [4, 5, 6, 7]
     made = recipe(method.module.split(".")[1], sizes, given, budget)
     return fit_memory(sizes, made, 4, ROWS * LENGTH, LENGTH, recomputed)
 
@@ -89,6 +90,11 @@ def planned(row: str, bypass: float, recomputed: bool = False, **params: Any) ->
         ("hero", {"adapter_width": 16, "head_width": 32}),
         # A third of the positions bypass: the bias decides which.
         ("hero", {"adapter_width": 16, "head_width": 32, "initial_bias": 0.0}),
+        ("flexidepth", {}),
+        ("flexidepth", {"initial_bias": 0.0}),
+        ("diffskip", {}),
+        ("diffskip", {"initial_bias": 0.0}),
+        ("mindskip-block", {}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )

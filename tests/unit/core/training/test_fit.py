@@ -10,10 +10,9 @@ import torch
 from methods.base import Request
 from methods.core.data import Document
 from methods.core.routing.routed import route
-from methods.core.routing.steering import Steering
+from methods.core.routing.steering import Steering, squared_use
 from methods.core.training import fit
 from methods.core.training.params import TrainingParams
-from methods.hero import penalty
 from tests import toy
 from tests.training_toys import ByNumber, trainer_for
 
@@ -52,7 +51,7 @@ def fitted(
 
     params = TrainingParams(updates=updates, batch_tokens=8, row_length=0, learning_rate=1e-9)
     request = Request(budget, 1, workdir, match)
-    decisions = fit.fit_routed(model, params, Data(), request, steering, lambda *_: penalty)
+    decisions = fit.fit_routed(model, params, Data(), request, steering, lambda *_: squared_use)
     return dict(zip(decisions["trained_skip"], made, strict=True))
 
 

@@ -17,10 +17,9 @@ from methods.core.backbone import Backbone, count, decoder, layers, load_backbon
 from methods.core.checkpoint import describe, save
 from methods.core.data import Document
 from methods.core.ledger import Ledger, Tally
-from methods.core.routing.steering import Steering
+from methods.core.routing.steering import Steering, squared_use
 from methods.core.training.loop import Trainer
 from methods.core.training.params import TrainingParams
-from methods.hero import penalty
 from tests import toy
 from tests.near import assert_near
 
@@ -150,7 +149,7 @@ def test_hero_and_lora_read_the_same_tokens_first(tmp_path: Path) -> None:
     hero = load_method("hero").build(backbone, structure)
     steering = Steering(torch.ones(3, dtype=torch.float64), None, 1e-3)
     one = Trainer(
-        hero, PARAMS, documents(), 6, tmp_path / "a", {"pooled": steering}, {"pooled": penalty}
+        hero, PARAMS, documents(), 6, tmp_path / "a", {"pooled": steering}, {"pooled": squared_use}
     )
     other = Trainer(built(), PARAMS, documents(), 6, tmp_path / "b")
     third = Trainer(built(), PARAMS, documents(), 7, tmp_path / "c")

@@ -11,12 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from methods.core.data import Document
 from methods.core.routing.routed import route
-from methods.core.routing.steering import Steering
+from methods.core.routing.steering import Steering, squared_use
 from methods.core.training import losses
 from methods.core.training.loop import Trainer
 from methods.core.training.losses import lm_loss_sum, score_answers
 from methods.core.training.params import TrainingParams
-from methods.hero import penalty
 from tests import toy
 from tests.training_toys import ByNumber, built, documents, trainer_for
 
@@ -79,7 +78,9 @@ def test_penalty_and_rates_leave_out_pads_and_last_tokens(
         updates=1, batch_tokens=5, row_length=row_length, micro_tokens=most, clip=1e9
     )
     steering = Steering(torch.tensor([0.1, 0.2], dtype=torch.float64), None, 0.5)
-    trainer = Trainer(model, params, texts, 1, tmp_path, {"pooled": steering}, {"pooled": penalty})
+    trainer = Trainer(
+        model, params, texts, 1, tmp_path, {"pooled": steering}, {"pooled": squared_use}
+    )
     entry = trainer.run()[0]
     # Predicting tokens are 1, 2 and 4; their gates sum to 0.3 times the id.
     assert entry["penalty"] == pytest.approx((0.3**2 + 0.6**2 + 1.2**2) / 3, rel=1e-6)
@@ -109,7 +110,9 @@ def test_prompts_and_deciding_positions_are_penalised_and_counted_apart(
     )
     sizes = torch.tensor([0.1, 0.2], dtype=torch.float64)
     steering = {"prompt": Steering(sizes, None, 0.5), "deciding": Steering(sizes, None, 2.0)}
-    trainer = Trainer(model, params, texts, 1, tmp_path, steering, dict.fromkeys(steering, penalty))
+    trainer = Trainer(
+        model, params, texts, 1, tmp_path, steering, dict.fromkeys(steering, squared_use)
+    )
     entry = trainer.run()[0]
     # Prompts: 1 and 2 of the first text. What predicts the closing token is of neither kind.
     assert entry["penalty_prompt"] == pytest.approx((0.3**2 + 0.6**2) / 2, rel=1e-6)

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from methods.core.routing.steering import squared_use
 from methods.core.training.interruption import SIGNALS, Interrupted
 from methods.core.training.loop import DivergedError
 from methods.core.training.packing import plan
 from methods.core.training.params import TrainingParams
 from methods.core.training.snapshots import NAME, digest
-from methods.hero import penalty
 from tests import toy
 from tests.steps import compress
 from tests.training_toys import (
@@ -161,7 +161,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(
     def breaking(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
         calls.append(1)
         factor = math.inf if len(calls) > 3 else 1.0
-        return penalty(soft, executed, counted, progress) * factor
+        return squared_use(soft, executed, counted, progress) * factor
 
     trainer.penalties = {"pooled": breaking}
     with pytest.raises(DivergedError, match="loss of update 3 is nan.*learning_rate"):

@@ -1,0 +1,116 @@
+"""The bottleneck router and the slim SwiGLU of FlexiDepth, which DiffSkip shares."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from methods.core.routing.router import Router, Unit
+from methods.core.seeds import generator
+
+NormPlace = Literal["before", "after"]
+
+
+class BottleneckHead(nn.Module):
+    """r(z) = W_head W_dec tanh(RMSNorm(W_enc z)), without biases, (..., inputs) to (...).
+
+    Nothing stands between W_dec and W_head: together they are one vector, kept apart as in the
+    authors' checkpoint.
+
+    Args:
+        inputs: Width of z.
+        hidden: Of the bottleneck.
+        width: D, rows of W_dec.
+        eps: Of the RMSNorm.
+        norm_place: ``"before"`` tanh, as in the checkpoint, or ``"after"``, as in the paper.
+    """
+
+    def __init__(
+        self, inputs: int, hidden: int, width: int, eps: float, norm_place: NormPlace
+    ) -> None:
+        super().__init__()
+        self.norm_place = norm_place
+        self.enc = nn.Linear(inputs, hidden, bias=False)
+        self.norm = nn.RMSNorm(hidden, eps=eps)
+        self.dec = nn.Linear(hidden, width, bias=False)
+        self.head = nn.Linear(width, 1, bias=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The logit of executing, before the initial bias."""
+        inner = self.enc(z)
+        before = self.norm_place == "before"
+        inner = torch.tanh(self.norm(inner)) if before else self.norm(torch.tanh(inner))
+        logit: Tensor = self.head(self.dec(inner)).squeeze(-1)
+        return logit
+
+
+class SlimFFN(nn.Module):
+    """P(u) = W_up (SiLU(W_gate u) * (W_down u)): a SwiGLU of another width.
+
+    W_up (D, width) starts as zero, so that a bypass starts as plain removal; W_gate and W_down
+    (width, D) as Kaiming.
+    """
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden_size, width, bias=False)
+        self.down = nn.Linear(hidden_size, width, bias=False)
+        self.up = nn.Linear(width, hidden_size, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Normed states (n, D) to updates (n, D), in the dtype of the states."""
+        # On a 16-bit backbone the weights stay float32, for the optimizer.
+        gate, down, up = (m.weight.to(rows.dtype) for m in (self.gate, self.down, self.up))
+        return linear(silu(linear(rows, gate)) * linear(rows, down), up)
+
+
+class SlimRouter(Router):
+    """A bottleneck head and a slim FFN of their own for every routed layer.
+
+    Args:
+        units: U units, one or two per routed layer.
+        blocks: R routed layers.
+        width: D.
+        inputs: Of the heads.
+        hidden: Width of the heads' bottleneck; None: D / 16, at least 32.
+        adapter: Width of the slim FFNs.
+        eps: Of the RMSNorm; the backbone's.
+        norm_place: Of the heads.
+        initial_bias: Added to every logit; it is not trained.
+        seed: Of the initial values.
+    """
+
+    def __init__(
+        self,
+        units: list[Unit],
+        blocks: int,
+        width: int,
+        inputs: int,
+        hidden: int | None,
+        adapter: int,
+        eps: float,
+        norm_place: NormPlace,
+        initial_bias: float,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.units, self.initial_bias, self.threshold = units, initial_bias, 0.5
+        hidden = hidden or max(32, width // 16)
+        self.heads = nn.ModuleList(
+            BottleneckHead(inputs, hidden, width, eps, norm_place) for _ in range(blocks)
+        )
+        slim = [SlimFFN(width, adapter) for _ in range(blocks)]
+        self.adapters = nn.ModuleList(slim)
+        rng = generator(seed, "initial values")
+        for part in (m for m in self.modules() if isinstance(m, nn.Linear)):
+            if not part.weight.is_meta:
+                nn.init.kaiming_uniform_(part.weight, a=5**0.5, generator=rng)
+        for each in slim:
+            nn.init.zeros_(each.up.weight)
+
+    def weight(self, block: int, z: Tensor) -> Tensor:
+        """Of routed layer ``block``: w = sigmoid(r(z) + initial bias), (B, T, inputs) to (B, T)."""
+        return torch.sigmoid(self.heads[block](z) + self.initial_bias)

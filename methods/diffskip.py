@@ -1,0 +1,221 @@
+"""DiffSkip: a token skips the FFN where attention has changed it in a way that says it may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from methods.base import Fitted, Method, Request, check_least
+from methods.core.backbone import Backbone, attention, decoder, ffn, layers
+from methods.core.budget import routed_layers, shortfall
+from methods.core.data import Data, Document, batches
+from methods.core.ledger import Rates
+from methods.core.routing.routed import birthplace, route, router_of
+from methods.core.routing.router import Context, Decision, Tokens, ffn_units
+from methods.core.routing.slim import SlimRouter
+from methods.core.routing.steering import START, Steering, squared_use, unit_shares
+from methods.core.training.fit import fit_routed
+from methods.core.training.params import TrainingParams
+
+# Of a layer, by the name of what it changes.
+PARTS = {"attention": attention, "ffn": ffn}
+
+
+class DiffSkip(Method):
+    """A router reads what attention changed and lets a token skip the FFN; a slim FFN runs instead.
+
+    Attention always runs, so the cache is complete; router and adapters are trained, the backbone
+    stays frozen.
+
+    Formula: x = h + Attention(LN1(h)), delta = x - h, u = LN2(x), w = sigmoid(r(n(delta))); a token
+    runs where w > 0.5, a tie skips:
+        runs: out = x + w FFN(u),   skips: out = x + (1 - w) P(u)
+        loss = LM + alpha * mean over predicting positions of (sum over routed layers of w)^2
+    n divides by the root mean square; r and P are FlexiDepth's
+    (``methods/core/routing/slim.py``).
+
+    Args of ``Params`` (besides those of ``TrainingParams``):
+        candidates: ``"auto"``: the latter half of the layers up to 30 %, the last three quarters
+            up to 45 %, else all; or 0-based layers.
+        router_width: Of the router's bottleneck; None: D / 16, at least 32.
+        adapter_width: Of P; None: F / 16.
+        append_norm: Whether the router also reads log(rms(delta) / rms(h)), the length that n
+            takes away.
+        alpha: Weight of the penalty; None: steered to the budget.
+        initial_bias: Added to the router's logit.
+    Source: Luo et al., DiffSkip: Differential Layer Skipping in Large Language Models, Findings of
+        ACL 2025. No training code was found.
+    Differs from upstream: this is our reading. Router and adapter are FlexiDepth's, of the same
+        group, which the parameter count of the released checkpoint bears out; n, the start (gates
+        of 0.88, P at zero) and the rates of training are choices of ours; plain factors w and
+        1 - w in place of SparseMixer, and HeRo's penalty, steered to the budget, in place of one
+        that draws to 4 or 8 skipped FFNs, so that such rows differ in the router alone. The
+        difference is taken in float32 from a stream in the backbone's dtype: in bf16 it has lost
+        digits where the stream is large.
+    """
+
+    title = "DiffSkip"
+    source = "Findings of ACL 2025, paper 377"
+    kind = "dynamic"
+    trained = True
+    stochastic = True
+    budgeted = True
+    causal = True
+
+    @dataclass(frozen=True)
+    class Params(TrainingParams):
+        """See the class."""
+
+        candidates: Literal["auto"] | list[int] = "auto"
+        router_width: int | None = None
+        adapter_width: int | None = None
+        append_norm: bool = False
+        alpha: float | None = None
+        initial_bias: float = 2.0
+
+        def __post_init__(self) -> None:
+            """Check ranges."""
+            super().__post_init__()
+            given = [n for n in ("router_width", "adapter_width") if getattr(self, n) is not None]
+            check_least(self, 1, *given)
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """The candidates may be too small for the budget, or nothing may say how much to skip."""
+        if self.params.alpha is not None:
+            return None
+        if request.budget is None:
+            return "neither a budget nor 'alpha' is given"
+        return shortfall("candidates", float(self._shares(backbone, request).sum()), request.budget)
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Train router and adapters, then calibrate the threshold."""
+        alpha, shares = self.params.alpha, self._shares(backbone, request)
+        chosen = self._layers(backbone, request)
+        structure: dict[str, Any] = {"layers": chosen, "seed": request.seed, "threshold": 0.5}
+        correlation = correlations(backbone, data.probe(), chosen)
+        model = self.build(backbone, structure)
+        if alpha is not None:
+            request = request.pinned()
+        steering = partial(Steering, shares, request.budget, START if alpha is None else alpha)
+        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: squared_use)
+        structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
+        return Fitted(model, structure, {**decisions, "correlation": correlation})
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The frozen backbone with router and adapters, which alone ask for gradients."""
+        params, config = self.params, backbone.config
+        model, chosen = backbone.model.requires_grad_(False), structure["layers"]
+        width, eps = int(config.hidden_size), float(config.rms_norm_eps)
+        with birthplace(model):
+            router = DifferenceRouter(
+                ffn_units(model, chosen), len(chosen), width, width + params.append_norm,
+                params.router_width,
+                params.adapter_width or max(1, int(config.intermediate_size) // 16),
+                eps, "before", params.initial_bias, structure["seed"],
+            )  # fmt: skip
+        router.threshold, router.eps = float(structure["threshold"]), eps
+        router.append_norm = params.append_norm
+        return route(model, router.requires_grad_(True))
+
+    def authors_skip(self, rates: Rates) -> float:
+        """Skipped FFNs over all layers."""
+        return sum(1 - ran for ran in rates.executed) / rates.ledger.dense_layers
+
+    def _layers(self, backbone: Backbone, request: Request) -> list[int]:
+        return routed_layers(self.params.candidates, backbone.layer_count, request.budget)
+
+    def _shares(self, backbone: Backbone, request: Request) -> Tensor:
+        units = ffn_units(backbone.model, self._layers(backbone, request))
+        return unit_shares([unit.parameters for unit in units], backbone.parameters)
+
+
+class DifferenceRouter(SlimRouter):
+    """Decides from the output of the layer's attention alone, in float32."""
+
+    eps: float
+    append_norm: bool
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
+        """A token carries nothing from layer to layer."""
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, Any]:
+        """Decide from delta = post_attention - block_input."""
+        assert post_attention is not None
+        with torch.autocast(block_input.device.type, enabled=False):
+            before = block_input.float()
+            delta = post_attention.float() - before
+            scale = torch.rsqrt(delta.pow(2).mean(-1, keepdim=True) + self.eps)
+            read = delta * scale
+            if self.append_norm:
+                length = 0.5 * torch.log(before.pow(2).mean(-1, keepdim=True) + self.eps)
+                read = torch.cat([read, -scale.log() - length], dim=-1)
+            weight = self.weight(index, read)
+        execute = at.settle(index, weight > self.threshold)
+        return Decision(execute, torch.where(execute, weight, 1 - weight), weight), state
+
+    def otherwise(self, index: int) -> nn.Module:
+        """The slim FFN of the layer."""
+        return self.adapters[index]
+
+
+@torch.no_grad()
+def correlations(
+    backbone: Backbone, documents: Sequence[Document], chosen: Sequence[int]
+) -> list[dict[str, float]]:
+    """How alike the changes of attention and FFN are in a dense model, the paper's observation.
+
+    Args:
+        backbone: Dense model.
+        documents: Texts to read.
+        chosen: Layers.
+
+    Returns:
+        Per layer: ``cosine``, the mean over tokens of the cosine between both changes, and
+        ``lengths``, the correlation of their lengths over tokens.
+    """
+    changes: dict[tuple[int, str], Tensor] = {}
+
+    def keep(layer: int, part: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            changes[layer, part] = (output[0] if isinstance(output, tuple) else output).float()
+
+        return hook
+
+    hooks = [
+        of(layers(backbone.model)[number]).register_forward_hook(keep(number, part))
+        for number in chosen
+        for part, of in PARTS.items()
+    ]
+    cosines, lengths = ({number: list[Tensor]() for number in chosen} for _ in range(2))
+    try:
+        for batch in batches(documents, 32):
+            device = backbone.model.device
+            decoder(backbone.model)(input_ids=batch.ids.to(device), use_cache=False)
+            for number in chosen:
+                mixed, fed = (changes[number, part].cpu()[batch.valid] for part in PARTS)
+                cosines[number].append(cosine_similarity(mixed, fed, dim=-1).double())
+                both = [mixed.norm(dim=-1), fed.norm(dim=-1)]
+                lengths[number].append(torch.stack(both).double())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [
+        {
+            "cosine": float(torch.cat(cosines[number]).mean()),
+            "lengths": float(torch.corrcoef(torch.cat(lengths[number], dim=1))[0, 1]),
+        }
+        for number in chosen
+    ]

@@ -1,0 +1,168 @@
+"""FlexiDepth: each token runs or skips whole layers; those it skips pass a small adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Fitted, Method, Request, check_least
+from methods.core.backbone import Backbone, attention_norm, layers
+from methods.core.budget import routed_layers, shortfall
+from methods.core.data import Data
+from methods.core.ledger import Rates
+from methods.core.routing.routed import birthplace, route, router_of
+from methods.core.routing.router import Context, Decision, Tokens, module_units
+from methods.core.routing.slim import SlimRouter
+from methods.core.routing.steering import START, Steering, squared_use, unit_shares
+from methods.core.training.fit import fit_routed
+from methods.core.training.params import TrainingParams
+
+
+class FlexiDepth(Method):
+    """A router per layer lets a token skip attention and FFN together; a slim FFN runs instead.
+
+    Router and adapters are trained, the backbone stays frozen. Keys and values are always made.
+
+    Formula: z = LN1(h), w = sigmoid(r(z)); a token runs where w > 0.5, a tie skips:
+        runs:   x = h + Attention(z),  out = x + w FFN(LN2(x))
+        skips:  out = h + (1 - w) P(LN2(h))
+        loss = LM + alpha * mean over predicting positions of (sum over routed layers of w)^2
+    r is a bottleneck router and P a SwiGLU of F/16 (``methods/core/routing/slim.py``). The
+    comparison has no gradient; the factors w and 1 - w of the FFN carry it, attention is not
+    scaled.
+
+    Args of ``Params`` (besides those of ``TrainingParams``):
+        candidates: ``"auto"``: the latter half of the layers up to 30 %, the last three quarters
+            up to 45 %, else all; or 0-based layers.
+        router_width: Of the router's bottleneck; None: D / 16, at least 32.
+        adapter_width: Of P; None: F / 16.
+        alpha: Weight of the penalty, 1e-3 in the paper; None: steered to the budget.
+        initial_bias: Added to the router's logit; 0 in the authors' code.
+        norm_place: Of the router's RMSNorm: ``"before"`` tanh, as in the released checkpoint, or
+            ``"after"``, as in the paper.
+    Source: Luo et al., Adaptive Layer-Skipping in Pre-trained LLMs, arXiv 2503.23798, its training
+        scripts and the names of its checkpoint.
+    Differs from upstream: gates start at 0.88 and P at zero, because gates of one half run every
+        FFN at half strength and skip at random; the plain factors w and 1 - w of the released
+        arithmetic, where the paper names SparseMixer; router and comparison in float32; the
+        penalty leaves out pads and a document's last token; with a budget alpha is steered in
+        training and the threshold calibrated on the validation split, under ``match: each`` for
+        prompts and deciding positions apart; a skipped layer counts without its keys, values and
+        norms, which run; the same data and schedule as every trained row.
+    """
+
+    title = "FlexiDepth"
+    source = "arXiv 2503.23798"
+    kind = "dynamic"
+    trained = True
+    stochastic = True
+    budgeted = True
+    causal = True
+
+    @dataclass(frozen=True)
+    class Params(TrainingParams):
+        """See the class."""
+
+        candidates: Literal["auto"] | list[int] = "auto"
+        router_width: int | None = None
+        adapter_width: int | None = None
+        alpha: float | None = None
+        initial_bias: float = 2.0
+        norm_place: Literal["before", "after"] = "before"
+
+        def __post_init__(self) -> None:
+            """Check ranges."""
+            super().__post_init__()
+            given = [n for n in ("router_width", "adapter_width") if getattr(self, n) is not None]
+            check_least(self, 1, *given)
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """The candidates may be too small for the budget, or nothing may say how much to skip."""
+        if self.params.alpha is not None:
+            return None
+        if request.budget is None:
+            return "neither a budget nor 'alpha' is given"
+        return shortfall("candidates", float(self._shares(backbone, request).sum()), request.budget)
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Train router and adapters, then calibrate the threshold."""
+        alpha, shares = self.params.alpha, self._shares(backbone, request)
+        chosen = self._layers(backbone, request)
+        structure: dict[str, Any] = {"layers": chosen, "seed": request.seed, "threshold": 0.5}
+        model = self.build(backbone, structure)
+        if alpha is not None:
+            request = request.pinned()
+        steering = partial(Steering, shares, request.budget, START if alpha is None else alpha)
+        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: penalty)
+        structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
+        return Fitted(model, structure, decisions)
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The frozen backbone with router and adapters, which alone ask for gradients."""
+        params, config = self.params, backbone.config
+        model, chosen = backbone.model.requires_grad_(False), structure["layers"]
+        norms = tuple(attention_norm(layers(model)[number]) for number in chosen)
+        width = int(config.hidden_size)
+        with birthplace(model):
+            router = LayerRouter(
+                module_units(model, chosen), len(chosen), width, width, params.router_width,
+                params.adapter_width or max(1, int(config.intermediate_size) // 16),
+                float(config.rms_norm_eps), params.norm_place, params.initial_bias,
+                structure["seed"],
+            )  # fmt: skip
+        router.threshold = float(structure["threshold"])
+        route(model, router.requires_grad_(True))
+        router.norms = norms
+        return model
+
+    def authors_skip(self, rates: Rates) -> float:
+        """Skipped layers over all layers."""
+        return sum(1 - ran for ran in rates.executed[::2]) / rates.ledger.dense_layers
+
+    def _layers(self, backbone: Backbone, request: Request) -> list[int]:
+        return routed_layers(self.params.candidates, backbone.layer_count, request.budget)
+
+    def _shares(self, backbone: Backbone, request: Request) -> Tensor:
+        units = module_units(backbone.model, self._layers(backbone, request))
+        return unit_shares([unit.parameters for unit in units], backbone.parameters)
+
+
+class LayerRouter(SlimRouter):
+    """Decides attention and FFN of a layer together, from its normed input, in float32."""
+
+    # The layers' own norms; a tuple, so that they are not registered as the router's.
+    norms: tuple[nn.Module, ...]
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
+        """A token carries nothing from layer to layer."""
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, Any]:
+        """Of attention: w, kept for the FFN behind it, which takes the same decision."""
+        block, second = divmod(index, 2)
+        if not second:
+            with torch.autocast(block_input.device.type, enabled=False):
+                state = self.weight(block, self.norms[block](block_input).float())
+        execute = at.settle(index, state > self.threshold)
+        scale = torch.where(execute, state, 1 - state) if second else None
+        return Decision(execute, scale, state), state
+
+    def otherwise(self, index: int) -> nn.Module | None:
+        """The slim FFN of the layer, for its FFN unit."""
+        return self.adapters[index // 2] if index % 2 else None
+
+
+def penalty(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
+    """:func:`squared_use` of the layers: both units of one hold the same gate."""
+    return squared_use(soft[:, ::2], executed, counted, progress)

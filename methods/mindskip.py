@@ -1,0 +1,248 @@
+"""MindSkip: one vector per layer decides whether attention, FFN or the whole layer runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone, attention_norm, layers
+from methods.core.budget import routed_layers, shortfall
+from methods.core.data import Data
+from methods.core.ledger import Rates
+from methods.core.routing.gates import straight_through, thresholded
+from methods.core.routing.routed import birthplace, route, router_of
+from methods.core.routing.router import (
+    Context,
+    Decision,
+    Router,
+    Tokens,
+    Unit,
+    attention_units,
+    block_units,
+    ffn_units,
+)
+from methods.core.routing.steering import Steering, unit_shares
+from methods.core.seeds import generator
+from methods.core.training.fit import fit_routed
+from methods.core.training.params import TrainingParams
+
+UNITS: Mapping[str, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
+    "attention": attention_units,
+    "mlp": ffn_units,
+    "block": block_units,
+}
+# What a unit of this penalty's weight moves, against HeRo's, of a layer: its slope is 1, HeRo's is
+# twice the number of layers that run.
+STEERED = 8.0
+
+
+class MindSkip(Method):
+    """Router tuning: routers alone are trained, a vector per layer, on the layer's normed input.
+
+    Formula: z = LN1(h), s = sigmoid(v . z), execute m = 1[s >= 0.5], a tie executes, with the
+    gradient of s; by target:
+        attention: x = h + m Attention(z),  FFN as usual
+        mlp:       out = x + m FFN(LN2(x)),  m from z
+        block:     out = h + m (layer(h) - h)
+        loss = LM + gradient_scale * sum over routed layers of the mean of m
+    Nothing scales a branch that runs, nothing runs in place of one that does not. Keys and values
+    are made for every token.
+
+    Args of ``Params`` (besides those of ``TrainingParams``):
+        target: ``"attention"`` as named, ``"mlp"`` or ``"block"``. Attention holds 13 % of
+            Llama-3.1-8B, so that budgets above need another target.
+        level: ``"token"``, or ``"sequence"`` as the authors' default: z is averaged over the
+            tokens of a document. That is not causal: an answer helps to decide its prompt, and a
+            cached step sees its own token alone.
+        candidates: ``"auto"``: the latter half of the layers up to 30 %, the last three quarters
+            up to 45 %, else all; or 0-based layers.
+        gradient_scale: Of the penalty; None: steered to the budget. The shipped script has 0.
+        target_capacity: Mean of m below which a layer's penalty is silent; None: never.
+        initial: Of v: ``"zero"``, where the tie executes everything, or ``"normal"`` (0.02).
+    Source: He et al., Router-Tuning, arXiv 2410.13184, and both states of its code.
+    Differs from upstream: skipped branches send a gradient to their router, as in the later code;
+        the mean of a sequence leaves out pads and ends with its document, nothing stays on modules
+        between calls; the shared schedule in place of 15 updates at 1e-5; with a budget the weight
+        of the penalty is steered and the threshold calibrated on the validation split, under
+        ``match: each`` for prompts and deciding positions apart. Trained are D numbers per layer,
+        far fewer than in any other row.
+    """
+
+    title = "MindSkip ({target})"
+    source = "arXiv 2410.13184"
+    kind = "dynamic"
+    trained = True
+    stochastic = True
+    budgeted = True
+    causal = True
+    rows = {"mindskip": {"target": "attention"}, "mindskip-block": {"target": "block"}}
+
+    @dataclass(frozen=True)
+    class Params(TrainingParams):
+        """See the class."""
+
+        target: Literal["attention", "mlp", "block"] = "attention"
+        level: Literal["token", "sequence"] = "token"
+        candidates: Literal["auto"] | list[int] = "auto"
+        gradient_scale: float | None = None
+        target_capacity: float | None = None
+        initial: Literal["zero", "normal"] = "zero"
+
+        def __post_init__(self) -> None:
+            """Check ranges."""
+            super().__post_init__()
+            if self.target_capacity is not None and not 0 < self.target_capacity < 1:
+                raise ValueError(
+                    f"param 'target_capacity' is {self.target_capacity}, must be between 0 and 1"
+                )
+            if self.target_capacity is not None and self.gradient_scale is None:
+                raise ValueError("param 'target_capacity' needs param 'gradient_scale'")
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """The targets may be too small for the budget, or nothing may say how much to skip."""
+        if self.params.gradient_scale is not None:
+            return None
+        if request.budget is None:
+            return "neither a budget nor 'gradient_scale' is given"
+        held = float(self._shares(backbone, request).sum())
+        return shortfall(f"{self.params.target} targets", held, request.budget)
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Train the routers; under a budget steer the penalty and calibrate the threshold."""
+        params, shares = self.params, self._shares(backbone, request)
+        chosen = routed_layers(params.candidates, backbone.layer_count, request.budget)
+        structure: dict[str, Any] = {"layers": chosen, "seed": request.seed, "threshold": 0.5}
+        model = self.build(backbone, structure)
+        if params.gradient_scale is None:
+            steering = partial(Steering, shares, request.budget, 0.0, unit=STEERED)
+        else:
+            request = request.pinned()
+            steering = partial(Steering, shares, None, params.gradient_scale)
+        made = partial(penalty, capacity=params.target_capacity)
+        decisions = fit_routed(model, params, data, request, steering, lambda *_: made)
+        router = router_of(model)
+        assert isinstance(router, VectorRouter)
+        structure["threshold"] = router.threshold
+        norms = [float(vector.detach().norm()) for vector in router.parameters()]
+        return Fitted(model, structure, {**decisions, "router_norms": norms})
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The frozen backbone with routers, which alone ask for gradients."""
+        params, chosen = self.params, structure["layers"]
+        model = backbone.model.requires_grad_(False)
+        norms = tuple(attention_norm(layers(model)[number]) for number in chosen)
+        units = UNITS[params.target](model, chosen)
+        with birthplace(model):
+            width = int(backbone.config.hidden_size)
+            router = VectorRouter(units, width, params, norms, structure["seed"])
+        router.threshold = float(structure["threshold"])
+        return route(model, router.requires_grad_(True))
+
+    def batchable(self) -> bool:
+        """Pads of a batch would enter the mean of a sequence: lm-eval masks none."""
+        return self.params.level == "token"
+
+    def authors_skip(self, rates: Rates) -> float:
+        """Skipped targets over all layers."""
+        return sum(1 - ran for ran in rates.executed) / rates.ledger.dense_layers
+
+    def _shares(self, backbone: Backbone, request: Request) -> Tensor:
+        chosen = routed_layers(self.params.candidates, backbone.layer_count, request.budget)
+        units = UNITS[self.params.target](backbone.model, chosen)
+        return unit_shares([unit.parameters for unit in units], backbone.parameters)
+
+
+class VectorRouter(Router):
+    """A vector of its own for every routed layer.
+
+    Args:
+        units: U units.
+        width: D.
+        params: Of the method.
+        norms: The input norms of the units' layers; a tuple, so that they stay the backbone's.
+        seed: Of the initial values.
+    """
+
+    def __init__(
+        self,
+        units: list[Unit],
+        width: int,
+        params: MindSkip.Params,
+        norms: tuple[nn.Module, ...],
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.units, self.norms, self.threshold = units, norms, 0.5
+        self.averages = params.level == "sequence"
+        self.vectors = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in units)
+        rng = generator(seed, "initial values")
+        for vector in (v for v in self.vectors if isinstance(v, nn.Linear)):
+            if vector.weight.is_meta:
+                continue
+            if params.initial == "normal":
+                nn.init.normal_(vector.weight, std=0.02, generator=rng)
+            else:
+                nn.init.zeros_(vector.weight)
+
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor | None:
+        """Which document each token belongs to (B, T), pads to none (0); None by token."""
+        if not self.averages:
+            return None
+        starts = (tokens.positions == 0) & tokens.valid
+        # A cached step starts no document; its token is one of its own.
+        return torch.where(tokens.valid, starts.cumsum(dim=1).clamp(min=1), 0)
+
+    def gate(
+        self,
+        index: int,
+        block_input: Tensor,
+        post_attention: Tensor | None,
+        state: Any,
+        at: Context,
+    ) -> tuple[Decision, Any]:
+        """Decide from the layer's normed input, in float32."""
+        with torch.autocast(block_input.device.type, enabled=False):
+            normed = self.norms[index](block_input).float()
+            logit = self.vectors[index](normed).squeeze(-1)
+            if state is not None:
+                logit = mean_by(state, logit)
+            decision = thresholded(logit, self.threshold)
+            if at.generator is None:
+                return decision, state
+            execute = at.settle(index, decision.execute)
+            return straight_through(execute, torch.sigmoid(logit)), state
+
+
+def mean_by(groups: Tensor, values: Tensor) -> Tensor:
+    """Each value's mean over its group, (B, T); the mean of products is the product of the mean.
+
+    Args:
+        groups: Number of the group (B, T), within a row.
+        values: (B, T).
+    """
+    size = int(groups.max()) + 1
+    sums = values.new_zeros(len(values), size).scatter_add(1, groups, values)
+    counts = values.new_zeros(len(values), size).scatter_add(1, groups, torch.ones_like(values))
+    return (sums / counts.clamp(min=1)).gather(1, groups)
+
+
+def penalty(
+    soft: Tensor, executed: Tensor, counted: Tensor, progress: float, capacity: float | None
+) -> Tensor:
+    """Sum over routed layers of the mean of m over counted positions, times their number.
+
+    Args:
+        soft: Gates (B, U, T), 0 or 1 with a soft gradient.
+        executed: Decisions (B, U, T); they do not enter.
+        counted: Positions that predict a token (B, T).
+        progress: Of training; it does not enter.
+        capacity: What a layer's mean must exceed to count; None: nothing.
+    """
+    ran = (soft * counted[:, None]).sum(dim=(0, 2))
+    return (ran if capacity is None else torch.relu(ran - capacity * counted.sum())).sum()

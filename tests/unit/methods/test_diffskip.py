@@ -1,0 +1,191 @@
+"""DiffSkip: what its router reads, and what runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from methods import load_method
+from methods.core.backbone import (
+    attention_norm,
+    decoder,
+    empty_backbone,
+    ffn,
+    ffn_norm,
+    shape_config,
+)
+from methods.core.backbone import layers as layers_of
+from methods.core.data import Document
+from methods.core.ledger import Ledger
+from methods.core.routing.router import Context, ffn_units
+from methods.diffskip import correlations
+from tests import toy
+from tests.near import assert_near
+from tests.routing_toys import IDS, all_real, earlier, shaken, slow_attention, wrap
+
+ROUTED = [2, 3, 4, 5]
+DENSE = toy.make_model()
+
+
+def built(bias: float, layers: list[int] = ROUTED, **params: Any) -> Any:
+    method = load_method("diffskip", {"initial_bias": bias, **params})
+    structure = {"layers": layers, "seed": 7, "threshold": 0.5}
+    return method.build(wrap(toy.make_model()), structure).eval()
+
+
+@torch.no_grad()
+def gate(model: Any, before: Tensor, after: Tensor) -> Tensor:
+    """The soft gate of the first routed layer."""
+    router = model.model.router
+    state = router.start(all_real(IDS), before, Context())
+    return router.gate(0, before, after, state, Context())[0].soft
+
+
+def streams() -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(3)
+    before = torch.randn(*IDS.shape, 32, generator=rng)
+    return before, torch.randn(*IDS.shape, 32, generator=rng)
+
+
+@torch.no_grad()
+def test_the_formulas() -> None:
+    """Each routed layer against its formulas, fed with the stream that the model had there."""
+    model = shaken("diffskip")
+    router, seen = model.model.router, dict[int, tuple[Tensor, Tensor, Tensor]]()
+    real = router.gate
+
+    def listening(index: int, before: Tensor, after: Tensor, *rest: Any) -> Any:
+        decision, state = real(index, before, after, *rest)
+        seen[index] = (before, after, decision.execute)
+        return decision, state
+
+    router.gate = listening
+    inputs = [list[Tensor]() for _ in layers_of(model)]
+    norm = list[Tensor]()
+    for number, layer in enumerate(layers_of(model)):
+        attention_norm(layer).register_forward_hook(
+            lambda module, given, output, number=number: inputs[number].append(given[0])
+        )
+    model.model.norm.register_forward_hook(lambda module, given, output: norm.append(given[0]))
+    model.model(IDS, use_cache=False)
+    for place, unit in enumerate(router.units):
+        before, after, execute = seen[place]
+        layer, delta = layers_of(model)[unit.layer], after - before
+        read = delta / (delta.square().mean(-1, keepdim=True) + router.eps).sqrt()
+        w = torch.sigmoid(router.heads[place](read) + router.initial_bias)[..., None]
+        assert torch.equal(execute, w[..., 0] > 0.5)
+        u = ffn_norm(layer)(after)
+        slim = router.adapters[place](u.reshape(-1, 32)).reshape(u.shape)
+        expected = after + torch.where(w > 0.5, w * ffn(layer)(u), (1 - w) * slim)
+        following = inputs[unit.layer + 1] if unit.layer + 1 < len(inputs) else norm
+        assert_near(following[0], expected)
+
+
+@torch.no_grad()
+def test_both_ends() -> None:
+    assert torch.equal(built(100.0)(IDS).logits, DENSE(IDS).logits)
+    without = toy.make_model()
+    for number in ROUTED:
+        layers_of(without)[number].mlp.down_proj.weight.zero_()
+    assert_near(built(-100.0)(IDS).logits, without(IDS).logits)
+
+
+def test_the_router_reads_the_difference_alone() -> None:
+    model, (before, delta) = built(0.0), streams()
+    given = gate(model, before, before + delta)
+    shift = torch.randn(32, generator=torch.Generator().manual_seed(8))
+    assert_near(gate(model, before + shift, before + delta + shift), given, terms=1024)
+    assert not torch.allclose(gate(model, before, before + delta.flip(-1)), given, atol=1e-3)
+
+
+def test_lengths_count_only_where_asked() -> None:
+    before, delta = streams()
+    for asked in (False, True):
+        model = built(0.0, append_norm=asked)
+        short, long = (gate(model, before, before + size * delta) for size in (1.0, 16.0))
+        assert torch.allclose(short, long, atol=1e-4) != asked
+
+
+@torch.no_grad()
+def test_the_appended_length() -> None:
+    """log of the ratio of the root mean squares."""
+    model, (before, delta) = built(0.0, append_norm=True), streams()
+    head = model.model.router.heads[0]
+    head.enc.weight.zero_()
+    head.enc.weight[:, -1] = 0.01
+    seen = list[Tensor]()
+    head.enc.register_forward_hook(lambda module, given, output: seen.append(given[0][..., -1]))
+    gate(model, before, before + delta)
+    rms = [math.sqrt(float(each[0, 0].square().mean())) for each in (delta, before)]
+    assert float(seen[0][0, 0]) == pytest.approx(math.log(rms[0] / rms[1]), rel=1e-4)
+
+
+@torch.no_grad()
+def test_attention_that_changes_nothing_leaves_the_bias() -> None:
+    model = built(0.3)
+    for number in ROUTED:
+        layers_of(model)[number].self_attn.o_proj.weight.zero_()
+    soft = model.model(IDS, use_cache=False).soft
+    assert soft.isfinite().all()
+    assert_near(soft, torch.full_like(soft, 1 / (1 + math.exp(-0.3))))
+
+
+@torch.no_grad()
+def test_the_layer_s_own_attention_decides_with_it() -> None:
+    """SkipGPT's routers are asked before it."""
+    for variant, moves in (("diffskip", True), ("skipgpt-rt", False)):
+        model = shaken(variant)
+        router = model.model.router
+        index = next(n for n, u in enumerate(router.units) if (u.layer, u.kind) == (2, "ffn"))
+        seen = list[Tensor]()
+        real = router.gate
+
+        def listening(at: int, *rest: Any, real: Any = real, seen: Any = seen, index: int = index):
+            decision, state = real(at, *rest)
+            if at == index:
+                seen.append(decision.execute)
+            return decision, state
+
+        router.gate = listening
+        model.model(IDS, use_cache=False)
+        layers_of(model)[2].self_attn.o_proj.weight.neg_()
+        model.model(IDS, use_cache=False)
+        assert torch.equal(*seen) != moves, variant
+
+
+@torch.no_grad()
+def changes(number: int, ids: list[int]) -> tuple[Tensor, Tensor]:
+    """What attention and FFN of a dense layer add to one document, each (T, D)."""
+    hidden = decoder(DENSE)(torch.tensor([ids]), use_cache=False, output_hidden_states=True)
+    layer, before = layers_of(DENSE)[number], hidden.hidden_states[number][0]
+    normed = attention_norm(layer)(before)
+    mixed = slow_attention(DENSE, layer, normed, earlier(len(ids)))
+    return mixed, ffn(layer)(ffn_norm(layer)(before + mixed))
+
+
+@torch.no_grad()
+def test_correlations_are_those_of_the_dense_changes() -> None:
+    documents = [Document(ids, 1) for ids in toy.ids_of([9, 5, 12], 4)]
+    found = correlations(wrap(toy.make_model()), documents, [1, 4])
+    for line, number in zip(found, [1, 4], strict=True):
+        pairs = [changes(number, document.ids) for document in documents]
+        mixed, fed = (torch.cat(each) for each in zip(*pairs, strict=True))
+        cosine = float(cosine_similarity(mixed, fed, dim=-1).mean())
+        assert line["cosine"] == pytest.approx(cosine, abs=1e-5)
+        lengths = torch.stack([mixed.norm(dim=-1), fed.norm(dim=-1)])
+        assert line["lengths"] == pytest.approx(float(torch.corrcoef(lengths)[0, 1]), abs=1e-5)
+
+
+def test_sizes_at_8b() -> None:
+    backbone = empty_backbone(shape_config("llama31_8b"))
+    chosen = list(range(16, 32))
+    model = load_method("diffskip").build(backbone, {"layers": chosen, "seed": 1, "threshold": 0.5})
+    ledger = Ledger.of(model, backbone.parameters, 32)
+    assert ledger.always + sum(ledger.instead) == 209_784_832
+    assert [unit.kind for unit in ledger.units] == ["ffn"] * 16
+    assert list(ledger.units) == ffn_units(backbone.model, chosen)
