@@ -98,6 +98,7 @@ class FlexiDepth(Method):
         if alpha is not None:
             request = request.pinned()
         steering = partial(Steering, shares, request.budget, START if alpha is None else alpha)
+        penalty = partial(squared_use, units=2)
         decisions = fit_routed(model, self.params, data, request, steering, lambda *_: penalty)
         structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
         return Fitted(model, structure, decisions)
@@ -161,8 +162,3 @@ class LayerRouter(SlimRouter):
     def otherwise(self, index: int) -> nn.Module | None:
         """The slim FFN of the layer, for its FFN unit."""
         return self.adapters[index // 2] if index % 2 else None
-
-
-def penalty(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
-    """:func:`squared_use` of the layers: both units of one hold the same gate."""
-    return squared_use(soft[:, ::2], executed, counted, progress)

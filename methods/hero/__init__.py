@@ -10,18 +10,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request
+from methods.base import Fitted, Method, Request, check_least
 from methods.core.backbone import Backbone
 from methods.core.budget import nearest, routed_layers, shortfall
 from methods.core.data import Data
 from methods.core.routing.routed import birthplace, route, router_of
-from methods.core.routing.router import Router, ffn_units
+from methods.core.routing.router import Router, Unit, ffn_units, module_units
 from methods.core.routing.steering import START, Steering, squared_use, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
 from methods.core.training.params import TrainingParams
+from methods.hero.blocks import BlockRouter
 from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
-from methods.hero.router import HeroRouter, Sizes
+from methods.hero.heads import Sizes
+from methods.hero.router import HeroRouter
 
 # Controls that draw, and what their rates depend on; of how many training texts HeRo lends its own.
 RATES: dict[str, Literal["block", "kind", "token"]] = {
@@ -47,12 +49,16 @@ class Hero(Method):
             up to 45 %, else all; or 0-based layers.
         variant: ``"full"``, an ablation of the paper (``"no-history"``, ``"no-memread"``,
             ``"no-aux"``, ``"no-position"``), or a control: ``"same-size"`` (history replaced by a
-            second local head of as many parameters), ``"static"`` (one learned gate per block, the
-            lowest bypassed), or one that draws the bypass from a hash at HeRo's own rates:
-            ``"random"`` (by block), ``"by-kind"`` (by block and kind of position, prompt or
+            second local head of as many parameters), ``"difference"`` (likewise, and both heads
+            read what was last added to the stream, as DiffSkip), ``"static"`` (one learned gate per
+            block, the lowest bypassed), or one that draws the bypass from a hash at HeRo's own
+            rates: ``"random"`` (by block), ``"by-kind"`` (by block and kind of position, prompt or
             deciding) or ``"by-token"`` (by block and token). What HeRo keeps above these is neither
             in the part of an item nor in the word alone.
-        adapter_width: Bottleneck; None: the paper's 896, in proportion below D = 4096.
+        unit: ``"ffn"``, or ``"block"``: attention and FFN of a layer together, decided at its
+            input, as FlexiDepth. Not with variants that draw or are static.
+        adapter_width: Bottleneck; None: the paper's 896, in proportion below D = 4096; 0: nothing
+            runs in place of what is skipped.
         head_width: Of both heads and W_hd; None: the paper's 256, D / 16 below, at least 32.
         memory_width: M, of keys, queries and values.
         memory_form: ``"list"`` or ``"recurrent"``: the same numbers.
@@ -84,9 +90,10 @@ class Hero(Method):
 
         candidates: Literal["auto"] | list[int] = "auto"
         variant: Literal[
-            "full", "no-history", "no-memread", "no-aux", "no-position", "same-size",
+            "full", "no-history", "no-memread", "no-aux", "no-position", "same-size", "difference",
             "static", "random", "by-kind", "by-token",
         ] = "full"  # fmt: skip
+        unit: Literal["ffn", "block"] = "ffn"
         adapter_width: int | None = None
         head_width: int | None = None
         memory_width: int = 64
@@ -96,6 +103,18 @@ class Hero(Method):
         bypass_rates: list[float] | None = None
         kind_rates: list[list[float]] | None = None
         token_rates: list[list[float]] | None = None
+
+        def __post_init__(self) -> None:
+            """Check ranges.
+
+            Raises:
+                ValueError: Params do not go together.
+            """
+            super().__post_init__()
+            given = [n for n in ("head_width", "memory_width") if getattr(self, n) is not None]
+            check_least(self, 1, *given)
+            if self.unit == "block" and self.variant in ("static", *RATES):
+                raise ValueError(f"param 'unit' is block, which variant '{self.variant}' lacks")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The candidates may be too small for the budget, or nothing may say how much to skip."""
@@ -119,11 +138,12 @@ class Hero(Method):
         model = self.build(backbone, structure)
         if alpha is not None:
             request = request.pinned()
-        steered = request.budget if isinstance(router_of(model), HeroRouter) else None
+        steered = None if self.params.variant in ("static", *RATES) else request.budget
         steering = partial(Steering, shares, steered, START if alpha is None else alpha)
-        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: squared_use)
+        penalty = partial(squared_use, units=2 if self.params.unit == "block" else 1)
+        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: penalty)
         structure["threshold"] = getattr(router_of(model), "threshold", 0.5)
-        if self.params.variant == "full" and budget is not None:
+        if (self.params.variant, self.params.unit) == ("full", "ffn") and budget is not None:
             decisions |= measured_rates(model, data.training()[:LENT])
         return Fitted(model, structure, decisions)
 
@@ -139,15 +159,16 @@ class Hero(Method):
         units = ffn_units(backbone.model, structure["layers"])
         meta = backbone.model.device.type == "meta"
         rng = None if meta else generator(structure["seed"], "initial values")
+        adapter = params.adapter_width
         sizes = Sizes(
             hidden=width,
             head=params.head_width or min(256, max(32, width // 16)),
             memory=params.memory_width,
-            adapter=params.adapter_width or min(896, round(width * 896 / 4096)),
+            adapter=min(896, round(width * 896 / 4096)) if adapter is None else adapter,
         )
         if params.variant == "static":
             return StaticGates(units, sizes, params.initial_bias, structure["closed"], rng)
-        router: HeroRouter | RandomBypass
+        router: HeroRouter | BlockRouter | RandomBypass
         if params.variant in RATES:
             rates = torch.tensor(structure["rates"], dtype=torch.float64, device="cpu")
             if params.variant == "by-token":
@@ -159,14 +180,20 @@ class Hero(Method):
                 units, sizes, float(backbone.config.rms_norm_eps), params.variant,
                 params.memory_form == "recurrent", params.initial_bias, rng,
             )  # fmt: skip
+            if params.unit == "block":
+                router = BlockRouter(router, self._units(backbone, structure["layers"]))
         router.threshold = float(structure["threshold"])
         return router
 
     def _layers(self, backbone: Backbone, budget: float | None) -> list[int]:
         return routed_layers(self.params.candidates, backbone.layer_count, budget)
 
+    def _units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        make = ffn_units if self.params.unit == "ffn" else module_units
+        return make(backbone.model, layers)
+
     def _shares(self, backbone: Backbone, layers: list[int]) -> Tensor:
-        units = ffn_units(backbone.model, layers)
+        units = self._units(backbone, layers)
         return unit_shares([unit.parameters for unit in units], backbone.parameters)
 
     def _closed(self, budget: float | None, shares: Tensor) -> int:

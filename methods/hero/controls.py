@@ -16,7 +16,7 @@ from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
 from methods.core.training.packing import lay_out
 from methods.hero.branch import Adapter
-from methods.hero.router import Sizes
+from methods.hero.heads import Sizes
 
 
 class _WithAdapters(Router):

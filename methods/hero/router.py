@@ -17,26 +17,31 @@ from torch.utils.checkpoint import checkpoint
 from methods.core.routing.kernels.choose import use_host, use_steps
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, of_this_pass
 from methods.hero.branch import Adapter
+from methods.hero.heads import (
+    HIDDEN_OUT,
+    PATH,
+    PATH_HIDDEN,
+    PATH_OUT,
+    STATE,
+    TEMPERATURE,
+    Sizes,
+    cosine,
+    history_parameters,
+    mlp,
+    named,
+)
 from methods.hero.kernels.host import HostSteps, HostWeights
-from methods.hero.memory import EPS, ListMemory, Memory, RecurrentMemory
+from methods.hero.memory import ListMemory, Memory, RecurrentMemory
 
 if TYPE_CHECKING:
     from methods.hero.kernels.router import KernelSteps, PackedRouter
 
-TEMPERATURE = 0.9
-PATH, PATH_HIDDEN, PATH_OUT, HIDDEN_OUT = 6, 64, 16, 48
-STATE = HIDDEN_OUT + PATH_OUT
-
-Variant = Literal["full", "no-history", "no-memread", "no-aux", "no-position", "same-size"]
-
-
-class Sizes(NamedTuple):
-    """Widths of a router: ``hidden`` D, ``head`` of both heads and W_hd, ``memory`` M."""
-
-    hidden: int
-    head: int
-    memory: int
-    adapter: int
+Variant = Literal[
+    "full", "no-history", "no-memread", "no-aux", "no-position", "same-size", "difference"
+]
+# Without history, and of these those with a second head in its place.
+LOCAL: tuple[Variant, ...] = ("no-history", "same-size", "difference")
+TWINS: tuple[Variant, ...] = ("same-size", "difference")
 
 
 class PathState(NamedTuple):
@@ -94,7 +99,9 @@ class HeroRouter(Router):
         variant: ``"full"`` or an ablation: ``"no-history"`` keeps the local head alone,
             ``"no-memread"`` sets c and nu to zero, ``"no-aux"`` has zeros in place of the
             path MLP's output, ``"no-position"`` of the first four path features;
-            ``"same-size"`` replaces the history by a second local head of as many parameters.
+            ``"same-size"`` replaces the history by a second local head of as many parameters,
+            ``"difference"`` likewise, both heads on what attention added, over its root mean
+            square.
         recurrent: Memory in its recurrent form.
         initial_bias: Of the local head, so that every gate starts at sigmoid(2) = 0.88.
         generator: Of the initial values; None leaves torch's default.
@@ -116,25 +123,26 @@ class HeroRouter(Router):
         self.units, self.sizes, self.eps, self.variant = units, sizes, eps, variant
         self.recurrent = recurrent
         width, head, memory = sizes.hidden, sizes.head, sizes.memory
-        self.local_head = _mlp(width, head, 1)
-        if variant not in ("no-history", "same-size"):
+        self.local_head = mlp(width, head, 1)
+        if variant not in LOCAL:
             self.norm_weight = nn.Parameter(torch.ones(width))
             self.hidden_down = nn.Linear(width, head, bias=False)
             self.hidden_up = nn.Linear(head, HIDDEN_OUT, bias=False)
             if variant != "no-aux":
-                self.path_mlp = _mlp(PATH, PATH_HIDDEN, PATH_OUT)
+                self.path_mlp = mlp(PATH, PATH_HIDDEN, PATH_OUT)
             self.query = nn.Linear(STATE, memory, bias=False)
             self.key = nn.Linear(STATE, memory, bias=False)
             self.value = nn.Linear(STATE, memory, bias=False)
             self.novelty_state = nn.Linear(STATE, STATE, bias=False)
             self.novelty_context = nn.Linear(memory, STATE, bias=False)
-            self.history_head = _mlp(STATE + memory + 1, head, 1)
+            self.history_head = mlp(STATE + memory + 1, head, 1)
             self.eta = nn.Parameter(torch.full((len(units),), math.log(0.98 / 0.02)))
-        elif variant == "same-size":
-            twin = _history_parameters(sizes, len(units)) - 1
-            self.second_head = _mlp(width, max(1, round(twin / (width + 2))), 1)
+        elif variant in TWINS:
+            twin = history_parameters(sizes, len(units)) - 1
+            self.second_head = mlp(width, max(1, round(twin / (width + 2))), 1)
         self._initialise(initial_bias, generator)
-        self.adapters = nn.ModuleList(Adapter(width, sizes.adapter, generator) for _ in units)
+        adapted = units if sizes.adapter else []
+        self.adapters = nn.ModuleList(Adapter(width, sizes.adapter, generator) for _ in adapted)
         self.threshold = 0.5
         self._host: HostWeights | None = None
         self._kernels: PackedRouter | None = None
@@ -155,13 +163,13 @@ class HeroRouter(Router):
         if hasattr(self, "path_mlp"):
             # dist grows with sqrt(D); its column starts as if it were a root mean square.
             with torch.no_grad():
-                _named(self.path_mlp, "path")["path_W1"][:, 2] /= math.sqrt(self.sizes.hidden)
+                named(self.path_mlp, "path")["path_W1"][:, 2] /= math.sqrt(self.sizes.hidden)
 
     def start(
         self, tokens: Tokens, hidden: Tensor, at: Context
     ) -> PathState | HostSteps | KernelSteps:
         """p_0 = m_0 = 1, empty memory."""
-        remembers = self.variant not in ("no-history", "same-size") and not self.recurrent
+        remembers = self.variant not in LOCAL and not self.recurrent
         if remembers and use_host(hidden, self.norm_weight):
             return HostSteps(self._packed(first=not tokens.positions.item()))
         if remembers and use_steps(hidden):
@@ -171,6 +179,10 @@ class HeroRouter(Router):
             from methods.hero.kernels.router import refresh
 
             refresh(self._kernels, self)
+        return self.empty(hidden)
+
+    def empty(self, hidden: Tensor) -> PathState:
+        """The state of tokens (B, T, D) that have passed no block."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
         memory = RecurrentMemory() if self.recurrent else ListMemory()
         return PathState(None, None, ones, ones, memory)
@@ -181,8 +193,8 @@ class HeroRouter(Router):
         As a cache of keys and values: weights that change ask for a sequence from its start.
         """
         if first or self._host is None:
-            named = self.formula_parameters()
-            self._host = HostWeights(named, self.eps, TEMPERATURE, self.variant)
+            weights = self.formula_parameters()
+            self._host = HostWeights(weights, self.eps, TEMPERATURE, self.variant)
         return self._host
 
     def _kernel_steps(self, batch: int) -> KernelSteps:
@@ -209,17 +221,26 @@ class HeroRouter(Router):
         if not isinstance(state, PathState):
             return state.decide(index, post_attention, self.threshold), state
         step = self.recomputed_step if self._recomputes(post_attention, at) else self.step
-        trace, after = step(index, post_attention, state)
+        trace, after = step(index, self.read(block_input, post_attention), state)
         execute = at.settle(index, trace.gate >= self.threshold)
         scale = torch.where(execute, trace.gate, 1 - trace.gate)
         return Decision(execute, scale, trace.gate), after
+
+    def read(self, before: Tensor, now: Tensor) -> Tensor:
+        """What the heads read of a stream (B, T, D) that was ``before``, in float32."""
+        if self.variant != "difference":
+            return now
+        change = now.float() - before.float()
+        return change * torch.rsqrt(change.pow(2).mean(-1, keepdim=True) + self.eps)
 
     def bare(self, state: PathState) -> PathState:
         """Without what follows from its streams."""
         return state._replace(last=None, step=None) if state.streams else state
 
-    def otherwise(self, index: int) -> Adapter:
+    def otherwise(self, index: int) -> Adapter | None:
         """The adapter of block ``index``."""
+        if not len(self.adapters):
+            return None
         adapter = self.adapters[index]
         assert isinstance(adapter, Adapter)
         return adapter
@@ -253,7 +274,7 @@ class HeroRouter(Router):
         with torch.autocast(hbar.device.type, enabled=False):
             hbar, state = hbar.float(), state.whole()
             local = self.local_head(hbar).squeeze(-1)
-            if self.variant in ("no-history", "same-size"):
+            if self.variant in LOCAL:
                 zero = torch.zeros_like(local)
                 extra = zero if self.variant == "no-history" else self.second_head(hbar).squeeze(-1)
                 gate = torch.sigmoid(local + extra)
@@ -277,7 +298,7 @@ class HeroRouter(Router):
             context = torch.zeros_like(context)
         novelty = torch.zeros_like(local)
         if index > 0 and self.variant != "no-memread":
-            novelty = 1 - _cosine(self.novelty_state(s), self.novelty_context(context))
+            novelty = 1 - cosine(self.novelty_state(s), self.novelty_context(context))
         a = self.history_head(torch.cat([s, context, novelty[..., None]], dim=-1)).squeeze(-1)
         p = torch.sigmoid(a / TEMPERATURE)
         m = state.m * p
@@ -290,7 +311,7 @@ class HeroRouter(Router):
         total, zero = len(self.units), torch.zeros_like(state.p)
         delta = None if state.last is None else hbar - state.last
         distance = zero if delta is None else delta.norm(dim=-1)
-        bend = zero if delta is None or state.step is None else _cosine(delta, state.step)
+        bend = zero if delta is None or state.step is None else cosine(delta, state.step)
         position = torch.full_like(zero, (index + 1) / total)
         features = [position, 1 - position, distance, bend]
         if self.variant == "no-position":
@@ -299,53 +320,22 @@ class HeroRouter(Router):
 
     def formula_parameters(self) -> dict[str, Tensor]:
         """Parameters under the names of the formulas: weights are (out, in)."""
-        local = _named(self.local_head, "local")
+        local = named(self.local_head, "local")
         if self.variant == "no-history":
             return local
-        if self.variant == "same-size":
-            return local | _named(self.second_head, "second")
+        if self.variant in TWINS:
+            return local | named(self.second_head, "second")
         return {
             "rms_w": self.norm_weight,
             "W_hd": self.hidden_down.weight,
             "W_hu": self.hidden_up.weight,
-            **({} if self.variant == "no-aux" else _named(self.path_mlp, "path")),
+            **({} if self.variant == "no-aux" else named(self.path_mlp, "path")),
             "W_q": self.query.weight,
             "W_k": self.key.weight,
             "W_v": self.value.weight,
             "W_n": self.novelty_state.weight,
             "W_c": self.novelty_context.weight,
-            **_named(self.history_head, "hist"),
+            **named(self.history_head, "hist"),
             **local,
             "eta": self.eta,
         }
-
-
-def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, outputs))
-
-
-def _named(mlp: nn.Sequential, prefix: str) -> dict[str, Tensor]:
-    first, last = mlp[0], mlp[2]
-    assert isinstance(first, nn.Linear)
-    assert isinstance(last, nn.Linear)
-    return {
-        f"{prefix}_W1": first.weight,
-        f"{prefix}_b1": first.bias,
-        f"{prefix}_W2": last.weight,
-        f"{prefix}_b2": last.bias,
-    }
-
-
-def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine over the last dimension, eps in the denominator."""
-    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1) + EPS)
-
-
-def _history_parameters(sizes: Sizes, routed: int) -> int:
-    """Parameters of everything that the history adds to the local head."""
-    width, head, memory = sizes.hidden, sizes.head, sizes.memory
-    encoder = width + width * head + head * HIDDEN_OUT
-    path = PATH * PATH_HIDDEN + PATH_HIDDEN + PATH_HIDDEN * PATH_OUT + PATH_OUT
-    reading = 3 * STATE * memory + STATE * STATE + STATE * memory
-    history = (STATE + memory + 1) * head + head + head + 1
-    return encoder + path + reading + history + routed

@@ -12,8 +12,9 @@ from methods.core.routing.kernels.decode import (
     routed_ffn_decode,
 )
 from methods.core.routing.router import Unit
+from methods.hero.heads import Sizes
 from methods.hero.kernels.router import pack, router_step, router_workspace
-from methods.hero.router import HeroRouter, Sizes
+from methods.hero.router import HeroRouter
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,8 +8,9 @@ import torch
 
 from methods.core.routing.router import Unit
 from methods.core.shapes import SHAPES
+from methods.hero.heads import Sizes
 from methods.hero.kernels.router import pack, router_workspace
-from methods.hero.router import HeroRouter, Sizes, Variant
+from methods.hero.router import HeroRouter, Variant
 from tests.compiled import Case
 
 ROUTED = {"llama31_8b": 24, "llama2_7b": 16, "llama2_13b": 20}

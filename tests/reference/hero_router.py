@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from methods.core.routing.router import Context, Tokens, Unit
-from methods.hero.router import HeroRouter, Sizes, Trace
+from methods.hero.heads import Sizes
+from methods.hero.router import HeroRouter, Trace
 
 WIDTH, NORM_EPS = 24, 1e-5
 

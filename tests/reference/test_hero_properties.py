@@ -12,8 +12,9 @@ from methods.core.backbone import decoder, ffn, layers
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Unit, ffn_units
+from methods.hero.heads import Sizes
 from methods.hero.memory import ListMemory
-from methods.hero.router import HeroRouter, PathState, Sizes
+from methods.hero.router import HeroRouter, PathState
 from tests import toy
 from tests.reference.hero_router import (
     NORM_EPS,

@@ -140,10 +140,12 @@ def _hero(model: Model, params: Params, budget: float | None) -> Recipe:
     width, total = model.width, model.parameters
     count = len(_candidates(model, params["candidates"], budget))
     head = params["head_width"] or min(256, max(32, width // 16))
-    adapter = params["adapter_width"] or min(896, round(width * 896 / 4096))
+    adapter = params["adapter_width"]
+    adapter = min(896, round(width * 896 / 4096)) if adapter is None else adapter
     router = _hero_router(model, params["variant"], head, params["memory_width"], count)
     parts = 2 * width * adapter
-    shape = model.shape(routed=count, adapter=parts, router=router)
+    always = ATTENTION if params["unit"] == "ffn" else ("k_proj", "v_proj")
+    shape = model.shape(always, routed=count, adapter=parts, router=router)
     last = PINNED_BYPASS
     if budget is not None and params["alpha"] is None:
         last = min(1.0, budget * total / (count * shape.ffn))

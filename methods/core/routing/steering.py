@@ -135,15 +135,18 @@ class Aim:
         return excess.sum() * torch.sign(total)
 
 
-def squared_use(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
+def squared_use(
+    soft: Tensor, executed: Tensor, counted: Tensor, progress: float, units: int = 1
+) -> Tensor:
     """Sum over counted positions of (sum over routed blocks of the soft gate)^2.
 
     FlexiDepth's penalty, HeRo's as well.
 
     Args:
-        soft: Gates (B, R, T) in (0, 1).
+        soft: Gates (B, U, T) in (0, 1).
         executed: Decisions (B, R, T); they do not enter.
         counted: Positions that predict a token (B, T).
         progress: Of training; it does not enter.
+        units: Of a block, in turn; they hold the same gate.
     """
-    return (soft.float().sum(dim=1).pow(2) * counted).sum()
+    return (soft[:, ::units].float().sum(dim=1).pow(2) * counted).sum()

@@ -22,8 +22,9 @@ from torch.nn.functional import linear, logsigmoid, silu
 from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
 from methods.core.routing.kernels.decode import check_tensors
 from methods.core.routing.router import Decision
+from methods.hero.heads import HIDDEN_OUT, TEMPERATURE
 from methods.hero.memory import EPS, phi
-from methods.hero.router import HIDDEN_OUT, TEMPERATURE, HeroRouter, Variant
+from methods.hero.router import HeroRouter, Variant
 
 PACKED = ("full", "no-memread", "no-aux", "no-position")
 

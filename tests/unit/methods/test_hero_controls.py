@@ -13,7 +13,7 @@ from methods.core.routing.hashing import uniform_hash
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
-from methods.hero.router import Sizes
+from methods.hero.heads import Sizes
 from tests import toy
 from tests.training_toys import ByNumber
 

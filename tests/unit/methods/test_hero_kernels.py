@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from methods.core.routing.router import Unit
+from methods.hero.heads import Sizes
 from methods.hero.kernels.router import (
     PACKED,
     PackedRouter,
@@ -16,7 +17,7 @@ from methods.hero.kernels.router import (
     router_workspace,
 )
 from methods.hero.memory import ListMemory
-from methods.hero.router import HeroRouter, PathState, Sizes, Variant
+from methods.hero.router import HeroRouter, PathState, Variant
 from tests.interpreted import DEVICE, mend
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from methods.core.routing.router import Context, Tokens, Unit
-from methods.hero.router import HeroRouter, Sizes
+from methods.hero.heads import Sizes
+from methods.hero.router import HeroRouter
 from tests.routing_toys import IDS
 from tests.training_toys import built, same_bits, trainer_for, values
 

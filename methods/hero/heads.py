@@ -1,0 +1,55 @@
+"""The small networks of HeRo's router: their widths, how they are made and named."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from methods.hero.memory import EPS
+
+TEMPERATURE = 0.9
+PATH, PATH_HIDDEN, PATH_OUT, HIDDEN_OUT = 6, 64, 16, 48
+STATE = HIDDEN_OUT + PATH_OUT
+
+
+class Sizes(NamedTuple):
+    """Widths of a router: ``hidden`` D, ``head`` of both heads and W_hd, ``memory`` M."""
+
+    hidden: int
+    head: int
+    memory: int
+    adapter: int
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two linear maps with SiLU between."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, outputs))
+
+
+def named(mlp: nn.Sequential, prefix: str) -> dict[str, Tensor]:
+    """The parameters of :func:`mlp` as the formulas call them, behind a prefix."""
+    first, last = mlp[0], mlp[2]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    return {
+        f"{prefix}_W1": first.weight,
+        f"{prefix}_b1": first.bias,
+        f"{prefix}_W2": last.weight,
+        f"{prefix}_b2": last.bias,
+    }
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine over the last dimension, eps in the denominator."""
+    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1) + EPS)
+
+
+def history_parameters(sizes: Sizes, routed: int) -> int:
+    """Parameters of everything that the history adds to the local head."""
+    width, head, memory = sizes.hidden, sizes.head, sizes.memory
+    encoder = width + width * head + head * HIDDEN_OUT
+    path = PATH * PATH_HIDDEN + PATH_HIDDEN + PATH_HIDDEN * PATH_OUT + PATH_OUT
+    reading = 3 * STATE * memory + STATE * STATE + STATE * memory
+    history = (STATE + memory + 1) * head + head + head + 1
+    return encoder + path + reading + history + routed
