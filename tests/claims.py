@@ -120,10 +120,48 @@ def right(row: str, budget: float | None = None) -> tuple[Figure, Figure]:
     return Figure(100 * min(met)), Figure(100 * max(met))
 
 
-def claims() -> list[str]:
-    """All of them; each must stand in the README once."""
-    parts = (where, order, uses, seeds, memory, healed)
-    return [claim for part in parts for claim in part()]
+def claims() -> dict[Path, list[str]]:
+    """Page -> its claims; each must stand there once."""
+    parts = {
+        ROOT / "README.md": (first,),
+        REFERENCE / "headline/README.md": (where, order, uses, seeds, healed),
+        REFERENCE / "memory_cpu/README.md": (memory,),
+    }
+    return {page: [c for part in made for c in part()] for page, made in parts.items()}
+
+
+def first() -> Iterator[str]:
+    """What the first screen says."""
+    frames, clock = Frames("headline"), {"row": "hero", "mode": "decode"}
+    kept = {
+        match: [
+            frames.figure("retain", name, row="hero", target=25, match=match)
+            for name in ("retain", "retain_low", "retain_high", "skip_prompt", "skip_deciding")
+        ]
+        for match in ("pooled", "each")
+    }
+    pooled, each = kept["pooled"], kept["each"]
+    second = frames.lead("hero", "skipgpt-joint", 25, match="pooled")
+    yield (
+        f"HeRo keeps {pooled[0]:.1f} % of the dense scores ({pooled[1]:.1f} to {pooled[2]:.1f}), "
+        f"{second.points:.1f} points more than SkipGPT-Joint ({second.low:.1f} to "
+        f"{second.high:.1f})"
+    )
+    healed = frames.lead("llm-pruner+lora", "hero", 25, match="each")
+    yield (
+        f"skips {pooled[3]:.1f} % on prompts and {pooled[4]:.1f} % where output is scored. With "
+        f"both at the budget it keeps {each[0]:.1f} % ({each[1]:.1f} to {each[2]:.1f}); "
+        f"LLM-Pruner, narrowed once and healed with the same training, keeps "
+        f"{healed.points:.1f} points more ({healed.low:.1f} to {healed.high:.1f})"
+    )
+    speed, low, high, bound = (
+        Frames("demo").figure("speeds", name, **clock)
+        for name in ("speed", "speed_low", "speed_high", "bound")
+    )
+    yield (
+        f"HeRo decodes at {speed:.2f} of dense speed on a CPU ({low:.2f} to {high:.2f}), where the "
+        f"work that is left would allow {bound:.2f}"
+    )
 
 
 def where() -> Iterator[str]:

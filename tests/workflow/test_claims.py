@@ -1,26 +1,28 @@
-"""The README's prose says no figure that a committed frame does not hold."""
+"""The READMEs' prose says no figure that a committed frame does not hold."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.claims import SETTINGS, Figure, claims
 from workflows.config import ROOT
 
-FIRST, LAST = "## The table", "## How the numbers are made honest"
+# Of the project's README the first screen; of the others all.
+LAST = "## What it is for"
 # Between the marks of publish stand tables that are made from frames; code has no findings.
 MADE = re.compile(r"<!-- table of .*?<!-- end of table -->|^```.*?^```$", re.S | re.M)
 CODE_AND_LINKS = re.compile(r"`[^`]*`|\]\([^)]*\)")
 NUMBER = re.compile(r"\d[\d,.]*")
 
 
-def prose() -> str:
-    """What the README claims: its sections of results, without made tables and code."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return MADE.sub(" ", text[text.index(FIRST) : text.index(LAST)])
+def prose(page: Path) -> str:
+    """What a page claims, without made tables and code."""
+    text, _, _ = page.read_text(encoding="utf-8").partition(LAST)
+    return MADE.sub(" ", text)
 
 
 def faults(text: str, claimed: Sequence[str]) -> Iterator[str]:
@@ -49,17 +51,23 @@ def numbers(text: str) -> list[str]:
     return [text[max(0, found.start() - 20) : found.end() + 10] for found in NUMBER.finditer(text)]
 
 
-def test_every_figure_of_the_prose_stands_in_a_frame() -> None:
-    assert list(faults(prose(), claims())) == []
+PAGES = pytest.mark.parametrize("page", claims(), ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@PAGES
+def test_every_figure_of_the_prose_stands_in_a_frame(page: Path) -> None:
+    assert list(faults(prose(page), claims()[page])) == []
 
 
 def test_every_setting_is_needed() -> None:
-    assert [words for words in SETTINGS if words not in one_line(prose())] == []
+    text = " ".join(one_line(prose(page)) for page in claims())
+    assert [words for words in SETTINGS if words not in text] == []
 
 
-def test_a_figure_that_moves_is_seen_wherever_it_stands() -> None:
-    """Every figure of every claim, one at a time, a last digit higher in the README."""
-    text, claimed = one_line(prose()), claims()
+@PAGES
+def test_a_figure_that_moves_is_seen_wherever_it_stands(page: Path) -> None:
+    """Every figure of every claim, one at a time, a last digit higher on the page."""
+    text, claimed = one_line(prose(page)), claims()[page]
     for claim in map(one_line, claimed):
         for figure in re.finditer("⟦([^⟧]*)⟧", claim):
             digit = str((int(figure[1][-1]) + 1) % 10)

@@ -1,9 +1,10 @@
 """Commit a suite's tables and show the main one in a README: `python -m workflows.steps.publish`.
 
-Writes every frame of the report and source.json (which code, machine and records made them) below
-reports/reference/SUITE, and renders retain.csv with ranks.csv between two marks of README.md or
-reports/reference/README.md, which nobody edits by hand there. The demo's costs stand beside those
-of the cost step in the latter.
+Writes every frame of the report, source.json (which code, machine and records made them) and the
+figure of both protocols below reports/reference/SUITE, and renders retain.csv with ranks.csv
+between two marks of a README there, which nobody edits by hand. The project's README shows the
+leaders of `headline` with the demo's speeds; the demo's costs stand beside those of the cost step
+in reports/reference/README.md.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from methods import discover
 from methods.core.checkpoint import write_json
 from workflows.jobs import Suite
+from workflows.report.figures import METADATA
+from workflows.report.figures.data import Data
+from workflows.report.figures.protocols import protocols
+from workflows.report.figures.style import use
 from workflows.report.lead import retain_marks
 from workflows.report.page import source
 from workflows.report.render import escape_markdown, markdown
@@ -25,12 +31,12 @@ from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
 from workflows.runtime.provenance import ROOT, code_hash
 from workflows.stats.comparable import cautions
-from workflows.stats.display import MARKED, MATCHES, SKIPS, Builder, Table, plus, spans
+from workflows.stats.display import MARKED, MATCHES, SKIPS, Builder, Table, number, plus, spans
 from workflows.stats.tables import protocol_column
 from workflows.steps.report import make_frames
 
 REFERENCE = ROOT / "reports" / "reference"
-PAGES = (ROOT / "README.md", REFERENCE / "README.md")
+PAGES = (ROOT / "README.md", *sorted(REFERENCE.glob("**/README.md")))
 SOURCE = "source.json"
 # What the cost step wrote.
 COST = "cost_llama32_1b.json"
@@ -59,7 +65,10 @@ def main() -> None:
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:
         write_json(file, source(results, [*gaps(results), *cautions(results.records)]))
+    draw_protocols(out)
     put_block(page, suite, block(out, page))
+    if out == REFERENCE / "headline":
+        put_block(ROOT / "README.md", "leaders", leaders_block(REFERENCE))
     if (out.parent / COST).is_file():
         put_block(out.parent / "README.md", "costs", cost_block(out.parent))
     print(f"wrote {out} and its table in {page}")
@@ -185,6 +194,64 @@ def put_block(page: Path, name: str, text: str) -> None:
     before, _, behind = read_block(page, name)
     first, last = _limits(name)
     write_text(page, f"{before}{first}{text}\n{last}{behind}")
+
+
+def draw_protocols(folder: Path) -> None:
+    """The figure of both protocols beside published frames, where they have both."""
+    retain, differences = (
+        pd.read_csv(folder / f"{name}.csv") for name in ("retain", "differences")
+    )
+    with use():
+        for figure in protocols(Data(retain, differences, pd.DataFrame()), 2).values():
+            with whole_file(folder / "protocols.svg") as file:
+                figure.savefig(file, format="svg", metadata=METADATA["svg"])
+
+
+def leaders(retain: pd.DataFrame) -> dict[str, str]:
+    """Row -> what it is: HeRo, a control, and the best of its kind where skip is matched by kind.
+
+    Args:
+        retain: Lines of one target under ``match: each``.
+    """
+    known = discover()
+    kept = retain.set_index("row")["retain"].sort_values(ascending=False)
+    kinds = {
+        "the best other router": [
+            r for r in kept.index if r in known and known[r].trained and known[r].kind == "dynamic"
+        ],
+        "the best narrowed once and healed": [r for r in kept.index if "+" in r],
+        "the best without training": [r for r in kept.index if r in known and not known[r].trained],
+    }
+    best = {next(r for r in rows if r != "hero"): told for told, rows in kinds.items()}
+    return {"hero": "the paper's", **best, "random-skip": "a control"}
+
+
+def leaders_block(reference: Path, target: float = 25) -> str:
+    """The project's first table, from the frames of `headline` and the demo's speeds."""
+    retain = pd.read_csv(reference / "headline/retain.csv")
+    speeds = pd.read_csv(reference / "demo/speeds.csv").query("mode == 'decode'")
+    pooled, each = (
+        retain[(retain["target"] == target) & (retain["match"] == match)].set_index("row")
+        for match in ("pooled", "each")
+    )
+    told = leaders(each.reset_index())
+    rows, fast = list(told), speeds.set_index("row")["speed"]
+    made = Builder()
+    made.add("Row", [f"{each.loc[row, 'title']}, {told[row]}" for row in rows])
+    for head, frame, name in (
+        ("Skip where it counts", pooled, "skip_deciding"),
+        ("Retain, matched as in the paper", pooled, "retain"),
+        ("Retain, matched where it counts", each, "retain"),
+    ):
+        made.add(head, [f"{value:.1f}" for value in frame.loc[rows, name]])
+    made.add("95 % interval", spans(each.loc[rows], "retain_low", "retain_high"))
+    made.add("Speed of decoding", [number(fast.get(row), "{:.2f}") for row in rows])
+    note = (
+        f"At {target:g} % of the parameters, in percent. Skip where it counts: on answers and "
+        "generated tokens, when skip is matched over all tokens as in the paper. Speed: one "
+        "sequence on a CPU over dense, as the demo times it; above 1 is faster."
+    )
+    return markdown(made.table("leaders", "Leaders", note))
 
 
 def cost_block(reference: Path) -> str:

@@ -18,6 +18,7 @@ from workflows.report.figures.curves import training
 from workflows.report.figures.data import Data
 from workflows.report.figures.forest import differences
 from workflows.report.figures.heat import executed_per_layer, scores_per_task
+from workflows.report.figures.protocols import protocols
 from workflows.report.figures.scatter import retain_over_skip, time_over_skip
 from workflows.report.figures.style import use
 from workflows.report.figures.sweeps import alpha_sweep, memory_width
@@ -26,6 +27,7 @@ from workflows.report.figures.tokens import token_map
 # Name -> from the data and a number of columns, 1 or 2, to figures by the suffix of the name.
 FIGURES: Mapping[str, Callable[[Data, int], Mapping[str, Figure]]] = {
     "retain_over_skip": retain_over_skip,
+    "protocols": protocols,
     "differences": differences,
     "scores_per_task": scores_per_task,
     "executed_per_layer": executed_per_layer,

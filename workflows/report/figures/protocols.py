@@ -1,0 +1,56 @@
+"""What a row keeps when skip is matched over all tokens, and when it is matched where it counts."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from workflows.report.figures.data import Data
+from workflows.report.figures.lines import panel_title
+from workflows.report.figures.style import GREY, legend, mark, sheet, text_width
+
+PITCH = 0.125  # inches from row to row
+HOLLOW = Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="")
+
+
+def protocols(data: Data, columns: int) -> dict[str, Figure]:
+    """Retain under both protocols: a panel per target, sorted by the one that counts."""
+    both = data.retain[data.retain["target"].notna()].pivot_table(
+        index=["backbone", "target", "row", "title", "kind"],
+        columns="match", values=["retain", "retain_low", "retain_high"], sort=False,
+    )  # fmt: skip
+    if not {"pooled", "each"} <= set(both.columns.get_level_values("match")):
+        return {}
+    both.columns = both.columns.map("_".join)
+    lines = both.dropna().reset_index()
+    panels = [
+        part.sort_values("retain_each", ascending=False)
+        for _, part in lines.groupby(["backbone", "target"], sort=False)
+    ]
+    figure, axes = sheet(
+        columns, [PITCH * (len(part) + 0.6) for part in panels], columns,
+        left=text_width(lines["title"]) + 0.12, right=0.1, below=0.2, titled=len(panels) > 1,
+    )  # fmt: skip
+    for axis, part in zip(axes, panels, strict=True):
+        _panel(axis, part)
+        axis.set_title(panel_title(part.assign(match=""), lines.assign(match="")))
+        axis.set_xlabel("Retain (%)")
+    legend(figure, set(lines["kind"]), {"hollow: matched over all tokens": HOLLOW})
+    return {"": figure}
+
+
+def _panel(axis: Axes, part: pd.DataFrame) -> None:
+    """The best on top; from the hollow sign to the full one is what the place of skipping costs."""
+    for height, line in enumerate(part.to_dict("records")):
+        pooled, each = line["retain_pooled"], line["retain_each"]
+        axis.plot(
+            [pooled, each], [height, height], color=GREY, linestyle="-", linewidth=0.6, zorder=1
+        )
+        if pooled != each:
+            mark(axis, pooled, height, line["kind"], hollow=True)
+        span = (line["retain_low_each"], line["retain_high_each"])
+        mark(axis, each, height, line["kind"], xspan=span)
+    axis.set_yticks(range(len(part)), list(part["title"]))
+    axis.set_ylim(len(part) - 0.5, -0.6)
