@@ -192,6 +192,25 @@ def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
     assert axis.lines[0].get_xdata()[0] == 1.5
 
 
+def test_both_protocols_stand_beside_each_other() -> None:
+    data = reference("headline")
+    for axis, target in zip(one("protocols", data).axes, (25, 40), strict=True):
+        lines = data.retain[data.retain["target"] == target]
+        pooled, each = (
+            lines[lines["match"] == match].set_index("title") for match in ("pooled", "each")
+        )
+        titles = [text.get_text() for text in axis.get_yticklabels()]
+        assert titles == list(each.sort_values("retain", ascending=False, kind="stable").index)
+        found = marks(axis)
+        for height, title in enumerate(titles):
+            here = [place[0] for place in found if place[1] == height]
+            kept = [each["retain"][title], pooled["retain"][title]]
+            assert sorted(here) == pytest.approx(sorted(set(kept)))
+            assert tuple(axis.lines[0].get_xdata()) == (
+                pooled["retain"][titles[0]], each["retain"][titles[0]],
+            )  # fmt: skip
+
+
 def test_time_over_skip_shows_times_above_their_bounds() -> None:
     data = reference("demo")
     rows = rows_of(data.retain)["row"]
@@ -206,7 +225,9 @@ def test_time_over_skip_shows_times_above_their_bounds() -> None:
 
 def test_figures_without_data_are_not_made(made: Data, tmp_path: Path) -> None:
     draw_all(made.retain, made.differences, made.layers, tmp_path)
-    names = {"retain_over_skip", "differences", "scores_per_task", "executed_per_layer"}
+    names = {
+        "retain_over_skip", "protocols", "differences", "scores_per_task", "executed_per_layer",
+    }  # fmt: skip
     for folder in (tmp_path, tmp_path / "one_column"):
         files = {file.name for file in folder.iterdir() if file.is_file()}
         assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}

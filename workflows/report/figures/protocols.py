@@ -26,7 +26,7 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
     both.columns = both.columns.map("_".join)
     lines = both.dropna().reset_index()
     panels = [
-        part.sort_values("retain_each", ascending=False)
+        part.sort_values("retain_each", ascending=False, kind="stable")
         for _, part in lines.groupby(["backbone", "target"], sort=False)
     ]
     figure, axes = sheet(
