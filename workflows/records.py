@@ -82,12 +82,19 @@ def new_record(
         "seed": described["seed"],
         "backbone": {
             "name": labels["backbone_name"],
-            **{k: backbone[k] for k in ("path", "revision", "hash", "parameters", "layers")},
+            "path": _place(Path(backbone["path"])),
+            **{k: backbone[k] for k in ("revision", "hash", "parameters", "layers")},
         },
         "fit": described.get("fit"),
         "fit_code": described.get("code"),
         "weights_hash": described.get("weights_hash"),
     }
+
+
+def _place(backbone: Path) -> str:
+    """Its path below the working folder, else its name: equal runs in two folders are equal."""
+    here = Path.cwd()
+    return str(backbone.relative_to(here) if here in backbone.parents else backbone.name)
 
 
 def rows_of(card: Mapping[str, Any]) -> list[Row]:

@@ -132,4 +132,22 @@ def test_a_run_that_started_from_another_model_names_it_and_the_dense_backbone()
     made = new_record("ok", described, labels)
     assert made["kind"] == "static"
     assert made["start"] == {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}
-    assert made["backbone"] == record()["backbone"]
+    assert made["backbone"] == record()["backbone"] | {"path": "p"}
+
+
+def test_equal_runs_in_two_folders_leave_equal_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {"suite": "s", "backbone_name": "b", "row": None}
+    places = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        for backbone in (Path("models/toy"), Path("../elsewhere/toy")):
+            told = record()["backbone"] | {"path": str(backbone.resolve())}
+            described = {
+                "row": "dense", "params": {}, "budget": None, "seed": 1, "start": None,
+                "backbone": told,
+            }  # fmt: skip
+            places.append(new_record("ok", described, labels)["backbone"]["path"])
+    assert places == ["models/toy", "toy", "models/toy", "toy"]

@@ -106,14 +106,13 @@ def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str], limit: fl
 
 
 def records(folder: Path, suite: str) -> dict[str, Any]:
-    """Path -> record without what may differ: times, memory, where the backbone lies."""
+    """Path -> record without what may differ: times and memory."""
     found = {}
     for file in sorted((folder / "results" / suite).rglob("record.json")):
         record = json.loads(file.read_text(encoding="utf-8"))
         for part in ("fit", "evaluation"):
             for volatile in ("seconds", "peak_memory_mb"):
                 record[part].pop(volatile, None)
-        record["backbone"].pop("path")
         found[str(file.relative_to(folder))] = record
     return found
 
