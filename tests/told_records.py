@@ -24,7 +24,7 @@ def write_told(folder: Path) -> Path:
     for file in sorted(folder.rglob("record.json")):
         record = json.loads(file.read_text())
         if record["status"] == "ok":
-            _add_texts(file)
+            add_texts(file)
         if record["row"] == "hero":
             routed(record, rng)
             write_decisions(file)
@@ -32,7 +32,7 @@ def write_told(folder: Path) -> Path:
     return folder
 
 
-def _add_texts(file: Path) -> None:
+def add_texts(file: Path) -> None:
     frame = file.with_suffix(".items.parquet")
     items = pd.read_parquet(frame)
     texts = [sample(line) for line in items.to_dict("records")]

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import yaml
 
+from methods.core.jsonfile import cut
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.scoring import VALIDATION, check_one_split
@@ -51,7 +52,9 @@ def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in more.items():
-        into[key] = _merge(into.get(key) or {}, value) if isinstance(value, Mapping) else value
+        held = into.get(key)
+        inner = held if isinstance(held, dict) else {}
+        into[key] = _merge(inner, value) if isinstance(value, Mapping) else value
     return into
 
 
@@ -71,10 +74,42 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
         allowed = ""
         if error.validator == "additionalProperties":
             allowed = f" (allowed: {', '.join(error.schema['properties'])})"
-        raise ValueError(f"suite config, {key}: {error.message}{allowed}")
+        raise ValueError(f"suite config, {key}: {cut(error.message)}{allowed}")
     for budget in complete["budgets"]:
         check_budget("budgets", budget)
     return complete
+
+
+def check_end(part: str, spec: Mapping[str, Any]) -> None:
+    """Texts to train on and to calibrate with are drawn from a world without an end.
+
+    Raises:
+        ValueError: It is not said how many are wanted.
+    """
+    endless = spec["source"] in PRESETS and part in ("training", "calibration")
+    if endless and "rows" not in spec:
+        raise ValueError(f"data.{part}: rows must say how many texts of world '{spec['source']}'")
+
+
+def check_source(raw: Any, kind: str) -> dict[str, Any]:
+    """What a step is told of one entry of a suite, with the schema's defaults.
+
+    Args:
+        raw: As in the suite.
+        kind: ``"source"``, of data, or ``"backbone"``.
+
+    Raises:
+        ValueError: It breaks the schema.
+    """
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    part = schema["$defs"][kind]
+    complete = json.loads(json.dumps(raw))
+    _fill(complete, part, schema)
+    error = next(iter(jsonschema.Draft202012Validator(part).iter_errors(complete)), None)
+    if error is not None:
+        raise ValueError(f"--source is no {kind} as in a suite: {cut(error.message)}")
+    told: dict[str, Any] = complete
+    return told
 
 
 def _fill(value: Any, schema: Mapping[str, Any], top: Mapping[str, Any]) -> None:
@@ -194,6 +229,7 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
             raise ValueError(f"suite config, backbones.{name}: folder {path} {missing}")
     for part, spec in config["data"].items():
         source = spec["source"]
+        check_end(part, spec)
         prepared = source in PRESETS or source.startswith("hub:")
         prepared = prepared or (part, source) == ("probe", TASKS)
         if not prepared and not (root / source).is_file():

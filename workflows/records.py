@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from methods import Row, find_row, load_method
+from methods.core.jsonfile import cut, read_json
 from workflows.runtime.provenance import ROOT
 
 if TYPE_CHECKING:
     import jsonschema
 
-SCHEMA = ROOT / "workflows" / "schemas" / "record.schema.json"
+SCHEMAS = ROOT / "workflows" / "schemas"
 # Column of the frame of items with the texts of each, as JSON.
 SAMPLE = "sample"
 # What a fit decided: in the folder of its model, and by this ending beside its record.
@@ -22,11 +22,11 @@ DECISIONS = "decisions.json"
 
 
 @cache
-def _validator() -> jsonschema.Draft202012Validator:
+def _validator(what: str) -> jsonschema.Draft202012Validator:
     # Timing on a bare GPU machine reads no record and needs no validator.
     import jsonschema
 
-    return jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    return jsonschema.Draft202012Validator(read_json(SCHEMAS / f"{what}.schema.json"))
 
 
 def check_record(record: Mapping[str, Any], where: str = "the new record") -> None:
@@ -35,10 +35,33 @@ def check_record(record: Mapping[str, Any], where: str = "the new record") -> No
     Raises:
         ValueError: It breaks the schema; the message names the field.
     """
-    error = next(iter(_validator().iter_errors(record)), None)
+    _check("record", record, where)
+    if record["status"] == "ok":
+        _check_layers(record, where)
+
+
+def _check_layers(record: Mapping[str, Any], where: str) -> None:
+    """Units, removed layers and routes are of one model."""
+    units, layers = record["units"], record["layers"]
+    highest = max([unit["layer"] for unit in units] + layers["removed"], default=0)
+    if highest >= layers["dense"]:
+        raise ValueError(
+            f"{where} breaks the record schema at layers: layer {highest} of {layers['dense']}"
+        )
+    for route in record.get("routes", []):
+        signs = [len(unit) for unit in route["executed"]]
+        if signs != [len(route["tokens"])] * len(units):
+            raise ValueError(
+                f"{where} breaks the record schema at routes: '{route['task']}' has not a sign for "
+                "each token and unit"
+            )
+
+
+def _check(what: str, told: Mapping[str, Any], where: str) -> None:
+    error = next(iter(_validator(what).iter_errors(told)), None)
     if error is not None:
         field = "/".join(map(str, error.absolute_path)) or "top level"
-        raise ValueError(f"{where} breaks the record schema at {field}: {error.message}")
+        raise ValueError(f"{where} breaks the {what} schema at {field}: {cut(error.message)}")
 
 
 def read_record(file: Path) -> dict[str, Any]:
@@ -47,12 +70,36 @@ def read_record(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: Not JSON, or it breaks the schema.
     """
-    try:
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    record = read_json(file)
     check_record(record, str(file))
     return record
+
+
+def read_speeds(file: Path) -> list[dict[str, Any]]:
+    """The measurements of a run, as the efficiency step wrote them.
+
+    Raises:
+        ValueError: Not JSON, or a line lacks what tables show.
+    """
+    told = read_json(file)
+    _check("speed", told, str(file))
+    lines: list[dict[str, Any]] = told["lines"]
+    return lines
+
+
+def read_decisions(file: Path) -> dict[str, Any]:
+    """What the fit of a record decided, from beside it or from its model; empty without both.
+
+    Raises:
+        ValueError: Not JSON, or the curve of training has other values than numbers.
+    """
+    places = file.with_suffix(f".{DECISIONS}"), file.parent / "model" / DECISIONS
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        return {}
+    told = read_json(found)
+    _check("decisions", told, str(found))
+    return told
 
 
 def new_record(

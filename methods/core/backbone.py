@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from methods.core.finite import check_parameters
+from methods.core.jsonfile import cut, read_json
 from methods.core.pretrained import guard
 from methods.core.shapes import SHAPES
 
@@ -36,8 +39,11 @@ SIZES = (
     "num_key_value_heads", "vocab_size",
 )  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+GENERATION = "generation_config.json"
+SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 # What the fetch step knows of a folder that it downloaded.
 FETCHED = "fetched.json"
 
@@ -176,6 +182,7 @@ def load_backbone(
     check_weights(path, config)
     if dtype not in DTYPES:
         raise ValueError(f"dtype '{dtype}' is unknown (allowed: {', '.join(DTYPES)})")
+    read_generation(path)
     model = AutoModelForCausalLM.from_pretrained(
         path, config=config, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True
     )
@@ -202,24 +209,42 @@ def read_config(path: Path) -> PreTrainedConfig:
     file = path / "config.json"
     if not file.is_file():
         raise ValueError(f"backbone folder {path} has no config.json")
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
-    family = raw.get("model_type") if isinstance(raw, dict) else None
+    return make_config(read_json(file), file)
+
+
+def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
+    """A config of a supported family.
+
+    Args:
+        raw: Content of a config.json.
+        where: What to call it.
+
+    Raises:
+        ValueError: Another family, a value of the wrong type, or a size below 1.
+    """
+    family = raw.get("model_type")
     if family not in FAMILIES:
         raise ValueError(
-            f"{file}: model_type {family!r} is not supported (allowed: {', '.join(FAMILIES)})"
+            f"{where}: model_type {family!r} is not supported (allowed: {', '.join(FAMILIES)})"
         )
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.for_model(**raw)
     except Exception as error:
-        raise ValueError(f"{file} is not a valid {family} config: {_first_line(error)}") from error
+        raise ValueError(f"{where} is not a valid {family} config: {first_line(error)}") from error
     for name in SIZES:
         size = getattr(config, name)
         if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{file}: {name} is {size!r}, must be a positive whole number")
+            raise ValueError(f"{where}: {name} is {size!r}, must be a positive whole number")
+    for name, value in _scales(config).items():
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"{where}: {name} is {value!r}, must be a positive number")
     return config
+
+
+def _scales(config: PreTrainedConfig) -> dict[str, Any]:
+    """Numbers of a config that make every state NaN where they are not positive."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return {"rms_norm_eps": config.rms_norm_eps, "rope_theta": rope.get("rope_theta", 1.0)}
 
 
 def check_weights(path: Path, config: PreTrainedConfig) -> None:
@@ -237,12 +262,14 @@ def check_weights(path: Path, config: PreTrainedConfig) -> None:
             with safe_open(file, framework="pt") as tensors:
                 found |= {k: list(tensors.get_slice(k).get_shape()) for k in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} is damaged or incomplete: {_first_line(error)}") from error
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except Exception as error:
-        raise ValueError(f"{path / 'config.json'} fits no model: {_first_line(error)}") from error
+            raise ValueError(f"{file} is damaged or incomplete: {first_line(error)}") from error
+    last = max((int(n) for n in map(_layer_number, found) if n is not None), default=-1)
+    if last + 1 != config.num_hidden_layers:
+        raise ValueError(
+            f"{path} has weights of {last + 1} layers, but config.json asks for "
+            f"{config.num_hidden_layers} (num_hidden_layers)"
+        )
+    model = empty_backbone(config, path).model
     for name, tensor in model.state_dict().items():
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if name not in found and not tied:
@@ -254,6 +281,12 @@ def check_weights(path: Path, config: PreTrainedConfig) -> None:
             )
 
 
+def _layer_number(tensor: str) -> str | None:
+    """The number of the layer that a tensor belongs to, if it does."""
+    found = LAYER.match(tensor)
+    return found and found[1]
+
+
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a folder, single or sharded.
 
@@ -263,15 +296,18 @@ def weight_files(path: Path) -> list[Path]:
     if (path / WEIGHTS).is_file():
         return [path / WEIGHTS]
     if (path / INDEX).is_file():
-        try:
-            shards = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path / INDEX} is not a valid index of weights: {error}") from error
-        files = [path / name for name in sorted(set(shards))]
-        for file in files:
-            if not file.is_file():
-                raise ValueError(f"{path / INDEX} names {file.name}, which is missing")
-        return files
+        index = read_json(path / INDEX)
+        for key in ("metadata", "weight_map"):
+            if not isinstance(index.get(key), dict):
+                raise ValueError(f"{path / INDEX} is not a valid index of weights: no '{key}'")
+        shards = list(index["weight_map"].values())
+        for name in shards:
+            # A shard elsewhere would be read, and would stay out of the folder's hash.
+            if not isinstance(name, str) or not SHARD.fullmatch(name):
+                raise ValueError(f"{path / INDEX} names {name!r}, no safetensors file beside it")
+            if not (path / name).is_file():
+                raise ValueError(f"{path / INDEX} names {name}, which is missing")
+        return [path / name for name in sorted(set(shards))]
     raise ValueError(f"backbone folder {path} has no {WEIGHTS} and no {INDEX}")
 
 
@@ -292,8 +328,7 @@ def hash_folder(path: Path) -> str:
 def fetched(path: Path) -> dict[str, Any]:
     """What the fetch step wrote of a folder: repository, commit, facts of its files; else empty."""
     file = path / FETCHED
-    told: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return told
+    return read_json(file) if file.is_file() else {}
 
 
 def file_facts(file: Path) -> dict[str, Any]:
@@ -315,14 +350,30 @@ def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerB
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, config=config, local_files_only=True)
+        tokenizer(["a word"], return_attention_mask=False)
+        number = max(len(tokenizer), *(n + 1 for n in tokenizer.get_vocab().values()))
     except Exception as error:
-        raise ValueError(f"the tokenizer in {path} cannot be read: {_first_line(error)}") from error
-    if len(tokenizer) > config.vocab_size:
+        raise ValueError(f"the tokenizer in {path} cannot be read: {first_line(error)}") from error
+    if number > config.vocab_size:
         raise ValueError(
-            f"the tokenizer in {path} has {len(tokenizer)} tokens, "
+            f"the tokenizer in {path} has {number} tokens, "
             f"the model only {config.vocab_size} embeddings (vocab_size)"
         )
     return tokenizer
+
+
+def read_generation(path: Path) -> GenerationConfig | None:
+    """How a folder's model generates, None if it does not say.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    if not (path / GENERATION).is_file():
+        return None
+    try:
+        return GenerationConfig.from_pretrained(path, local_files_only=True)
+    except Exception as error:
+        raise ValueError(f"{path / GENERATION} cannot be read: {first_line(error)}") from error
 
 
 def shape_config(name: str) -> PreTrainedConfig:
@@ -337,9 +388,16 @@ def shape_config(name: str) -> PreTrainedConfig:
 
 
 def empty_backbone(config: PreTrainedConfig, path: Path = Path()) -> Backbone:
-    """A backbone on the meta device: shapes and counts, no numbers, no memory."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    """A backbone on the meta device: shapes and counts, no numbers, no memory.
+
+    Raises:
+        ValueError: The config contradicts itself.
+    """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise ValueError(f"the config in {path} fits no model: {first_line(error)}") from error
     return Backbone(model.eval(), None, path, None, "", count(model))
 
 
@@ -354,5 +412,6 @@ def _fetching(path: Path) -> str:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in a length that can be read."""
+    return cut((str(error).strip() or type(error).__name__).splitlines()[0])

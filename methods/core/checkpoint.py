@@ -15,14 +15,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import (
@@ -31,21 +34,31 @@ from methods.core.backbone import (
     Backbone,
     decoder,
     empty_backbone,
+    first_line,
     hash_folder,
     load_backbone,
+    make_config,
+    read_generation,
     read_tokenizer,
     weight_files,
 )
 from methods.core.finite import check_finite, check_parameters
+from methods.core.jsonfile import cut, read_json
 from methods.core.ledger import Ledger
 from methods.core.pretrained import CARD as CARD
 from methods.core.pretrained import SkipbenchConfig, guard
 from methods.core.routing.routed import router_of
 from methods.discovery import find_row, load_method
 
+# What a card says of a run and of its backbone, with the types of the values.
+RUN_TYPES: dict[str, Any] = {"row": str, "params": dict, "seed": int, "backbone": dict}
+BACKBONE_TYPES: dict[str, Any] = {
+    "path": str, "relative_path": str, "hash": str, "parameters": int, "layers": int, "dtype": str,
+    "config": dict,
+}  # fmt: skip
 # What a card keeps of the run it started from.
 START = ("row", "params", "seed", "backbone", "structure")
-DECISIONS, TRAINED, GENERATION = "decisions.json", "trained.safetensors", "generation_config.json"
+DECISIONS, TRAINED = "decisions.json", "trained.safetensors"
 
 
 @dataclass
@@ -161,10 +174,23 @@ def read_card(folder: Path) -> dict[str, Any]:
     file = folder / CARD
     if not file.is_file():
         raise ValueError(f"{folder} is no compressed model: it has no {CARD}")
-    card: dict[str, Any] = read_json(file)
+    card = read_json(file)
     if card.get("format") != 1:
         raise ValueError(f"{file} has format {card.get('format')!r}, this version reads format 1")
+    _check_types(card, {"start": (dict, NoneType), "budget": (float, NoneType)}, file)
+    made = {} if "not_applicable" in card else {"structure": dict}
+    for part in (card, card["start"] or card):
+        _check_types(part, RUN_TYPES | made, file)
+        _check_types(part["backbone"], BACKBONE_TYPES, f"{file}, backbone")
     return card
+
+
+def _check_types(held: dict[str, Any], types: dict[str, Any], where: object) -> None:
+    for key, kind in types.items():
+        if key not in held:
+            raise ValueError(f"{where} lacks '{key}'")
+        if not isinstance(held[key], kind):
+            raise ValueError(f"{where}: '{key}' is {cut(repr(held[key]))}, a value of another type")
 
 
 def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loaded:
@@ -182,15 +208,14 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
     card = read_card(folder)
     if "not_applicable" in card:
         raise ValueError(f"{folder} holds no model: {card['not_applicable']}")
-    method = load_method(card["row"], card["params"])
+    with _read_from(folder):
+        method = load_method(card["row"], card["params"])
     dense = card["backbone"]
     if method.kind == "static" or any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         model, tokenizer = _load_whole(folder, method, card)
     else:
         found = open_backbone(_locate(folder, card, backbone), dense["dtype"])
-        built = method.build(found, card["structure"])
-        assert isinstance(built, PreTrainedModel)
-        model, tokenizer = built, found.tokenizer
+        model, tokenizer = _build(method, found, card, folder), found.tokenizer
         _fill_trained(model, folder)
         cast_branches(model)
     ledger = Ledger.of(model, dense["parameters"], dense["layers"])
@@ -226,13 +251,19 @@ def _load_whole(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A model whose folder holds every weight; the shape comes from ``build``."""
     start = card["start"]
-    empty = empty_backbone(AutoConfig.for_model(**(start or card)["backbone"]["config"]))
+    dense = (start or card)["backbone"]
+    config = make_config(dense["config"], folder / CARD)
+    if config.num_hidden_layers != dense["layers"]:
+        raise ValueError(
+            f"{folder / CARD} tells of {dense['layers']} layers, its config of "
+            f"{config.num_hidden_layers} (num_hidden_layers)"
+        )
+    empty = empty_backbone(config, folder)
     if start is not None:
-        first = load_method(start["row"], start["params"]).build(empty, start["structure"])
-        assert isinstance(first, PreTrainedModel)
-        empty.model = first
-    model = method.build(empty, card["structure"])
-    assert isinstance(model, PreTrainedModel)
+        with _read_from(folder):
+            first = load_method(start["row"], start["params"])
+        empty.model = _build(first, empty, start, folder)
+    model = _build(method, empty, card, folder)
     config = model.config
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
@@ -244,9 +275,33 @@ def _load_whole(
     inner = decoder(model)
     inner.rotary_emb = type(inner.rotary_emb)(config)
     model.tie_weights()
-    if (folder / GENERATION).is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
+    told = read_generation(folder)
+    if told is not None:
+        model.generation_config = told
     return model, read_tokenizer(folder, config)
+
+
+def _build(
+    method: Method, backbone: Backbone, card: dict[str, Any], folder: Path
+) -> PreTrainedModel:
+    """The shape of a fitted model from the structure in its card."""
+    with _read_from(folder):
+        model = method.build(backbone, card["structure"])
+        assert isinstance(model, PreTrainedModel)
+        return model
+
+
+@contextmanager
+def _read_from(folder: Path) -> Iterator[None]:
+    """What is wrong with a card's own values, as one sentence that names the card.
+
+    Raises:
+        ValueError: A value does not fit the row.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CARD} describes no model: {first_line(error)}") from error
 
 
 def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
@@ -274,7 +329,8 @@ def _assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Pa
     try:
         _, unknown = model.load_state_dict(tensors, strict=False, assign=True)
     except RuntimeError as error:
-        raise ValueError(f"the weights in {folder} do not fit: {error}") from error
+        told = cut(" ".join(str(error).split()))
+        raise ValueError(f"the weights in {folder} do not fit: {told}") from error
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty or unknown:
         odd = [*empty, *unknown][0]
@@ -308,20 +364,6 @@ def _locate(folder: Path, card: dict[str, Any], given: Path | None) -> Path:
             return path
     where = given if given is not None else written
     raise ValueError(f"the backbone of {folder} is not at {where}; say where it is")
-
-
-def read_json(file: Path) -> Any:
-    """A JSON file.
-
-    Raises:
-        ValueError: It does not exist, or is not JSON.
-    """
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist")
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
 
 
 def write_json(file: Path, value: Any) -> None:

@@ -19,7 +19,6 @@ prediction of the closing EOS, and the EOS itself.
 
 from __future__ import annotations
 
-import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from methods.core.jsonfile import parse_json
 from methods.core.tokens import SUFFIX, TokenFile, tokenized_by
 from methods.core.tokens import Document as Document
 
@@ -205,6 +206,7 @@ class Data:
         if isinstance(row, dict):
             prompt = str(row.get("prompt", ""))
             if "messages" in row:
+                check_turns(row["messages"], where)
                 return "", self._chat(row["messages"])
             if "completion" in row:
                 return prompt, f"{prompt} {row['completion']}" if prompt else str(row["completion"])
@@ -258,11 +260,23 @@ def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
-            try:
-                row = json.loads(line.decode("utf-8"))
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise ValueError(f"{where}: not valid JSON: {error}") from error
-            yield row, where
+            yield parse_json(line, where), where
+
+
+def check_turns(messages: Any, where: str) -> None:
+    """A conversation is a list of turns, each of a role and a text.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    turns = messages if isinstance(messages, list) else []
+    texts = [
+        isinstance(turn, dict) and isinstance(turn.get(key), str)
+        for turn in turns
+        for key in ("role", "content")
+    ]
+    if not texts or not all(texts):
+        raise ValueError(f"{where}: messages must be a list of objects with role and content")
 
 
 def check_file(path: Path, purpose: str) -> None:
@@ -287,8 +301,9 @@ def read_ids(path: Path, vocab_size: int) -> list[Document]:
         ValueError: Not two-dimensional integers, or an id outside the vocabulary.
     """
     try:
-        ids = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        # Mapped: a header that promises more than the file holds must not take memory.
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, TokenError, SyntaxError, OverflowError) as error:
         raise ValueError(f"{path} is not a NumPy array file: {error}") from error
     if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):
         kind = getattr(ids, "dtype", type(ids).__name__)

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from methods.core.jsonfile import read_json
+
 SUFFIX = ".tokens"
 TABLES = ("starts", "runs", "firsts", "known")
 
@@ -68,7 +70,7 @@ class TokenFile(Sequence[Document]):
 
     def __init__(self, folder: Path, encoding: str) -> None:
         try:
-            about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+            about = read_json(folder / "about.json")
             self._starts, self._runs, self._firsts, self._known = (
                 np.load(folder / f"{name}.npy", mmap_mode="r") for name in TABLES
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,11 +40,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-def step(hub: Hub, home: Path, name: str, *words: Any, **more: str) -> tuple[int, str]:
-    """Exit status, and the sentence of a refusal or else what was printed."""
+def process(
+    hub: Hub, home: Path, name: str, *words: Any, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """A step in a process that knows this hub alone."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     told = {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", f"workflows.steps.{name}", *map(str, words)],
         env=kept | told | more,
         cwd=ROOT,
@@ -51,6 +54,11 @@ def step(hub: Hub, home: Path, name: str, *words: Any, **more: str) -> tuple[int
         text=True,
         timeout=300,
     )
+
+
+def step(hub: Hub, home: Path, name: str, *words: Any, **more: str) -> tuple[int, str]:
+    """Exit status, and the sentence of a refusal or else what was printed."""
+    done = process(hub, home, name, *words, **more)
     return done.returncode, sentence(done.stderr) if done.returncode else done.stdout
 
 
@@ -103,6 +111,30 @@ def test_a_backbone_that_cannot_be_had(
 ) -> None:
     assert backbone(hub, home, tmp_path / "got", **source) == (2, said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_a_repository_stay_in_the_folder(hub: Hub, home: Path, tmp_path: Path) -> None:
+    folder = toy.make_backbone(tmp_path / "served/model")
+    shutil.copyfile(folder / "model.safetensors", tmp_path / "served/evil.safetensors")
+    hub.models["own/evil"] = Repository(folder)
+    hub.models["own/evil"].files["../evil.safetensors"] = "0" * 64
+    status, said = backbone(hub, home, tmp_path / "got", path="hub:own/evil")
+    assert (status, "../evil.safetensors" in said) == (2, True)
+    assert list(tmp_path.rglob("evil*")) == [tmp_path / "served/evil.safetensors"]
+    assert not (tmp_path / "got").exists()
+
+
+def test_a_token_is_in_nothing_that_is_written(hub: Hub, home: Path, tmp_path: Path) -> None:
+    secret = "hf_" + "SecretSecretSecret" * 2
+    more = {"HF_TOKEN": secret, "SKIPBENCH_DEBUG": "1", "HF_DEBUG": "1"}
+    for name, ended in (("gated", 0), ("none", 2)):
+        words = ["--source", json.dumps({"path": f"hub:own/{name}"}), "--out", tmp_path / name]
+        done = process(hub, home, "fetch", *words, **more)
+        assert done.returncode == ended
+        assert secret not in done.stdout + done.stderr
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert written
+    assert not any(secret.encode() in file.read_bytes() for file in written)
 
 
 def test_without_a_hub_the_sentence_says_so(home: Path, tmp_path: Path) -> None:

@@ -111,9 +111,9 @@ DAMAGED = [
     (damage_config, "config.json is not valid JSON"),
     (raise_vocabulary, "has shape [64, 32], but config.json asks for [80, 32]"),
     # The pad token's id, 63, lies outside.
-    (lower_vocabulary, "config.json fits no model: "),
+    (lower_vocabulary, " fits no model: "),
     (enlarge_tokenizer, "has 70 tokens, the model only 64 embeddings"),
-    (damage_index, "model.safetensors.index.json is not a valid index of weights"),
+    (damage_index, "model.safetensors.index.json is not valid JSON"),
 ]
 
 
@@ -202,10 +202,10 @@ def test_wrong_calibration_files(refuse: steps.Refuse, copy: Path, tmp_path: Pat
     assert gone == f"calibration file {tmp_path}/gone.npy does not exist"
     (tmp_path / "rows.jsonl").write_text('{"text": "w1"}\n{"text": w2}\n')
     said = refuse("compress", *base, "--calibration", tmp_path / "rows.jsonl")
-    assert f"{tmp_path}/rows.jsonl, line 2: not valid JSON" in said
+    assert f"{tmp_path}/rows.jsonl, line 2 is not valid JSON" in said
     (tmp_path / "rows.jsonl").write_bytes(b'{"text": "\xff\xfe"}\n')
     said = refuse("compress", *base, "--calibration", tmp_path / "rows.jsonl")
-    assert f"{tmp_path}/rows.jsonl, line 1: not valid JSON" in said
+    assert f"{tmp_path}/rows.jsonl, line 1 is not valid JSON" in said
 
 
 def test_text_without_a_tokenizer(
@@ -300,7 +300,7 @@ def test_wrong_data_sources(refuse: steps.Refuse, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{\n")
     assert "holds no document" in prepare(json.dumps({"source": str(tmp_path / "text.txt")}))
     assert "--source is not valid JSON" in prepare("{")
-    assert "1: not valid JSON" in prepare(json.dumps({"source": str(tmp_path / "bad.jsonl")}))
+    assert "1 is not valid JSON" in prepare(json.dumps({"source": str(tmp_path / "bad.jsonl")}))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from methods.core.checkpoint import write_json
+from methods.core.jsonfile import read_json
 from methods.core.ledger import Ledger, Tally
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.runtime.files import whole_file
@@ -39,7 +40,7 @@ class KeptTasks:
         file, frame = self._files(entry)
         if not file.is_file() or not frame.is_file():
             return None
-        held = json.loads(file.read_text(encoding="utf-8"))
+        held = read_json(file)
         if held["identity"] != self._digest(entry):
             return None
         tallies = {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
+
+from methods.core.jsonfile import cut, read_json
 from workflows.evaluation.stock import UNGUARDED
 from workflows.evaluation.tasklist import PROGRAM_TASKS, TaskEntry, own_task_names
 
@@ -31,7 +34,8 @@ def load(entry: TaskEntry, manager: TaskManager) -> Group:
         CannotRun: A package, a metric or a data set cannot be had, or the task would run what a
             model writes without a sandbox.
     """
-    with explained():
+    confine_templates()
+    with explained(entry.task):
         group = _built(entry, manager)
     guarded = own_task_names([PROGRAM_TASKS])
     for task in group.get_all_tasks():
@@ -45,6 +49,15 @@ def load(entry: TaskEntry, manager: TaskManager) -> Group:
     return group
 
 
+def confine_templates() -> None:
+    """Let templates of tasks read their documents alone: lm-eval's would reach all of Python."""
+    from lm_eval import utils
+
+    confined = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    confined.filters.update(utils.env.filters)
+    utils.env = confined
+
+
 def _built(entry: TaskEntry, manager: TaskManager) -> Group:
     if entry.task not in manager.all_groups:
         return next(iter(manager.load([entry.lm_eval_spec])["groups"].values()))
@@ -56,22 +69,32 @@ def _built(entry: TaskEntry, manager: TaskManager) -> Group:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn what a task lacks on this machine into one sentence.
+def explained(task: str) -> Iterator[None]:
+    """Turn what a task lacks on this machine, or says wrongly, into one sentence.
+
+    Args:
+        task: Its name.
 
     Raises:
         CannotRun: A Python package is not installed, a metric's own files cannot be fetched, or a
             data set is a program.
+        ValueError: lm-eval cannot make or score the task that its file describes.
     """
+    from datasets.exceptions import DatasetGenerationError
+
     try:
         yield
+    except CannotRun:
+        raise
     except ModuleNotFoundError as error:
         missing = str(error.name or error).split(".")[0]
         raise CannotRun(f"it needs the Python package '{missing}', not installed here") from error
     except (ImportError, LookupError, OSError) as error:
         package = _fetching(error)
-        if package is None:
+        if package is None and isinstance(error, OSError):
             raise
+        if package is None:
+            raise _wrong(task, error) from error
         raise CannotRun(
             f"its metric fetches files of its own with the package '{package}', not here yet"
         ) from error
@@ -82,6 +105,16 @@ def explained() -> Iterator[None]:
             f"its data set is a program ({str(error).split()[-1]}), which the library datasets no "
             "longer runs; point dataset_path of its config to a copy in plain files"
         ) from error
+    except (
+        AssertionError, AttributeError, DatasetGenerationError, SyntaxError, TemplateError,
+        TypeError, ValueError,
+    ) as error:  # fmt: skip
+        raise _wrong(task, error) from error
+
+
+def _wrong(task: str, error: Exception) -> ValueError:
+    told = " ".join(str(error).split())
+    return ValueError(f"task '{task}' cannot be scored: {type(error).__name__}: {cut(told)}")
 
 
 def _fetching(error: BaseException) -> str | None:
@@ -104,6 +137,6 @@ def known_reasons(folder: Path | None, entries: Sequence[TaskEntry]) -> dict[str
     for entry in entries:
         file = None if folder is None else folder / f"{entry.task}.json"
         if file is not None and file.is_file():
-            told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            told = read_json(file)
             reasons |= {entry.task: told["not_run"]} if "not_run" in told else {}
     return reasons

@@ -22,9 +22,11 @@ from workflows.evaluation import sandbox
 from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import CannotRun, explained, load
+from workflows.evaluation.taskfiles import check_files
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, own_task_names
 from workflows.evaluation.traces import sample_text
 from workflows.records import SAMPLE
+from workflows.runtime.files import read_text
 
 SEEDS = {
     "random_seed": 0,
@@ -123,6 +125,8 @@ def _score_one(lm: CountingLM, entry: TaskEntry, manager: TaskManager, reason: s
 def task_manager(entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> TaskManager:
     """Knows the tasks here, and lm-eval's own, which take seconds to list, where one is meant."""
     folders = [OWN_TASKS, *task_folders]
+    for folder in folders:
+        check_files(folder)
     own = own_task_names(folders)
     stock = any(e.task not in own and not e.is_perplexity for e in entries)
     return TaskManager(include_path=[str(f) for f in folders], include_defaults=stock)
@@ -138,7 +142,7 @@ def run_task(
         ValueError: It has no such metric.
     """
     group = load(entry, manager)
-    with explained():
+    with explained(entry.task):
         output = simple_evaluate(
             model=lm,
             tasks=[group],
@@ -256,7 +260,7 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
     Raises:
         ValueError: The text is shorter than two tokens.
     """
-    text = Path(str(entry.file)).read_text(encoding="utf-8")
+    text = read_text(Path(str(entry.file)))
     ids = torch.tensor(lm.tok_encode(text))
     windows = [w for w in ids.split(lm.max_length) if len(w) > 1][: entry.limit]
     if not windows:

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from workflows.evaluation.taskfiles import listed
+
 # Tasks that run or eval what a model writes; lm-eval marks only some of them.
 UNGUARDED = re.compile(
     r"humaneval.*|mbpp.*|cruxeval.*|longproc(_countdown.*|_pseudo_to_code.*)?"
@@ -55,7 +57,7 @@ def tagged(tag: str) -> list[str]:
         rf"""^(?:["']?tag["']?:|[ \t]*-)[ \t]+["']?{re.escape(tag)}["']?[ \t]*$""".encode(), re.M
     )
     told = [yaml.load(text, _Plain) for text in _files() if name.search(text)]
-    return sorted(str(task["task"]) for task in told if tag in _listed(task.get("tag")))
+    return sorted(str(task["task"]) for task in told if tag in listed(task.get("tag")))
 
 
 def check_group(name: str, told: Mapping[str, Any]) -> None:
@@ -68,7 +70,7 @@ def check_group(name: str, told: Mapping[str, Any]) -> None:
     Raises:
         ValueError: It has no metric, or one that weighs small tasks as much as large ones.
     """
-    metrics = _listed(told.get("aggregate_metric_list"))
+    metrics = listed(told.get("aggregate_metric_list"))
     if not metrics or not all(metric.get("weight_by_size", True) for metric in metrics):
         members = [m if isinstance(m, str) else next(iter(m.values())) for m in told["task"]]
         raise ValueError(
@@ -87,10 +89,3 @@ def _files() -> Iterator[bytes]:
 
 def _any(names: Sequence[str]) -> str:
     return "|".join(map(re.escape, names))
-
-
-def _listed(value: Any) -> list[Any]:
-    """A list as it is, anything else as a list of one, nothing as an empty one."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]

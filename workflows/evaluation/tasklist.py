@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from methods.core.jsonfile import parse_json
 from workflows.evaluation.stock import UNGUARDED, check_group, stock_names, tagged
+from workflows.evaluation.taskfiles import check_files
 
 OWN_TASKS = Path(__file__).resolve().parent / "tasks"
 # Tasks that run what a model wrote, in the sandbox.
@@ -93,11 +94,7 @@ def parse_tasks(text: str) -> list[TaskEntry]:
     """
     if not text.lstrip().startswith("["):
         return [_from_word(word.strip()) for word in text.split(",") if word.strip()]
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--tasks is not valid JSON: {error}") from error
-    return read_entries(raw)
+    return read_entries(parse_json(text, "--tasks"))
 
 
 def read_entries(raw: Sequence[Any]) -> list[TaskEntry]:
@@ -170,6 +167,8 @@ def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TAS
     for entry in entries:
         if entry.is_perplexity and not Path(str(entry.file)).is_file():
             raise ValueError(f"text file {entry.file} of task '{entry.task}' does not exist")
+    for folder in folders:
+        check_files(folder)
     own = own_task_names(folders)
     others = [e.task for e in entries if e.task not in own and not e.is_perplexity]
     for name in filter(UNGUARDED.fullmatch, others):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from methods import discover
-from workflows.records import DECISIONS
+from workflows.records import read_decisions
 from workflows.report.again import Again
 from workflows.report.lead import Frames, without_twins
 from workflows.report.render import LATEX
@@ -138,8 +138,6 @@ def _record(line: Line, file: Path) -> dict[str, Any]:
         if score["primary"]
     ]
     copied = ("row", "method", "params", "start", "seed", "fit", "rates", "layers", "commit")
-    decisions = file.with_suffix(f".{DECISIONS}")
-    known = json.loads(decisions.read_text("utf-8")) if decisions.is_file() else {}
     return _short(
         {
             **{k: record[k] for k in copied},
@@ -152,7 +150,9 @@ def _record(line: Line, file: Path) -> dict[str, Any]:
                 {"seed": r["seed"], "skip": r["rates"]["all"]["skip"]} | _seed_scores(r)
                 for r in line.records
             ],
-            "decisions": [shown_decision(name, value) for name, value in known.items()],
+            "decisions": [
+                shown_decision(name, value) for name, value in read_decisions(file).items()
+            ],
         }
     )
 

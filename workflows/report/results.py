@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from methods import ORDER
+from methods.core.jsonfile import read_json
 from workflows.job import Job
 from workflows.jobs import read_suite
-from workflows.records import DECISIONS, SAMPLE, read_record
+from workflows.records import DECISIONS, SAMPLE, read_record, read_speeds
 from workflows.scoring import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
@@ -184,12 +184,7 @@ def read_suite_file(folder: Path) -> dict[str, Any]:
         ValueError: It is not JSON.
     """
     file = folder / "suite.json"
-    if not file.is_file():
-        return {}
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    return read_json(file) if file.is_file() else {}
 
 
 def _position(record: dict[str, Any], known: dict[str, int]) -> tuple[Any, ...]:
@@ -203,11 +198,7 @@ def _read_speeds(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> Sp
     timed = [
         (record, file.with_name("speed.json")) for record, file in zip(records, files, strict=True)
     ]
-    return {
-        key(record): json.loads(file.read_text(encoding="utf-8"))["lines"]
-        for record, file in timed
-        if file.is_file()
-    }
+    return {key(record): read_speeds(file) for record, file in timed if file.is_file()}
 
 
 def _check_twins(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> None:
@@ -271,6 +262,10 @@ def _read_refits(files: Sequence[Path], runs: Mapping[Path, dict[str, Any]]) -> 
     ]  # fmt: skip
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The suite's settings; without a suite every scored task counts, against ``dense``.
 
@@ -289,5 +284,10 @@ def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, 
         "reference_row": "dense",
     }
     settings |= read_suite_file(folder)
+    names = [settings["reference_row"], *_listed(settings["retain_tasks"])]
+    if not names[1:] or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"{folder / 'suite.json'}: retain_tasks must be a list of names, reference_row a name"
+        )
     check_one_split(settings["retain_tasks"])
     return settings

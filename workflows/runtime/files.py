@@ -68,6 +68,18 @@ def write_text(file: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def read_text(file: Path) -> str:
+    """A text in UTF-8.
+
+    Raises:
+        ValueError: It is in something else.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text in UTF-8: {error}") from error
+
+
 def check_place(file: Path) -> None:
     """Refuse a place where no file can be written, before long work begins.
 

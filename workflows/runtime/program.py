@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import resource
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from safetensors import SafetensorError
+
+from methods.core.jsonfile import parse_json
 
 
 def run(main: Callable[[], None]) -> None:
@@ -113,10 +114,7 @@ def json_argument(text: str, name: str) -> Any:
     Raises:
         ValueError: It is not JSON.
     """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{name} is not valid JSON ({error}): {text}") from error
+    return parse_json(text, name)
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:

@@ -22,11 +22,11 @@ from methods.core.checkpoint import (
     open_backbone,
     origin,
     read_card,
-    read_json,
     save,
     write_json,
 )
 from methods.core.data import Data, check_file
+from methods.core.jsonfile import read_json
 from methods.core.training.snapshots import NAME as SNAPSHOT
 from workflows.job import DATA_PARTS
 from workflows.records import rows_of

@@ -17,10 +17,11 @@ from typing import Any
 from methods.core.checkpoint import write_json
 from methods.core.data import read_rows
 from methods.core.seeds import seed_for
+from workflows.config import check_end, check_source
 from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
-from workflows.runtime.files import whole_file
+from workflows.runtime.files import read_text, whole_file
 from workflows.runtime.hub import SLICE, data_files, described, fetch_files
 from workflows.runtime.program import json_argument, run, step_parser
 
@@ -40,7 +41,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Read the source, write the rows."""
     args = arguments()
-    spec = json_argument(args.source, "--source")
+    spec = check_source(json_argument(args.source, "--source"), "source")
+    check_end(args.part, spec)
     first, rows = spec.get("skip", 0), spec.get("rows")
     last = None if rows is None else first + rows
     told = args.out.with_suffix(".source.json")
@@ -72,7 +74,7 @@ def read_source(spec: dict[str, Any], part: str, told: Path) -> Iterator[dict[st
     elif source.startswith("hub:"):
         yield from read_hub(spec, told)
     elif Path(source).suffix == ".txt":
-        text = Path(source).read_text(encoding="utf-8")
+        text = read_text(Path(source))
         yield from ({"text": block.strip()} for block in text.split("\n\n") if block.strip())
     else:
         yield from (row for row, _ in read_rows(Path(source)))

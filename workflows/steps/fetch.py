@@ -12,6 +12,7 @@ from pathlib import Path
 
 from methods.core.backbone import FETCHED, file_facts
 from methods.core.checkpoint import write_json
+from workflows.config import check_source
 from workflows.runtime.files import kept_folder
 from workflows.runtime.hub import one_sentence
 from workflows.runtime.program import json_argument, run, step_parser
@@ -35,7 +36,7 @@ def main() -> None:
     from huggingface_hub import HfApi, snapshot_download
 
     args = arguments()
-    spec = json_argument(args.source, "--source")
+    spec = check_source(json_argument(args.source, "--source"), "backbone")
     name, asked = spec["path"].removeprefix("hub:"), spec.get("revision")
     with one_sentence(name), kept_folder(args.out) as folder:
         commit = HfApi().model_info(name, revision=asked).sha

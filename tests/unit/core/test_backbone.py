@@ -93,7 +93,7 @@ def test_a_broken_config_is_named(copy: Path) -> None:
     with pytest.raises(ValueError, match=r"config.json is not valid JSON"):
         load_backbone(copy)
     (copy / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"model_type None is not supported"):
+    with pytest.raises(ValueError, match=r"config.json is no JSON object"):
         load_backbone(copy)
 
 

@@ -176,7 +176,7 @@ def test_a_row_of_another_form_is_named_by_its_line(row: object, tmp_path: Path)
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "w1"}\n{"text": \n', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"rows.jsonl, line 2: not valid JSON"):
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 2 is not valid JSON"):
         read(file)
 
 

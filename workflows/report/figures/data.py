@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflows.records import read_decisions
 from workflows.report.figures.lines import KEYS
 from workflows.stats.lines import Record
 
@@ -82,15 +83,13 @@ def curve_frame(runs: Sequence[tuple[Record, Path]]) -> pd.DataFrame:
     """
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record, file in runs:
-        decisions = file.parent / "model" / "decisions.json"
         lead = _lead(record)
         name = tuple(str(lead[key]) for key in KEYS)
-        if name in found or not decisions.is_file():
+        if name in found:
             continue
-        log = json.loads(decisions.read_text(encoding="utf-8")).get("training", [])
         lines = [
             lead | {key: point.get(key) for key in ("update", "loss", "skip", "alpha")}
-            for point in log
+            for point in read_decisions(file).get("training", [])
         ]
         if lines:
             found[name] = lines

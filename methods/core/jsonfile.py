@@ -1,0 +1,51 @@
+"""JSON that others may have written: a value, or one sentence; no torch here."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+
+def parse_json(text: str | bytes, where: object) -> Any:
+    """A value from JSON in UTF-8.
+
+    Args:
+        text: The JSON.
+        where: What to call it.
+
+    Raises:
+        ValueError: It is not JSON, or a number is NaN or infinite.
+    """
+    try:
+        plain = text.decode("utf-8") if isinstance(text, bytes) else text
+        return json.loads(plain, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not valid JSON: {error}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: It does not exist, is not JSON, or holds something else.
+    """
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist")
+    value = parse_json(file.read_bytes(), file)
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} is no JSON object")
+    return value
+
+
+def cut(text: str, most: int = 300) -> str:
+    """A text that may quote a whole file, in a length that can be read."""
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
+    return value
