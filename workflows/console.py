@@ -19,6 +19,7 @@ STEPS = {
     "compare": "compare",
     "time": "efficiency",
     "plan": "plan",
+    "status": "status",
     "tune": "tune",
 }
 

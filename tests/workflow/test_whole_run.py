@@ -90,6 +90,47 @@ def test_a_second_run_does_nothing(finished: Path, run_snakemake: Snakemake) -> 
     assert "Nothing to be done" in said
 
 
+def test_every_job_is_told_where_it_stands(finished: Path) -> None:
+    code = "from workflows.jobs import read_suite; from workflows.config import read_configs\n"
+    code += "from workflows.planning.states import *\n"
+    code += "for step in suite_steps(read_suite(read_configs(['toy.yaml']))):\n"
+    code += "    print(state_of(step).name, step.log.is_file())"
+    listed = subprocess.run(
+        [sys.executable, "-c", code], cwd=finished, capture_output=True, text=True
+    )
+    assert set(listed.stdout.splitlines()) == {"done True"}, listed.stderr
+    assert not list(finished.rglob("*.status"))
+
+
+def test_a_failed_run_is_told_with_its_reason_and_stands_in_no_table(
+    finished: Path, run_snakemake: Snakemake
+) -> None:
+    """The row goes again at the end."""
+    method, before = examples()["last-layers"], table(finished)
+    file = finished / "methods/last_layers.py"
+    file.write_text(
+        method.replace("return Fitted(", "raise RuntimeError('no luck')\n        Fitted(")
+    )
+    status, said = run_snakemake(finished, *SUITE)
+    assert status != 0, said
+    logs = finished / "results/toy/logs/small/last-layers"
+    (left,) = logs.rglob("*.status")
+    told = json.loads(left.read_text())
+    assert (told["status"], told["reason"]) == ("failed", "RuntimeError: no luck")
+    command = [sys.executable, "-m", "workflows.steps.status", "--suite", "toy.yaml"]
+    done = subprocess.run(command, cwd=finished, capture_output=True, text=True)
+    assert "0 running, 0 stalled, 1 failed, 2 waiting" in done.stdout, done.stderr
+    assert "failed: last-layers, 25 %, seed 42: fit: RuntimeError: no luck\n" in done.stdout
+    assert done.stdout.endswith("RuntimeError: no luck\n")
+    command = [sys.executable, "-m", "workflows.steps.report", "--results", "results/toy"]
+    done = subprocess.run([*command, "--out", "page"], cwd=finished, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "last-layers b25 s42 failed (RuntimeError: no luck)" in done.stderr
+    assert pd.read_csv(finished / "page/tables/retain.csv")["row"].tolist() == list(before["row"])
+    file.unlink()
+    shutil.rmtree(logs)
+
+
 def test_the_report_step_needs_records_alone(finished: Path, tmp_path: Path) -> None:
     results = shutil.copytree(
         finished / "results/toy", tmp_path / "toy", ignore=shutil.ignore_patterns("model", "logs")
@@ -149,7 +190,7 @@ def test_a_wrong_param_ends_in_the_check(finished: Path, run_snakemake: Snakemak
     assert "error: suite config, 'x': row 'random-skip': param 'unit' is 'fnn'" in said
     assert "Traceback" not in said
     left = {f.name for f in (finished / "results/wrong").rglob("*") if f.is_file()}
-    assert left <= {"check.log"}
+    assert left <= {"check.log", "check.status"}
 
 
 def test_a_file_in_place_of_the_results(tmp_path: Path, run_snakemake: Snakemake) -> None:

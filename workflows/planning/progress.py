@@ -32,35 +32,25 @@ class RunNames:
         return ", ".join([*words, f"seed {job.seed}"])
 
 
-class TimeLeft:
-    """Formatted by the log of a job: how long it takes and what is left, by earlier jobs.
+class Costs:
+    """How long jobs take, by those that ended.
 
     A job takes the median of what lies nearest: itself in an earlier run, the same step of its row,
     the same step of rows that train or do not, as it does.
 
     Args:
         suite: Whose benchmark files, beside the logs, hold the seconds.
-        left: The jobs of Snakemake that have not ended; those with a benchmark file count.
-        at_once: Jobs side by side.
     """
 
-    def __init__(self, suite: Suite, left: Callable[[], Iterable[Any]], at_once: int) -> None:
+    def __init__(self, suite: Suite) -> None:
         self.logs = Path("results") / suite.name / "logs"
         self.trained = {job.row: job.method.trained for job in suite.jobs}
-        self.left, self.at_once = left, at_once
+        self.known = self._measured()
 
-    def __format__(self, log: str) -> str:
-        known = self._measured()
-        own = self._expected(Path(log), known)
-        files = [Path(str(job.benchmark)) for job in self.left() if job.benchmark]
-        expected = [self._expected(file, known) for file in files]
-        found = [seconds for seconds in expected if seconds is not None]
-        if own is None:
-            return "no job like it has run before"
-        more = len(expected) - len(found)
-        told = f" and {more} jobs unlike any before" if more else ""
-        left = in_words(sum(found) / self.at_once)
-        return f"takes {in_words(own)}; left: {left}{told}"
+    def expected(self, file: Path) -> float | None:
+        """Seconds of the job with a log or benchmark file; None if no job like it ended."""
+        keys = (key for key in self._keys(file) if key in self.known)
+        return next((median(self.known[key]) for key in keys), None)
 
     def _measured(self) -> dict[tuple[Any, ...], list[float]]:
         """Seconds of the jobs that ended, by each of their keys."""
@@ -73,11 +63,10 @@ class TimeLeft:
                     found.setdefault(key, []).append(seconds)
         return found
 
-    def _expected(self, file: Path, known: Mapping[tuple[Any, ...], list[float]]) -> float | None:
-        return next((median(known[key]) for key in self._keys(file) if key in known), None)
-
     def _keys(self, file: Path) -> Iterator[tuple[Any, ...]]:
         """What jobs are looked up by, the nearest first; none where the file is no run's."""
+        if not file.is_relative_to(self.logs):
+            return
         places = file.relative_to(self.logs).with_suffix("").parts
         if len(places) < 5 or places[1] not in self.trained:
             return
@@ -86,6 +75,37 @@ class TimeLeft:
         yield places
         yield backbone, row, step
         yield backbone, self.trained[row], step
+
+
+class TimeLeft:
+    """Formatted by the log of a job: how long it takes and what is left, by earlier jobs.
+
+    Args:
+        suite: Whose jobs they are.
+        left: The jobs of Snakemake that have not ended; those with a benchmark file count.
+        at_once: Jobs side by side.
+    """
+
+    def __init__(self, suite: Suite, left: Callable[[], Iterable[Any]], at_once: int) -> None:
+        self.suite, self.left, self.at_once = suite, left, at_once
+
+    def __format__(self, log: str) -> str:
+        costs = Costs(self.suite)
+        own = costs.expected(Path(log))
+        if own is None:
+            return "no job like it has run before"
+        files = [Path(str(job.benchmark)) for job in self.left() if job.benchmark]
+        left = sum_in_words([costs.expected(file) for file in files], self.at_once)
+        return f"takes {in_words(own)}; left: {left}"
+
+
+def sum_in_words(seconds: Iterable[float | None], at_once: int) -> str:
+    """What jobs take together, so many side by side; unknown ones (None) are counted."""
+    each = list(seconds)
+    found = [one for one in each if one is not None]
+    more = len(each) - len(found)
+    told = f" and {more} jobs unlike any before" if more else ""
+    return f"{in_words(sum(found) / at_once)}{told}"
 
 
 def at_once(resources: Mapping[str, Any], suite: Suite) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workflows.jobs import Suite, read_suite
 from workflows.report.results import read_suite_file
-from workflows.runtime.program import sentence
+from workflows.runtime.errors import sentence
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from methods.core.jsonfile import read_json
 from workflows.job import Job
 from workflows.jobs import read_suite
 from workflows.records import DECISIONS, SAMPLE, read_record, read_speeds
+from workflows.runtime.heartbeat import read_status
 from workflows.scoring import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
@@ -36,7 +37,7 @@ class Results:
         repeat_items: Index of a repeat -> its frame of items.
         refits: Runs fitted again under other arithmetic.
         speeds: What was measured of runs on the clock.
-        missing: Runs of the suite that have no record yet, by row and budget.
+        missing: Runs of the suite that have no record yet, by row and budget, and why some failed.
     """
 
     folder: Path
@@ -165,7 +166,8 @@ def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]
     runs, floor, again = ([f for f in kind if f in listed] for kind in (files, noise, refits))
     here = {str(file.relative_to(folder).parent) for file in runs}
     absent = [job for job in suite.jobs if "/".join(job.key) not in here]
-    return runs or files, floor, again, _named(absent, suite.jobs) if runs else []
+    told = [*_named(absent, suite.jobs), *_failed(folder, absent)]
+    return runs or files, floor, again, told if runs else []
 
 
 def _named(absent: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
@@ -175,6 +177,15 @@ def _named(absent: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
     for job in (job for job in absent if job.label not in gone):
         names.setdefault(f"{job.row} {job.label}", []).append(f"s{job.seed}")
     return [" ".join([name, *seeds]) for name, seeds in names.items()]
+
+
+def _failed(folder: Path, absent: Sequence[Job]) -> Iterator[str]:
+    """Those of the absent runs whose fit or score failed, each with its reason."""
+    for job in absent:
+        logs = folder.joinpath("logs", *job.key)
+        for told in map(read_status, (logs / "compress.log", logs / "evaluate.log")):
+            if told is not None and told["status"] == "failed":
+                yield f"{job.row} {job.label} s{job.seed} failed ({told['reason'].rstrip('.')})"
 
 
 def read_suite_file(folder: Path) -> dict[str, Any]:

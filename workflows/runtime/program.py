@@ -16,6 +16,8 @@ from typing import Any, TextIO, cast
 from safetensors import SafetensorError
 
 from methods.core.jsonfile import parse_json
+from workflows.runtime.errors import sentence
+from workflows.runtime.heartbeat import own_log, watched
 
 
 def run(main: Callable[[], None]) -> None:
@@ -27,7 +29,7 @@ def run(main: Callable[[], None]) -> None:
         gc.freeze()
         gc.enable()
     try:
-        with line_by_line():
+        with line_by_line(), watched(own_log()):
             main()
     except (ValueError, OSError, SafetensorError) as error:
         # safetensors reports a full disk as an error of its own.
@@ -80,13 +82,6 @@ def line_by_line() -> Iterator[None]:
             yield
         finally:
             lines.flush()
-
-
-def sentence(error: BaseException) -> str:
-    """The message of an error on one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return " ".join(str(error).split())
 
 
 class Help(argparse.RawDescriptionHelpFormatter):

@@ -1,0 +1,74 @@
+"""Where a suite stands while it runs, or after: `python -m workflows.steps.status --suite demo`.
+
+Says what runs with its last progress, what stalled (no sign of life for five minutes, or no line in
+its log for an hour), what failed with the end of its log, and what is left by the times of earlier
+jobs. Reads the folder results of the current one; files merge as Snakemake's --configfile does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from workflows.config import read_configs
+from workflows.jobs import Suite, read_suite
+from workflows.planning.progress import Costs, in_words, sum_in_words
+from workflows.planning.states import State, state_of, suite_steps
+from workflows.runtime.heartbeat import last_lines
+from workflows.runtime.program import run, step_parser
+
+SHOWN = ("running", "stalled", "failed")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = step_parser(__doc__)
+    parser.add_argument(
+        "--suite", required=True, nargs="+", action="extend", metavar="FILE.yaml",
+        help="a suite, then overlays",
+    )  # fmt: skip
+    parser.add_argument("--lines", type=int, default=5, help="of the log of what failed")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Look, print."""
+    args = arguments()
+    suite = read_suite(read_configs(args.suite))
+    if not Path("results").is_dir():
+        raise ValueError("there is no folder results here; call this in the checkout")
+    print("\n".join(told(suite, [state_of(step) for step in suite_steps(suite)], args.lines)))
+
+
+def told(suite: Suite, states: Sequence[State], lines: int) -> Iterator[str]:
+    """The states as text, those that ask for a look in full."""
+    counts = dict.fromkeys(("done", *SHOWN, "waiting"), 0)
+    for state in states:
+        counts[state.name] += 1
+    counted = ", ".join(f"{count} {name}" for name, count in counts.items())
+    yield f"Suite {suite.name}: {counted}{left(suite, states)}"
+    for state in sorted((s for s in states if s.name in SHOWN), key=lambda s: SHOWN.index(s.name)):
+        since = f" for {in_words(state.seconds)}" if state.seconds else ""
+        reason = f": {state.reason}" if state.reason else ""
+        yield f"\n{state.name}{since}: {state.step.name}{reason}"
+        yield f"    log {state.step.log}"
+        end = last_lines(state.step.log, lines if state.name == "failed" else 1)
+        yield from (f"    {line}" for line in end)
+
+
+def left(suite: Suite, states: Sequence[State]) -> str:
+    """What the jobs that have not ended will take, as many side by side as run now."""
+    costs = Costs(suite)
+    expected = []
+    for state in (state for state in states if state.name != "done"):
+        seconds = costs.expected(state.step.log)
+        expected.append(None if seconds is None else max(0.0, seconds - state.seconds))
+    if not any(seconds is not None for seconds in expected):
+        return ""
+    at_once = max(1, sum(state.name == "running" for state in states))
+    return f"; left: {sum_in_words(expected, at_once)}, {at_once} at once"
+
+
+if __name__ == "__main__":
+    run(main)
