@@ -6,7 +6,7 @@ PINS := $(VENV)/.ready
 READY := $(VENV)/bin/skipbench
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test test-cpus test-kernels rehearsal slurm
+.PHONY: demo test test-cpus test-kernels rehearsal slurm lock
 
 # The tests that compute with torch, by folder (the sandbox's do not), and two stand-ins for other CPUs:
 # none of the vector instructions with two threads, and AVX2, for MKL and oneDNN as well.
@@ -48,6 +48,10 @@ test-kernels: $(READY)
 	@$(VENV)/bin/python -c "import triton" 2>/dev/null \
 		|| $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps triton==3.6.0
 	@$(RUN) pytest $(KERNELS)
+
+# After a change of the pins, where they are installed.
+lock: $(READY)
+	@$(RUN) python -m tests.lock
 
 # The environment counts as ready only when every pin is installed; an interrupted install starts over.
 $(PINS): requirements.txt

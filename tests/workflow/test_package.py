@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
 from email.parser import HeaderParser
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from tests.lock import LOCK
 from tests.workflow.conftest import checkout_files, copy_checkout
 from workflows.config import ROOT
 
@@ -37,6 +42,49 @@ def test_the_package_asks_for_the_same_by_extras() -> None:
     assert all("slurm" in pin for pin in extras["slurm"])
     unneeded = re.compile(r"slurm|pytest|hypothesis|mypy|ruff|snakefmt|stubs|types-")
     assert not [pin for pin in PROJECT["dependencies"] if unneeded.match(pin)]
+
+
+def locked() -> dict[str, str]:
+    """Name -> version of the lock, whose lines each hold one hash."""
+    lines = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+    found = [re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    assert all(found)
+    return {canonicalize_name(match[1]): match[2] for match in found if match}
+
+
+def test_the_lock_holds_the_pins() -> None:
+    asked = (pin.split("==") for pin in pins())
+    wanted = {canonicalize_name(name): version for name, version in asked}
+    assert wanted.items() <= locked().items()
+
+
+def test_the_lock_holds_all_that_its_packages_need() -> None:
+    """pip refuses a file with hashes otherwise; of the versions that are installed here."""
+    lock = locked()
+    here = [one for one in distributions() if canonicalize_name(one.metadata["Name"]) in lock]
+    assert len(here) > len(pins())
+    for one in here:
+        for needed in map(Requirement, one.requires or []):
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                assert canonicalize_name(needed.name) in lock, f"{one.metadata['Name']}: {needed}"
+                assert needed.specifier.contains(lock[canonicalize_name(needed.name)])
+
+
+def test_every_import_has_a_pin() -> None:
+    """No package is at hand by chance."""
+    trees = [
+        ast.parse((ROOT / name).read_text()) for name in checkout_files() if name[-3:] == ".py"
+    ]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    words = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+    words += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    used = {word.partition(".")[0] for word in words} - sys.stdlib_module_names
+    homes = packages_distributions()
+    # Where a GPU is, and with a CUDA build of torch: make test-kernels.
+    used -= {"methods", "workflows", "tests", "triton", "pynvml", "torch_pruning"}
+    asked = {canonicalize_name(pin.split("==")[0]) for pin in pins()}
+    for module in sorted(used):
+        assert asked & {canonicalize_name(home) for home in homes[module]}, module
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,59 @@
+"""The lock: every package with its version and hash, from the pins and what is installed.
+
+    make lock
+
+Asks the package index, by a dry run of pip that installs nothing, for what the pins pull in at the
+versions of this environment, in which the tests ran. The file is for this Python and platform.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from workflows.runtime.files import write_text
+from workflows.runtime.provenance import ROOT
+
+LOCK = ROOT / "requirements.lock"
+HEAD = """# Every package of the environment with its hash, made from requirements.txt by `make lock`, for
+# Python {python} on {machine} with the CPU build of torch, from an index that has it:
+#   pip install --require-hashes -r requirements.lock
+"""
+
+
+def main() -> None:
+    """Resolve, write."""
+    lines = sorted(resolved(), key=str.lower)
+    python = ".".join(platform.python_version_tuple()[:2])
+    head = HEAD.format(python=python, machine=f"{platform.system()} {platform.machine()}")
+    write_text(LOCK, head + "".join(f"{line}\n" for line in lines))
+    print(f"wrote {LOCK}: {len(lines)} packages")
+
+
+def resolved() -> list[str]:
+    """A line per package: name, version without the label of a build, hash of the file."""
+    with TemporaryDirectory() as folder:
+        installed = Path(folder, "installed.txt")
+        pins = [f"{one.metadata['Name']}=={one.version}" for one in distributions()]
+        kept = [pin for pin in pins if not pin.startswith(("skipbench=", "pip="))]
+        installed.write_text("".join(f"{pin}\n" for pin in kept))
+        report = Path(folder, "report.json")
+        options = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
+        wanted = ["--constraint", str(installed), "--requirement", str(ROOT / "requirements.txt")]
+        command = [sys.executable, "-m", "pip", "install", *options, *wanted]
+        subprocess.run(command, check=True)
+        found = json.loads(report.read_text())["install"]
+    return [
+        f"{one['metadata']['name']}=={one['metadata']['version'].partition('+')[0]}"
+        f" --hash=sha256:{one['download_info']['archive_info']['hashes']['sha256']}"
+        for one in found
+    ]
+
+
+if __name__ == "__main__":
+    main()
