@@ -1,7 +1,9 @@
-"""Files that appear whole, by an atomic rename."""
+"""Files that appear whole, by an atomic rename, each written by one process at a time."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,17 +15,18 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """A temporary sibling that becomes ``folder`` when the block ends well, else vanishes.
 
     Raises:
-        ValueError: ``folder`` exists already, or its parent is a file.
+        ValueError: ``folder`` exists already, another process writes it, or its parent is a file.
     """
     _check_new(folder)
     temporary = _sibling(folder)
     temporary.mkdir()
-    try:
-        yield temporary
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with _held(temporary):
+        try:
+            yield temporary
+            temporary.rename(folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
 
 @contextmanager
@@ -50,16 +53,18 @@ def whole_file(file: Path) -> Iterator[Path]:
     """A temporary sibling that replaces ``file`` when the block ends well, else vanishes.
 
     Raises:
-        ValueError: ``file`` is a folder, or its parent is a file.
+        ValueError: ``file`` is a folder, another process writes it, or its parent is a file.
     """
     check_place(file)
     temporary = _sibling(file)
-    try:
-        yield temporary
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    temporary.touch()
+    with _held(temporary):
+        try:
+            yield temporary
+            temporary.replace(file)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def write_text(file: Path, text: str) -> None:
@@ -105,12 +110,37 @@ def _check_parents(path: Path) -> None:
 def _sibling(path: Path) -> Path:
     """A hidden name beside ``path``, in the same file system; the parent is made.
 
-    The name is fixed: what a killed run left there is cleared by the next one.
+    The name is fixed: what a killed run left there is cleared by the next one. What a step still
+    writes, one that outlived its Snakemake, is not.
     """
     _check_parents(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     sibling = path.parent / f".{path.name}.part"
-    if sibling.is_dir():
-        shutil.rmtree(sibling)
-    sibling.unlink(missing_ok=True)
+    if sibling.exists():
+        with _held(sibling):
+            shutil.rmtree(sibling) if sibling.is_dir() else sibling.unlink()
     return sibling
+
+
+@contextmanager
+def _held(temporary: Path) -> Iterator[None]:
+    """Lock what is being written; a killed process lets go of it.
+
+    Raises:
+        ValueError: Another process holds it.
+    """
+    held = os.open(temporary, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        target = temporary.with_name(temporary.name.removeprefix(".").removesuffix(".part"))
+        raise ValueError(
+            f"{target} is being written by another process; wait for its end"
+        ) from None
+    except OSError:
+        pass  # NFS locks no folder; there two processes are not told apart
+    try:
+        yield
+    finally:
+        os.close(held)

@@ -1,0 +1,72 @@
+"""Files that appear whole: one writer at a time, and what a killed one left is cleared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from workflows.runtime.files import whole_file, whole_folder
+from workflows.runtime.provenance import ROOT
+
+WRITER = """
+import sys
+from pathlib import Path
+from workflows.runtime.files import {kind}
+with {kind}(Path(sys.argv[1])) as there:
+    print("writes", flush=True)
+    sys.stdin.read()
+    there.write_text("first") if there.is_file() else (there / "x").write_text("first")
+"""
+
+
+@contextmanager
+def writer(kind: str, path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process within its block, until its input closes."""
+    command = [sys.executable, "-c", WRITER.format(kind=kind), str(path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "writes\n"
+        yield other
+
+
+def whole(kind: str, path: Path) -> AbstractContextManager[Path]:
+    return {"whole_file": whole_file, "whole_folder": whole_folder}[kind](path)
+
+
+@pytest.mark.parametrize("kind", ["whole_file", "whole_folder"])
+def test_what_another_process_writes_is_left_to_it(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with writer(kind, path) as other:
+        told = f"{path} is being written by another process; wait for its end"
+        with pytest.raises(ValueError, match=told), whole(kind, path):
+            pass
+        other.communicate()
+    assert other.returncode == 0
+    assert ((path / "x") if path.is_dir() else path).read_text() == "first"
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["whole_file", "whole_folder"])
+def test_what_a_killed_process_left_is_cleared(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with writer(kind, path) as other:
+        other.kill()
+    assert [file.name for file in tmp_path.iterdir()] == [".out.part"]
+    with whole(kind, path) as there:
+        (there / "y" if kind == "whole_folder" else there).write_text("second")
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    if path.is_dir():
+        assert [file.name for file in path.iterdir()] == ["y"]
+
+
+@pytest.mark.parametrize("kind", ["whole_file", "whole_folder"])
+def test_a_block_that_fails_leaves_nothing(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), whole(kind, tmp_path / "out"):
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
