@@ -6,7 +6,7 @@ PINS := $(VENV)/.ready
 READY := $(VENV)/bin/skipbench
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test test-cpus test-kernels rehearsal slurm lock
+.PHONY: demo test test-cpus test-kernels rehearsal slurm lock chaos
 
 # The tests that compute with torch, by folder (the sandbox's do not), and two stand-ins for other CPUs:
 # none of the vector instructions with two threads, and AVX2, for MKL and oneDNN as well.
@@ -48,6 +48,11 @@ test-kernels: $(READY)
 	@$(VENV)/bin/python -c "import triton" 2>/dev/null \
 		|| $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps triton==3.6.0
 	@$(RUN) pytest $(KERNELS)
+
+# A small suite under kills and other faults, an hour or more; reports/chaos.csv says what came of each.
+KILLS ?= 100
+chaos: $(READY)
+	@$(RUN) python -m tests.chaos --kills $(KILLS) --out reports/chaos.csv
 
 # After a change of the pins, where they are installed.
 lock: $(READY)

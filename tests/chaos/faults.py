@@ -1,0 +1,152 @@
+"""What happens to a suite while it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.chaos.world import COMMAND, LIMIT, World
+from tests.workflow.conftest import copy_checkout, snakemake
+
+KILLS = [
+    (target, signal.Signals(number))
+    for target in ("step", "snakemake", "tree")
+    for number in (signal.SIGTERM, signal.SIGKILL)
+]
+
+
+def kill(world: World, target: str, number: signal.Signals, count: int) -> tuple[int, str]:
+    """So many kills of one kind; a run that reaches its end before is compared and begun anew."""
+    done, running = 0, world.start()
+    while done < count:
+        world.a_moment()
+        step = world.a_step(running) if target == "step" else None
+        if running.poll() is not None or (target == "step" and step is None):
+            if running.returncode == 0:
+                if wrong := world.differs(world.folder):
+                    return done, wrong
+                world.reset()
+            running = world.start()
+            continue
+        victims = [step] if step else world.tree(running)[: None if target == "tree" else 1]
+        for victim in victims:
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(number)
+        done += 1
+        if target != "step":
+            running.wait(timeout=LIMIT)
+            running = world.start()
+    running.wait(timeout=LIMIT)
+    return done, ""
+
+
+def read_only(world: World) -> str:
+    """Root without its power over permissions meets folders that take no file, mid-run."""
+    drop = "--bounding-set=-dac_override,-dac_read_search,-fowner"
+    running = world.start(*(["setpriv", drop] if os.getuid() == 0 else []))
+    world.a_moment()
+    with _modes(world.results):
+        running.wait(timeout=LIMIT)
+    return f"folders at mode 0555, exit status {running.returncode}"
+
+
+@contextmanager
+def _modes(folder: Path) -> Iterator[None]:
+    folders = [folder, *(f for f in folder.rglob("*") if f.is_dir())]
+    for one in folders:
+        one.chmod(0o555)
+    try:
+        yield
+    finally:
+        for one in folders:
+            if one.exists():
+                one.chmod(0o755)
+
+
+def limited(option: str) -> Callable[[World], str]:
+    """A run under a limit of the kernel, which is then lifted."""
+
+    def fault(world: World) -> str:
+        running = world.start("prlimit", option)
+        running.wait(timeout=LIMIT)
+        return f"prlimit {option}, exit status {running.returncode}"
+
+    return fault
+
+
+def future(world: World) -> str:
+    """What is there claims to be of tomorrow, as after a clock that was set back."""
+    running = world.start()
+    world.a_moment()
+    ahead = time.time() + 86400
+    for file in [*world.results.rglob("*"), *(world.folder / "methods").rglob("*.py")]:
+        with suppress(OSError):
+            os.utime(file, (ahead, ahead))
+    running.wait(timeout=LIMIT)
+    return f"files touched a day ahead, the clock itself stays; exit status {running.returncode}"
+
+
+def twice(world: World) -> str:
+    """A second call while the first one runs, without unlocking."""
+    running = world.start()
+    world.a_step(running)
+    status, _ = snakemake(world.folder, *COMMAND, timeout=LIMIT)
+    running.wait(timeout=LIMIT)
+    return f"exit status {running.returncode} of the first, {status} of the second"
+
+
+def edited(world: World) -> str:
+    """Another seed, row and limit while it runs, then as before."""
+    running = world.start()
+    world.a_moment()
+    world.write_suite({"rows": ["dense", "sleb"], "seeds": [7], "tasks": ["demo_recall"]})
+    running.wait(timeout=LIMIT)
+    world.write_suite({})
+    return f"exit status {running.returncode}"
+
+
+def frozen(world: World) -> str:
+    """SIGSTOP for a while, then SIGCONT."""
+    running = world.start()
+    world.a_moment()
+    if step := world.a_step(running):
+        step.suspend()
+        time.sleep(20)
+        step.resume()
+    running.wait(timeout=LIMIT)
+    return f"20 s, exit status {running.returncode}"
+
+
+def moved(world: World) -> str:
+    """The results of a killed run in another checkout, which goes on from them."""
+    kill(world, "tree", signal.SIGKILL, 1)
+    world.end()
+    other = copy_checkout(world.folder.parent / "other")
+    shutil.rmtree(other / "results", ignore_errors=True)
+    shutil.copytree(world.folder / "results", other / "results")
+    shutil.copy2(world.folder / "chaos.yaml", other)
+    status, said = snakemake(other, *COMMAND, timeout=LIMIT)
+    wrong = " ".join(said.split())[-300:] if status else world.differs(other)
+    shutil.rmtree(other)
+    if wrong:
+        raise AssertionError(wrong)
+    return "killed, copied to another folder, ended there"
+
+
+FAULTS: dict[str, Callable[[World], str]] = {
+    "results folder made read-only and back": read_only,
+    "no file over 50 kB, as on a full disk": limited("--fsize=50000"),
+    "memory limited so that fits die": limited("--as=1500000000"),
+    "clock set back": future,
+    "two calls at once": twice,
+    "suite edited while it runs": edited,
+    "step frozen and continued": frozen,
+    "results copied elsewhere": moved,
+}
