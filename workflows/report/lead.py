@@ -143,8 +143,12 @@ def _without(note: str, title: str) -> str:
     return "; ".join([*parts, *([TWINS + ", ".join(rest)] if rest else [])])
 
 
-def lead_table(frames: Frames, match: str) -> Table:
-    """Every line of a protocol: Retain and rank, then skip, scores, speed and cost by group."""
+def lead_table(frames: Frames, match: str, updates: str = "") -> Table:
+    """Every line of a protocol: Retain and rank, then skip, scores, speed and cost by group.
+
+    Args:
+        updates: How fits behind the deviations between seeds differ from those of the table.
+    """
     retain = frames["retain"]
     own = without_twins(retain[retain["match"] == match].reset_index(drop=True))
     speeds = frames["speeds"]
@@ -184,7 +188,8 @@ def lead_table(frames: Frames, match: str) -> Table:
     }
     made.numbers(both, named)
     note = " ".join([MATCHES[match], MARKED, SKIPS])  # type: ignore[index]
-    note += f" {SEEDS}" if "Between seeds" in made.columns else ""
+    if "Between seeds" in made.columns:
+        note += f" {SEEDS}" + (f" The fits differ: {updates}." if updates else "")
     note += f" {AGAIN}" if "Again" in made.columns else ""
     return made.table(
         "lead", "Everything", f"{note} {SPEEDS}" if "Decode" in made.columns else note

@@ -44,7 +44,7 @@ const named = (line) => line.title + (line.target === null ? "" : `, ${line.targ
 // Of a row that ran one seed, what the published headline suite found between its seeds.
 function spread(numbers) {
   if (numbers.retain_std != null) return ` ± ${fixed(numbers.retain_std)} between seeds`;
-  return numbers.seed_std == null ? "" : ` (± ${fixed(numbers.seed_std)} between the seeds of the published headline)`;
+  return numbers.seed_std == null ? "" : ` (± ${fixed(numbers.seed_std)} between the seeds of the published headline${data.updates && `, ${data.updates}`})`;
 }
 
 const placed = (line) => [named(line), several.backbone ? line.backbone : null, several.match ? `match ${line.match}` : null].filter(Boolean).join(", ");

@@ -19,11 +19,14 @@ from workflows.report.paper.show import without_record
 from workflows.report.render import html_table
 from workflows.report.results import Results
 from workflows.runtime.provenance import ROOT
-from workflows.stats.comparable import code_by_part
+from workflows.stats.comparable import code_by_part, code_differences
 from workflows.stats.display import Table
 
 PAGES = ROOT / "workflows" / "report"
-# Bytes beyond which a figure, of hundreds of rows then, is linked and not shown.
+# Where deviations between seeds come from that a suite of one seed shows.
+HEADLINE = ROOT / "reports" / "reference" / "headline" / "source.json"
+# Figures that the page shows, and bytes beyond which one, of hundreds of rows then, is linked only.
+SHOWN = ("retain_over_skip", "differences", "executed_per_layer", "scores_per_task")
 LARGE = 1_000_000
 
 
@@ -46,7 +49,8 @@ def page(
         home: Address of the index of all suites.
     """
     matches = list(dict.fromkeys(frames["retain"]["match"]))
-    lead = [lead_table(frames, match) for match in matches]
+    updates = other_updates(told)
+    lead = [lead_table(frames, match, updates) for match in matches]
     reference = str(told.get("reference_row", "dense"))
     return environment().get_template("index.html").render(
         told=told,
@@ -63,10 +67,24 @@ def page(
         lacking=without_record(frames["paper_values"]),
         audited=[*findings(), *claims()],
         figures=_images(figures),
-        data=embedded(page_data(frames, results)),
+        data=embedded(page_data(frames, results) | {"updates": updates}),
         style=asset("page.css"),
         script=asset("page.js"),
     )  # fmt: skip
+
+
+def other_updates(told: Mapping[str, Any]) -> str:
+    """``1,500 updates there, 600 here``: fits of the published headline and those of a page.
+
+    Args:
+        told: As :func:`page` takes it.
+
+    Returns:
+        Empty where they have as many, or where it is not known.
+    """
+    known = json.loads(HEADLINE.read_text(encoding="utf-8")) if HEADLINE.is_file() else {}
+    there, here = (one.get("training", {}).get("updates") for one in (known, told))
+    return f"{there:,} updates there, {here:,} here" if there and here and there != here else ""
 
 
 def environment() -> jinja2.Environment:
@@ -97,7 +115,8 @@ def embedded(value: Any) -> Markup:
 def _images(folder: Path | None) -> dict[str, str]:
     """Name of a figure -> its PNG as an address that needs no file; empty where it is large."""
     found = {}
-    for file in [] if folder is None else sorted(folder.glob("*.png")):
+    files = [] if folder is None else [folder / f"{name}.png" for name in SHOWN]
+    for file in (file for file in files if file.is_file()):
         small = file.stat().st_size <= LARGE
         coded = base64.b64encode(file.read_bytes()).decode() if small else ""
         found[file.stem] = f"data:image/png;base64,{coded}" if small else ""
@@ -119,7 +138,9 @@ def source(results: Results, warned: Sequence[str]) -> dict[str, Any]:
         "code": code_by_part(done),
         "versions": done[0]["versions"],
         "hardware": done[0]["hardware"],
+        "code_differences": code_differences(done),
         "cautions": list(warned),
+        "training": results.settings.get("training", {}),
         "retain_tasks": results.settings["retain_tasks"],
         "reference_row": results.settings["reference_row"],
         "tokens": done[0]["rates"]["all"]["tokens"],

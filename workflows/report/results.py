@@ -235,7 +235,7 @@ def _read_items(
             raise ValueError(f"{file} has no items beside it ({frame.name} is missing)")
         items[number] = _read_frame(frame)
         for score in record["scores"]:
-            values = headline_items(items[number], score)["value"]
+            _, values = headline_items(items[number], score)
             told = score["k"] is None or (len(values), values.sum()) == (score["n"], score["k"])
             if not told:
                 raise ValueError(f"{frame} does not hold the items behind {file.name}")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from workflows.stats.lines import Record
 
 # Rows that a caution names before it counts them.
 NAMED = 6
+# Around the name of a part of the code, among settings.
+CODE, FITTED = "code of ", " when fitted"
+# Setting -> value -> rows.
+Mixtures = dict[str, dict[Any, list[str]]]
 # Per score: what must be equal, or two numbers of one column measure different things.
 SAME_SCORE = {
     "prompt_hash": "on different prompts of",
@@ -86,12 +90,14 @@ def cautions(records: Sequence[Record]) -> list[str]:
     """
     done = [record for record in records if record["status"] == "ok"]
     sentences = []
-    for name in dict.fromkeys(record["backbone"]["name"] for record in done):
-        same = [record for record in done if record["backbone"]["name"] == name]
+    for name, mixtures in _by_backbone(done):
         sentences += [
             f"The records of '{name}' differ in {what}: {_listed(groups)}."
-            for what, groups in _mixtures(same)
+            for what, groups in mixtures.items()
+            if not what.startswith(CODE)
         ]
+        if parts := code_parts({what: _sizes(groups) for what, groups in mixtures.items()}):
+            sentences.append(f"The records of '{name}' differ in code: {parts}.")
     dirty = dict.fromkeys(record["row"] for record in done if record["dirty"])
     if dirty:
         sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
@@ -101,6 +107,33 @@ def cautions(records: Sequence[Record]) -> list[str]:
             "items would do, not what another seed would."
         )
     return sentences
+
+
+def code_differences(records: Sequence[Record]) -> list[str]:
+    """What :func:`cautions` says of code, part by part: hashes and the rows of each."""
+    done = [record for record in records if record["status"] == "ok"]
+    return [
+        f"{name}, {what}: {_listed(groups)}"
+        for name, mixtures in _by_backbone(done)
+        for what, groups in mixtures.items()
+        if what.startswith(CODE)
+    ]
+
+
+def code_parts(sizes: Mapping[str, Sequence[int]]) -> str:
+    """``methods/core, workflows/demo between 23 and 7 rows``; empty where no code differs.
+
+    Args:
+        sizes: Setting -> rows of each of its values; what is no code is left out.
+    """
+    found: dict[str, list[str]] = {}
+    for what, (*most, last) in sizes.items():
+        part = what.removeprefix(CODE)
+        between = f"between {', '.join(map(str, most))} and {last} rows"
+        told = part.removesuffix(FITTED) in found.get(between, [])
+        if what.startswith(CODE) and not told:
+            found.setdefault(between, []).append(part)
+    return "; ".join(f"{', '.join(parts)} {between}" for between, parts in found.items())
 
 
 def code_by_part(records: Sequence[Record]) -> dict[str, list[str]]:
@@ -123,13 +156,18 @@ def _one_seed(records: Sequence[Record]) -> str:
     return "all rows that train or draw" if len(alone) == len(seeds) > 1 else _named(alone)
 
 
-def _mixtures(records: Sequence[Record]) -> Iterator[tuple[str, dict[Any, list[str]]]]:
-    """Every setting with more than one value, and the rows of each value."""
-    groups: dict[str, dict[Any, list[str]]] = {}
-    for record in records:
-        for what, value in settings(record).items():
-            groups.setdefault(what, {}).setdefault(value, []).append(record["row"])
-    yield from ((what, values) for what, values in groups.items() if len(values) > 1)
+def _by_backbone(records: Sequence[Record]) -> Iterator[tuple[str, Mixtures]]:
+    """Of each backbone every setting with more than one value, and the rows of each value."""
+    for name in dict.fromkeys(record["backbone"]["name"] for record in records):
+        groups: Mixtures = {}
+        for record in (record for record in records if record["backbone"]["name"] == name):
+            for what, value in settings(record).items():
+                groups.setdefault(what, {}).setdefault(value, []).append(record["row"])
+        yield name, {what: values for what, values in groups.items() if len(values) > 1}
+
+
+def _sizes(groups: Mapping[Any, Sequence[str]]) -> list[int]:
+    return [len(set(rows)) for rows in groups.values()]
 
 
 def settings(record: Record) -> dict[str, Any]:
@@ -139,10 +177,8 @@ def settings(record: Record) -> dict[str, Any]:
     """
     evaluation, hardware = record["evaluation"], record["hardware"]
     found = {
-        **{f"code of {part}": code for part, code in record["code"].items()},
-        **{
-            f"code of {part} when fitted": code for part, code in (record["fit_code"] or {}).items()
-        },
+        **{f"{CODE}{part}": code for part, code in record["code"].items()},
+        **{f"{CODE}{part}{FITTED}": code for part, code in (record["fit_code"] or {}).items()},
         "backbone": record["backbone"]["hash"],
         "batch size": evaluation["batch_size"],
         "context window": evaluation["max_length"],

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from workflows.stats.budget import PROTOCOLS, Protocol
 from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap
+from workflows.stats.retain import Floats
 
 Record = Mapping[str, Any]
 
@@ -177,14 +179,15 @@ def item_values(frame: pd.DataFrame, record: Record) -> Run:
     values = {}
     for score in record["scores"]:
         if score["primary"] and score["higher_is_better"]:
-            same = headline_items(frame, score)
-            values[score["task"]] = same["value"].to_numpy(dtype=np.float64)
+            _, values[score["task"]] = headline_items(frame, score)
     return values
 
 
-def headline_items(frame: pd.DataFrame, score: Record) -> pd.DataFrame:
-    """The items behind one score, ordered."""
+def headline_items(frame: pd.DataFrame, score: Record) -> tuple[NDArray[np.int64], Floats]:
+    """Numbers and values (n,) of the items behind one score, ordered by number."""
     # Arrays: a suite of thousands of runs asks for each of their scores.
     same = [frame[name].to_numpy() == score[name] for name in ("task", "metric", "filter")]
     places = np.flatnonzero(np.logical_and.reduce(same))
-    return frame.iloc[places[np.argsort(frame["item"].to_numpy()[places])]]
+    items, values = frame["item"].to_numpy()[places], frame["value"].to_numpy(np.float64)[places]
+    order = np.argsort(items)
+    return items[order], values[order]

@@ -11,6 +11,8 @@ from scipy import stats
 from workflows.stats.retain import Floats
 
 LEVEL, POWER = 0.05, 0.8
+# Standard errors that lie between zero and a difference found at LEVEL with POWER.
+FOUND = float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER))
 
 
 def mcnemar(won: int, lost: int) -> float:
@@ -58,5 +60,4 @@ def items_needed(error: float, items: int, difference: float = 0.01) -> int:
         items: Items of the measurement.
         difference: What is to be seen; 0.01 is one point.
     """
-    z = stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER)
-    return math.ceil(items * (error * z / difference) ** 2)
+    return math.ceil(items * (error * FOUND / difference) ** 2)

@@ -191,12 +191,11 @@ def told_items(results: Results, panel: Panel, file: Path, score: Any) -> dict[s
     reference = results.files[results.records.index(dict(panel.reference.first))]
     if reference == file or not score["higher_is_better"]:
         return {}
-    mine, theirs = (
+    (items, mine), (_, theirs) = (
         headline_items(pd.read_parquet(f.with_suffix(".items.parquet")), score)
         for f in (file, reference)
     )
-    gain = mine["value"].to_numpy() - theirs["value"].to_numpy()
-    items = mine["item"].to_numpy()
+    gain = mine - theirs
     won, lost = items[np.flatnonzero(gain > 0)], items[np.flatnonzero(gain < 0)]
     row = panel.reference.row
     return {

@@ -12,7 +12,7 @@ import pytest
 
 from tests import steps
 from tests.told_records import NASTY, TOKENS, write_told
-from workflows.report.page import embedded
+from workflows.report.page import HEADLINE, embedded, other_updates
 from workflows.report.page_data import MOST, POINTS, page_data, shown_decision
 from workflows.report.results import read_results
 from workflows.steps.report import make_frames
@@ -151,6 +151,18 @@ def test_no_text_gets_out_of_the_data(page: str) -> None:
     assert json.loads(embedded({"x": [NASTY, 1.5, None]})) == {"x": [NASTY, 1.5, None]}
     with pytest.raises(ValueError, match="JSON"):
         embedded(float("nan"))
+
+
+def test_fits_behind_a_deviation_between_seeds_are_told_where_they_differ() -> None:
+    assert other_updates({"training": {"updates": 600}}) == "1,500 updates there, 600 here"
+    assert other_updates({"training": {"updates": 1500}}) == other_updates({}) == ""
+
+
+@pytest.mark.parametrize("file", HEADLINE.parents[1].glob("*/source.json"), ids=str)
+def test_settings_of_published_fits_are_those_of_their_records(file: Path) -> None:
+    training = json.loads(file.read_text(encoding="utf-8"))["training"]
+    tokens = pd.read_csv(file.with_name("costs.csv"))["training_tokens"].dropna()
+    assert set(tokens) == {training["updates"] * training["batch_tokens"]}
 
 
 def test_the_page_needs_no_other_file(page: str) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from tests.made_records import code, dense, missing, record, score
-from workflows.stats.comparable import cautions, check_comparable, code_by_part
+from workflows.stats.comparable import (
+    cautions,
+    check_comparable,
+    code_by_part,
+    code_differences,
+    code_parts,
+)
 
 
 def runs(**changes: Any) -> list[dict[str, Any]]:
@@ -91,11 +97,11 @@ def test_backbones_may_have_prompts_of_their_own() -> None:
     [
         (
             {"code": code("hero", **{"methods/core": "e"})},
-            "differ in code of methods/core: c (dense), e (hero).",
+            "differ in code: methods/core between 1 and 1 rows.",
         ),
         (
             {"fit_code": code("hero", **{"methods/core": "e"})},
-            "differ in code of methods/core when fitted: c (dense), e (hero).",
+            "differ in code: methods/core when fitted between 1 and 1 rows.",
         ),
         ({"dirty": True}, "not committed: hero."),
         (
@@ -123,9 +129,25 @@ def test_the_code_of_a_method_is_held_against_that_of_the_same_method() -> None:
     variant = record("hero-no-history", 0.2, score("a", [1, 1]))
     variant |= {"code": code("hero", **other), "fit_code": code("hero"), "stochastic": False}
     assert cautions([*records, variant]) == [
-        "The records of 'toy' differ in code of methods/hero when fitted: e (hero), "
-        "m (hero-no-history)."
+        "The records of 'toy' differ in code: methods/hero when fitted between 1 and 1 rows."
     ]
+    assert code_differences([*records, variant]) == [
+        "toy, code of methods/hero when fitted: e (hero), m (hero-no-history)"
+    ]
+
+
+def test_code_is_told_in_one_sentence_by_how_many_rows_it_parts() -> None:
+    sizes = {
+        "code of methods/core": [23, 7], "code of methods/core when fitted": [23, 7],
+        "batch size": [29, 1], "code of workflows/demo": [23, 7],
+        "code of workflows/evaluation": [23, 5, 2],
+        "code of workflows/evaluation when fitted": [28, 2],
+    }  # fmt: skip
+    assert code_parts(sizes) == (
+        "methods/core, workflows/demo between 23 and 7 rows; workflows/evaluation between 23, 5 "
+        "and 2 rows; workflows/evaluation when fitted between 28 and 2 rows"
+    )
+    assert code_parts({"batch size": [29, 1]}) == ""
 
 
 def test_a_plain_model_has_no_fit_to_differ() -> None:

@@ -10,6 +10,9 @@ import pandas as pd
 
 KEYS = ["backbone", "target", "match", "row"]
 ORDER = ("match", "target", "part")
+VARIANTS = "variants"
+# Of one figure; more of them nobody prints.
+SHEETS = 8
 
 
 def line_names(lines: pd.DataFrame) -> list[str]:
@@ -47,7 +50,7 @@ def panel_title(lines: pd.DataFrame, whole: pd.DataFrame) -> str:
 def with_part(lines: pd.DataFrame, methods: Mapping[str, str]) -> pd.DataFrame:
     """The lines with ``family`` (the row of their method) and ``part``: main or variants."""
     family = lines["row"].map(lambda row: methods.get(row, row))
-    return lines.assign(family=family, part=np.where(lines["row"] == family, "", "variants"))
+    return lines.assign(family=family, part=np.where(lines["row"] == family, "", VARIANTS))
 
 
 def parts(lines: pd.DataFrame, most: int) -> dict[str, pd.DataFrame]:
@@ -56,7 +59,7 @@ def parts(lines: pd.DataFrame, most: int) -> dict[str, pd.DataFrame]:
     Lines are split by protocol, then target, then main rows and variants, only as far as one part
     has more than ``most``; what is left is cut. The first part has no suffix. What is the same
     under every protocol (``match`` empty) and references (no target) stand in all parts that hold
-    anything else.
+    anything else. Of more parts than ``SHEETS``, those of variants are left to the page.
     """
     found: dict[tuple[str, ...], pd.DataFrame] = {(): lines}
     for column in ORDER:
@@ -75,6 +78,9 @@ def parts(lines: pd.DataFrame, most: int) -> dict[str, pd.DataFrame]:
         for name, part in found.items()
         for start in range(0, len(part), most)
     }
+    if len(cut) > SHEETS:
+        main = {name: part for name, part in cut.items() if not (part["part"] == VARIANTS).all()}
+        cut = main or cut
     return {
         "" if number == 0 else f"_{name}": part.reset_index(drop=True)
         for number, (name, part) in enumerate(cut.items())
