@@ -20,7 +20,7 @@ from workflows.runtime.files import write_text
 from workflows.runtime.provenance import ROOT
 
 LOCK = ROOT / "requirements.lock"
-HEAD = """# Every package of the environment with its hash, made from requirements.txt by `make lock`,
+HEAD = """# Every package of the environment with its hash, from requirements.txt by `make lock`,
 # for Python {python} on {machine} with the CPU build of torch, from an index that has it:
 #   pip install --require-hashes -r requirements.lock
 """
