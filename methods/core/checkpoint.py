@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import torch
@@ -43,19 +42,14 @@ from methods.core.backbone import (
     weight_files,
 )
 from methods.core.finite import check_finite, check_parameters
-from methods.core.jsonfile import cut, read_json
+from methods.core.jsonfile import cut
 from methods.core.ledger import Ledger
 from methods.core.pretrained import CARD as CARD
 from methods.core.pretrained import SkipbenchConfig, guard
+from methods.core.pretrained import read_card as read_card
 from methods.core.routing.routed import router_of
 from methods.discovery import find_row, load_method
 
-# What a card says of a run and of its backbone, with the types of the values.
-RUN_TYPES: dict[str, Any] = {"row": str, "params": dict, "seed": int, "backbone": dict}
-BACKBONE_TYPES: dict[str, Any] = {
-    "path": str, "relative_path": str, "hash": str, "parameters": int, "layers": int, "dtype": str,
-    "config": dict,
-}  # fmt: skip
 # What a card keeps of the run it started from.
 START = ("row", "params", "seed", "backbone", "structure")
 DECISIONS, TRAINED = "decisions.json", "trained.safetensors"
@@ -163,34 +157,6 @@ def describe(
 def origin(card: dict[str, Any]) -> dict[str, Any]:
     """What a card keeps of the run it started from; without a model there is no structure."""
     return {key: card[key] for key in START if key in card}
-
-
-def read_card(folder: Path) -> dict[str, Any]:
-    """The card in a compressed model's folder.
-
-    Raises:
-        ValueError: There is none, or it is damaged.
-    """
-    file = folder / CARD
-    if not file.is_file():
-        raise ValueError(f"{folder} is no compressed model: it has no {CARD}")
-    card = read_json(file)
-    if card.get("format") != 1:
-        raise ValueError(f"{file} has format {card.get('format')!r}, this version reads format 1")
-    _check_types(card, {"start": (dict, NoneType), "budget": (float, NoneType)}, file)
-    made = {} if "not_applicable" in card else {"structure": dict}
-    for part in (card, card["start"] or card):
-        _check_types(part, RUN_TYPES | made, file)
-        _check_types(part["backbone"], BACKBONE_TYPES, f"{file}, backbone")
-    return card
-
-
-def _check_types(held: dict[str, Any], types: dict[str, Any], where: object) -> None:
-    for key, kind in types.items():
-        if key not in held:
-            raise ValueError(f"{where} lacks '{key}'")
-        if not isinstance(held[key], kind):
-            raise ValueError(f"{where}: '{key}' is {cut(repr(held[key]))}, a value of another type")
 
 
 def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loaded:

@@ -35,7 +35,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from methods.core.jsonfile import parse_json
-from methods.core.tokens import SUFFIX, TokenFile, tokenized_by
+from methods.core.tokens import SUFFIX, TokenFile, check_turns, tokenized_by
 from methods.core.tokens import Document as Document
 
 
@@ -261,22 +261,6 @@ def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
                 continue
             where = f"{path}, line {number}"
             yield parse_json(line, where), where
-
-
-def check_turns(messages: Any, where: str) -> None:
-    """A conversation is a list of turns, each of a role and a text.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    turns = messages if isinstance(messages, list) else []
-    texts = [
-        isinstance(turn, dict) and isinstance(turn.get(key), str)
-        for turn in turns
-        for key in ("role", "content")
-    ]
-    if not texts or not all(texts):
-        raise ValueError(f"{where}: messages must be a list of objects with role and content")
 
 
 def check_file(path: Path, purpose: str) -> None:

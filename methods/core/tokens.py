@@ -147,3 +147,19 @@ def tokenized_by(tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> 
         parts.append({name: made[name] for name in made if name not in ("padding", "truncation")})
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check_turns(messages: Any, where: str) -> None:
+    """A conversation is a list of turns, each of a role and a text.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    turns = messages if isinstance(messages, list) else []
+    texts = [
+        isinstance(turn, dict) and isinstance(turn.get(key), str)
+        for turn in turns
+        for key in ("role", "content")
+    ]
+    if not texts or not all(texts):
+        raise ValueError(f"{where}: messages must be a list of objects with role and content")

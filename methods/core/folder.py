@@ -1,0 +1,187 @@
+"""Folders of Hugging Face models: config, weight files, tokenizer, read as data and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from methods.core.jsonfile import cut, read_json
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Sizes of a config, each at least 1.
+SIZES = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "vocab_size",
+)  # fmt: skip
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+GENERATION = "generation_config.json"
+SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
+# What the fetch step knows of a folder that it downloaded.
+FETCHED = "fetched.json"
+
+
+def read_config(path: Path) -> PreTrainedConfig:
+    """The config in a folder, of a supported family.
+
+    Raises:
+        ValueError: No folder, no readable config.json, another family, or a size below 1.
+    """
+    if not path.is_dir():
+        raise ValueError(f"backbone folder {path} does not exist or is no folder{_fetching(path)}")
+    file = path / "config.json"
+    if not file.is_file():
+        raise ValueError(f"backbone folder {path} has no config.json")
+    return make_config(read_json(file), file)
+
+
+def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
+    """A config of a supported family.
+
+    Args:
+        raw: Content of a config.json.
+        where: What to call it.
+
+    Raises:
+        ValueError: Another family, a value of the wrong type, or a size below 1.
+    """
+    family = raw.get("model_type")
+    if family not in FAMILIES:
+        raise ValueError(
+            f"{where}: model_type {family!r} is not supported (allowed: {', '.join(FAMILIES)})"
+        )
+    try:
+        config: PreTrainedConfig = AutoConfig.for_model(**raw)
+    except Exception as error:
+        raise ValueError(f"{where} is not a valid {family} config: {first_line(error)}") from error
+    for name in SIZES:
+        size = getattr(config, name)
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{where}: {name} is {size!r}, must be a positive whole number")
+    for name, value in _scales(config).items():
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"{where}: {name} is {value!r}, must be a positive number")
+    return config
+
+
+def _scales(config: PreTrainedConfig) -> dict[str, Any]:
+    """Numbers of a config that make every state NaN where they are not positive."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return {"rms_norm_eps": config.rms_norm_eps, "rope_theta": rope.get("rope_theta", 1.0)}
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a folder, single or sharded.
+
+    Raises:
+        ValueError: There is none, the index cannot be read, or a shard is missing.
+    """
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    if (path / INDEX).is_file():
+        index = read_json(path / INDEX)
+        for key in ("metadata", "weight_map"):
+            if not isinstance(index.get(key), dict):
+                raise ValueError(f"{path / INDEX} is not a valid index of weights: no '{key}'")
+        shards = list(index["weight_map"].values())
+        for name in shards:
+            # A shard elsewhere would be read, and would stay out of the folder's hash.
+            if not isinstance(name, str) or not SHARD.fullmatch(name):
+                raise ValueError(f"{path / INDEX} names {name!r}, no safetensors file beside it")
+            if not (path / name).is_file():
+                raise ValueError(f"{path / INDEX} names {name}, which is missing")
+        return [path / name for name in sorted(set(shards))]
+    raise ValueError(f"backbone folder {path} has no {WEIGHTS} and no {INDEX}")
+
+
+def hash_folder(path: Path) -> str:
+    """The identity of the weights: 16 hex digits of sha256 over config.json and weight files."""
+    known = fetched(path).get("files", {})
+    digest = hashlib.sha256()
+    for file in [path / "config.json", *weight_files(path)]:
+        facts = known.get(file.name, {})
+        told = facts.get("size"), facts.get("mtime_ns")
+        status = file.stat()
+        if told != (status.st_size, status.st_mtime_ns):
+            facts = file_facts(file)
+        digest.update(bytes.fromhex(facts["sha256"]))
+    return digest.hexdigest()[:16]
+
+
+def fetched(path: Path) -> dict[str, Any]:
+    """What the fetch step wrote of a folder: repository, commit, facts of its files; else empty."""
+    file = path / FETCHED
+    return read_json(file) if file.is_file() else {}
+
+
+def file_facts(file: Path) -> dict[str, Any]:
+    """Size, time of the last change, sha256: the first two say whether the third still holds."""
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    status = file.stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
+
+
+def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a folder, None if it holds none.
+
+    Raises:
+        ValueError: It cannot be read, or has more tokens than the model has embeddings.
+    """
+    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+    if not any((path / name).is_file() for name in names):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, config=config, local_files_only=True)
+        tokenizer(["a word"], return_attention_mask=False)
+        number = max(len(tokenizer), *(n + 1 for n in tokenizer.get_vocab().values()))
+    except Exception as error:
+        raise ValueError(f"the tokenizer in {path} cannot be read: {first_line(error)}") from error
+    if number > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {path} has {number} tokens, "
+            f"the model only {config.vocab_size} embeddings (vocab_size)"
+        )
+    return tokenizer
+
+
+def read_generation(path: Path) -> GenerationConfig | None:
+    """How a folder's model generates, None if it does not say.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    if not (path / GENERATION).is_file():
+        return None
+    try:
+        return GenerationConfig.from_pretrained(path, local_files_only=True)
+    except Exception as error:
+        raise ValueError(f"{path / GENERATION} cannot be read: {first_line(error)}") from error
+
+
+def _fetching(path: Path) -> str:
+    """How to get what may be a model of the hub, ``owner/name``; empty for other paths."""
+    if not HUB_NAME.fullmatch(str(path)):
+        return ""
+    source = json.dumps({"path": f"hub:{path}"})
+    return (
+        "; a model of the hub is fetched first: "
+        f"python -m workflows.steps.fetch --source '{source}' --out {path.name}"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in a length that can be read."""
+    return cut((str(error).strip() or type(error).__name__).splitlines()[0])
