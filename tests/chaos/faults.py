@@ -15,6 +15,8 @@ import psutil
 from tests.chaos.world import COMMAND, LIMIT, World
 from tests.workflow.conftest import copy_checkout, snakemake
 
+# Bytes; a fit maps 1.1 GB.
+STARVED = 600_000_000
 KILLS = [
     (target, signal.Signals(number))
     for target in ("step", "snakemake", "tree")
@@ -70,20 +72,28 @@ def _modes(folder: Path) -> Iterator[None]:
                 one.chmod(0o755)
 
 
-def limited(option: str) -> Callable[[World], str]:
-    """A run under a limit of the kernel, which is then lifted."""
+def full(world: World) -> str:
+    """No file may grow beyond a size that models exceed; then it may."""
+    running = world.start("prlimit", "--fsize=50000")
+    running.wait(timeout=LIMIT)
+    return f"prlimit --fsize=50000, exit status {running.returncode}"
 
-    def fault(world: World) -> str:
-        running = world.start("prlimit", option)
-        running.wait(timeout=LIMIT)
-        return f"prlimit {option}, exit status {running.returncode}"
 
-    return fault
+def starved(world: World) -> str:
+    """No step gets the memory that torch alone needs, then all do; Snakemake itself maps more."""
+    running = world.start()
+    while running.poll() is None:
+        for step in world.steps(running):
+            with suppress(psutil.Error):
+                step.rlimit(psutil.RLIMIT_AS, (STARVED, STARVED))
+        time.sleep(0.1)
+    return f"{STARVED / 1e6:.0f} MB of addresses a step, exit status {running.returncode}"
 
 
 def future(world: World) -> str:
     """What is there claims to be of tomorrow, as after a clock that was set back."""
     running = world.start()
+    world.a_step(running)
     world.a_moment()
     ahead = time.time() + 86400
     for file in [*world.results.rglob("*"), *(world.folder / "methods").rglob("*.py")]:
@@ -105,6 +115,7 @@ def twice(world: World) -> str:
 def edited(world: World) -> str:
     """Another seed, row and limit while it runs, then as before."""
     running = world.start()
+    world.a_step(running)
     world.a_moment()
     world.write_suite({"rows": ["dense", "sleb"], "seeds": [7], "tasks": ["demo_recall"]})
     running.wait(timeout=LIMIT)
@@ -142,8 +153,8 @@ def moved(world: World) -> str:
 
 FAULTS: dict[str, Callable[[World], str]] = {
     "results folder made read-only and back": read_only,
-    "no file over 50 kB, as on a full disk": limited("--fsize=50000"),
-    "memory limited so that fits die": limited("--as=1500000000"),
+    "no file over 50 kB, as on a full disk": full,
+    "memory limited so that fits die": starved,
     "clock set back": future,
     "two calls at once": twice,
     "suite edited while it runs": edited,
