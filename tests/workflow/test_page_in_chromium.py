@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -179,6 +180,23 @@ def test_the_figure_tells_of_a_record_and_opens_its_row(window: browser.Browser)
     window.run(f"{marks}.dispatchEvent(new MouseEvent('click'))")
     assert window.run("one('#row').open")
     assert window.run("one('#row-title').textContent") == "Hero, 25 %, match pooled"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_in_the_figure_cover_no_mark_and_no_other_name(
+    chromium: browser.Browser, page: Path, width: int
+) -> None:
+    chromium.open(page, width=width)
+    sides = "const b = one.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom];"
+    box = f"(one) => {{ {sides} }}"
+    names, marks = (
+        chromium.run(f"all('#scatter {what}').map({box})") for what in (".name", ".mark path")
+    )
+    assert names
+    for name, other in [*product(names, marks), *combinations(names, 2)]:
+        across = min(name[2], other[2]) - max(name[0], other[0])
+        # Boxes reach above and below what most letters fill.
+        assert across < 1 or min(name[3], other[3]) - max(name[1], other[1]) < 3
 
 
 def test_a_row_opens_by_keyboard_and_closes_again(window: browser.Browser) -> None:

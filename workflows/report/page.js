@@ -159,8 +159,10 @@ function parse(text) {
   return found ? Number(found[0]) : bare.toLowerCase();
 }
 
+const collator = new Intl.Collator();
+
 function compare(a, b) {
-  if (typeof a === typeof b) return typeof a === "string" ? a.localeCompare(b) : a - b;
+  if (typeof a === typeof b) return typeof a === "string" ? collator.compare(a, b) : a - b;
   return typeof a === "number" ? -1 : 1;
 }
 
@@ -170,10 +172,18 @@ function sortTable(section, column, down) {
   const heads = all("thead th", section);
   const index = heads.findIndex((head) => head.textContent === column);
   heads.forEach((head, place) => head.setAttribute("aria-sort", place === index ? (down ? "descending" : "ascending") : "none"));
-  if (index < 0) return body.append(...body.original);
+  if (index < 0) return reorder(body, body.original);
   const keyed = body.original.map((row) => [parse(row.cells[index].textContent), row]);
   const full = keyed.filter(([key]) => key !== null).sort((a, b) => (down ? compare(b[0], a[0]) : compare(a[0], b[0])));
-  body.append(...[...full, ...keyed.filter(([key]) => key === null)].map(([, row]) => row));
+  reorder(body, [...full, ...keyed.filter(([key]) => key === null)].map(([, row]) => row));
+}
+
+// Outside the document, where a row that moves costs no style.
+function reorder(body, rows) {
+  const table = body.parentNode;
+  body.remove();
+  body.append(...rows);
+  table.append(body);
 }
 
 function sortBy(name, column) {
@@ -255,15 +265,18 @@ function scale(values, from, to) {
   return Object.assign(at, { ticks: ticks(low - pad, high + pad, Math.max(3, Math.abs(to - from) / 80)) });
 }
 
+const pen = document.createElement("canvas").getContext("2d");
+pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+
 // Beside its mark, on the first side where nothing stands yet; else the name is left to the pointer.
 function placeLabel(taken, text, x, y, width) {
-  const long = text.length * 6.8;
+  const long = pen.measureText(text).width;
   for (const [left, base] of [[x + 8, y + 4], [x - 8 - long, y + 4], [x - long / 2, y - 9], [x - long / 2, y + 18]]) {
     const box = [left, base - 11, left + long, base + 3];
     const free = left > 46 && box[2] < width && taken.every((other) => box[2] < other[0] || box[0] > other[2] || box[3] < other[1] || box[1] > other[3]);
     if (free) {
       taken.push(box);
-      return make("text", { x: left, y: base }, text);
+      return make("text", { class: "name", x: left, y: base }, text);
     }
   }
   return null;
