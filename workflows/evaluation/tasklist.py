@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from methods.core.jsonfile import parse_json
 from workflows.evaluation.stock import UNGUARDED, check_group, stock_names, tagged
 from workflows.evaluation.taskfiles import check_files
 
@@ -94,6 +93,9 @@ def parse_tasks(text: str) -> list[TaskEntry]:
     """
     if not text.lstrip().startswith("["):
         return [_from_word(word.strip()) for word in text.split(",") if word.strip()]
+    # A job list comes without what fits models share.
+    from methods.core.jsonfile import parse_json
+
     return read_entries(parse_json(text, "--tasks"))
 
 
