@@ -27,7 +27,8 @@ STATIC = {
 }  # fmt: skip
 ROUTERS = {
     "SkipGPT-Joint": "skipgpt-joint", "SkipGPT-RT": "skipgpt-rt", "MoD-D": "mod-d",
-    "D-LLM": "d-llm",
+    "D-LLM": "d-llm", "MindSkip (block)": "mindskip-block", "FlexiDepth": "flexidepth",
+    "DiffSkip": "diffskip",
 }  # fmt: skip
 REFERENCE = ROOT / "reports" / "reference"
 TRIES = ROOT / "workflows/suites/tuned/demo.yaml"
@@ -124,7 +125,7 @@ def claims() -> dict[Path, list[str]]:
     """Page -> its claims; each must stand there once."""
     parts = {
         ROOT / "README.md": (first,),
-        REFERENCE / "headline/README.md": (where, order, uses, seeds, healed),
+        REFERENCE / "headline/README.md": (where, order, further, uses, seeds, healed),
         REFERENCE / "memory_cpu/README.md": (memory,),
     }
     return {page: [c for part in made for c in part()] for page, made in parts.items()}
@@ -247,6 +248,26 @@ def order() -> Iterator[str]:
     yield f"keeps {skipping[0]:.1f} % pooled and {skipping[1]:.1f} % where it counts"
     at_40 = [frames.retain(row, 40) for row in ("flap", "ffn-skipllm")]
     yield f"At 40 % FLAP keeps {at_40[0]:.1f} %, FFN-SkipLLM {at_40[1]:.1f} %"
+
+
+def further() -> Iterator[str]:
+    """Routers that the paper does not compare with."""
+    frames = Frames("headline")
+    trained = frames.lines("costs", target=25, match="pooled").set_index("row")
+    numbers = Figure(trained["trained_parameters"]["mindskip-block"])
+    mind = [frames.retain("mindskip-block", 25, match) for match in ("pooled", "each")]
+    above = frames.lead("hero", "mindskip-block", 25)
+    deciding = frames.figure(
+        "retain", "skip_deciding", row="mindskip-block", target=25, match="pooled"
+    )
+    yield (
+        f"MindSkip trains one vector per layer, {numbers:.0f} numbers, and keeps {mind[0]:.1f} % "
+        f"pooled, {above.points:.1f} points below HeRo ({above.low:.1f} to {above.high:.1f})"
+    )
+    yield f"skipping {deciding:.1f} % of deciding tokens; where it counts it keeps {mind[1]:.1f} %"
+    for title, row in (("FlexiDepth", "flexidepth"), ("DiffSkip", "diffskip")):
+        kept = [frames.retain(row, 25, match) for match in ("pooled", "each")]
+        yield f"{title} keeps {kept[0]:.1f} and {kept[1]:.1f} %"
 
 
 def uses() -> Iterator[str]:
