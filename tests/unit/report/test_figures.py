@@ -195,7 +195,7 @@ def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
 def test_both_protocols_stand_beside_each_other() -> None:
     data = reference("headline")
     for axis, target in zip(one("protocols", data).axes, (25, 40), strict=True):
-        lines = data.retain[data.retain["target"] == target]
+        lines = data.retain[data.retain["target"] == target].dropna(subset="retain")
         pooled, each = (
             lines[lines["match"] == match].set_index("title") for match in ("pooled", "each")
         )
