@@ -113,6 +113,8 @@ def explained(task: str) -> Iterator[None]:
 
 
 def _wrong(task: str, error: Exception) -> ValueError:
+    if isinstance(error, KeyError):
+        return ValueError(f"the data of task '{task}' lack {error}")
     told = " ".join(str(error).split())
     return ValueError(f"task '{task}' cannot be scored: {type(error).__name__}: {cut(told)}")
 

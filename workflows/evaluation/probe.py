@@ -68,8 +68,6 @@ def probe_rows(
             continue
         except OSError as error:
             raise ValueError(f"the data of task '{entry.task}' are not here: {error}") from error
-        except KeyError as error:
-            raise ValueError(f"the data of task '{entry.task}' lack {error}") from error
         bos = str(tokenizer.bos_token) if tokenizer and tokenizer.bos_token else ""
         fed = (_fed(task, inst, entry) for task in drawn for inst in task.instances)
         for context, rest in dict.fromkeys(fed):

@@ -52,20 +52,20 @@ def test_a_core_fits_80_gb_and_trains_every_row_on_the_same_tokens(
     assert tokens == {7339 * 83_200}
 
 
-def test_the_first_rung_takes_a_night_on_eight_cores_or_an_hour_on_a_card(
+def test_the_first_rung_takes_half_a_day_on_eight_cores_or_an_hour_on_a_card(
     plans: dict[str, Any],
 ) -> None:
     total = plans["smollm2_135m"]["total"]
-    assert total["hours"]["8 CPU cores"] <= 10
+    assert total["hours"]["8 CPU cores"] <= 12
     assert total["longest_run_hours"]["8 CPU cores"] <= 10
     assert total["hours"]["RTX 4090"] <= 1
     assert suite_of("smollm2_135m").config["resources"]["gpu"] == 0
     assert suite_of("smollm2_135m", "overlays/gpu").config["resources"]["gpu"] == 1
 
 
-def test_the_1b_rung_takes_half_a_day_on_a_24_gb_card(plans: dict[str, Any]) -> None:
+def test_the_1b_rung_takes_a_night_on_a_24_gb_card(plans: dict[str, Any]) -> None:
     total = plans["llama32_1b"]["total"]
-    assert total["hours"]["RTX 4090"] <= 12
+    assert total["hours"]["RTX 4090"] <= 15.5
     assert max(total["fit_memory_gb"], total["evaluation_memory_gb"]) < 24
 
 

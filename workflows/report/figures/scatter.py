@@ -66,7 +66,7 @@ def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
     """Measured time over that of the dense model, above what each row's decisions would allow."""
     if data.speeds.empty:
         return {}
-    times = data.speeds.merge(data.retain[[*KEYS, "kind", "skip"]], on=KEYS)
+    times = data.speeds.merge(data.retain[[*KEYS, "kind", "skip"]].dropna(subset="skip"), on=KEYS)
     shown = with_part(times, data.methods).assign(
         y=1 / times["speed"], low=1 / times["speed_high"], high=1 / times["speed_low"],
         bound=1 / times["bound"],
