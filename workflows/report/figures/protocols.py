@@ -31,7 +31,7 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
     ]
     figure, axes = sheet(
         columns, [PITCH * (len(part) + 0.6) for part in panels], columns,
-        left=text_width(lines["title"]) + 0.12, right=0.1, below=0.2, titled=len(panels) > 1,
+        left=text_width(lines["title"]) + 0.2, right=0.1, below=0.2, titled=len(panels) > 1,
     )  # fmt: skip
     for axis, part in zip(axes, panels, strict=True):
         _panel(axis, part)
