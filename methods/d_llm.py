@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, attention_kinds
-from methods.core.budget import shortfall
+from methods.core.budget import unmet
 from methods.core.data import Data, Document, task_weights
 from methods.core.ledger import Rates
 from methods.core.routing.gates import (
@@ -133,11 +133,8 @@ class DLLM(Method):
         """Eviction needs full attention, and the routed layers must hold the budget."""
         if self.params.evict and "sliding_attention" in attention_kinds(backbone.config):
             return "it evicts keys and values, which a sliding window does not allow"
-        if self.params.omega is not None:
-            return None
-        if request.budget is None:
-            return "neither a budget nor 'omega' is given"
-        return shortfall("layers", float(self._shares(backbone).sum()), request.budget)
+        shares = self._shares(backbone)
+        return unmet(self.params.omega, "omega", "layers", shares, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train routers and LoRA; under a budget calibrate the threshold."""
@@ -195,8 +192,7 @@ class DLLM(Method):
         return make(backbone.model, range(start, total))
 
     def _shares(self, backbone: Backbone) -> Tensor:
-        sizes = [unit.parameters for unit in self._units(backbone)]
-        return unit_shares(sizes, backbone.parameters)
+        return unit_shares(self._units(backbone), backbone.parameters)
 
 
 def omega_for(budget: float, shares: Tensor, layers: int) -> float:

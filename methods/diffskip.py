@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,13 +12,13 @@ from torch.nn.functional import cosine_similarity
 
 from methods.base import Fitted, Method, Request, check_least
 from methods.core.backbone import Backbone, attention, decoder, ffn, layers
-from methods.core.budget import routed_layers, shortfall
+from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data, Document, batches
 from methods.core.ledger import Rates
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Context, Decision, Tokens, ffn_units
 from methods.core.routing.slim import SlimRouter
-from methods.core.routing.steering import START, Steering, squared_use, unit_shares
+from methods.core.routing.steering import steered_use, unit_shares
 from methods.core.training.fit import fit_routed
 from methods.core.training.params import TrainingParams
 
@@ -87,11 +86,8 @@ class DiffSkip(Method):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The candidates may be too small for the budget, or nothing may say how much to skip."""
-        if self.params.alpha is not None:
-            return None
-        if request.budget is None:
-            return "neither a budget nor 'alpha' is given"
-        return shortfall("candidates", float(self._shares(backbone, request).sum()), request.budget)
+        shares = self._shares(backbone, request)
+        return unmet(self.params.alpha, "alpha", "candidates", shares, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train router and adapters, then calibrate the threshold."""
@@ -102,25 +98,20 @@ class DiffSkip(Method):
         model = self.build(backbone, structure)
         if alpha is not None:
             request = request.pinned()
-        steering = partial(Steering, shares, request.budget, START if alpha is None else alpha)
-        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: squared_use)
+        use = steered_use(shares, request.budget, alpha)
+        decisions = fit_routed(model, self.params, data, request, *use)
         structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
         return Fitted(model, structure, {**decisions, "correlation": correlation})
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with router and adapters, which alone ask for gradients."""
-        params, config = self.params, backbone.config
-        model, chosen = backbone.model.requires_grad_(False), structure["layers"]
-        width, eps = int(config.hidden_size), float(config.rms_norm_eps)
+        params, model = self.params, backbone.model.requires_grad_(False)
         with birthplace(model):
+            units = ffn_units(model, structure["layers"])
             router = DifferenceRouter(
-                ffn_units(model, chosen), len(chosen), width, width + params.append_norm,
-                params.router_width,
-                params.adapter_width or max(1, int(config.intermediate_size) // 16),
-                eps, "before", params.initial_bias, structure["seed"],
-            )  # fmt: skip
-        router.threshold, router.eps = float(structure["threshold"]), eps
-        router.append_norm = params.append_norm
+                units, backbone.config, params, structure["seed"], beside=int(params.append_norm)
+            )
+        router.threshold = float(structure["threshold"])
         return route(model, router.requires_grad_(True))
 
     def authors_skip(self, rates: Rates) -> float:
@@ -132,14 +123,14 @@ class DiffSkip(Method):
 
     def _shares(self, backbone: Backbone, request: Request) -> Tensor:
         units = ffn_units(backbone.model, self._layers(backbone, request))
-        return unit_shares([unit.parameters for unit in units], backbone.parameters)
+        return unit_shares(units, backbone.parameters)
 
 
 class DifferenceRouter(SlimRouter):
-    """Decides from the output of the layer's attention alone, in float32."""
+    """Decides from the output of the layer's attention alone, in float32.
 
-    eps: float
-    append_norm: bool
+    One number ``beside`` it is its length over that of the stream.
+    """
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
         """A token carries nothing from layer to layer."""
@@ -159,7 +150,7 @@ class DifferenceRouter(SlimRouter):
             delta = post_attention.float() - before
             scale = torch.rsqrt(delta.pow(2).mean(-1, keepdim=True) + self.eps)
             read = delta * scale
-            if self.append_norm:
+            if self.beside:
                 length = 0.5 * torch.log(before.pow(2).mean(-1, keepdim=True) + self.eps)
                 read = torch.cat([read, -scale.log() - length], dim=-1)
             weight = self.weight(index, read)

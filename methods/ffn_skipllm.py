@@ -230,7 +230,7 @@ class Study:
 
     def shares(self, router: Router) -> Tensor:
         """Of the dense parameters in each unit (U,)."""
-        return unit_shares([unit.parameters for unit in router.units], self.backbone.parameters)
+        return unit_shares(router.units, self.backbone.parameters)
 
     def choose(
         self, setting: Setting, values: Mapping[str, Sequence[int]], trial: Trial

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from methods.base import Fitted, Method, Request, check_least
 from methods.core.backbone import Backbone, attention_norm, layers
-from methods.core.budget import routed_layers, shortfall
+from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.routing.routed import birthplace, route, router_of
-from methods.core.routing.router import Context, Decision, Tokens, module_units
+from methods.core.routing.router import Context, Decision, Tokens, Unit, module_units
 from methods.core.routing.slim import SlimRouter
-from methods.core.routing.steering import START, Steering, squared_use, unit_shares
+from methods.core.routing.steering import steered_use, unit_shares
 from methods.core.training.fit import fit_routed
 from methods.core.training.params import TrainingParams
 
@@ -83,11 +83,8 @@ class FlexiDepth(Method):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The candidates may be too small for the budget, or nothing may say how much to skip."""
-        if self.params.alpha is not None:
-            return None
-        if request.budget is None:
-            return "neither a budget nor 'alpha' is given"
-        return shortfall("candidates", float(self._shares(backbone, request).sum()), request.budget)
+        shares = self._shares(backbone, request)
+        return unmet(self.params.alpha, "alpha", "candidates", shares, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train router and adapters, then calibrate the threshold."""
@@ -97,29 +94,20 @@ class FlexiDepth(Method):
         model = self.build(backbone, structure)
         if alpha is not None:
             request = request.pinned()
-        steering = partial(Steering, shares, request.budget, START if alpha is None else alpha)
-        penalty = partial(squared_use, units=2)
-        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: penalty)
+        use = steered_use(shares, request.budget, alpha, units=2)
+        decisions = fit_routed(model, self.params, data, request, *use)
         structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
         return Fitted(model, structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with router and adapters, which alone ask for gradients."""
-        params, config = self.params, backbone.config
         model, chosen = backbone.model.requires_grad_(False), structure["layers"]
         norms = tuple(attention_norm(layers(model)[number]) for number in chosen)
-        width = int(config.hidden_size)
         with birthplace(model):
-            router = LayerRouter(
-                module_units(model, chosen), len(chosen), width, width, params.router_width,
-                params.adapter_width or max(1, int(config.intermediate_size) // 16),
-                float(config.rms_norm_eps), params.norm_place, params.initial_bias,
-                structure["seed"],
-            )  # fmt: skip
+            units = module_units(model, chosen)
+            router = LayerRouter(units, backbone.config, self.params, structure["seed"], norms)
         router.threshold = float(structure["threshold"])
-        route(model, router.requires_grad_(True))
-        router.norms = norms
-        return model
+        return route(model, router.requires_grad_(True))
 
     def authors_skip(self, rates: Rates) -> float:
         """Skipped layers over all layers."""
@@ -130,14 +118,27 @@ class FlexiDepth(Method):
 
     def _shares(self, backbone: Backbone, request: Request) -> Tensor:
         units = module_units(backbone.model, self._layers(backbone, request))
-        return unit_shares([unit.parameters for unit in units], backbone.parameters)
+        return unit_shares(units, backbone.parameters)
 
 
 class LayerRouter(SlimRouter):
-    """Decides attention and FFN of a layer together, from its normed input, in float32."""
+    """Decides attention and FFN of a layer together, from its normed input, in float32.
 
-    # The layers' own norms; a tuple, so that they are not registered as the router's.
-    norms: tuple[nn.Module, ...]
+    Args:
+        units, config, params, seed: As :class:`SlimRouter`.
+        norms: The layers' own norms; a tuple, so that they are not registered as the router's.
+    """
+
+    def __init__(
+        self,
+        units: list[Unit],
+        config: PreTrainedConfig,
+        params: FlexiDepth.Params,
+        seed: int,
+        norms: tuple[nn.Module, ...],
+    ) -> None:
+        super().__init__(units, config, params, seed, norm_place=params.norm_place)
+        self.norms = norms
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
         """A token carries nothing from layer to layer."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, attention_norm, layers
-from methods.core.budget import routed_layers, shortfall
+from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.routing.gates import straight_through, thresholded
@@ -106,12 +106,9 @@ class MindSkip(Method):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The targets may be too small for the budget, or nothing may say how much to skip."""
-        if self.params.gradient_scale is not None:
-            return None
-        if request.budget is None:
-            return "neither a budget nor 'gradient_scale' is given"
-        held = float(self._shares(backbone, request).sum())
-        return shortfall(f"{self.params.target} targets", held, request.budget)
+        pinned, what = self.params.gradient_scale, f"{self.params.target} targets"
+        shares = self._shares(backbone, request)
+        return unmet(pinned, "gradient_scale", what, shares, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train the routers; under a budget steer the penalty and calibrate the threshold."""
@@ -155,7 +152,7 @@ class MindSkip(Method):
     def _shares(self, backbone: Backbone, request: Request) -> Tensor:
         chosen = routed_layers(self.params.candidates, backbone.layer_count, request.budget)
         units = UNITS[self.params.target](backbone.model, chosen)
-        return unit_shares([unit.parameters for unit in units], backbone.parameters)
+        return unit_shares(units, backbone.parameters)
 
 
 class VectorRouter(Router):

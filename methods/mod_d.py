@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, decoder
-from methods.core.budget import shortfall
+from methods.core.budget import unmet
 from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.routing.calibration import Weighted, calibrated, weighted
@@ -102,11 +102,8 @@ class MoDD(Method):
         """Too few layers, units too small for the budget, or nothing says how much to skip."""
         if not self._units(backbone):
             return f"none of the {backbone.layer_count} layers is left between the protected ones"
-        if self.params.capacity is not None:
-            return None
-        if request.budget is None:
-            return "neither a budget nor 'capacity' is given"
-        return shortfall("modules", float(self._shares(backbone).sum()), request.budget)
+        shares = self._shares(backbone)
+        return unmet(self.params.capacity, "capacity", "modules", shares, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train routers and LoRA, then measure the taus and calibrate them."""
@@ -170,8 +167,7 @@ class MoDD(Method):
         return module_units(backbone.model, range(self.params.protected_first, last))
 
     def _shares(self, backbone: Backbone) -> Tensor:
-        sizes = [unit.parameters for unit in self._units(backbone)]
-        return unit_shares(sizes, backbone.parameters)
+        return unit_shares(self._units(backbone), backbone.parameters)
 
 
 class Level(NamedTuple):

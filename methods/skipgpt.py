@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import shortfall
+from methods.core.budget import unmet
 from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.routing.gates import (
@@ -103,11 +103,8 @@ class SkipGPT(Method):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The units may be too small for the budget, or nothing may say how much to skip."""
-        if self.params.sparsity is not None:
-            return None
-        if request.budget is None:
-            return "neither a budget nor 'sparsity' is given"
-        return shortfall("modules", float(self._shares(backbone).sum()), request.budget)
+        shares = self._shares(backbone)
+        return unmet(self.params.sparsity, "sparsity", "modules", shares, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train the routers, and LoRA beside them; under a budget calibrate the threshold."""
@@ -161,8 +158,7 @@ class SkipGPT(Method):
         return module_units(backbone.model, range(backbone.layer_count))
 
     def _shares(self, backbone: Backbone) -> Tensor:
-        sizes = [unit.parameters for unit in self._units(backbone)]
-        return unit_shares(sizes, backbone.parameters)
+        return unit_shares(self._units(backbone), backbone.parameters)
 
 
 class PairRouter(Router):

@@ -65,8 +65,8 @@ def trainer_for(
     texts = documents() if texts is None else texts
     if row == "lora":
         return Trainer(model, params, texts, 5, workdir)
-    sizes = [unit.parameters for unit in router_of(model).units]
-    steering = {k: Steering(unit_shares(sizes, 40_000), budget, 0.02) for k in KINDS[match]}
+    shares = unit_shares(router_of(model).units, 40_000)
+    steering = {k: Steering(shares, budget, 0.02) for k in KINDS[match]}
     return Trainer(model, params, texts, 5, workdir, steering, dict.fromkeys(steering, squared_use))
 
 

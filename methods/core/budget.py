@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from torch import Tensor
+
 from methods.core.backbone import Backbone, count, layers
 
 
@@ -28,6 +30,23 @@ def shortfall(what: str, held: float, budget: float) -> str | None:
     if held < budget:
         return f"its {what} hold {held:.1%} of the parameters, less than the budget"
     return None
+
+
+def unmet(pinned: object, knob: str, what: str, shares: Tensor, budget: float | None) -> str | None:
+    """Why a row that a budget or a pinned param steers does not apply, or None.
+
+    Args:
+        pinned: Value of the param; what is pinned is not judged.
+        knob: Its name.
+        what: Parts that can be skipped, in the plural.
+        shares: Of the dense parameters in each of them.
+        budget: Fraction to skip.
+    """
+    if pinned is not None:
+        return None
+    if budget is None:
+        return f"neither a budget nor '{knob}' is given"
+    return shortfall(what, float(shares.sum()), budget)
 
 
 def nearest(

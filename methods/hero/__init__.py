@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,7 +15,7 @@ from methods.core.budget import nearest, routed_layers, shortfall
 from methods.core.data import Data
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Router, Unit, ffn_units, module_units
-from methods.core.routing.steering import START, Steering, squared_use, unit_shares
+from methods.core.routing.steering import steered_use, unit_shares
 from methods.core.seeds import generator
 from methods.core.training.fit import fit_routed
 from methods.core.training.params import TrainingParams
@@ -139,9 +138,8 @@ class Hero(Method):
         if alpha is not None:
             request = request.pinned()
         steered = None if self.params.variant in ("static", *RATES) else request.budget
-        steering = partial(Steering, shares, steered, START if alpha is None else alpha)
-        penalty = partial(squared_use, units=2 if self.params.unit == "block" else 1)
-        decisions = fit_routed(model, self.params, data, request, steering, lambda *_: penalty)
+        use = steered_use(shares, steered, alpha, units=2 if self.params.unit == "block" else 1)
+        decisions = fit_routed(model, self.params, data, request, *use)
         structure["threshold"] = getattr(router_of(model), "threshold", 0.5)
         if (self.params.variant, self.params.unit) == ("full", "ffn") and budget is not None:
             decisions |= measured_rates(model, data.training()[:LENT])
@@ -194,7 +192,7 @@ class Hero(Method):
 
     def _shares(self, backbone: Backbone, layers: list[int]) -> Tensor:
         units = self._units(backbone, layers)
-        return unit_shares([unit.parameters for unit in units], backbone.parameters)
+        return unit_shares(units, backbone.parameters)
 
     def _closed(self, budget: float | None, shares: Tensor) -> int:
         """The number of blocks nearest to the budget; they are equal."""

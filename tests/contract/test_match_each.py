@@ -35,7 +35,7 @@ def test_deciding_positions_meet_the_budget(
     fitted = method.fit(backbone, data, Request(budget, SEED, tmp_path, "each"))
     router = router_of(fitted.model)
     assert router is not None
-    shares = unit_shares([unit.parameters for unit in router.units], total)
+    shares = unit_shares(router.units, total)
     (rates,) = bypass_rates(fitted.model.eval(), weighted(data.probe(), "deciding"))
     # The grain of a toy: few positions, few updates.
     assert float(rates @ shares) == pytest.approx(budget, abs=0.05)

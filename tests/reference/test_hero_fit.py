@@ -34,7 +34,7 @@ def fitted(
     method = load_method("hero", TRAINING | params)
     total = backbone.parameters
     result = method.fit(backbone, data, Request(budget, 3, workdir))
-    shares = unit_shares([unit.parameters for unit in router_of(result.model).units], total)
+    shares = unit_shares(router_of(result.model).units, total)
     return result, float(bypass_rates(result.model, weighted(data.validation(), "pooled")) @ shares)
 
 
@@ -53,7 +53,7 @@ def test_fit_meets_the_budget_on_validation(
     rates = torch.tensor(decisions["bypass_rates"], dtype=torch.float64)
     units = router_of(result.model).units
     total = load_backbone(llama).parameters
-    shares = unit_shares([unit.parameters for unit in units], total)
+    shares = unit_shares(units, total)
     assert float(rates @ shares) == pytest.approx(skip)
     assert result.structure["threshold"] == router_of(result.model).threshold != 0.5
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
+from transformers import PreTrainedConfig
 
 from methods.core.routing.router import Router, Unit
 from methods.core.seeds import generator
@@ -67,40 +68,52 @@ class SlimFFN(nn.Module):
         return linear(silu(linear(rows, gate)) * linear(rows, down), up)
 
 
+class SlimParams(Protocol):
+    """What a row says of its router; None: D / 16, at least 32, and F / 16."""
+
+    @property
+    def router_width(self) -> int | None:
+        """Of the heads' bottleneck."""
+
+    @property
+    def adapter_width(self) -> int | None:
+        """Of the slim FFNs."""
+
+    @property
+    def initial_bias(self) -> float:
+        """Added to every logit."""
+
+
 class SlimRouter(Router):
     """A bottleneck head and a slim FFN of their own for every routed layer.
 
     Args:
         units: U units, one or two per routed layer.
-        blocks: R routed layers.
-        width: D.
-        inputs: Of the heads.
-        hidden: Width of the heads' bottleneck; None: D / 16, at least 32.
-        adapter: Width of the slim FFNs.
-        eps: Of the RMSNorm; the backbone's.
-        norm_place: Of the heads.
-        initial_bias: Added to every logit; it is not trained.
+        config: The backbone's: D, F, eps.
+        params: Widths, and the bias that is added to every logit and not trained.
         seed: Of the initial values.
+        beside: What the heads read beside D numbers.
+        norm_place: Of the heads.
     """
 
     def __init__(
         self,
         units: list[Unit],
-        blocks: int,
-        width: int,
-        inputs: int,
-        hidden: int | None,
-        adapter: int,
-        eps: float,
-        norm_place: NormPlace,
-        initial_bias: float,
+        config: PreTrainedConfig,
+        params: SlimParams,
         seed: int,
+        beside: int = 0,
+        norm_place: NormPlace = "before",
     ) -> None:
         super().__init__()
-        self.units, self.initial_bias, self.threshold = units, initial_bias, 0.5
-        hidden = hidden or max(32, width // 16)
+        self.units, self.initial_bias, self.threshold = units, params.initial_bias, 0.5
+        width, self.eps = int(config.hidden_size), float(config.rms_norm_eps)
+        hidden = params.router_width or max(32, width // 16)
+        adapter = params.adapter_width or max(1, int(config.intermediate_size) // 16)
+        blocks, inputs = len({unit.layer for unit in units}), width + beside
+        self.beside = beside
         self.heads = nn.ModuleList(
-            BottleneckHead(inputs, hidden, width, eps, norm_place) for _ in range(blocks)
+            BottleneckHead(inputs, hidden, width, self.eps, norm_place) for _ in range(blocks)
         )
         slim = [SlimFFN(width, adapter) for _ in range(blocks)]
         self.adapters = nn.ModuleList(slim)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from methods.core.routing.router import Unit
 
 # First weight of a steered penalty of HeRo's form: its paper's.
 START = 1e-3
@@ -102,9 +106,9 @@ class Steering:
         self.alpha, self.memory = state["alpha"], dict(state["memory"])
 
 
-def unit_shares(parameters: list[int], total: int) -> Tensor:
-    """Share of the dense parameters in each unit, (U,) float64."""
-    return torch.tensor(parameters, dtype=torch.float64) / total
+def unit_shares(units: Sequence[Unit], total: int) -> Tensor:
+    """Share of the ``total`` dense parameters in each unit, (U,) float64."""
+    return torch.tensor([unit.parameters for unit in units], dtype=torch.float64) / total
 
 
 @dataclass(frozen=True)
@@ -144,9 +148,25 @@ def squared_use(
 
     Args:
         soft: Gates (B, U, T) in (0, 1).
-        executed: Decisions (B, R, T); they do not enter.
+        executed: Decisions (B, U, T); they do not enter.
         counted: Positions that predict a token (B, T).
         progress: Of training; it does not enter.
         units: Of a block, in turn; they hold the same gate.
     """
     return (soft[:, ::units].float().sum(dim=1).pow(2) * counted).sum()
+
+
+def steered_use(
+    shares: Tensor, budget: float | None, alpha: float | None, units: int = 1
+) -> tuple[Callable[[], Steering], Callable[..., Any]]:
+    """What ``fit_routed`` takes of a row with :func:`squared_use`: its steering and its penalty.
+
+    Args:
+        shares: Of the dense parameters in each unit (U,).
+        budget: Fraction to skip.
+        alpha: Weight of the penalty; None: steered to the budget, where there is one.
+        units: Of a routed block.
+    """
+    budget, first = (budget, START) if alpha is None else (None, alpha)
+    penalty = partial(squared_use, units=units)
+    return partial(Steering, shares, budget, first), lambda *_: penalty

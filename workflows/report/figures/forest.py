@@ -5,18 +5,24 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from workflows.report.figures.data import Data
 from workflows.report.figures.lines import panel_title, parts, with_part
-from workflows.report.figures.style import GREY, SMALL, legend, mark, sheet, text_width
+from workflows.report.figures.style import (
+    GREY,
+    HOLLOW,
+    PITCH,
+    SMALL,
+    legend,
+    mark,
+    sheet,
+    text_width,
+)
 from workflows.stats.paired import LEVEL
 from workflows.stats.resample import RETAIN
 from workflows.stats.versus import FOCUS
 
 MOST = {1: 45, 2: 60}  # rows that fit a page
-PITCH = 0.125  # inches from row to row
-HOLLOW = Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="")
 
 
 def differences(data: Data, columns: int) -> dict[str, Figure]:

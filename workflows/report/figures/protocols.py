@@ -5,14 +5,10 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from workflows.report.figures.data import Data
 from workflows.report.figures.lines import panel_title
-from workflows.report.figures.style import GREY, legend, mark, sheet, text_width
-
-PITCH = 0.125  # inches from row to row
-HOLLOW = Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="")
+from workflows.report.figures.style import GREY, HOLLOW, PITCH, legend, mark, sheet, text_width
 
 
 def protocols(data: Data, columns: int) -> dict[str, Figure]:

@@ -23,6 +23,8 @@ STYLE = Path(__file__).with_name("print.mplstyle")
 WIDTHS = {1: 3.35, 2: 7.0}
 SMALL = 6.0  # points of names beside marks
 GREY = "#767676"
+PITCH = 0.125  # inches from row to row of marks with names beside
+HOLLOW = Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="")
 
 
 class Sign(NamedTuple):

@@ -142,7 +142,7 @@ def test_calibration_meets_the_budget(budget: float) -> None:
     router = ByHash(model)
     route(model, router)
     texts = documents(120, longest=30)
-    shares = unit_shares([unit.parameters for unit in router.units], count(toy.make_model()))
+    shares = unit_shares(router.units, count(toy.make_model()))
     assert float(shares.sum()) > budget
     probe = weighted(texts, "pooled")
     trace, rates = calibrate_threshold(model, router, probe, shares, budget)
