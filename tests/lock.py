@@ -22,7 +22,7 @@ from workflows.runtime.provenance import ROOT
 LOCK = ROOT / "requirements.lock"
 HEAD = """# Every package of the environment with its hash, from requirements.txt by `make lock`,
 # for Python {python} on {machine} with the CPU build of torch, from an index that has it:
-#   pip install --require-hashes -r requirements.lock
+#   pip install --no-deps --require-hashes -r requirements.lock
 """
 
 

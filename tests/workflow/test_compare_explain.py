@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,34 @@ def test_the_table_is_printed(made: Path, capfd: pytest.CaptureFixture[str]) -> 
     said = capfd.readouterr()
     assert said.out.startswith("| Row | Target | Retain A |")
     assert "caution" not in said.err
+
+
+def test_what_is_equal_is_counted_for_trained_rows_apart(
+    made: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def agreed(other: Path) -> list[list[str]]:
+        steps.call("compare", made / "a", other)
+        words = (
+            r"Of (\d+) runs of (\w+) rows in both, (\d+) have the same weights, (\d+) every item "
+            r"scored alike; Retain differs by up to ([\d.]+) points\."
+        )
+        return [list(found) for found in re.findall(words, capfd.readouterr().out)]
+
+    assert agreed(made / "a") == [
+        ["7", "trained", "7", "7", "0.00"],
+        ["9", "untrained", "9", "9", "0.00"],
+    ]
+    # An item in each of two runs; of HeRo one seed, with other weights.
+    for run in suite():
+        if run["row"] == "hero" and run["seed"] == 43:
+            write_run(tmp_path, run | {"weights_hash": "0123456789abcdef"})
+    for folder in (made / "b").rglob("s42"):
+        if "hero" not in folder.parts:
+            shutil.copytree(folder, tmp_path / folder.relative_to(made / "b"))
+    trained, untrained = agreed(tmp_path)
+    assert trained == ["2", "trained", "0", "2", "0.00"]
+    assert untrained[:4] == ["5", "untrained", "5", "3"]
+    assert 0.5 < float(untrained[4]) < 1.5
 
 
 def test_folders_of_different_things_are_refused(

@@ -90,7 +90,7 @@ def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
         tasks.append(small)
     lines = suite.get("derive", {}).items()
     long = [name for name, line in lines if "updates" in line.get("params", {})]
-    parts = {"calibration": {"rows": 12}, "validation": {"rows": 6}, "probe": {"rows": 2}}
+    parts = {"calibration": {"rows": 20}, "validation": {"rows": 6}, "probe": {"rows": 2}}
     return {
         "tasks": tasks,
         "training": SHORT,

@@ -336,8 +336,8 @@ def training_noise_table(frame: pd.DataFrame) -> Table:
     return made.table("training_noise", "Training noise", note)
 
 
-def comparison_table(frame: pd.DataFrame, folders: Sequence[str]) -> Table:
-    """Two folders side by side: Retain of both, then the differences of every task."""
+def comparison_table(frame: pd.DataFrame, agreed: pd.DataFrame, folders: Sequence[str]) -> Table:
+    """Two folders side by side: Retain of both, the differences of every task, what is equal."""
     main = frame[frame["measure"] == RETAIN].reset_index(drop=True)
     made = Builder()
     made.lead(main)
@@ -351,9 +351,19 @@ def comparison_table(frame: pd.DataFrame, folders: Sequence[str]) -> Table:
     note = (
         f"A: {folders[0]}, B: {folders[1]}, match {' and '.join(frame['match'].unique())}. Task "
         "columns: points, B minus A; *: p below 5 % (single runs, which know the items alone: "
-        "exact McNemar test; several seeds: bootstrap over items and seeds; not corrected)."
+        "exact McNemar test; several seeds: bootstrap over items and seeds; not corrected). "
+        + " ".join(_agreement_sentences(agreed))
     )
     return made.table("compare", "Two folders", note)
+
+
+def _agreement_sentences(frame: pd.DataFrame) -> list[str]:
+    return [
+        f"Of {found['runs']} runs of {found['rows']} rows in both, {found['weights']} have the "
+        f"same weights, {found['items']} every item scored alike; Retain differs by up "
+        f"to {found['retain']:.2f} points."
+        for found in frame.to_dict("records")
+    ]
 
 
 def add_tasks(made: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workflows.stats.comparable import score_difference, settings
 from workflows.stats.lines import Line, Panel
-from workflows.stats.resample import difference, interval, paired_difference
+from workflows.stats.resample import Run, difference, interval, paired_difference
+from workflows.stats.retain import retain
 from workflows.stats.versus import tested
 
 
@@ -98,6 +100,57 @@ def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) 
         "high": 100 * high,
         **tested(theirs, mine, measure, draws),
     }
+
+
+def agreement_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
+    """What of the runs that both folders have is equal: those of rows that train, and the others.
+
+    Returns:
+        Columns rows ("trained", "untrained"), runs, weights (how many have one hash of weights),
+        items (how many have every item scored alike), retain (largest difference of Retain,
+        points).
+    """
+    runs = [run for pair in _shared(first, second) for run in _shared_runs(*pair)]
+    frame = pd.DataFrame(runs, columns=["key", "rows", "weights", "items", "retain"])
+    # A run that is the same under every protocol stands in the panels of all.
+    found = (
+        frame.drop_duplicates("key")
+        .groupby("rows")
+        .agg(
+            runs=("key", "size"),
+            weights=("weights", "sum"),
+            items=("items", "sum"),
+            retain=("retain", "max"),
+        )
+    )
+    return found.reset_index()
+
+
+def _shared_runs(one: Panel, two: Panel) -> Iterator[tuple[Any, ...]]:
+    """Key, kind and agreement of every run of two panels, seed by seed."""
+    others = {
+        (line.name, record["seed"]): (record, run)
+        for line in two.done
+        for record, run in line.pairs
+    }
+    for line in one.done:
+        for record, run in line.pairs:
+            key = (line.name, record["seed"])
+            if key in others:
+                twin, again = others[key]
+                yield (
+                    (line.backbone, record["match"], *key),
+                    "trained" if (record["fit"] or {}).get("trained_parameters") else "untrained",
+                    record["weights_hash"] == twin["weights_hash"],
+                    all(np.array_equal(run[task], again[task]) for task in run),
+                    abs(_retain(two, again) - _retain(one, run)),
+                )
+
+
+def _retain(panel: Panel, run: Run) -> float:
+    """Of one run, in percent."""
+    base = {task: panel.samples[task][panel.reference.name].value for task in panel.retain_tasks}
+    return 100 * float(retain({task: run[task].mean() for task in base}, base))
 
 
 def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator[str]:

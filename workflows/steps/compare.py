@@ -16,7 +16,7 @@ from workflows.report.results import read_results
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
 from workflows.stats.display import comparison_table
-from workflows.stats.folders import comparison_frame, folder_cautions
+from workflows.stats.folders import agreement_frame, comparison_frame, folder_cautions
 
 
 def arguments() -> argparse.Namespace:
@@ -33,7 +33,8 @@ def main() -> None:
     args = arguments()
     first, second = (read_results(folder).panels for folder in (args.first, args.second))
     frame = comparison_frame(first, second).round(4)
-    table = comparison_table(frame, [str(args.first), str(args.second)])
+    agreed = agreement_frame(first, second)
+    table = comparison_table(frame, agreed, [str(args.first), str(args.second)])
     warned = list(dict.fromkeys(folder_cautions(first, second)))
     for sentence in warned:
         print(f"caution: {sentence}", file=sys.stderr)
