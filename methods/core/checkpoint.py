@@ -191,6 +191,17 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
     return Loaded(model, tokenizer, card, method, ledger)
 
 
+def dense_folder(folder: Path) -> Path:
+    """The dense backbone that a compressed model, or the model it started from, was made of.
+
+    Raises:
+        ValueError: It is neither where it was nor beside the folder, or it is another one.
+    """
+    while (folder / CARD).is_file():
+        folder = _locate(folder, read_card(folder), None)
+    return folder
+
+
 def open_backbone(
     path: Path, dtype: str = "float32", device: str = "cpu", revision: str | None = None
 ) -> Backbone:

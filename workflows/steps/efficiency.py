@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from methods import find_row, load_method
 from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
 from methods.core.budget import candidate_layers, check_budget
-from methods.core.checkpoint import cast_branches, load, read_card, write_json
+from methods.core.checkpoint import cast_branches, dense_folder, load, read_card, write_json
 from methods.core.data import Data, check_file
 from methods.core.routing.routed import router_of
 from methods.core.shapes import SHAPES
@@ -193,8 +193,8 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     if "not_applicable" in card:
         return
     loaded = load(args.model, device=bench.device)
-    backbone = (card["start"] or card)["backbone"]
-    dense = load_backbone(Path(backbone["path"]), backbone["dtype"], bench.device).model
+    dtype = (card["start"] or card)["backbone"]["dtype"]
+    dense = load_backbone(dense_folder(args.model), dtype, bench.device).model
     data = Data(loaded.tokenizer, int(dense.config.vocab_size), probe_file=args.texts)
     ids = [token for document in data.probe() for token in document.ids]
     yield from inference(dense, loaded.model, Texts(torch.tensor(ids)), None, args, bench)

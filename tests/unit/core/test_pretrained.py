@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from methods import load_method, load_model
 from methods.core.backbone import Backbone, load_backbone
+from methods.core.checkpoint import dense_folder
 from methods.core.pretrained import is_plain
 from methods.core.surgery.layers import narrow, remove_layers
 from tests import steps, toy
@@ -134,6 +135,18 @@ def test_a_moved_backbone_can_be_named(skipping: Path, llama: Path, tmp_path: Pa
         AutoModelForCausalLM.from_pretrained(skipping, backbone=tmp_path / "gone")
     model = AutoModelForCausalLM.from_pretrained(skipping, backbone=llama)
     assert torch.equal(logits(model), logits(load_model(skipping)))
+
+
+def test_a_model_finds_its_dense_backbone_where_both_were_moved(tmp_path: Path) -> None:
+    toy.make_backbone(tmp_path / "here/backbone", "llama")
+    steps.compress(
+        "random-skip", tmp_path / "here/backbone", tmp_path / "here/model", "--budget", 0.25
+    )
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert dense_folder(tmp_path / "there/model").resolve() == tmp_path / "there/backbone"
+    (tmp_path / "there/backbone").rename(tmp_path / "gone")
+    with pytest.raises(ValueError, match="say where it is"):
+        dense_folder(tmp_path / "there/model")
 
 
 def test_a_saved_folder_without_its_card_is_refused(saved: Path, tmp_path: Path) -> None:
