@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
 
 from methods.core.backbone import attention_kinds
+from methods.core.routing.eviction import StaticEvictingCache
 from methods.core.routing.routed import router_of
 
 # Steps between two looks of the host at who has ended.
@@ -58,8 +59,12 @@ class StaticDecoder:
             raise ValueError(f"a CUDA graph needs a GPU; the model is on {model.device.type}")
         self.model, self.capacity = model, capacity
         self.captures = on_gpu if graph is None else graph
-        self.cache = StaticCache(config=model.config, max_cache_len=capacity)
         device, router = model.device, router_of(model)
+        self.cache: StaticCache = (
+            StaticEvictingCache(model.config, capacity, sequences, device)
+            if router is not None and router.evicts
+            else StaticCache(config=model.config, max_cache_len=capacity)
+        )
         self.token = torch.zeros(sequences, 1, dtype=torch.int64, device=device)
         self.logits = torch.zeros(
             sequences, model.config.vocab_size, dtype=model.dtype, device=device

@@ -26,7 +26,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from methods.core.backbone import attention, attention_kinds, attention_norm, decoder, ffn, ffn_norm
 from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.dispatch import Branch, dispatch
-from methods.core.routing.eviction import IMPLEMENTATION, EvictingCache, evicting_block
+from methods.core.routing.eviction import (
+    IMPLEMENTATION,
+    EvictingCache,
+    StaticEvictingCache,
+    among_kept,
+    evicting_block,
+)
 from methods.core.routing.kernels.choose import MOST_ROWS
 from methods.core.routing.kernels.decode import decode_fused
 from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
@@ -40,6 +46,9 @@ from methods.core.routing.router import (
     Unit,
     of_this_pass,
 )
+
+# Units that are a layer.
+_WHOLE: tuple[Kind, ...] = ("block", "evicting")
 
 
 @dataclass
@@ -88,7 +97,6 @@ class RoutedDecoder(nn.Module):
         # Recompute layers in the backward pass; set by the trainer.
         self.checkpointing = False
         self._units = _by_layer(router.units)
-        self._evicts = any(unit.kind == "evicting" for unit in router.units)
 
     def forward(
         self,
@@ -122,8 +130,8 @@ class RoutedDecoder(nn.Module):
         Returns:
             Hidden states (B, T, D) and the decisions (B, U, T).
         """
-        if static and self._evicts:
-            raise ValueError("evicting layers have no static step: what they store grows")
+        if static and self.router.evicts and not isinstance(past_key_values, StaticEvictingCache):
+            raise ValueError("a static step of evicting layers needs a StaticEvictingCache")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache(past_key_values) if use_cache or past_key_values is not None else None
         if position_ids is None:
@@ -163,9 +171,9 @@ class RoutedDecoder(nn.Module):
 
     def _cache(self, given: Cache | None) -> Cache:
         """The cache of this call; evicting layers need one that keeps columns."""
-        if not self._evicts:
+        if not self.router.evicts:
             return DynamicCache(config=self.config) if given is None else given
-        if isinstance(given, EvictingCache):
+        if isinstance(given, (EvictingCache, StaticEvictingCache)):
             return given
         if given is not None and given.get_seq_length():
             raise ValueError(
@@ -209,13 +217,17 @@ class RoutedDecoder(nn.Module):
             decided[index] = decision
             return decision
 
-        if "evicting" in units:
-            decision = decide("evicting", None)
-            after = evicting_block(layer, number, hidden, call.valid, decision, call.arguments)
-            return after, decided, state
-        whole = decide("block", None) if "block" in units else None
+        whole = next((decide(kind, None) for kind in _WHOLE if kind in units), None)
         reading = decide("attention", None) if "attention" in units else None
-        mixed = _mixed(layer, hidden, whole or reading, call)
+        readers = whole or reading
+        if whole is not None and "evicting" in units:
+            if not isinstance(call.arguments["past_key_values"], StaticEvictingCache):
+                after = evicting_block(layer, number, hidden, call.valid, whole, call.arguments)
+                return after, decided, state
+            call = call._replace(arguments=among_kept(number, whole.execute, call.arguments))
+            # Kernels read runs of columns; here there are holes.
+            readers = None
+        mixed = _mixed(layer, hidden, readers, call)
         if reading is not None:
             mixed = _gated(mixed, reading)
         middle = hidden + mixed
@@ -320,7 +332,7 @@ def route(model: PreTrainedModel, router: Router) -> PreTrainedModel:
     if not any(parameter.is_meta for parameter in router.parameters()):
         nn.Module.to(router, model.device)
     model.model = RoutedDecoder(decoder(model), router)
-    if any(unit.kind == "evicting" for unit in router.units):
+    if router.evicts:
         model.config._attn_implementation = IMPLEMENTATION
     return model
 

@@ -89,6 +89,11 @@ class Router(nn.Module, ABC):
     # Whether one set of matrices decides every unit, and so runs once for each.
     shared: ClassVar[bool] = False
 
+    @property
+    def evicts(self) -> bool:
+        """Whether a token that skips a unit leaves no key and value there."""
+        return any(unit.kind == "evicting" for unit in self.units)
+
     @abstractmethod
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
         """The routing state before the first unit; ``hidden`` (B, T, D) are the embeddings.

@@ -19,7 +19,7 @@ from tests.contract.conftest import IDS
 from tests.routing_toys import shaken, wrap
 from tests.unit.core.routing.test_routed import EveryThird
 
-ROUTED = ["hero", "skipgpt-rt", "skipgpt-joint", "mod-d", "block"]
+ROUTED = ["hero", "skipgpt-rt", "skipgpt-joint", "mod-d", "d-llm", "block"]
 # What gives the host a number, or a shape that depends on one.
 LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
 
@@ -75,7 +75,7 @@ def test_the_tokens_are_those_of_generate(name: str, padded: bool) -> None:
     assert torch.equal(found, expected(model, IDS, mask, 12))
 
 
-@pytest.mark.parametrize("name", ["hero", "skipgpt-rt", "mod-d", "block"])
+@pytest.mark.parametrize("name", ["hero", "skipgpt-rt", "mod-d", "d-llm", "block"])
 def test_ordinary_generation_takes_a_static_cache(name: str) -> None:
     model = model_of(name)
     found = model.generate(
@@ -145,8 +145,9 @@ def test_forced_gates_are_obeyed() -> None:
         torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-5)
 
 
-def test_steps_can_be_taken_back() -> None:
-    decoder = StaticDecoder(model_of("hero"), 3, 20)
+@pytest.mark.parametrize("name", ["hero", "d-llm"])
+def test_steps_can_be_taken_back(name: str) -> None:
+    decoder = StaticDecoder(model_of(name), 3, 20)
     decoder.prefill(IDS)
     decoder.step()
     token, found = decoder.token.clone(), list[Tensor]()
@@ -168,6 +169,5 @@ def test_what_cannot_be_is_said() -> None:
         StaticDecoder(toy.make_model(), 3, 14).prefill(IDS)
     with pytest.raises(ValueError, match="new_tokens is 0"):
         generate(toy.make_model(), IDS, new_tokens=0)
-    evicting = shaken("d-llm")
-    with pytest.raises(ValueError, match="evicting layers have no static step"):
-        generate(evicting, IDS, new_tokens=3)
+    with pytest.raises(ValueError, match="needs a StaticEvictingCache"):
+        shaken("d-llm").model(IDS[:, :1], static=True)

@@ -58,7 +58,7 @@ def test_training_agrees_with_the_host_dispatch(queued: list[str]) -> None:
         torch.testing.assert_close(value, host[name], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", ["hero", "block", "skipgpt-rt", "mod-d"])
+@pytest.mark.parametrize("name", ["hero", "block", "skipgpt-rt", "mod-d", "d-llm"])
 @pytest.mark.parametrize("executes", [True, False])
 def test_a_decode_step_agrees_with_its_twin(
     name: str, executes: bool, queued: list[str], monkeypatch: pytest.MonkeyPatch
