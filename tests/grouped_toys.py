@@ -40,18 +40,15 @@ class Toy(NamedTuple):
     residual: Tensor
 
     def trained(self) -> dict[str, Tensor]:
-        return {
-            "rows": self.rows,
-            "down": self.adapter.down,
-            "up": self.adapter.up,
-            "scale": self.scale,
-            "residual": self.residual,
-        }
+        adapter = {n: part for n, part in self.adapter._asdict().items() if part is not None}
+        return {"rows": self.rows, **adapter, "scale": self.scale, "residual": self.residual}
 
 
-def toy(sizes: Sizes, executing: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Toy:
-    """Random inputs; ``executing``: "none", "all", "one" or "some" rows."""
-    maker = torch.Generator().manual_seed(seed)
+def toy(
+    sizes: Sizes, executing: str, dtype: torch.dtype = torch.float32, slim: bool = False
+) -> Toy:
+    """Random inputs; ``executing``: "none", "all", "one" or "some" rows; ``slim``: a SwiGLU."""
+    maker = torch.Generator().manual_seed(0)
 
     def draw(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return (torch.randn(*shape, generator=maker) * shape[-1] ** -0.5).to(kind)
@@ -67,7 +64,11 @@ def toy(sizes: Sizes, executing: str, dtype: torch.dtype = torch.float32, seed: 
     )
     rows = (draw(count, width) * width**0.5).requires_grad_()
     scale = torch.rand(count, generator=maker).add(0.25).requires_grad_()
-    return Toy(rows, execute, frozen, masters, scale, draw(count, width).requires_grad_())
+    residual = draw(count, width).requires_grad_()
+    if slim:
+        factor = draw(adapter, width, kind=torch.float32).mul(4).requires_grad_()
+        masters = masters._replace(factor=factor)
+    return Toy(rows, execute, frozen, masters, scale, residual)
 
 
 def masked(
@@ -86,8 +87,9 @@ def masked(
 
     def bottleneck(part: Tensor) -> Tensor:
         assert adapter is not None
-        down, up = (weight.to(rows.dtype).float() for weight in adapter)
-        return linear(silu(linear(part, down)), up)
+        down, up, factor = adapter.to(rows.dtype).to(torch.float32)
+        inner = silu(linear(part, down))
+        return linear(inner if factor is None else inner * linear(part, factor), up)
 
     other = bottleneck if adapter is not None else None
     update = dispatch_masked(rows.float(), execute, branch, other, scale)

@@ -32,7 +32,7 @@ class Adapter(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Normed states (n, D) to updates (n, D), in the dtype of the states."""
         # On a 16-bit backbone the weights stay float32, for the optimizer.
-        down, up = (weight.to(rows.dtype) for weight in self.matrices())
+        down, up, _ = self.matrices().to(rows.dtype)
         return linear(silu(linear(rows, down)), up)
 
     def matrices(self) -> AdapterWeights:

@@ -25,8 +25,9 @@ WIDTH, INNER, NARROW, ROUTED = 4096, 14336, 896, 4
 
 
 @pytest.mark.parametrize("batch", [1, 5, 16])
+@pytest.mark.parametrize("slim", [False, True])
 @torch.no_grad()
-def test_a_graph_of_routed_blocks_follows_its_inputs(batch: int) -> None:
+def test_a_graph_of_routed_blocks_follows_its_inputs(slim: bool, batch: int) -> None:
     """Decisions, gates and states of replays equal the twins'; nothing waits for the host."""
     maker = torch.Generator().manual_seed(batch)
     units = [Unit(n, "ffn", 1) for n in range(ROUTED)]
@@ -40,7 +41,8 @@ def test_a_graph_of_routed_blocks_follows_its_inputs(batch: int) -> None:
         return values.to("cuda", torch.bfloat16)
 
     ffn = FfnWeights(normal(INNER, WIDTH), normal(INNER, WIDTH), normal(WIDTH, INNER))
-    adapter = AdapterWeights(normal(NARROW, WIDTH), normal(WIDTH, NARROW))
+    factor = normal(NARROW, WIDTH) if slim else None
+    adapter = AdapterWeights(normal(NARROW, WIDTH), normal(WIDTH, NARROW), factor)
     streams = [normal(batch, WIDTH) * 64 for _ in range(ROUTED)]
     sides = [
         (router_workspace(batch, packed), decode_workspace(batch, ffn, adapter), kernel)

@@ -9,7 +9,8 @@ from tests.kernel_cases.decode import decode_cases
 
 
 def cases() -> Iterator[Case]:
-    """Both widths of the tile, and no adapter."""
+    """Both widths of the tile, a slim SwiGLU and no adapter."""
     yield from decode_cases("llama31_8b", 8)
     yield from decode_cases("llama2_13b", 16)
-    yield from decode_cases("llama2_7b", 4, adapter=False)
+    yield from decode_cases("llama2_7b", 4, "none")
+    yield from decode_cases("llama2_13b", 8, "slim")

@@ -19,14 +19,19 @@ ROWS = 2048
 
 
 def cases() -> Iterator[Case]:
-    """Of one shape: widths are numbers to the kernels, so the others have the same binaries."""
+    """Of one shape: widths are numbers to the kernels, so the others have the same binaries.
+
+    Of a slim SwiGLU one launch is not among those of FFN and bottleneck.
+    """
     for target in TARGETS:
         yield from recorded(TRUE_SHAPES[0], target, torch.bfloat16)
+        slim = recorded(TRUE_SHAPES[0], target, torch.bfloat16, slim=True)
+        yield from (case for case in slim if case.kernel == "expand_backward_adapter")
 
 
-def recorded(shape: str, target: int, dtype: torch.dtype) -> list[Case]:
+def recorded(shape: str, target: int, dtype: torch.dtype, slim: bool = False) -> list[Case]:
     """What forward and backward of a training step launch on ``target``, each launch once."""
-    label = f"{shape}_{str(dtype).removeprefix('torch.')}"
+    label = f"{shape}_{str(dtype).removeprefix('torch.')}" + " slim" * slim
     made: dict[str, Case] = {}
 
     def record(launch: Launch) -> None:
@@ -42,7 +47,7 @@ def recorded(shape: str, target: int, dtype: torch.dtype) -> list[Case]:
         patch.object(grouped_launch, "device_of", lambda _: device),
     ):
         sizes = SHAPES[shape]
-        step(sizes["hidden_size"], sizes["intermediate_size"], dtype)
+        step(sizes["hidden_size"], sizes["intermediate_size"], dtype, slim)
     return list(made.values())
 
 
@@ -56,8 +61,8 @@ def _name(launch: Launch) -> str:
     return f"{name}_{part}"
 
 
-def step(width: int, ffn: int, dtype: torch.dtype) -> None:
-    """Forward and backward of one routed FFN, on the default device."""
+def step(width: int, ffn: int, dtype: torch.dtype, slim: bool = False) -> None:
+    """Forward and backward of one routed FFN, on the default device; ``slim``: a SwiGLU beside."""
     rows, residual = (torch.empty(ROWS, width, dtype=dtype, requires_grad=True) for _ in range(2))
     weights = grouped.FfnWeights(
         torch.empty(ffn, width, dtype=dtype),
@@ -67,6 +72,7 @@ def step(width: int, ffn: int, dtype: torch.dtype) -> None:
     adapter = grouped.AdapterWeights(
         torch.empty(ADAPTER, width, requires_grad=True),
         torch.empty(width, ADAPTER, requires_grad=True),
+        torch.empty(ADAPTER, width, requires_grad=True) if slim else None,
     )
     scale = torch.empty(ROWS, requires_grad=True)
     execute = torch.empty(ROWS, dtype=torch.bool)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedConfig
 
+from methods.core.routing.kernels.weights import AdapterWeights
 from methods.core.routing.router import Router, Unit
 from methods.core.seeds import generator
 
@@ -66,6 +67,10 @@ class SlimFFN(nn.Module):
         # On a 16-bit backbone the weights stay float32, for the optimizer.
         gate, down, up = (m.weight.to(rows.dtype) for m in (self.gate, self.down, self.up))
         return linear(silu(linear(rows, gate)) * linear(rows, down), up)
+
+    def matrices(self) -> AdapterWeights:
+        """W_gate, W_up and W_down, for kernels."""
+        return AdapterWeights(self.gate.weight, self.up.weight, self.down.weight)
 
 
 class SlimParams(Protocol):

@@ -7,6 +7,8 @@ over the tiles of the branches that some row takes:
     rows    f = SiLU(W_gate u) * (W_up u)        where a row executes,   r = SiLU(W_1 u) elsewhere
     down    out = hidden + scale * (W_down f)                            hidden + scale * (W_2 r)
 
+An adapter that is a slim SwiGLU has r = SiLU(W_1 u) * (W_3 u).
+
 A tile of weights is read once for all rows that need it, and not at all if none does. No number
 reaches the host and no shape depends on a decision, so a CUDA graph can hold the calls.
 """
@@ -63,7 +65,7 @@ def decode_fused(
         residual: Added (N, D); None: the update alone.
     """
     if adapter is not None:
-        adapter = AdapterWeights(*(weight.to(ffn.gate.dtype) for weight in adapter))
+        adapter = adapter.to(ffn.gate.dtype)
     base = torch.zeros_like(rows) if residual is None else residual.contiguous()
     factors = execute.new_ones(len(rows), dtype=torch.float32) if scale is None else scale.float()
     out, workspace = torch.empty_like(base), decode_workspace(len(rows), ffn, adapter)
@@ -134,6 +136,8 @@ def routed_ffn_decode_reference(
     other = torch.zeros_like(update)
     if adapter is not None:
         inner = silu(linear(rows, adapter.down.float()))
+        if adapter.factor is not None:
+            inner = inner * linear(rows, adapter.factor.float())
         other = linear(inner.to(dtype).float(), adapter.up.float())
     chosen = torch.where(execute[:, None], update, other)
     out.copy_(hidden.float() + scale[:, None] * chosen)
@@ -173,6 +177,8 @@ def _check(
             "adapter.up": (adapter.up, (width, narrow), dtype),
             "workspace.adapter": (workspace.adapter, (batch, narrow), dtype),
         }
+        if adapter.factor is not None:
+            expected["adapter.factor"] = (adapter.factor, (narrow, width), dtype)
     check_tensors(expected)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -99,11 +99,14 @@ def any_of(mask):
 
 @triton.jit
 def inner_kernel(
-    normed, execute, gate, up, narrow, ffn_out, adapter_out,
+    normed, execute, gate, up, narrow, factor, ffn_out, adapter_out,
     D: tl.constexpr, F: tl.constexpr, A: tl.constexpr, BATCH: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """SiLU(W_gate u) * (W_up u) for rows that execute, SiLU(W_1 u) for the others."""
+    """SiLU(W_gate u) * (W_up u) for rows that execute, SiLU(W_1 u) for the others.
+
+    ``factor`` is W_3, whose product with u multiplies the latter; None: nothing does.
+    """
     runs, rests = decisions(execute, BATCH, SLOTS)
     ffn_tiles = tl.where(any_of(runs), tl.cdiv(F, ROWS), 0)
     tiles = ffn_tiles + tl.where(any_of(rests), tl.cdiv(A, ROWS), 0)
@@ -122,6 +125,8 @@ def inner_kernel(
             rows = first + tl.arange(0, ROWS)
             gated = row_products(narrow, normed, first, rests, A, D, ROWS, DEPTH, SPLIT, SLOTS)
             inner = gated * tl.sigmoid(gated)
+            if factor is not None:
+                inner *= row_products(factor, normed, first, rests, A, D, ROWS, DEPTH, SPLIT, SLOTS)
             kept = (rows[:, None] < A) & rests[None, :]
             tl.store(adapter_out + slots[None, :] * A + rows[:, None], inner, mask=kept)
 
@@ -166,10 +171,11 @@ def launches(
     sizes = {"D": width, "F": len(ffn.gate), "A": narrow, "BATCH": batch}
     sizes |= {"ROWS": tile.rows, "DEPTH": tile.depth, "SLOTS": tile.slots, "SPLIT": tile.split}
     shared = {"execute": execute} | sizes
-    inner = shared | {"normed": normed, "gate": ffn.gate, "up": ffn.up}
+    inner: dict[str, Any] = shared | {"normed": normed, "gate": ffn.gate, "up": ffn.up}
     # Without an adapter its pointers are never followed.
     rows = workspace.ffn if workspace.adapter is None else workspace.adapter
     inner["narrow"] = ffn.gate if adapter is None else adapter.down
+    inner["factor"] = None if adapter is None else adapter.factor
     inner |= {"ffn_out": workspace.ffn, "adapter_out": rows}
     outer = shared | {"hidden": hidden, "scale": scale, "down": ffn.down, "out": out}
     outer["wide"] = ffn.down if adapter is None else adapter.up

@@ -99,8 +99,9 @@ def dispatch_reference(
 
     def otherwise(part: Tensor) -> Tensor:
         assert adapter is not None
-        down, up = (weight.to(part.dtype) for weight in adapter)
-        return linear(silu(linear(part, down)), up)
+        down, up, factor = adapter.to(part.dtype)
+        inner = silu(linear(part, down))
+        return linear(inner if factor is None else inner * linear(part, factor), up)
 
     update = dispatch(rows, execute, execute_branch, otherwise if adapter else None, scale)
     return update if residual is None else residual + update
@@ -121,11 +122,11 @@ def dispatch_kernels(
         raise ValueError(f"rows: {len(rows)} are too many for offsets of 32 bits")
     if residual is not None and (residual.dtype, residual.shape) != (rows.dtype, rows.shape):
         raise ValueError(f"residual is not {rows.dtype} of shape {tuple(rows.shape)} as the rows")
-    down, up = adapter or (None, None)
+    trained = adapter or (None, None, None)
     frozen = FfnWeights(*(weight.detach().contiguous() for weight in ffn))
     scale = None if scale is None else scale.contiguous()
     residual = None if residual is None else residual.contiguous()
-    return _Dispatch.apply(rows.contiguous(), partition(execute), frozen, down, up, scale, residual)
+    return _Dispatch.apply(rows.contiguous(), partition(execute), frozen, *trained, scale, residual)
 
 
 class _Dispatch(torch.autograd.Function):
@@ -134,7 +135,8 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, sorting: Partition, ffn: FfnWeights,
-        down: Tensor | None, up: Tensor | None, scale: Tensor | None, residual: Tensor | None,
+        down: Tensor | None, up: Tensor | None, factor: Tensor | None,
+        scale: Tensor | None, residual: Tensor | None,
     ) -> Tensor:  # fmt: skip
         from methods.core.routing.kernels import grouped_launch as launch
 
@@ -143,27 +145,29 @@ class _Dispatch(torch.autograd.Function):
         else:
             output = torch.empty_like(rows)
         kept = list[Tensor | None]()
-        for branch, weights in _branches(sorting, ffn, down, up, scale, rows.dtype):
+        adapter = _adapter(down, up, factor, rows.dtype)
+        for branch, weights in _branches(sorting, ffn, adapter, scale):
             keep = any(ctx.needs_input_grad)
             kept += launch.forward(rows, branch, weights, residual, output, keep) or ()
-        ctx.save_for_backward(rows, *sorting, *ffn, down, up, scale, *kept)
+        ctx.save_for_backward(rows, *sorting, *ffn, down, up, factor, scale, *kept)
         return output
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         from methods.core.routing.kernels import grouped_launch as launch
 
-        rows, order, bounds, gate, expanding, contracting, down, up, scale, *kept = (
+        rows, order, bounds, gate, expanding, contracting, down, up, factor, scale, *kept = (
             ctx.saved_tensors
         )
         sorting, ffn = Partition(order, bounds), FfnWeights(gate, expanding, contracting)
-        needs_rows, _, _, needs_down, needs_up, needs_scale, needs_residual = ctx.needs_input_grad
+        needs_rows, _, _, *needs_adapter, needs_scale, needs_residual = ctx.needs_input_grad
+        needs_down, needs_up, needs_factor = needs_adapter
         upstream = upstreams[0].contiguous()
         # A row that no branch writes leaves no trace in the output but its residual.
         rows_gradient = torch.zeros_like(rows) if down is None else torch.empty_like(rows)
         scale_gradient = rows.new_zeros(len(rows), dtype=torch.float32)
-        down_gradient = up_gradient = None
-        branches = _branches(sorting, ffn, down, up, scale, rows.dtype)
+        down_gradient = up_gradient = factor_gradient = None
+        branches = _branches(sorting, ffn, _adapter(down, up, factor, rows.dtype), scale)
         for number, (branch, weights) in enumerate(branches):
             sums = launch.Sums(*kept[2 * number : 2 * number + 2])
             trained = number == 1
@@ -176,28 +180,34 @@ class _Dispatch(torch.autograd.Function):
                 launch.input_gradient(branch, weights, found.sums, rows_gradient)
             if trained and needs_down:
                 down_gradient = launch.weight_gradient(found.sums.gate, rows, branch, down, False)
+            if trained and needs_factor and found.sums.up is not None:
+                factor_gradient = launch.weight_gradient(found.sums.up, rows, branch, factor, False)
             if found.weighted is not None:
                 up_gradient = launch.weight_gradient(found.weighted, upstream, branch, up, True)
         return (
-            rows_gradient if needs_rows else None, None, None, down_gradient, up_gradient,
+            rows_gradient if needs_rows else None, None, None,
+            down_gradient, up_gradient, factor_gradient,
             scale_gradient.to(scale.dtype) if needs_scale else None,
             upstream if needs_residual else None,
         )  # fmt: skip
 
 
+def _adapter(
+    down: Tensor | None, up: Tensor | None, factor: Tensor | None, dtype: torch.dtype
+) -> AdapterWeights | None:
+    """What the flat arguments of an autograd function stand for, in the dtype of the rows."""
+    return None if down is None or up is None else AdapterWeights(down, up, factor).to(dtype)
+
+
 def _branches(
-    sorting: Partition,
-    ffn: FfnWeights,
-    down: Tensor | None,
-    up: Tensor | None,
-    scale: Tensor | None,
-    dtype: torch.dtype,
+    sorting: Partition, ffn: FfnWeights, adapter: AdapterWeights | None, scale: Tensor | None
 ) -> Iterator[tuple[Rows, Weights]]:
     """The FFN with its rows, and where there is an adapter the adapter with its own."""
     from methods.core.routing.kernels.grouped_launch import Rows, Weights
 
     order, bounds = sorting
     yield Rows(order, bounds[:2], scale), Weights(*ffn)
-    if down is not None and up is not None:
-        weights = Weights(down.to(dtype).contiguous(), None, up.to(dtype).contiguous())
+    if adapter is not None:
+        factor = None if adapter.factor is None else adapter.factor.contiguous()
+        weights = Weights(adapter.down.contiguous(), factor, adapter.up.contiguous())
         yield Rows(order, bounds[1:], scale), weights

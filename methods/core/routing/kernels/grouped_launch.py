@@ -38,33 +38,47 @@ class Tiles(NamedTuple):
 
 class Plan(NamedTuple):
     """Tiles by kernel: ``pair`` of two sums (``expand`` of an FFN), ``single`` of one, ``back`` of
-    one with the most to do behind it (``expand_backward``).
+    one with the most to do behind it (``expand_backward``), ``slim`` of the same where a trained
+    branch has two sums, which needs more registers.
     """
 
     pair: Tiles
     single: Tiles
     back: Tiles
+    slim: Tiles
 
 
 # By compute capability, for 16-bit numbers: as large as registers and shared memory allow without
 # a spill (tests/unit/core/routing/kernels/test_grouped_compiled.py). Not yet timed.
 PLANS = {
     (8, 0): Plan(
-        Tiles(128, 64, 32, 4, 8, 2), Tiles(128, 128, 32, 3, 4, 2), Tiles(128, 64, 32, 4, 8, 2)
+        pair=Tiles(128, 64, 32, 4, 8, 2),
+        single=Tiles(128, 128, 32, 3, 4, 2),
+        back=Tiles(128, 64, 32, 4, 8, 2),
+        slim=Tiles(64, 64, 32, 4, 8, 2),
     ),
     (8, 9): Plan(
-        Tiles(128, 64, 32, 3, 8, 2), Tiles(128, 128, 32, 3, 4, 2), Tiles(128, 64, 32, 4, 8, 2)
+        pair=Tiles(128, 64, 32, 3, 8, 2),
+        single=Tiles(128, 128, 32, 3, 4, 2),
+        back=Tiles(128, 64, 32, 4, 8, 2),
+        slim=Tiles(64, 64, 32, 4, 8, 2),
     ),
     (9, 0): Plan(
-        Tiles(128, 128, 64, 4, 8, 1), Tiles(128, 128, 64, 3, 4, 2), Tiles(128, 64, 64, 4, 8, 1)
+        pair=Tiles(128, 128, 64, 4, 8, 1),
+        single=Tiles(128, 128, 64, 3, 4, 2),
+        back=Tiles(128, 64, 64, 4, 8, 1),
+        slim=Tiles(128, 64, 64, 4, 8, 1),
     ),
     (10, 0): Plan(
-        Tiles(128, 64, 64, 3, 4, 2), Tiles(128, 128, 64, 3, 8, 1), Tiles(64, 64, 64, 4, 4, 2)
+        pair=Tiles(128, 64, 64, 3, 4, 2),
+        single=Tiles(128, 128, 64, 3, 8, 1),
+        back=Tiles(64, 64, 64, 4, 4, 2),
+        slim=Tiles(64, 64, 64, 4, 4, 2),
     ),
 }
 # Without tensor cores: sums in float32 of float32 numbers.
-EXACT = Plan(*3 * [Tiles(64, 32, 16, 2, 4, 2)])
-INTERPRETED = Plan(*3 * [Tiles(16, 64, 32, 1, 4, 1)])
+EXACT = Plan(*4 * [Tiles(64, 32, 16, 2, 4, 2)])
+INTERPRETED = Plan(*4 * [Tiles(16, 64, 32, 1, 4, 1)])
 
 
 class Device(NamedTuple):
@@ -155,7 +169,8 @@ def backward(
         weighted: Whether scale * hidden is.
     """
     width, model_width = weights.gate.shape
-    tiles = _plan(upstream).back
+    plan = _plan(upstream)
+    tiles = plan.slim if weighted and sums.up is not None else plan.back
     made = Sums(*(None if part is None else torch.empty_like(part) for part in sums))  # type: ignore[arg-type]
     column_tiles = math.ceil(width / tiles.columns)
     dots = upstream.new_zeros(len(upstream), column_tiles, dtype=torch.float32) if scale else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
@@ -19,18 +20,27 @@ class FfnWeights(NamedTuple):
 
 
 class AdapterWeights(NamedTuple):
-    """What runs instead, W_2 SiLU(W_1 u): ``down`` is W_1 (A, D), ``up`` W_2 (D, A)."""
+    """What runs instead, W_2 (SiLU(W_1 u) * W_3 u): ``down`` is W_1 (A, D), ``up`` W_2 (D, A).
+
+    ``factor`` is W_3 (A, D); None: W_2 SiLU(W_1 u).
+    """
 
     down: Tensor
     up: Tensor
+    factor: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> AdapterWeights:
+        """The same in another dtype."""
+        factor = None if self.factor is None else self.factor.to(dtype)
+        return AdapterWeights(self.down.to(dtype), self.up.to(dtype), factor)
 
 
 @runtime_checkable
 class Bottleneck(Protocol):
-    """A branch that is W_2 SiLU(W_1 u) and says so."""
+    """A branch that is such an adapter and says so."""
 
     def matrices(self) -> AdapterWeights:
-        """W_1 and W_2."""
+        """Its weights, not copied."""
 
 
 class Branches(NamedTuple):

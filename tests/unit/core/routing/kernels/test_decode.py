@@ -17,6 +17,7 @@ from methods.core.routing.kernels.decode import (
     decode_workspace,
     routed_ffn_decode,
 )
+from methods.core.routing.slim import SlimFFN
 from methods.hero.branch import Adapter
 from tests.interpreted import DEVICE, bytes_read, mend
 
@@ -34,6 +35,7 @@ PATTERNS = (
     (True, False, True, True, False),
     (True, False, False, True, False, True, False, True, False),
 )
+FORMS = pytest.mark.parametrize("slim", [False, True], ids=["bottleneck", "slim"])
 
 
 class World(NamedTuple):
@@ -53,6 +55,7 @@ def world(
     width: int = 48,
     inner: int = 172,
     narrow: int = 14,
+    slim: bool = False,
 ) -> World:
     """Random tensors; whatever a kernel should write or leave alone is NaN."""
     maker = torch.Generator().manual_seed(len(pattern) + width)
@@ -65,6 +68,8 @@ def world(
     hidden, normed = normal(batch, width), normal(batch, width) * width**0.5
     ffn = FfnWeights(normal(inner, width), normal(inner, width), normal(width, inner))
     adapter = AdapterWeights(normal(narrow, width), normal(width, narrow)) if narrow else None
+    if adapter is not None and slim:
+        adapter = adapter._replace(factor=4 * normal(narrow, width))
     space = decode_workspace(batch, ffn, adapter)
     for rows in space:
         if rows is not None:
@@ -85,8 +90,11 @@ def near(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: "".join("ab"[not x] for x in p))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_kernels_equal_their_twin(pattern: tuple[bool, ...], dtype: torch.dtype) -> None:
-    made = world(pattern, dtype)
+@FORMS
+def test_kernels_equal_their_twin(
+    slim: bool, pattern: tuple[bool, ...], dtype: torch.dtype
+) -> None:
+    made = world(pattern, dtype, slim=slim)
     routed_ffn_decode(*made, triton=True)
     twin = made._replace(out=torch.empty_like(made.out))
     routed_ffn_decode(*twin, triton=False)
@@ -95,11 +103,17 @@ def test_kernels_equal_their_twin(pattern: tuple[bool, ...], dtype: torch.dtype)
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: "".join("ab"[not x] for x in p))
 @pytest.mark.parametrize("width", [48, 64])
-def test_kernels_equal_the_eager_dispatch(pattern: tuple[bool, ...], width: int) -> None:
-    made = world(pattern, width=width)
+@FORMS
+def test_kernels_equal_the_eager_dispatch(
+    slim: bool, pattern: tuple[bool, ...], width: int
+) -> None:
+    made = world(pattern, width=width, slim=slim)
     assert made.adapter is not None
-    adapter = Adapter(width, 14, None).to(DEVICE)
-    adapter.load_state_dict({"down.weight": made.adapter.down, "up.weight": made.adapter.up})
+    adapter = (SlimFFN(width, 14) if slim else Adapter(width, 14, None)).to(DEVICE)
+    with torch.no_grad():
+        for weight, value in zip(adapter.matrices(), made.adapter, strict=True):
+            if weight is not None:
+                weight.copy_(value)
 
     def network(rows: Tensor) -> Tensor:
         return linear(silu(linear(rows, made.ffn.gate)) * linear(rows, made.ffn.up), made.ffn.down)
@@ -122,7 +136,7 @@ def test_rows_of_the_other_branch_stay_untouched(pattern: tuple[bool, ...]) -> N
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: "".join("ab"[not x] for x in p))
 def test_a_branch_that_no_row_takes_is_not_read(pattern: tuple[bool, ...]) -> None:
-    made = world(pattern)
+    made = world(pattern, slim=True)
     assert made.adapter is not None
     idle: tuple[Tensor, ...] = () if any(pattern) else made.ffn
     idle += made.adapter if all(pattern) else ()
@@ -154,12 +168,15 @@ def test_the_residual_stream_can_be_updated_in_place(pattern: tuple[bool, ...]) 
 
 def test_what_does_not_fit_is_named() -> None:
     made = world(PATTERNS[5])
+    assert made.adapter is not None
     with pytest.raises(ValueError, match="1 to 16 rows, not 17"):
         routed_ffn_decode(*world((True,) * 17))
     with pytest.raises(ValueError, match="'normed' must be contiguous"):
         routed_ffn_decode(*made._replace(normed=made.normed.bfloat16()))
     with pytest.raises(ValueError, match=r"'ffn.down' must be contiguous"):
         routed_ffn_decode(*made._replace(ffn=made.ffn._replace(down=made.ffn.down.t())))
+    with pytest.raises(ValueError, match=r"'adapter.factor' must be contiguous"):
+        routed_ffn_decode(*made._replace(adapter=made.adapter._replace(factor=made.adapter.up)))
     with pytest.raises(ValueError, match="no rows for the adapter"):
         routed_ffn_decode(*made._replace(workspace=made.workspace._replace(adapter=None)))
 
@@ -168,7 +185,7 @@ def test_what_does_not_fit_is_named() -> None:
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: "".join("ab"[not x] for x in p))
 def test_weights_are_read_once_for_all_rows(pattern: tuple[bool, ...]) -> None:
     """Widths are multiples of the tiles' rows, as published ones are: then no byte comes twice."""
-    made = world(pattern, width=64, inner=176, narrow=16)
+    made = world(pattern, width=64, inner=176, narrow=16, slim=True)
     assert made.adapter is not None
     ffn, adapter = made.ffn._asdict(), made.adapter._asdict()
     with bytes_read({**ffn, **{f"adapter_{name}": part for name, part in adapter.items()}}) as read:

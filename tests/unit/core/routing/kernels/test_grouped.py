@@ -21,6 +21,7 @@ if torch.cuda.is_available():
 EXECUTING = ("none", "all", "one", "some")
 # Of the largest number, for sums of at most 172 terms: rounding of the dtype.
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+FORMS = pytest.mark.parametrize("slim", [False, True], ids=["bottleneck", "slim"])
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +40,11 @@ def assert_close(found: Tensor, expected: Tensor, part: float, what: str = "") -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("executing", EXECUTING)
 @pytest.mark.parametrize("sizes", SIZES)
+@FORMS
 def test_output_equals_the_twin_and_the_masked_dispatch(
-    sizes: Any, executing: str, dtype: torch.dtype
+    slim: bool, sizes: Any, executing: str, dtype: torch.dtype
 ) -> None:
-    given = toy(sizes, executing, dtype)
+    given = toy(sizes, executing, dtype, slim)
     with torch.no_grad():
         found = grouped.dispatch_kernels(*given)
         assert found.dtype == dtype
@@ -52,32 +54,38 @@ def test_output_equals_the_twin_and_the_masked_dispatch(
 
 @pytest.mark.parametrize("executing", EXECUTING)
 @pytest.mark.parametrize("sizes", SIZES[::2])
-def test_gradients_equal_those_of_the_masked_dispatch(sizes: Any, executing: str) -> None:
-    found = gradients(grouped.dispatch_kernels, toy(sizes, executing))
-    expected = gradients(masked, toy(sizes, executing))
-    assert found.keys() == expected.keys() == {"output", *toy(sizes, "all").trained()}
+@FORMS
+def test_gradients_equal_those_of_the_masked_dispatch(
+    slim: bool, sizes: Any, executing: str
+) -> None:
+    given = toy(sizes, executing, slim=slim)
+    found = gradients(grouped.dispatch_kernels, given)
+    expected = gradients(masked, toy(sizes, executing, slim=slim))
+    assert found.keys() == expected.keys() == {"output", *given.trained()}
     for name, value in expected.items():
         assert_close(found[name], value, 1e-5, name)
 
 
-def test_gradients_in_bfloat16_come_in_the_dtype_of_what_is_trained() -> None:
-    given = toy(SIZES[0], "some", torch.bfloat16)
+@FORMS
+def test_gradients_in_bfloat16_come_in_the_dtype_of_what_is_trained(slim: bool) -> None:
+    given = toy(SIZES[0], "some", torch.bfloat16, slim)
     found = gradients(grouped.dispatch_kernels, given)
-    expected = gradients(masked, toy(SIZES[0], "some", torch.bfloat16))
+    expected = gradients(masked, toy(SIZES[0], "some", torch.bfloat16, slim))
     for name, tensor in given.trained().items():
         assert found[name].dtype == tensor.dtype
         assert_close(found[name], expected[name], 3e-2, name)
 
 
-@pytest.mark.parametrize("name", ["rows", "down", "up", "scale", "residual"])
+@pytest.mark.parametrize("name", ["rows", "down", "up", "factor", "scale", "residual"])
 def test_gradients_are_slopes(name: str) -> None:
-    given = toy(SIZES[2], "some")
+    slim = name == "factor"
+    given = toy(SIZES[2], "some", slim=slim)
     upstream = torch.randn(given.rows.shape, generator=torch.Generator().manual_seed(9))
     gradient = gradients(grouped.dispatch_kernels, given)[name]
     step = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(7)) * 3e-3
     ends = []
     for sign in (1, -1):
-        moved = toy(SIZES[2], "some")
+        moved = toy(SIZES[2], "some", slim=slim)
         with torch.no_grad():
             moved.trained()[name].add_(sign * step)
             ends.append(float((grouped.dispatch_kernels(*moved) * upstream).double().sum()))
@@ -114,8 +122,9 @@ def test_only_the_asked_gradients_are_made() -> None:
 
 
 @pytest.mark.parametrize("executing", EXECUTING)
+@FORMS
 def test_memory_behind_the_counted_rows_is_left_alone(
-    executing: str, monkeypatch: pytest.MonkeyPatch
+    slim: bool, executing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every buffer starts as NaN: what is read too far spreads, what is written too far shows."""
     buffers = list[Tensor]()
@@ -139,7 +148,8 @@ def test_memory_behind_the_counted_rows_is_left_alone(
             return plain(like, *shape, dtype=dtype, **other)
         return poisoned(shape[0] if isinstance(shape[0], torch.Size) else shape, like, dtype)
 
-    given, expected = toy(SIZES[0], executing), gradients(masked, toy(SIZES[0], executing))
+    given, other = (toy(SIZES[0], executing, slim=slim) for _ in "ab")
+    expected = gradients(masked, other)
     monkeypatch.setattr(torch, "empty_like", empty_like)
     monkeypatch.setattr(Tensor, "new_empty", new_empty)
     for name, value in gradients(grouped.dispatch_kernels, given).items():

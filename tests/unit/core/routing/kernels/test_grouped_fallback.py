@@ -25,9 +25,11 @@ assert grouped.dispatch_fused(*given).equal(grouped.dispatch_reference(*given))
 
 
 @pytest.mark.parametrize("executing", ["none", "all", "one", "some"])
-def test_the_twin_equals_the_masked_dispatch(executing: str) -> None:
-    found = gradients(grouped.dispatch_reference, toy(SIZES[0], executing))
-    for name, value in gradients(masked, toy(SIZES[0], executing)).items():
+@pytest.mark.parametrize("slim", [False, True])
+def test_the_twin_equals_the_masked_dispatch(slim: bool, executing: str) -> None:
+    given, other = (toy(SIZES[0], executing, slim=slim) for _ in "ab")
+    found = gradients(grouped.dispatch_reference, given)
+    for name, value in gradients(masked, other).items():
         bound = 1e-5 * float(value.abs().max())
         torch.testing.assert_close(found[name], value, rtol=0, atol=bound)
 

@@ -13,7 +13,7 @@ from methods.core.routing.kernels.launch import Launch
 from methods.core.routing.routed import router_of
 from tests.contract.conftest import IDS
 from tests.interpreted import DEVICE, mend
-from tests.unit.core.routing.test_decoding import model_of
+from tests.unit.core.routing.test_decoding import ROUTED, model_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 mend()
@@ -43,8 +43,9 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return found | {"states": output.last_hidden_state.detach()}
 
 
-def test_training_agrees_with_the_host_dispatch(queued: list[str]) -> None:
-    model = model_of("hero").to(DEVICE)
+@pytest.mark.parametrize("name", ["hero", "flexidepth", "diffskip"])
+def test_training_agrees_with_the_host_dispatch(name: str, queued: list[str]) -> None:
+    model = model_of(name).to(DEVICE)
     kernels = gradients(model)
     assert queued
     queued.clear()
@@ -58,7 +59,7 @@ def test_training_agrees_with_the_host_dispatch(queued: list[str]) -> None:
         torch.testing.assert_close(value, host[name], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", ["hero", "block", "skipgpt-rt", "mod-d", "d-llm"])
+@pytest.mark.parametrize("name", ROUTED)
 @pytest.mark.parametrize("executes", [True, False])
 def test_a_decode_step_agrees_with_its_twin(
     name: str, executes: bool, queued: list[str], monkeypatch: pytest.MonkeyPatch
@@ -78,6 +79,7 @@ def test_a_decode_step_agrees_with_its_twin(
 READING = ["project_kernel", "read_kernel", "merge_kernel", "outer_kernel"]
 LAUNCHES = {
     "hero": ["project_kernel", "decide_kernel", "inner_kernel", "outer_kernel"],
+    "diffskip": ["inner_kernel", "outer_kernel"],
     "block": [*READING, "inner_kernel", "outer_kernel"],
 }
 
