@@ -154,7 +154,8 @@ def describe_model(folder: Path) -> dict[str, Any]:
     """The card of a compressed model, or one made for a plain Hugging Face folder (row dense)."""
     from methods.base import Request
     from methods.core.backbone import load_backbone
-    from methods.core.checkpoint import CARD, describe, read_card
+    from methods.core.checkpoint import describe
+    from methods.core.pretrained import CARD, read_card
 
     if (folder / CARD).is_file():
         return read_card(folder)
@@ -172,8 +173,9 @@ def removed_layers(card: Mapping[str, Any]) -> list[int]:
 def load_any(folder: Path, backbone: Path | None, device: str) -> tuple[Any, Any, Any, Any]:
     """Model, tokenizer, ledger and method of a compressed model or a plain folder."""
     from methods.core.backbone import load_backbone
-    from methods.core.checkpoint import CARD, load
+    from methods.core.checkpoint import load
     from methods.core.ledger import Ledger
+    from methods.core.pretrained import CARD
 
     if (folder / CARD).is_file():
         loaded = load(folder, backbone, device)

@@ -24,18 +24,15 @@ from transformers import (
 )
 
 from methods.core.finite import check_parameters
-from methods.core.folder import FETCHED as FETCHED
-from methods.core.folder import INDEX as INDEX
-from methods.core.folder import WEIGHTS as WEIGHTS
-from methods.core.folder import fetched as fetched
-from methods.core.folder import file_facts as file_facts
-from methods.core.folder import first_line as first_line
-from methods.core.folder import hash_folder as hash_folder
-from methods.core.folder import make_config as make_config
-from methods.core.folder import read_config as read_config
-from methods.core.folder import read_generation as read_generation
-from methods.core.folder import read_tokenizer as read_tokenizer
-from methods.core.folder import weight_files as weight_files
+from methods.core.folder import (
+    fetched,
+    first_line,
+    hash_folder,
+    read_config,
+    read_generation,
+    read_tokenizer,
+    weight_files,
+)
 from methods.core.pretrained import guard
 from methods.core.shapes import SHAPES
 

@@ -27,26 +27,21 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Fitted, Method, Request
-from methods.core.backbone import (
+from methods.core.backbone import Backbone, decoder, empty_backbone, load_backbone
+from methods.core.finite import check_finite, check_parameters
+from methods.core.folder import (
     INDEX,
     WEIGHTS,
-    Backbone,
-    decoder,
-    empty_backbone,
     first_line,
     hash_folder,
-    load_backbone,
     make_config,
     read_generation,
     read_tokenizer,
     weight_files,
 )
-from methods.core.finite import check_finite, check_parameters
 from methods.core.jsonfile import cut
 from methods.core.ledger import Ledger
-from methods.core.pretrained import CARD as CARD
-from methods.core.pretrained import SkipbenchConfig, guard
-from methods.core.pretrained import read_card as read_card
+from methods.core.pretrained import CARD, SkipbenchConfig, guard, read_card
 from methods.core.routing.routed import router_of
 from methods.discovery import find_row, load_method
 

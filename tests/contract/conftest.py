@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from methods import discover
-from methods.core.checkpoint import CARD
+from methods.core.pretrained import CARD
 from tests import steps
 from workflows.job import data_parts, data_words
 

@@ -20,9 +20,10 @@ import torch
 import yaml
 
 from methods import load_method
-from methods.core.backbone import load_backbone, read_config, read_tokenizer
+from methods.core.backbone import load_backbone
 from methods.core.checkpoint import load
 from methods.core.data import Data
+from methods.core.folder import read_config, read_tokenizer
 from methods.core.ledger import Ledger
 from tests import made_records, steps, told_records, toy
 from workflows.config import read_configs

@@ -10,7 +10,7 @@ import pytest
 
 from methods import random_skip
 from methods.base import Fitted, Request
-from methods.core.checkpoint import CARD
+from methods.core.pretrained import CARD
 from tests import steps
 from workflows.jobs import Suite, read_suite
 

@@ -9,8 +9,9 @@ import argparse
 from pathlib import Path
 
 from methods import load_method
-from methods.core.backbone import check_weights, read_config, read_tokenizer
+from methods.core.backbone import check_weights
 from methods.core.checkpoint import write_json
+from methods.core.folder import read_config, read_tokenizer
 from workflows.jobs import Suite, read_suite
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import json_argument, run, step_parser

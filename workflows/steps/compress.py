@@ -16,17 +16,10 @@ from typing import Any
 from methods import Row, find_row, load_method
 from methods.base import Method, Request
 from methods.core.budget import check_budget
-from methods.core.checkpoint import (
-    CARD,
-    describe,
-    open_backbone,
-    origin,
-    read_card,
-    save,
-    write_json,
-)
+from methods.core.checkpoint import describe, open_backbone, origin, save, write_json
 from methods.core.data import Data, check_file
 from methods.core.jsonfile import read_json
+from methods.core.pretrained import CARD, read_card
 from methods.core.training.snapshots import NAME as SNAPSHOT
 from workflows.job import DATA_PARTS
 from workflows.records import rows_of

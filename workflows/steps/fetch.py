@@ -10,8 +10,8 @@ import argparse
 import shutil
 from pathlib import Path
 
-from methods.core.backbone import FETCHED, file_facts
 from methods.core.checkpoint import write_json
+from methods.core.folder import FETCHED, file_facts
 from workflows.config import check_source
 from workflows.runtime.files import kept_folder
 from workflows.runtime.hub import one_sentence

@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from methods.core.backbone import read_config, read_tokenizer
+from methods.core.folder import read_config, read_tokenizer
 from workflows.evaluation.loading import known_reasons
 from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks

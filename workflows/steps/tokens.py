@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from methods.core.backbone import read_config, read_tokenizer
 from methods.core.data import Data, Document
+from methods.core.folder import read_config, read_tokenizer
 from methods.core.tokens import SUFFIX, write_tokens
 from workflows.runtime.files import whole_folder
 from workflows.runtime.program import check_positive, run, step_parser

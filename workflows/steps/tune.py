@@ -25,9 +25,9 @@ import yaml
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import hash_folder
 from methods.core.checkpoint import open_backbone, write_json
 from methods.core.data import Data, check_file
+from methods.core.folder import hash_folder
 from methods.core.training.loop import DivergedError
 from methods.core.training.losses import Answers, score_answers
 from workflows.config import read_configs

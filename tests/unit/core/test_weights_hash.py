@@ -8,7 +8,8 @@ from typing import Any
 from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import load_backbone
-from methods.core.checkpoint import describe, read_card, save
+from methods.core.checkpoint import describe, save
+from methods.core.pretrained import read_card
 
 RANDOM = {"layers": [3, 4, 5], "seed": 1, "skipped_units": 1.5}
 

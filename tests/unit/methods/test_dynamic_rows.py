@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from methods import load_method, load_model, skipgpt
 from methods.base import Fitted, Request
 from methods.core.backbone import load_backbone
-from methods.core.checkpoint import describe, read_card, save
+from methods.core.checkpoint import describe, save
+from methods.core.pretrained import read_card
 from methods.core.routing.routed import router_of
 from tests import steps, toy
 from tests.routing_toys import IDS, NAMED, VARIANTS, fit, shaken, wrap

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from methods import discover
-from methods.core.checkpoint import CARD
+from methods.core.pretrained import CARD
 from tests import steps
 from workflows.runtime import provenance
 from workflows.runtime.arithmetic import ARITHMETIC
