@@ -1,8 +1,9 @@
 """Two results folders side by side, with intervals: `python -m workflows.steps.compare A B`.
 
-Prints the table as Markdown; --out also writes compare.csv, compare.md and compare.tex. Lines are
-held against each other on the same items and by one protocol of matching, and run by run where
-their seeds agree.
+Prints the table as Markdown and how many runs are equal; --out also writes both as CSV
+(compare.csv, agreement.csv) and the table as compare.md and compare.tex. Lines are held against
+each other on the same items and by one protocol of matching, and run by run where their seeds
+agree.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def main() -> None:
     print(markdown(table), end="")
     if args.out is not None:
         write_text(args.out / "compare.csv", frame.to_csv(index=False))
+        write_text(args.out / "agreement.csv", agreed.to_csv(index=False))
         write_text(args.out / "compare.md", markdown(table, warned))
         write_text(args.out / "compare.tex", latex(table, warned))
 
