@@ -19,6 +19,8 @@ pytestmark = pytest.mark.skipif(
     browser.COMMAND is None, reason=f"no Chromium here (none of {', '.join(browser.NAMES)})"
 )
 WIDTHS = (1280, 400)
+# Milliseconds from a click to what it shows.
+PAINT = 200
 ACCESSIBLE = (Path(__file__).parents[1] / "accessible.js").read_text(encoding="utf-8")
 HERO = "toy/hero/25/pooled"
 SHOWN = "all('#lead-pooled tbody tr').filter((row) => !row.hidden)"
@@ -337,6 +339,7 @@ def test_the_tables_stand_there_without_the_script(chromium: browser.Browser, pa
 
 
 def test_two_thousand_rows_are_sorted_at_once(window: browser.Browser) -> None:
+    """From the click to the next paint, when the rest of the rows has come."""
     window.run(
         "(() => { const body = one('[data-name=scores] tbody'), rows = [...body.rows];"
         " for (let n = 0; body.rows.length < 2000; n += 1) {"
@@ -345,7 +348,26 @@ def test_two_thousand_rows_are_sorted_at_once(window: browser.Browser) -> None:
         "   body.append(row); } })()"
     )
     head = "all('[data-name=scores] thead button').at(-1)"
-    timed = f"const from = performance.now(); {head}.click(); return performance.now() - from;"
-    times = [window.run(f"(() => {{ {timed} }})()") for _ in range(6)]
-    assert min(times) < 200
+    shown = "all('[data-name=scores] tbody tr').filter((row) => row.getClientRects().length).length"
+    timed = (
+        "new Promise((done) => requestAnimationFrame(() => setTimeout(() => {"
+        f" const from = performance.now(); {head}.click();"
+        " requestAnimationFrame(() => setTimeout(() => done(performance.now() - from))); })))"
+    )
+    times = []
+    for _ in range(6):
+        times.append(window.run(timed))
+        window.wait(f"{shown} === 2000")
+    assert min(times) < PAINT
     assert window.run("all('[data-name=scores] tbody tr').length") == 2000
+
+
+def test_of_a_long_table_that_was_just_sorted_every_row_is_copied(window: browser.Browser) -> None:
+    copied = window.run(
+        "(() => { const section = one('[data-name=scores]'), body = one('tbody', section);"
+        " while (body.rows.length < 500) body.append(body.rows[0].cloneNode(true));"
+        " one('thead button', section).click();"
+        " const later = all('.later', section).length;"
+        " return [later, visible(section).filter((row) => row.length > 1).length]; })()"
+    )
+    assert copied == [400, 501]

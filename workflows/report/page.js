@@ -178,12 +178,25 @@ function sortTable(section, column, down) {
   reorder(body, [...full, ...keyed.filter(([key]) => key === null)].map(([, row]) => row));
 }
 
-// Outside the document, where a row that moves costs no style.
+// Rows that are laid out before the next paint, and in each piece that follows.
+const FIRST = 100, PIECE = 300;
+
+// Outside the document, where a row that moves costs no style. Of a long table the top is shown at
+// once and the rest in pieces: to lay out thousands of rows takes longer than a reader waits.
 function reorder(body, rows) {
   const table = body.parentNode;
   body.remove();
   body.append(...rows);
+  rows.filter((row) => !row.hidden).forEach((row, place) => row.classList.toggle("later", place >= FIRST));
   table.append(body);
+  table.closest(".wide").scrollTop = 0;
+  requestAnimationFrame(() => setTimeout(() => follow(body)));
+}
+
+function follow(body) {
+  const later = all(".later", body);
+  for (const row of later.slice(0, PIECE)) row.classList.remove("later");
+  if (later.length > PIECE) setTimeout(() => follow(body));
 }
 
 function sortBy(name, column) {
@@ -210,6 +223,7 @@ function makeSortable(section) {
 }
 
 function visible(section) {
+  for (const row of all(".later", section)) row.classList.remove("later");
   const rows = all("tr", section).filter((row) => !row.hidden);
   return rows.map((row) => [...row.cells].filter((cell) => cell.getClientRects().length).map((cell) => cell.textContent.trim().replace(/\s+/g, " ")));
 }
