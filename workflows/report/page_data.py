@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from methods import discover
-from workflows.records import read_decisions
+from workflows.records import SAMPLE, read_decisions
 from workflows.report.again import Again
 from workflows.report.lead import Frames, without_twins
 from workflows.report.render import LATEX
@@ -205,15 +205,16 @@ class Texts:
     """
 
     def __init__(self, file: Path) -> None:
-        frame = read_texts(file).sort_values("item")
-        self.of = {str(task): part for task, part in frame.groupby("task")}
+        self.of: dict[str, list[tuple[int, str]]] = {}
+        for line in read_texts(file).sort_values("item").to_dict("records"):
+            self.of.setdefault(line["task"], []).append((line["item"], line[SAMPLE]))
 
     def at(self, task: str, place: int) -> tuple[int, dict[str, Any]] | None:
         """Number and texts of the item at a place of a task's values; None where none are kept."""
         if task not in self.of:
             return None
-        line = self.of[task].iloc[place]
-        return int(line["item"]), json.loads(line["sample"])
+        item, sample = self.of[task][place]
+        return item, json.loads(sample)
 
 
 def _items(

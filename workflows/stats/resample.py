@@ -27,9 +27,10 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from workflows.stats.retain import Floats, retain
@@ -66,15 +67,15 @@ class Chance:
         within = self.within + other.within
         return Chance(self.by_items - other.by_items, between, within, freedom)
 
-    def draws(self, rng: np.random.Generator) -> Floats:
+    def draws(self, seed: int, *purpose: str) -> Floats:
         """Items and seeds at chance, (B,); see the formula on top."""
         if not self.between:
             return self.by_items
-        apart = self.by_items - self.by_items.mean()
+        mean = self.by_items.mean()
+        apart = self.by_items - mean
         shared = max(0.0, 1 - self.within / (apart.var() or math.inf))
-        errors = rng.permutation(_student(self.freedom, len(apart)))
-        drawn = self.by_items.mean() + np.sqrt(shared) * apart + np.sqrt(self.between) * errors
-        return np.asarray(drawn)
+        errors = _student(self.freedom, len(apart))[_order(len(apart), seed, *purpose)]
+        return np.asarray(mean + np.sqrt(shared) * apart + np.sqrt(self.between) * errors)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def bootstrap(
     drawn[RETAIN] = retain({task: drawn[task] for task in retain_tasks}, drawn_base)
     return {
         measure: {
-            name: _sample(values[part], drawn[measure][part], _generator(seed, measure, name))
+            name: _sample(values[part], drawn[measure][part], seed, measure, name)
             for name, part in parts.items()
         }
         for measure, values in points.items()
@@ -182,18 +183,18 @@ def mean_of_tasks(
             # A draw in which it solves nothing takes the smallest of the others.
             drawn_base[task] = np.maximum(by_items, by_items[by_items > 0].min(initial=1.0))
     found, replicates = retain(points, base), retain(drawn, drawn_base)
-    return _sample(found, replicates, _generator(seed, "mean of tasks", name))
+    return _sample(found, replicates, seed, "mean of tasks", name)
 
 
 def difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
     """Draws of ``second`` - ``first``, two lines with runs of their own, (B,)."""
-    return (second.chance - first.chance).draws(_generator(seed, "difference"))
+    return (second.chance - first.chance).draws(seed, "difference")
 
 
 def paired_difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
     """Draws of ``second`` - ``first``, two lines whose runs belong together one by one, (B,)."""
     points, replicates = second.points - first.points, second.replicates - first.replicates
-    return _chance(points, replicates).draws(_generator(seed, "difference"))
+    return _chance(points, replicates).draws(seed, "difference")
 
 
 def interval(draws: Floats) -> tuple[float, float]:
@@ -243,10 +244,10 @@ def _counts(n: int, resamples: int, rng: np.random.Generator) -> Iterator[Floats
         yield np.bincount(picks.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
 
 
-def _sample(points: Floats, replicates: Floats, rng: np.random.Generator) -> Sample:
+def _sample(points: Floats, replicates: Floats, seed: int, *purpose: str) -> Sample:
     """A line's measure from its runs."""
     chance = _chance(points, replicates)
-    return Sample(points, replicates, chance, chance.draws(rng))
+    return Sample(points, replicates, chance, chance.draws(seed, *purpose))
 
 
 def _chance(points: Floats, replicates: Floats) -> Chance:
@@ -263,6 +264,13 @@ def _student(freedom: float, number: int) -> Floats:
     """Evenly spaced quantiles of the t distribution: no luck of the draw in its long tails."""
     shares = (np.arange(number) + 0.5) / number
     return np.asarray(stats.t.ppf(shares, freedom), dtype=np.float64)
+
+
+# All differences of a table share one order.
+@lru_cache(maxsize=8)
+def _order(number: int, seed: int, *purpose: str) -> NDArray[np.int64]:
+    """A permutation of ``number``, another for every purpose."""
+    return _generator(seed, *purpose).permutation(number)
 
 
 def _generator(seed: int, *purpose: str) -> np.random.Generator:

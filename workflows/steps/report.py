@@ -8,6 +8,7 @@ shows what is there and names what is missing.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,8 @@ def main() -> None:
     frames = make_frames(results)
     warned = [*gaps(results), *cautions(results.records)]
     tables = make_tables(results, frames)
+    # They stay to the end: while figures come and go, thousands of records are no garbage.
+    gc.freeze()
     for sentence in warned:
         print(f"caution: {sentence}", file=sys.stderr)
     for name, frame in frames.items():

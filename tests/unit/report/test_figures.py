@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,14 +49,14 @@ def one(name: str, data: Data) -> Figure:
 
 
 def marks(axes: Axes) -> list[tuple[float, ...]]:
-    """x, y and the ends of the interval of every mark, in the order of drawing."""
+    """x, y and the ends of the interval of every mark, sorted."""
     found = []
     for held in axes.containers:
         assert isinstance(held, ErrorbarContainer)
-        (x,), (y,) = held.lines[0].get_data()
-        ends = [bar.get_segments()[0].ravel().tolist() for bar in held.lines[2]]
-        found.append((float(x), float(y), *(end for bar in ends for end in bar)))
-    return found
+        bars = [[segment.ravel() for segment in bar.get_segments()] for bar in held.lines[2]]
+        for point, *ends in zip(held.lines[0].get_xydata(), *bars, strict=True):
+            found.append(tuple(np.concatenate([point, *ends]).tolist()))
+    return sorted(found)
 
 
 def rows_of(retain: pd.DataFrame) -> pd.DataFrame:
@@ -72,7 +72,7 @@ def test_retain_over_skip_shows_every_row_with_its_interval(made: Data) -> None:
             (line.skip, line.retain, line.skip, line.retain_low, line.skip, line.retain_high)
             for line in rows_of(own).itertuples()
         ]
-        assert np.allclose(marks(axis), expected)
+        assert np.allclose(marks(axis), sorted(expected))
         levels = [segment[0][1] for segment in axis.collections[-1].get_segments()]
         assert np.allclose(levels, own[own["kind"] == "reference"]["retain"])
         paths = [line.get_xydata() for line in axis.lines if len(line.get_xdata()) == 2]
@@ -102,10 +102,11 @@ def test_differences_are_sorted_and_hollow_where_not_told_from_zero(made: Data) 
         expected = [
             (line["difference"], n, line["low"], n, line["high"], n) for n, line in enumerate(lines)
         ]
-        assert np.allclose(marks(axis), expected)
+        assert np.allclose(marks(axis), sorted(expected))
         assert [text.get_text() for text in axis.get_yticklabels()] == [x["title"] for x in lines]
-        hollow = [held.lines[0].get_markerfacecolor() == "white" for held in axis.containers]
-        assert hollow == [not line["p_holm"] < 0.05 for line in lines]
+        white = [one for one in axis.containers if one.lines[0].get_markerfacecolor() == "white"]
+        hollow = {height for held in white for height in held.lines[0].get_ydata()}
+        assert hollow == {n for n, line in enumerate(lines) if not line["p_holm"] < 0.05}
         assert [text.get_text() for text in axis.texts] == [
             f"{x['difference']:+.1f} ({x['low']:+.1f} to {x['high']:+.1f})".replace("-", "−")
             for x in lines
@@ -151,7 +152,7 @@ def test_sweeps_take_rows_that_differ_in_one_setting_alone(tmp_path: Path) -> No
     assert [mark[1] for mark in marks(skipped)] == pytest.approx([5, 20])
 
 
-def trained(folder: Path) -> Data:
+def trained(folder: Path, log_at: str = "model/decisions.json") -> Data:
     """A row with a log of training, whose layers are routed, removed and left alone."""
     write_run(folder, dense(score("a", [1, 1])))
     units = [
@@ -163,15 +164,16 @@ def trained(folder: Path) -> Data:
         layers={"kept": 3, "dense": 4, "removed": [1]},
     )  # fmt: skip
     log = [{"update": n, "loss": 2.0**-n, "skip": n / 100, "alpha": 1 + n} for n in range(20)]
-    file = place_of(folder, made) / "model" / "decisions.json"
+    file = place_of(folder, made) / log_at
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"training": log}))
     write_run(folder, made)
     return read(folder)
 
 
-def test_training_shows_running_means(tmp_path: Path) -> None:
-    axes = one("training", trained(tmp_path)).axes
+@pytest.mark.parametrize("log_at", ["model/decisions.json", "record.decisions.json"])
+def test_training_shows_running_means_with_and_without_a_model(tmp_path: Path, log_at: str) -> None:
+    axes = one("training", trained(tmp_path, log_at)).axes
     for axis, of in zip(axes, (lambda n: 2.0**-n, lambda n: n, lambda n: 1 + n), strict=True):
         (line,) = axis.lines
         means = [np.mean([of(m) for m in range(max(0, n - 14), n + 1)]) for n in range(20)]
@@ -211,16 +213,35 @@ def test_both_protocols_stand_beside_each_other() -> None:
             )  # fmt: skip
 
 
+def test_of_too_many_sheets_the_first_of_each_target_is_left() -> None:
+    lines = with_part(many(rows=20, targets=(20.0, 30.0, 40.0)), {})
+    assert len(parts(lines, 8)) == 3
+    assert [len(part) for part in parts(lines, 8).values()] == [8, 8, 8]
+    assert list(parts(lines, 10)) == ["", "_b20_2", "_b30", "_b30_2", "_b40", "_b40_2"]
+
+
+def many(rows: int, targets: Sequence[float]) -> pd.DataFrame:
+    """Rows of the same names at every target."""
+    lines = [
+        {"backbone": "toy", "target": target, "match": None, "row": f"row{n}", "kind": "dynamic"}
+        for target in targets
+        for n in range(rows)
+    ]
+    return pd.DataFrame(lines)
+
+
 def test_time_over_skip_shows_times_above_their_bounds() -> None:
     data = reference("demo")
-    rows = rows_of(data.retain)["row"]
+    rows = rows_of(data.retain)
     for axis, mode in zip(one("time_over_skip", data).axes, ("prefill", "decode"), strict=True):
-        own = data.speeds[data.speeds["mode"] == mode].set_index("row")
-        assert [mark[1] for mark in marks(axis)] == pytest.approx(list(1 / own.loc[rows, "speed"]))
+        own = data.speeds[data.speeds["mode"] == mode].set_index("row").loc[rows["row"]]
+        told = {
+            of: sorted(zip(rows["skip"], 1 / own[of], strict=True)) for of in ("speed", "bound")
+        }
+        assert np.allclose([mark[:2] for mark in marks(axis)], told["speed"])
         # Caps of intervals are dashes as well, but small ones.
         dashes = [line for line in axis.lines if (line.get_marker(), line.get_ms()) == ("_", 5)]
-        bounds = [float(line.get_ydata()[0]) for line in dashes]
-        assert bounds == pytest.approx(list(1 / own.loc[rows, "bound"]))
+        assert np.allclose(sorted(tuple(line.get_xydata()[0]) for line in dashes), told["bound"])
 
 
 def test_figures_without_data_are_not_made(made: Data, tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_what_items_do_under_one_seed_is_not_counted_twice() -> None:
     """Chance has items' part 4 + w and seeds' part s^2 / S = 9, in which w stands already."""
     rng = np.random.default_rng(0)
     chance = Chance(rng.normal(0, np.sqrt(4 + 3), 40_000), between=9.0, within=3.0, freedom=200)
-    assert chance.draws(rng).var() == pytest.approx(4 + 9, rel=0.03)
+    assert chance.draws(0, "here").var() == pytest.approx(4 + 9, rel=0.03)
 
 
 def test_degrees_of_freedom_of_a_difference_are_those_of_welch() -> None:
@@ -185,7 +185,7 @@ def test_degrees_of_freedom_of_a_difference_are_those_of_welch() -> None:
     assert (one - two).freedom == int(8**2 / (3**2 / 4 + 5**2 / 2))
     assert (one - one).freedom == 8
     assert (one - single).freedom == 4
-    assert (single - single).draws(np.random.default_rng(0)) == [0]
+    assert (single - single).draws(0, "here") == [0]
 
 
 def test_what_cannot_be_resampled_is_refused() -> None:

@@ -62,11 +62,11 @@ def _sheet(lines: pd.DataFrame, columns: int, told: str) -> Figure:
 
 def _panel(axis: Axes, part: pd.DataFrame) -> None:
     """The best on top; a hollow sign is not told from zero after Holm's correction."""
+    placed = part.assign(height=range(len(part)), hollow=~(part["p_holm"] < LEVEL))
+    for (kind, hollow), same in placed.groupby(["kind", "hollow"], sort=False):
+        span = (same["low"], same["high"])
+        mark(axis, same["difference"], same["height"], kind, xspan=span, hollow=bool(hollow))
     for height, line in enumerate(part.to_dict("records")):
-        mark(
-            axis, line["difference"], height, line["kind"], xspan=(line["low"], line["high"]),
-            hollow=not line["p_holm"] < LEVEL,
-        )  # fmt: skip
         axis.annotate(
             _said(line), (1, height), (4, 0), xycoords=axis.get_yaxis_transform(),
             textcoords="offset points", fontsize=SMALL, va="center_baseline",

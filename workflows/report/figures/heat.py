@@ -91,11 +91,11 @@ def write(
 ) -> None:
     """Cells (rows, columns) with a ground by ``shares`` in [0, 1]; their text where ``size`` is."""
     paint(axis, shares)
-    colors = mpl.colormaps[mpl.rcParams["image.cmap"]]
+    grounds = mpl.colormaps[mpl.rcParams["image.cmap"]](shares)[..., :3]
     for (y, x), value in np.ndenumerate(values) if size else ():
         text = "–" if np.isnan(value) else form.format(value)
-        ground = (1.0, 1.0, 1.0) if np.isnan(value) else colors(float(shares[y, x]))[:3]
-        axis.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=ink(ground))
+        color = "black" if np.isnan(value) else ink(grounds[y, x])
+        axis.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=color)
 
 
 def paint(axis: Axes, shares: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,19 @@ ORDER = ("match", "target", "part")
 VARIANTS = "variants"
 # Of one figure; more of them nobody prints.
 SHEETS = 8
+
+
+class Sheet(NamedTuple):
+    """What one figure shows of lines that are split: of which part, and the how manieth of it."""
+
+    part: tuple[str, ...]
+    number: int
+    lines: pd.DataFrame
+
+    @property
+    def suffix(self) -> str:
+        """What its name ends with, unless it is the first of all."""
+        return "_".join(filter(None, [*self.part, str(1 + self.number) if self.number else ""]))
 
 
 def line_names(lines: pd.DataFrame) -> list[str]:
@@ -59,7 +72,8 @@ def parts(lines: pd.DataFrame, most: int) -> dict[str, pd.DataFrame]:
     Lines are split by protocol, then target, then main rows and variants, only as far as one part
     has more than ``most``; what is left is cut. The first part has no suffix. What is the same
     under every protocol (``match`` empty) and references (no target) stand in all parts that hold
-    anything else. Of more parts than ``SHEETS``, those of variants are left to the page.
+    anything else. Of more sheets than ``SHEETS``, those of variants are left to the page, and where
+    that does not do, all but the first of each target.
     """
     found: dict[tuple[str, ...], pd.DataFrame] = {(): lines}
     for column in ORDER:
@@ -71,19 +85,19 @@ def parts(lines: pd.DataFrame, most: int) -> dict[str, pd.DataFrame]:
             for label, own in _split(part, column).items()
             if _skips(own).any() or not _skips(lines).any()
         }
-    cut = {
-        "_".join(filter(None, [*name, str(1 + start // most) if start else ""])): part[
-            start : start + most
-        ]
+    sheets = [
+        Sheet(name, start // most, part[start : start + most])
         for name, part in found.items()
         for start in range(0, len(part), most)
-    }
-    if len(cut) > SHEETS:
-        main = {name: part for name, part in cut.items() if not (part["part"] == VARIANTS).all()}
-        cut = main or cut
+    ]
+    if len(sheets) > SHEETS:
+        main = [sheet for sheet in sheets if not (sheet.lines["part"] == VARIANTS).all()]
+        sheets = main or sheets
+    if len(sheets) > SHEETS:
+        sheets = [sheet for sheet in sheets if sheet.number == 0]
     return {
-        "" if number == 0 else f"_{name}": part.reset_index(drop=True)
-        for number, (name, part) in enumerate(cut.items())
+        f"_{sheet.suffix}" if place else "": sheet.lines.reset_index(drop=True)
+        for place, sheet in enumerate(sheets)
     }
 
 

@@ -39,14 +39,15 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
 
 def _panel(axis: Axes, part: pd.DataFrame) -> None:
     """The best on top; from the hollow sign to the full one is what the place of skipping costs."""
-    for height, line in enumerate(part.to_dict("records")):
-        pooled, each = line["retain_pooled"], line["retain_each"]
-        axis.plot(
-            [pooled, each], [height, height], color=GREY, linestyle="-", linewidth=0.6, zorder=1
-        )
-        if pooled != each:
-            mark(axis, pooled, height, line["kind"], hollow=True)
-        span = (line["retain_low_each"], line["retain_high_each"])
-        mark(axis, each, height, line["kind"], xspan=span)
+    placed = part.assign(height=range(len(part)))
+    axis.plot(
+        placed[["retain_pooled", "retain_each"]].T, placed[["height", "height"]].T, color=GREY,
+        linestyle="-", linewidth=0.6, zorder=1,
+    )  # fmt: skip
+    for kind, same in placed.groupby("kind", sort=False):
+        apart = same[same["retain_pooled"] != same["retain_each"]]
+        mark(axis, apart["retain_pooled"], apart["height"], str(kind), hollow=True)
+        span = (same["retain_low_each"], same["retain_high_each"])
+        mark(axis, same["retain_each"], same["height"], str(kind), xspan=span)
     axis.set_yticks(range(len(part)), list(part["title"]))
     axis.set_ylim(len(part) - 0.5, -0.6)

@@ -205,8 +205,8 @@ def _sheet(panels: Sequence[Panel], columns: int, told: str, extra: Extra) -> Fi
 
 def _rows(axis: Axes, rows: pd.DataFrame) -> None:
     """Marks with intervals, and a line through the budgets of each row."""
-    for line in rows.to_dict("records"):
-        mark(axis, line["skip"], line["y"], line["kind"], yspan=(line["low"], line["high"]))
+    for kind, same in rows.groupby("kind", sort=False):
+        mark(axis, same["skip"], same["y"], str(kind), yspan=(same["low"], same["high"]))
     for _, row in rows[rows["target"].notna()].groupby("row", sort=False):
         path = row.sort_values("target")
         color = KINDS[path["kind"].iloc[0]].color

@@ -81,11 +81,10 @@ def _figures(
 
 def _path(axis: Axes, group: pd.DataFrame, measure: str, name: str, style: str) -> None:
     """One sweep, Retain with its intervals."""
-    color = KINDS[group["kind"].iloc[0]].color
-    axis.plot(group["value"], group[measure], label=name, color=color, linestyle=style)
-    for told in group.to_dict("records"):
-        span = (told["retain_low"], told["retain_high"]) if measure == "retain" else None
-        mark(axis, told["value"], told[measure], told["kind"], yspan=span)
+    kind = str(group["kind"].iloc[0])
+    axis.plot(group["value"], group[measure], label=name, color=KINDS[kind].color, linestyle=style)
+    span = (group["retain_low"], group["retain_high"]) if measure == "retain" else None
+    mark(axis, group["value"], group[measure], kind, yspan=span)
 
 
 def _name(group: pd.DataFrame, lines: pd.DataFrame) -> str:
