@@ -16,7 +16,7 @@ SHEETS = 8
 
 
 class Sheet(NamedTuple):
-    """What one figure shows of lines that are split: of which part, and the how manieth of it."""
+    """One figure of lines that are split: the part it shows, and its number there from 0 on."""
 
     part: tuple[str, ...]
     number: int
