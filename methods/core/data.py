@@ -38,6 +38,8 @@ from methods.core.jsonfile import parse_json
 from methods.core.tokens import SUFFIX, TokenFile, check_turns, tokenized_by
 from methods.core.tokens import Document as Document
 
+TEXTS = ("prompt", "completion", "text", "fed", "task")
+
 
 class Batch(NamedTuple):
     """Right-padded documents: ``ids`` (B, T) int64 and ``valid`` (B, T) bool, False on pads."""
@@ -179,7 +181,7 @@ class Data:
                 Document(
                     cut,
                     min(lead, self.max_length),
-                    str(row.get("task", "")),
+                    row.get("task", ""),
                     tuple((first, stop) for first, stop in deciding if first < stop),
                 )
             )
@@ -204,15 +206,18 @@ class Data:
         if self.tokenizer is None:
             raise ValueError(f"{where}: the backbone has no tokenizer, give ids (.npy) instead")
         if isinstance(row, dict):
-            prompt = str(row.get("prompt", ""))
+            for name in TEXTS:
+                if not isinstance(row.get(name, ""), str):
+                    raise ValueError(f"{where}: '{name}' is no text: {row[name]!r:.80}")
+            prompt = row.get("prompt", "")
             if "messages" in row:
                 check_turns(row["messages"], where)
                 return "", self._chat(row["messages"])
             if "completion" in row:
-                return prompt, f"{prompt} {row['completion']}" if prompt else str(row["completion"])
+                return prompt, f"{prompt} {row['completion']}" if prompt else row["completion"]
             for name in ("text", "fed"):
                 if name in row:
-                    return prompt if name == "fed" else "", str(row[name])
+                    return prompt if name == "fed" else "", row[name]
         raise ValueError(f"{where}: expected an object with text, completion, messages or fed")
 
     def _chat(self, messages: list[dict[str, str]], ask: bool = False) -> str:

@@ -173,6 +173,21 @@ def test_a_row_of_another_form_is_named_by_its_line(row: object, tmp_path: Path)
         read(jsonl(tmp_path, {"text": "w1"}, row))
 
 
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("text", {"text": None}),
+        ("prompt", {"prompt": 3, "completion": "w1"}),
+        ("completion", {"prompt": "w1", "completion": ["w2"]}),
+        ("fed", {"fed": 1.5}),
+        ("task", {"text": "w1", "task": {}}),
+    ],
+)
+def test_what_is_no_text_is_not_taken_for_one(name: str, row: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"rows.jsonl, line 2: '{name}' is no text: "):
+        read(jsonl(tmp_path, {"text": "w1"}, row))
+
+
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "w1"}\n{"text": \n', encoding="utf-8")
