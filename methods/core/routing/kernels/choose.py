@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -19,7 +20,7 @@ def available(tensor: Tensor) -> bool:
 
 def missing(tensor: Tensor) -> str | None:
     """Why the Triton kernels cannot run on ``tensor``, as one sentence; None if they can."""
-    if find_spec("triton") is None:
+    if not _installed():
         return "Triton is not installed"
     if tensor.dtype not in DTYPES:
         return f"kernels take bfloat16, float16 and float32, not {tensor.dtype}"
@@ -46,7 +47,7 @@ def use_triton(tensor: Tensor, forced: bool | None = None) -> bool:
     if not forced:
         return False
     reason = missing(tensor)
-    if reason is None or (find_spec("triton") is not None and _interpreted(tensor)):
+    if reason is None or (_installed() and _interpreted(tensor)):
         return True
     raise RuntimeError(f"the Triton kernels were asked for: {reason}")
 
@@ -83,6 +84,12 @@ def use_steps(hidden: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and available(hidden)
     )
+
+
+@cache
+def _installed() -> bool:
+    """Asked in every routed layer of a step, where looking through all folders is felt."""
+    return find_spec("triton") is not None
 
 
 def _interpreted(tensor: Tensor) -> bool:
