@@ -55,7 +55,7 @@ def _sheet(lines: pd.DataFrame, columns: int, told: str) -> Figure:
         _panel(axis, part)
         axis.set_title(panel_title(part, lines))
         axis.set_xlabel(told)
-    hollow = {} if (lines["p_holm"] < LEVEL).all() else {"hollow: not told from 0 (Holm)": HOLLOW}
+    hollow = {} if (lines["p_holm"] < LEVEL).all() else {"hollow: not told from 0": HOLLOW}
     legend(figure, set(lines["kind"]), hollow)
     return figure
 
