@@ -38,6 +38,7 @@ from methods.core.jsonfile import parse_json
 from methods.core.tokens import SUFFIX, TokenFile, check_turns, tokenized_by
 from methods.core.tokens import Document as Document
 
+# What is text in a row, where it is there.
 TEXTS = ("prompt", "completion", "text", "fed", "task")
 
 

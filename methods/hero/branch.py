@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
 
 from methods.core.routing.kernels.weights import AdapterWeights
 
@@ -32,8 +31,7 @@ class Adapter(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Normed states (n, D) to updates (n, D), in the dtype of the states."""
         # On a 16-bit backbone the weights stay float32, for the optimizer.
-        down, up, _ = self.matrices().to(rows.dtype)
-        return linear(silu(linear(rows, down)), up)
+        return self.matrices().update(rows)
 
     def matrices(self) -> AdapterWeights:
         """W1 and W2, for kernels."""

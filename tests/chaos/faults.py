@@ -106,7 +106,7 @@ def future(world: World) -> str:
     status, said = snakemake(world.folder, *COMMAND, timeout=LIMIT)
     if status == 0 or "clock skew" not in said:
         raise AssertionError(f"exit status {status} without a word about the clock")
-    _date([file for file in there if file.exists()], time.time())
+    _date(there, time.time())
     return f"files touched a day ahead; exit status {status} names the clock; touched again"
 
 

@@ -10,7 +10,7 @@ import resource
 import shutil
 import signal
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import process_time
@@ -36,7 +36,7 @@ DRAWN = {
 LEAST, SECONDS, MEGABYTES = 300, 20, 1024
 STRUCTURED = (".json", ".jsonl", ".yaml")
 ran: Counter[str] = Counter()
-slowest: Counter[str] = Counter()
+slowest: defaultdict[str, float] = defaultdict(float)
 began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -11,8 +11,7 @@ import pandas as pd
 
 from workflows.stats.comparable import score_difference, settings
 from workflows.stats.lines import Line, Panel
-from workflows.stats.resample import Run, difference, interval, paired_difference
-from workflows.stats.retain import retain
+from workflows.stats.resample import difference, interval, paired_difference
 from workflows.stats.versus import tested
 
 
@@ -126,31 +125,26 @@ def agreement_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataF
     return found.reset_index()
 
 
-def _shared_runs(one: Panel, two: Panel) -> Iterator[tuple[Any, ...]]:
-    """Key, kind and agreement of every run of two panels, seed by seed."""
-    others = {
-        (line.name, record["seed"]): (record, run)
-        for line in two.done
-        for record, run in line.pairs
-    }
-    for line in one.done:
-        for record, run in line.pairs:
-            key = (line.name, record["seed"])
-            if key in others:
-                twin, again = others[key]
-                yield (
-                    (line.backbone, record["match"], *key),
-                    "trained" if (record["fit"] or {}).get("trained_parameters") else "untrained",
-                    record["weights_hash"] == twin["weights_hash"],
-                    all(np.array_equal(run[task], again[task]) for task in run),
-                    abs(_retain(two, again) - _retain(one, run)),
-                )
-
-
-def _retain(panel: Panel, run: Run) -> float:
-    """Of one run, in percent."""
-    base = {task: panel.samples[task][panel.reference.name].value for task in panel.retain_tasks}
-    return 100 * float(retain({task: run[task].mean() for task in base}, base))
+def _shared_runs(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
+    """Key, kind and agreement of every run that stands in both panels."""
+    mine, theirs = (
+        {
+            (line.name, record["seed"]): (record, run)
+            for line in p.done
+            for record, run in line.pairs
+        }
+        for p in (one, two)
+    )
+    for key in (key for key in mine if key in theirs):
+        (record, run), (twin, again) = mine[key], theirs[key]
+        trains = bool((record["fit"] or {}).get("trained_parameters"))
+        yield {
+            "key": (one.reference.backbone, record["match"], *key),
+            "rows": "trained" if trains else "untrained",
+            "weights": record["weights_hash"] == twin["weights_hash"],
+            "items": all(np.array_equal(run[task], again[task]) for task in run),
+            "retain": abs(two.retain(again) - one.retain(run)),
+        }
 
 
 def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator[str]:

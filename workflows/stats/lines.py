@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workflows.stats.budget import PROTOCOLS, Protocol
 from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap
-from workflows.stats.retain import Floats
+from workflows.stats.retain import Floats, retain
 
 Record = Mapping[str, Any]
 
@@ -106,6 +106,11 @@ class Panel:
     def done(self) -> list[Line]:
         """The lines that have scores."""
         return [line for line in self.lines if line.done]
+
+    def retain(self, run: Run) -> float:
+        """Of one run, in percent."""
+        base = {task: self.samples[task][self.reference.name].value for task in self.retain_tasks}
+        return 100 * float(retain({task: run[task].mean() for task in base}, base))
 
 
 def make_panels(

@@ -123,11 +123,7 @@ def training_noise_frame(panels: Sequence[Panel], refits: Sequence[Refit]) -> pd
             continue
         panel, line, run = _repeated(panels, refit.own)
         again = _same_items(refit.items, refit.again, run)
-        base = {task: panel.samples[task][panel.reference.name].value for task in run}
-        before, after = (
-            100 * float(retain({t: values[t].mean() for t in panel.retain_tasks}, base))
-            for values in (run, again)
-        )
+        before, after = panel.retain(run), panel.retain(again)
         skip, skip_again = (100 * r["rates"]["all"]["skip"] for r in (refit.own, refit.again))
         lines.append(
             line.labels

@@ -6,7 +6,6 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
 from transformers import PreTrainedConfig
 
 from methods.core.routing.kernels.weights import AdapterWeights
@@ -65,8 +64,7 @@ class SlimFFN(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Normed states (n, D) to updates (n, D), in the dtype of the states."""
         # On a 16-bit backbone the weights stay float32, for the optimizer.
-        gate, down, up = (m.weight.to(rows.dtype) for m in (self.gate, self.down, self.up))
-        return linear(silu(linear(rows, gate)) * linear(rows, down), up)
+        return self.matrices().update(rows)
 
     def matrices(self) -> AdapterWeights:
         """W_gate, W_up and W_down, for kernels."""

@@ -97,13 +97,7 @@ def dispatch_reference(
         gate, up, down = (weight.detach() for weight in ffn)
         return linear(silu(linear(part, gate)) * linear(part, up), down)
 
-    def otherwise(part: Tensor) -> Tensor:
-        assert adapter is not None
-        down, up, factor = adapter.to(part.dtype)
-        inner = silu(linear(part, down))
-        return linear(inner if factor is None else inner * linear(part, factor), up)
-
-    update = dispatch(rows, execute, execute_branch, otherwise if adapter else None, scale)
+    update = dispatch(rows, execute, execute_branch, adapter.update if adapter else None, scale)
     return update if residual is None else residual + update
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, silu
 from transformers.activations import ACT2FN
 
 from methods.core.backbone import attention_kinds
@@ -33,6 +34,12 @@ class AdapterWeights(NamedTuple):
         """The same in another dtype."""
         factor = None if self.factor is None else self.factor.to(dtype)
         return AdapterWeights(self.down.to(dtype), self.up.to(dtype), factor)
+
+    def update(self, rows: Tensor) -> Tensor:
+        """What it writes for ``rows`` (N, D), computed in their dtype."""
+        down, up, factor = self.to(rows.dtype)
+        inner = silu(linear(rows, down))
+        return linear(inner if factor is None else inner * linear(rows, factor), up)
 
 
 @runtime_checkable
