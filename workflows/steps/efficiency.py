@@ -11,9 +11,9 @@ a bypass rate, times them in turn and writes each ratio beside its physical boun
 
 The file holds every line as soon as it is measured.
 
-With --model the gates are the model's own and no rate is forced, prompts come from --texts, and a
-block and training are left out; any row can be timed so, static ones too. `snakemake` does it for
-every row of a suite with the key `timing`.
+With --model the gates are the model's own and no rate is forced, LoRA is folded into its matrices,
+prompts come from --texts, and a block and training are left out; any row can be timed so, static
+ones too. `snakemake` does it for every row of a suite with the key `timing`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from methods.core.data import Data, check_file
 from methods.core.pretrained import read_card
 from methods.core.routing.routed import router_of
 from methods.core.shapes import SHAPES
+from methods.core.training.lora import fold_lora
 from workflows.records import rows_of
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
@@ -194,6 +195,7 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     if "not_applicable" in card:
         return
     loaded = load(args.model, device=bench.device)
+    fold_lora(loaded.model)
     dtype = (card["start"] or card)["backbone"]["dtype"]
     dense = load_backbone(dense_folder(args.model), dtype, bench.device).model
     data = Data(loaded.tokenizer, int(dense.config.vocab_size), probe_file=args.texts)

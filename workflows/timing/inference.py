@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -150,7 +150,7 @@ def time_static(
     executed, caches = _decisions(row, ids, extra), [decoder.cache for decoder in decoders]
     line = _decode_line("static", (row, dense), case, executed, caches, seconds)
     line["masked"] = executed is not None and not available(next(row.parameters()))
-    return line | joules([partial(_replayed, decoder) for decoder in decoders], sequences)
+    return line | joules([_replayed(decoder) for decoder in decoders], sequences)
 
 
 def _decode_line(
@@ -209,10 +209,15 @@ def _static_steps(
         yield
 
 
-def _replayed(decoder: StaticDecoder) -> None:
-    """One more step at the last place of the cache."""
-    decoder.rewind(1)
-    decoder.step()
+def _replayed(decoder: StaticDecoder) -> Callable[[], None]:
+    """One step, again and again at the same place of the cache."""
+    back = decoder.mark()
+
+    def step() -> None:
+        back()
+        decoder.step()
+
+    return step
 
 
 @torch.no_grad()

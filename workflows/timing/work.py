@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, PreTrainedModel, StaticLayer
 
 from methods.core.backbone import attention, count, layers
 from methods.core.ledger import Ledger
@@ -135,6 +135,11 @@ class Work:
         return self.step_weights(executed.cpu()[chosen])
 
 
-def _numbers(layer: Any) -> int:
-    """Keys and values of a layer of a cache."""
-    return 0 if layer.keys is None else int(layer.keys.numel() + layer.values.numel())
+def _numbers(layer: Any) -> float:
+    """Keys and values that a layer of a cache holds."""
+    if layer.keys is None:
+        return 0.0
+    held = float(layer.keys.numel() + layer.values.numel())
+    if isinstance(layer, StaticLayer):
+        held *= float(layer.cumulative_length.double().mean()) / layer.max_cache_len
+    return held

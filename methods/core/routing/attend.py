@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import rotate_half
 
+from methods.core.routing.caches import StaticEvictingLayer
 from methods.core.routing.kernels.attention import (
     AttentionCache,
     attention_workspace,
@@ -103,28 +104,37 @@ def attend_static(
         heads: Attention of a decoder layer.
         normed: Its input (B, 1, D).
         execute: Who reads (B, 1), bool.
-        arguments: Of the layer; the mask (B, 1, 1, C) is True on a run of columns.
+        arguments: Of the layer; the mask (B, 1, 1, C) is True on a run of columns. Where the
+            layer's part of the cache is a ``StaticEvictingLayer``, that knows the columns.
 
     Returns:
         Updates (B, 1, D), right where ``execute``. By kernels where they run, which read the cache
         for executing tokens alone; elsewhere every token reads.
     """
     module: Any = heads
+    layer = arguments["past_key_values"].layers[module.layer_idx]
+    evicts = isinstance(layer, StaticEvictingLayer)
     weights = attention_weights(heads) if use_steps(normed) else None
     if weights is None:
+        if evicts:
+            arguments = arguments | {"attention_mask": layer.seen()}
         mixed: Tensor = module(hidden_states=normed, **arguments)[0]
+        if evicts:
+            layer.keep(execute[:, 0])
         return mixed
-    layer = arguments["past_key_values"].layers[module.layer_idx]
-    seen = arguments["attention_mask"][:, 0, 0].expand(len(normed), -1)
-    first = seen.to(torch.uint8).argmax(dim=-1)
+    first = None
+    if not evicts:
+        seen = arguments["attention_mask"][:, 0, 0].expand(len(normed), -1)
+        first = seen.to(torch.uint8).argmax(dim=-1)
     cache = AttentionCache(layer.keys, layer.values, layer.cumulative_length, first)
     cosine, sine = (part[:, 0].contiguous() for part in arguments["position_embeddings"])
     rows, update = normed[:, 0].contiguous(), torch.zeros_like(normed[:, 0])
     routed_attention_decode(
         update, rows, execute[:, 0].contiguous(), None, weights, cosine, sine, cache, update,
-        attention_workspace(len(rows), weights),
+        attention_workspace(len(rows), weights), evicts,
     )  # fmt: skip
-    layer.cumulative_length.add_(1)
+    if not evicts:
+        layer.cumulative_length.add_(1)
     return update[:, None]
 
 

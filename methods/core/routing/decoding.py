@@ -8,7 +8,7 @@ eagerly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
 
 from methods.core.backbone import attention_kinds
-from methods.core.routing.eviction import StaticEvictingCache
+from methods.core.routing.caches import EvictingCache, StaticEvictingCache
 from methods.core.routing.routed import router_of
 
 # Steps between two looks of the host at who has ended.
@@ -60,11 +60,10 @@ class StaticDecoder:
         self.model, self.capacity = model, capacity
         self.captures = on_gpu if graph is None else graph
         device, router = model.device, router_of(model)
-        self.cache: StaticCache = (
-            StaticEvictingCache(model.config, capacity, sequences, device)
-            if router is not None and router.evicts
-            else StaticCache(config=model.config, max_cache_len=capacity)
-        )
+        self.cache = StaticCache(config=model.config, max_cache_len=capacity)
+        if router is not None and router.evicts:
+            evicting = [unit.layer for unit in router.units if unit.kind == "evicting"]
+            self.cache = StaticEvictingCache(model.config, capacity, evicting)
         self.token = torch.zeros(sequences, 1, dtype=torch.int64, device=device)
         self.logits = torch.zeros(
             sequences, model.config.vocab_size, dtype=model.dtype, device=device
@@ -102,10 +101,13 @@ class StaticDecoder:
         self._seen[:, :length] = True if mask is None else mask.bool()
         if mask is not None:
             extra["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        evicting = isinstance(self.cache, StaticEvictingCache)
         output = self.model(
-            ids, attention_mask=mask, past_key_values=self.cache, use_cache=True,
-            logits_to_keep=1, **extra,
+            ids, attention_mask=mask, use_cache=True, logits_to_keep=1,
+            past_key_values=EvictingCache(self.model.config) if evicting else self.cache, **extra,
         )  # fmt: skip
+        if isinstance(self.cache, StaticEvictingCache):
+            self.cache.take(output.past_key_values)
         self._column.fill_(length)
         self._positions.copy_(self._seen.sum(dim=1, keepdim=True))
         self._take(output.logits)
@@ -122,12 +124,19 @@ class StaticDecoder:
             self._graph = self._captured()
         self._graph.replay()
 
-    def rewind(self, steps: int) -> None:
-        """Take back the latest steps; the next one writes over what they stored."""
-        for place in (self._column, self._positions, *self._lengths()):
-            place.sub_(steps)
-        columns = torch.arange(self.capacity, device=self._seen.device)
-        self._seen.logical_and_(columns < self._column)
+    def mark(self) -> Callable[[], None]:
+        """What takes back every step from here on; the next one writes over what they stored."""
+        carried = [self.token, self.logits, self._positions, self._column, self._seen]
+        # What the layers of the cache count their columns by, on the device.
+        layers: list[Any] = self.cache.layers
+        carried += [layer.cumulative_length for layer in layers]
+        kept = [tensor.clone() for tensor in carried]
+
+        def back() -> None:
+            for tensor, value in zip(carried, kept, strict=True):
+                tensor.copy_(value)
+
+        return back
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -140,36 +149,24 @@ class StaticDecoder:
         self._positions.add_(1)
         self._take(output.logits)
 
-    def _lengths(self) -> list[Tensor]:
-        """What the layers of the cache count their columns by, on the device."""
-        layers: list[Any] = self.cache.layers
-        return [layer.cumulative_length for layer in layers]
-
     def _take(self, logits: Tensor) -> None:
         self.logits.copy_(logits[:, -1])
         self.token.copy_(self.logits.argmax(dim=-1, keepdim=True))
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         """The step as a graph; trial runs before it leave no trace."""
-        carried = [self.token, self.logits, self._positions, self._column, self._seen]
-        carried += self._lengths()
-        kept = [tensor.clone() for tensor in carried]
-
-        def restore() -> None:
-            for tensor, value in zip(carried, kept, strict=True):
-                tensor.copy_(value)
-
+        back = self.mark()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
                 self._step()
-                restore()
+                back()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._step()
-        restore()
+        back()
         return graph
 
 

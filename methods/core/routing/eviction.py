@@ -4,9 +4,6 @@ Without gradients the tokens that execute are gathered and the whole layer runs 
 the cache of such a layer holds their keys and values only. With gradients every token runs and
 the attention weights are multiplied by the gate of the key and normalised again, so that a gate
 learns from what later tokens miss. Both forms give the same numbers up to ``EPS``.
-
-A static cache has a column for every token; there attention runs for all of them and the columns of
-those that skip are masked.
 """
 
 from __future__ import annotations
@@ -14,66 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import LongTensor, Tensor, nn
+from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DynamicCache,
-    PreTrainedConfig,
-    StaticCache,
-)
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from methods.core.routing.attend import Executing, executing, put, take
+from methods.core.routing.caches import EvictingCache
 from methods.core.routing.router import Decision
 
 IMPLEMENTATION = "skipbench_key_weights"
 # Of the sum that normalises again (D-LLM's code).
 EPS = 1e-6
-
-
-class EvictingCache(DynamicCache):
-    """A cache whose evicting layers hold the executed tokens of each sequence, padded on the right.
-
-    ``columns``: layer -> (B, P) int64, the column of each stored key in the whole sequence, -1 for
-    padding. The first layer is never evicting, so its length is that of the sequence.
-    """
-
-    def __init__(self, config: PreTrainedConfig) -> None:
-        super().__init__(config=config)
-        self.columns: dict[int, Tensor] = {}
-
-    def reorder_cache(self, beam_idx: LongTensor) -> None:
-        """Follow a beam search."""
-        super().reorder_cache(beam_idx)
-        self.columns = {
-            n: c.index_select(0, beam_idx.to(c.device)) for n, c in self.columns.items()
-        }
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: layers hold different numbers of the last tokens (assisted decoding asks for it).
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError("a cache with evicted tokens cannot be cropped: decode without assistance")
-
-
-class StaticEvictingCache(StaticCache):
-    """A static cache that knows who executed.
-
-    ``kept`` (B, L, C) bool: whose key and value later tokens read, by layer and column; beyond the
-    latest token it may hold anything.
-    """
-
-    def __init__(
-        self, config: PreTrainedConfig, max_cache_len: int, sequences: int, device: torch.device
-    ) -> None:
-        super().__init__(config=config, max_cache_len=max_cache_len)
-        shape = (sequences, config.num_hidden_layers, max_cache_len)
-        self.kept = torch.zeros(shape, dtype=torch.bool, device=device)
 
 
 def attend_with_key_weights(
@@ -147,27 +97,6 @@ def evicting_block(
         return hidden
     after = layer(take(hidden, chosen.places), **_narrowed(number, chosen, hidden, arguments))
     return put(after, chosen, hidden)
-
-
-def among_kept(number: int, execute: Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an evicting layer's attention in a :class:`StaticEvictingCache`.
-
-    Args:
-        number: The layer's 0-based place.
-        execute: Who executes (B, T), bool; noted in the cache.
-        arguments: Of the layer; its mask is bool, or None where it is causal alone.
-    """
-    cache: StaticEvictingCache = arguments["past_key_values"]
-    kept, mask = cache.kept[:, number], arguments["attention_mask"]
-    every = torch.arange(kept.shape[1], device=kept.device)
-    # The first layer has stored this call's keys already.
-    columns = every[: execute.shape[1]] + (cache.get_seq_length() - execute.shape[1])
-    kept.index_copy_(1, columns, execute)
-    if mask is None:
-        mask = every <= columns[:, None]
-    # A token that skips may read anything: a row without keys would be NaN.
-    read = kept[:, None, None] | ~execute[:, None, :, None]
-    return arguments | {"attention_mask": mask & read}
 
 
 def _narrowed(

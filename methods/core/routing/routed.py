@@ -25,15 +25,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from methods.core.backbone import attention, attention_kinds, attention_norm, decoder, ffn, ffn_norm
 from methods.core.routing.attend import attend, attend_static
+from methods.core.routing.caches import EvictingCache, StaticEvictingCache
 from methods.core.routing.dispatch import Branch, dispatch
-from methods.core.routing.eviction import (
-    IMPLEMENTATION,
-    EvictingCache,
-    StaticEvictingCache,
-    among_kept,
-    evicting_block,
-)
-from methods.core.routing.kernels.choose import MOST_ROWS
+from methods.core.routing.eviction import IMPLEMENTATION, evicting_block
+from methods.core.routing.kernels.choose import MOST_ROWS, available
 from methods.core.routing.kernels.decode import decode_fused
 from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
 from methods.core.routing.kernels.weights import branches
@@ -130,10 +125,9 @@ class RoutedDecoder(nn.Module):
         Returns:
             Hidden states (B, T, D) and the decisions (B, U, T).
         """
-        if static and self.router.evicts and not isinstance(past_key_values, StaticEvictingCache):
-            raise ValueError("a static step of evicting layers needs a StaticEvictingCache")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        cache = self._cache(past_key_values) if use_cache or past_key_values is not None else None
+        cached = use_cache or static or past_key_values is not None
+        cache = self._cache(past_key_values, static) if cached else None
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
@@ -169,15 +163,16 @@ class RoutedDecoder(nn.Module):
             soft=torch.stack(soft, dim=1) if soft else None,
         )
 
-    def _cache(self, given: Cache | None) -> Cache:
+    def _cache(self, given: Cache | None, static: bool) -> Cache:
         """The cache of this call; evicting layers need one that keeps columns."""
         if not self.router.evicts:
             return DynamicCache(config=self.config) if given is None else given
-        if isinstance(given, (EvictingCache, StaticEvictingCache)):
+        known = StaticEvictingCache if static else EvictingCache
+        if isinstance(given, known):
             return given
-        if given is not None and given.get_seq_length():
+        if static or (given is not None and given.get_seq_length()):
             raise ValueError(
-                f"evicting layers continue an EvictingCache, not {type(given).__name__}"
+                f"evicting layers go on with {known.__name__}, not with {type(given).__name__}"
             )
         return EvictingCache(self.config)
 
@@ -219,15 +214,10 @@ class RoutedDecoder(nn.Module):
 
         whole = next((decide(kind, None) for kind in _WHOLE if kind in units), None)
         reading = decide("attention", None) if "attention" in units else None
-        readers = whole or reading
-        if whole is not None and "evicting" in units:
-            if not isinstance(call.arguments["past_key_values"], StaticEvictingCache):
-                after = evicting_block(layer, number, hidden, call.valid, whole, call.arguments)
-                return after, decided, state
-            call = call._replace(arguments=among_kept(number, whole.execute, call.arguments))
-            # Kernels read runs of columns; here there are holes.
-            readers = None
-        mixed = _mixed(layer, hidden, readers, call)
+        if whole is not None and "evicting" in units and not call.static:
+            after = evicting_block(layer, number, hidden, call.valid, whole, call.arguments)
+            return after, decided, state
+        mixed = _mixed(layer, hidden, whole or reading, call)
         if reading is not None:
             mixed = _gated(mixed, reading)
         middle = hidden + mixed
@@ -291,7 +281,9 @@ def _with_ffn(
     Raises:
         ValueError: ``static``, and kernels do not know the branches.
     """
-    known = None if decision.dense else branches(network, otherwise)
+    known = None
+    if (static or available(rows)) and not decision.dense:
+        known = branches(network, otherwise)
     if static and known is None:
         raise ValueError("a static step takes gates of 0 and 1 on plain SwiGLU networks")
     if known is None or not (static or kernels_run(rows, known.ffn)):

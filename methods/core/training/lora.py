@@ -57,3 +57,13 @@ def add_lora(
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return model
+
+
+def fold_lora(model: PreTrainedModel) -> None:
+    """W + (alpha / rank) B A in place of every W with adapters: what decoding multiplies by."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoraLayer):
+            module.merge()
+            model.set_submodule(name, module.get_base_layer())

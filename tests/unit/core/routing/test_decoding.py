@@ -152,13 +152,12 @@ def test_steps_can_be_taken_back(name: str) -> None:
     decoder = StaticDecoder(model_of(name), 3, 20)
     decoder.prefill(IDS)
     decoder.step()
-    token, found = decoder.token.clone(), list[Tensor]()
+    back, found = decoder.mark(), list[Tensor]()
     for _ in range(2):
-        decoder.token.copy_(token)
         decoder.step()
         decoder.step()
         found.append(decoder.logits.clone())
-        decoder.rewind(2)
+        back()
     assert torch.equal(*found)
 
 
@@ -171,5 +170,5 @@ def test_what_cannot_be_is_said() -> None:
         StaticDecoder(toy.make_model(), 3, 14).prefill(IDS)
     with pytest.raises(ValueError, match="new_tokens is 0"):
         generate(toy.make_model(), IDS, new_tokens=0)
-    with pytest.raises(ValueError, match="needs a StaticEvictingCache"):
+    with pytest.raises(ValueError, match="go on with StaticEvictingCache, not with NoneType"):
         shaken("d-llm").model(IDS[:, :1], static=True)

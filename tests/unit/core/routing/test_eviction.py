@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from methods.core.backbone import attention, decoder, ffn, ffn_norm, layers
-from methods.core.routing.eviction import EPS, EvictingCache, attend_with_key_weights
+from methods.core.routing.caches import EvictingCache
+from methods.core.routing.eviction import EPS, attend_with_key_weights
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Decision, Router, Tokens, evicting_units
 from tests import toy
@@ -289,5 +290,5 @@ def test_another_cache_with_tokens_is_refused() -> None:
     dense = toy.make_model()
     with torch.no_grad():
         cache = dense(IDS[:, :4], use_cache=True).past_key_values
-        with pytest.raises(ValueError, match="continue an EvictingCache, not DynamicCache"):
+        with pytest.raises(ValueError, match="with EvictingCache, not with DynamicCache"):
             evicting()(IDS[:, 4:], past_key_values=cache, use_cache=True)

@@ -19,6 +19,7 @@ from methods.core.data import Document
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.steering import Steering, squared_use
 from methods.core.training.loop import Trainer
+from methods.core.training.lora import fold_lora
 from methods.core.training.params import TrainingParams
 from tests import toy
 from tests.near import assert_near
@@ -65,23 +66,23 @@ def test_a_new_model_gives_the_dense_logits_bit_for_bit(modules: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("alpha", [None, 4])
-def test_merged_equals_unmerged(dtype: torch.dtype, alpha: int | None) -> None:
+def test_folded_equals_unfolded(dtype: torch.dtype, alpha: int | None) -> None:
     """Property 2."""
     model = toy.cast(built(modules="all", alpha=alpha), dtype)
     shake(model)
     unmerged = model(IDS).logits
-    merged = copy.deepcopy(model)
-    before = merged.model.layers[5].mlp.gate_proj.get_base_layer().weight.clone()
-    for module in merged.modules():
-        if isinstance(module, LoraLayer):
-            module.merge()
-    projection = merged.model.layers[5].mlp.gate_proj
+    folded = copy.deepcopy(model)
+    fold_lora(folded)
+    assert not any(isinstance(module, LoraLayer) for module in folded.modules())
+    assert count(folded) == count(toy.make_model())
+    projection = model.model.layers[5].mlp.gate_proj
     product = projection.lora_B["default"].weight @ projection.lora_A["default"].weight
     # Scale alpha / rank: 1 by default, 2 with alpha 4.
     torch.testing.assert_close(
-        projection.get_base_layer().weight, before + (1 if alpha is None else 2) * product
+        folded.model.layers[5].mlp.gate_proj.weight,
+        projection.get_base_layer().weight + (1 if alpha is None else 2) * product,
     )
-    assert_near(merged(IDS).logits, unmerged)
+    assert_near(folded(IDS).logits, unmerged)
     assert (unmerged - toy.cast(toy.make_model(), dtype)(IDS).logits).abs().max() > 0.1
 
 

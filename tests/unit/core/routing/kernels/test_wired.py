@@ -11,6 +11,7 @@ from methods.core.routing.decoding import StaticDecoder
 from methods.core.routing.kernels import choose
 from methods.core.routing.kernels.launch import Launch
 from methods.core.routing.routed import router_of
+from methods.core.training.lora import fold_lora
 from tests.contract.conftest import IDS
 from tests.interpreted import DEVICE, mend
 from tests.unit.core.routing.test_decoding import ROUTED, model_of
@@ -33,6 +34,12 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Launch, "run", run)
     return names
+
+
+def folded(name: str) -> Any:
+    model = model_of(name).to(DEVICE)
+    fold_lora(model)
+    return model
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
@@ -64,7 +71,7 @@ def test_training_agrees_with_the_host_dispatch(name: str, queued: list[str]) ->
 def test_a_decode_step_agrees_with_its_twin(
     name: str, executes: bool, queued: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoders = [StaticDecoder(model_of(name).to(DEVICE), 3, 12, False, forced=True) for _ in "ab"]
+    decoders = [StaticDecoder(folded(name), 3, 12, False, forced=True) for _ in "ab"]
     for decoder in decoders:
         decoder.prefill(SHORT)
         assert decoder.gates is not None
@@ -81,18 +88,39 @@ LAUNCHES = {
     "hero": ["project_kernel", "decide_kernel", "inner_kernel", "outer_kernel"],
     "diffskip": ["inner_kernel", "outer_kernel"],
     "block": [*READING, "inner_kernel", "outer_kernel"],
+    "d-llm": [*READING, "inner_kernel", "outer_kernel"],
 }
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_few_launches_serve_both_branches(name: str, queued: list[str]) -> None:
     """Of each unit, whatever is decided."""
-    decoder = StaticDecoder(model_of(name).to(DEVICE), 3, 12, False)
+    decoder = StaticDecoder(folded(name), 3, 12, False)
     decoder.prefill(SHORT)
     queued.clear()
     decoder.step()
     units = len(router_of(decoder.model).units)  # type: ignore[union-attr]
     assert queued == LAUNCHES[name] * units
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("executes", [True, False])
+def test_rows_of_an_evicting_layer_grow_alone(executes: bool, queued: list[str]) -> None:
+    """By kernels as by the twin: columns of tokens that skipped are written over."""
+    decoder = StaticDecoder(folded("d-llm"), 3, 12, False, forced=True)
+    decoder.prefill(SHORT)
+    gates: Any = decoder.gates
+    queued.clear()
+    gates.copy_(torch.arange(3, device=DEVICE)[:, None, None] < 2)
+    gates[0] = executes
+    before = [layer.cumulative_length.clone() for layer in decoder.cache.layers]
+    decoder.step()
+    units: Any = router_of(decoder.model).units  # type: ignore[union-attr]
+    grown = torch.tensor([int(executes), 1, 0], device=DEVICE)
+    for number in (unit.layer for unit in units):
+        layer = decoder.cache.layers[number]
+        assert torch.equal(layer.cumulative_length, before[number] + grown)
+    assert queued == LAUNCHES["d-llm"] * len(units)
 
 
 @torch.no_grad()

@@ -1,0 +1,108 @@
+"""Keys and values of blocks that a token skips without a trace: each row keeps its own number.
+
+``EvictingCache`` grows with the calls. ``StaticEvictingCache`` has fixed room; there every row of
+an evicting layer grows at its own pace, on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import DynamicCache, PreTrainedConfig, StaticCache, StaticLayer
+
+
+class EvictingCache(DynamicCache):
+    """A cache whose evicting layers hold the executed tokens of each sequence, padded on the right.
+
+    ``columns``: layer -> (B, P) int64, the column of each stored key in the whole sequence, -1 for
+    padding. The first layer is never evicting, so its length is that of the sequence.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config=config)
+        self.columns: dict[int, Tensor] = {}
+
+    def reorder_cache(self, beam_idx: LongTensor) -> None:
+        """Follow a beam search."""
+        super().reorder_cache(beam_idx)
+        self.columns = {
+            n: c.index_select(0, beam_idx.to(c.device)) for n, c in self.columns.items()
+        }
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: layers hold different numbers of the last tokens (assisted decoding asks for it).
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("a cache with evicted tokens cannot be cropped: decode without assistance")
+
+
+class StaticEvictingLayer(StaticLayer):
+    """Keys and values of each row's executed tokens, one behind the other.
+
+    ``cumulative_length`` (B,) counts them, hence is where a row's next token goes.
+    """
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Room for every row."""
+        super().lazy_initialization(key_states, value_states)
+        self.cumulative_length = self.cumulative_length.new_zeros(len(key_states))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store one token of each row (B, H_kv, 1, d); it stays if :meth:`keep` says so."""
+        place = self.cumulative_length[:, None, None, None].expand_as(key_states)
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys.scatter_(2, place, key_states), self.values.scatter_(
+            2, place, value_states
+        )
+
+    def seen(self) -> Tensor:
+        """The columns that the newest token reads (B, 1, 1, C), its own among them."""
+        columns = torch.arange(self.max_cache_len, device=self.device)
+        return (columns <= self.cumulative_length[:, None])[:, None, None]
+
+    def keep(self, execute: Tensor) -> None:
+        """Keep the newest token of the rows (B,) that executed."""
+        self.cumulative_length.add_(execute)
+
+
+class StaticEvictingCache(StaticCache):
+    """A static cache that goes on behind the prompts of an :class:`EvictingCache`.
+
+    Args:
+        config: Of the backbone.
+        max_cache_len: C.
+        evicting: The layers that evict.
+    """
+
+    def __init__(
+        self, config: PreTrainedConfig, max_cache_len: int, evicting: Collection[int]
+    ) -> None:
+        super().__init__(config=config, max_cache_len=max_cache_len)
+        for number in evicting:
+            self.layers[number] = StaticEvictingLayer(max_cache_len)
+
+    def take(self, prompts: EvictingCache) -> None:
+        """Hold what ``prompts`` hold, where this cache's tensors are."""
+        pairs: list[tuple[Any, Any]] = list(zip(self.layers, prompts.layers, strict=True))
+        for number, (layer, given) in enumerate(pairs):
+            keys, values = given.keys, given.values
+            if not given.is_initialized:
+                # No token executed.
+                keys = values = pairs[0][1].keys[:, :, :0]
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys, values)
+            length = keys.shape[2]
+            layer.keys[:, :, :length] = keys
+            layer.values[:, :, :length] = values
+            columns = prompts.columns.get(number)
+            layer.cumulative_length.copy_(
+                torch.tensor(length) if columns is None else (columns >= 0).sum(dim=1)
+            )
