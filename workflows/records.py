@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ SCHEMAS = ROOT / "workflows" / "schemas"
 SAMPLE = "sample"
 # What a fit decided: in the folder of its model, and by this ending beside its record.
 DECISIONS = "decisions.json"
+# Keywords that say something of a value and nothing of values in it.
+PLAIN = {"type", "enum", "const", "minimum", "maximum", "minLength", "pattern"}
 
 
 @cache
@@ -26,7 +28,27 @@ def _validator(what: str) -> jsonschema.Draft202012Validator:
     # Timing on a bare GPU machine reads no record and needs no validator.
     import jsonschema
 
-    return jsonschema.Draft202012Validator(read_json(SCHEMAS / f"{what}.schema.json"))
+    base = jsonschema.Draft202012Validator
+    told = {"properties": _properties}
+    return jsonschema.validators.extend(base, told)(read_json(SCHEMAS / f"{what}.schema.json"))
+
+
+def _properties(
+    validator: Any, schemas: Mapping[str, Any], value: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
+    """As jsonschema's own, which makes a validator for each property: those that fit need none."""
+    held = value if isinstance(value, dict) else {}
+    for name in (name for name in schemas if name in held):
+        if not _fits(validator, held[name], schemas[name]):
+            yield from validator.descend(held[name], schemas[name], path=name, schema_path=name)
+
+
+def _fits(validator: Any, value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a value keeps a schema of plain keywords; False where there are others."""
+    return schema.keys() <= PLAIN and not any(
+        any(validator.VALIDATORS[keyword](validator, told, value, schema))
+        for keyword, told in schema.items()
+    )
 
 
 def check_record(record: Mapping[str, Any], where: str = "the new record") -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from workflows.records import check_record, new_record, read_record
+from methods.core.jsonfile import read_json
+from workflows.records import SCHEMAS, check_record, new_record, read_record
 
 RATES = {"all": {"tokens": 5, "skip": 0.25, "skip_net": 0.2, "skip_std": 0.0}}
 
@@ -91,6 +93,9 @@ def test_wrong_values_are_named_by_their_place(path: str, value: Any) -> None:
     with pytest.raises(ValueError, match="breaks the record schema") as caught:
         check_record(change(path, value))
     assert path in str(caught.value) or place in str(caught.value)
+    schema = read_json(SCHEMAS / "record.schema.json")
+    plain = next(Draft202012Validator(schema).iter_errors(change(path, value)))
+    assert plain.message in str(caught.value)
 
 
 def test_damaged_json_is_named(tmp_path: Path) -> None:
