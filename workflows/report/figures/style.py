@@ -86,7 +86,7 @@ def sheet(
 
 def text_width(texts: Collection[str], size: float = SMALL) -> float:
     """Inches of the widest of some texts; 0 without any."""
-    figure = Figure(dpi=300)
+    figure = Figure((1, 1), dpi=300)
     renderer = FigureCanvasAgg(figure).get_renderer()
     drawn = [Text(0, 0, text, figure=figure, fontsize=size) for text in texts]
     return max((text.get_window_extent(renderer).width / 300 for text in drawn), default=0.0)
