@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from methods import discover
 from tests.made_records import dense, place_of, record, score, write_run, write_suite
 from tests.unit.report.figure_frames import reference
+from workflows.report import figures
 from workflows.report.figures import FIGURES, draw_all, use
 from workflows.report.figures.data import Data, run_frames
 from workflows.report.figures.lines import parts, with_part
@@ -252,10 +254,32 @@ def test_figures_without_data_are_not_made(made: Data, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "one_column"):
         files = {file.name for file in folder.iterdir() if file.is_file()}
         assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
+
+
+def test_two_processes_draw_what_one_does(
+    made: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_all(made.retain, made.differences, made.layers, tmp_path)
     again = tmp_path / "again"
+    monkeypatch.setattr(figures, "MANY", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     draw_all(made.retain, made.differences, made.layers, again)
     for file in (file for file in again.rglob("*") if file.is_file()):
         assert file.read_bytes() == (tmp_path / file.relative_to(again)).read_bytes()
+
+
+def test_what_fails_beside_is_told_here(
+    made: Data,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(figures, "MANY", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    (tmp_path / "one_column").touch()
+    with pytest.raises(FileExistsError, match="one_column"):
+        draw_all(made.retain, made.differences, made.layers, tmp_path)
+    assert capfd.readouterr().err == ""
 
 
 def test_lines_of_two_protocols_are_named_apart(made: Data) -> None:

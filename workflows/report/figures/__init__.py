@@ -7,7 +7,9 @@ SVG (text as text) and PNG (300 dpi). A new figure is a function in a module her
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ FIGURES: Mapping[str, Callable[[Data, int], Mapping[str, Figure]]] = {
     "time_over_skip": time_over_skip,
 }
 FOLDERS = {2: ".", 1: "one_column"}
+# Lines of a table beyond which a second process is worth its start.
+MANY = 100
 # No dates in the files: the same records give the same bytes.
 METADATA: Mapping[str, dict[str, Any]] = {
     "png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None},
@@ -51,17 +55,38 @@ def draw_all(
     folder: Path,
     **more: pd.DataFrame,
 ) -> None:
-    """Write every figure that the frames have data for into ``folder``.
+    """Write every figure that the frames have data for into ``folder``; many lines on two cores.
 
     Args:
         more: The other frames of :class:`~workflows.report.figures.data.Data`, by name.
     """
     data = Data(retain, differences, layers, **more)
+    # A fresh process: a copy of this one would lack its threads and keep their locks.
+    other = get_context("spawn").Process(target=_draw_silently, args=(data, 1, folder), daemon=True)
+    if len(retain) > MANY and len(os.sched_getaffinity(0)) > 1:
+        other.start()
+    _draw(data, 2, folder)
+    if other.pid is not None:
+        other.join()
+    if other.exitcode != 0:
+        # Not begun; or what failed there fails here, in words.
+        _draw(data, 1, folder)
+
+
+def _draw(data: Data, columns: int, folder: Path) -> None:
+    """Every figure at one width."""
+    below = folder / FOLDERS[columns]
+    below.mkdir(parents=True, exist_ok=True)
     with use():
-        for columns, below in FOLDERS.items():
-            (folder / below).mkdir(parents=True, exist_ok=True)
-            for name, draw in FIGURES.items():
-                for suffix, figure in draw(data, columns).items():
-                    for kind, metadata in METADATA.items():
-                        file = folder / below / f"{name}{suffix}.{kind}"
-                        figure.savefig(file, metadata=metadata)
+        for name, draw in FIGURES.items():
+            for suffix, figure in draw(data, columns).items():
+                for kind, metadata in METADATA.items():
+                    figure.savefig(below / f"{name}{suffix}.{kind}", metadata=metadata)
+
+
+def _draw_silently(data: Data, columns: int, folder: Path) -> None:
+    """As :func:`_draw`; exit status 1 is all that is said of an error."""
+    try:
+        _draw(data, columns, folder)
+    except BaseException:
+        raise SystemExit(1) from None
