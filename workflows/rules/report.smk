@@ -43,7 +43,7 @@ rule report:
     conda:
         "../../environment.yml"
     resources:
-        mem_mb=2000,
+        mem_mb=2000 + len(SUITE.jobs),
         runtime=10,
     params:
         results="results/{suite}",

@@ -21,10 +21,11 @@ COLUMNS = [
 KEYS = ["backbone", "target", "match", "row"]
 NOTE = (
     "A skip rate is no speed-up. Speed: time of the dense model over that of the row, called in "
-    "turn in one process on texts of the suite, median of pairs with its 95 % interval; above 1 is "
-    "faster. Bound: what the row's own decisions would allow were work alone to cost time "
-    "(multiplications of a prompt, bytes read for a new token). Realised: share of that saving. "
-    "Foretold: the bound of a decode step by decisions on single tokens."
+    "turn in one process on texts of the suite, LoRA folded into its matrices; median of pairs "
+    "with its 95 % interval; above 1 is faster. Bound: what the row's own decisions would allow "
+    "were work alone to cost time (multiplications of a prompt, bytes read for a new token). "
+    "Realised: share of that saving. Foretold: the bound of a decode step by decisions on single "
+    "tokens."
 )
 
 

@@ -67,7 +67,7 @@ def main() -> None:
         write_json(file, source(results, [*gaps(results), *cautions(results.records)]))
     draw_protocols(out)
     put_block(page, suite, block(out, page))
-    if out == REFERENCE / "headline":
+    if out in (REFERENCE / "headline", REFERENCE / "demo"):
         put_block(ROOT / "README.md", "leaders", leaders_block(REFERENCE))
     if (out.parent / COST).is_file():
         put_block(out.parent / "README.md", "costs", cost_block(out.parent))
