@@ -35,7 +35,7 @@ TRIES = ROOT / "workflows/suites/tuned/demo.yaml"
 # Numbers of the prose that say how something was set up, by the words beside them.
 SETTINGS = (
     "At 25 %", "at 25 %", "At 40 %", "at 40 %", "stands above | 25 % | 40 % |", "1,500 updates",
-    "AVX2", "AVX-512",
+    "AVX2", "AVX-512", "Llama-3.2-1B",
 )  # fmt: skip
 
 
@@ -128,6 +128,7 @@ def claims() -> dict[Path, list[str]]:
         ROOT / "README.md": (first,),
         REFERENCE / "headline/README.md": (where, order, further, uses, seeds, again, healed),
         REFERENCE / "memory_cpu/README.md": (memory,),
+        REFERENCE / "parts/README.md": (frame_parts,),
     }
     return {page: [c for part in made for c in part()] for page, made in parts.items()}
 
@@ -163,6 +164,12 @@ def first() -> Iterator[str]:
     yield (
         f"HeRo decodes at {speed:.2f} of dense speed on a CPU ({low:.2f} to {high:.2f}), where the "
         f"work that is left would allow {bound:.2f}"
+    )
+    lines = json.loads((REFERENCE / "hero_cpu_llama32_1b.json").read_text())["lines"]
+    bypass, took, least = (Figure(lines[3][name]) for name in ("bypass", "over_dense", "bound"))
+    yield (
+        f"bypasses {Figure(100 * bypass):.0f} % of its routed FFNs takes {took:.2f} of the dense "
+        f"time on one CPU thread, of a possible {least:.2f}"
     )
 
 
@@ -335,11 +342,46 @@ def memory() -> Iterator[str]:
     yield f"(HeRo by {spread[0]:.1f} points at 25 % and {spread[1]:.1f} at 40 %)"
 
 
-def above(frames: Frames, row: str, target: float) -> str:
+def frame_parts() -> Iterator[str]:
+    """Which part of HeRo's frame earns the retain?"""
+    frames = Frames("parts")
+    for row in frames.lines("retain", kind="dynamic", match="each")["row"]:
+        if row != "hero":
+            cells = [above(frames, row, 25, match) for match in ("pooled", "each")]
+            yield f"| `{row}` | {cells[0]} | {cells[1]} |"
+    for words, first, second in (
+        ("the FFN, not the whole layer", "ffn", "block"),
+        ("an adapter where a token skips", "", "-bare"),
+        ("a gate that reads the history, not the state", "history", "state"),
+        ("a gate that reads the state, not the difference", "state", "difference"),
+    ):
+        cells = [gained(frames, first, second, match) for match in ("pooled", "each")]
+        yield f"| {words} | {cells[0]} | {cells[1]} |"
+
+
+def gained(frames: Frames, first: str, second: str, match: str) -> str:
+    """Points between rows of `parts` that differ in one part, by its names; least to most."""
+    names = {
+        (unit, read, bare): "hero" if name == "ffn-history" else name
+        for unit in ("ffn", "block")
+        for read in ("history", "state", "difference")
+        for bare in ("", "-bare")
+        if (name := f"{unit}-{read}{bare}")
+    }
+    found = []
+    for parts, name in names.items():
+        if first in parts:
+            other = names[tuple(second if part == first else part for part in parts)]  # type: ignore[index]
+            found.append(frames.retain(name, 25, match) - frames.retain(other, 25, match))
+    mean = Figure(sum(found) / len(found))
+    return f"{mean:.1f} ({Figure(min(found)):.1f} to {Figure(max(found)):.1f})"
+
+
+def above(frames: Frames, row: str, target: float, match: str = "each") -> str:
     """Points of HeRo above a row with the interval; a dash where it has no record."""
-    if frames.lines("differences", row=row, against="hero", target=target).empty:
+    if frames.lines("differences", row=row, against="hero", target=target, match=match).empty:
         return "–"
-    lead = frames.lead("hero", row, target, match="each")
+    lead = frames.lead("hero", row, target, match=match)
     return f"{lead.points:.1f} ({lead.low:.1f} to {lead.high:.1f})"
 
 
