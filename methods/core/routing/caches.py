@@ -59,9 +59,9 @@ class StaticEvictingLayer(StaticLayer):
         place = self.cumulative_length[:, None, None, None].expand_as(key_states)
         assert self.keys is not None
         assert self.values is not None
-        return self.keys.scatter_(2, place, key_states), self.values.scatter_(
-            2, place, value_states
-        )
+        self.keys.scatter_(2, place, key_states)
+        self.values.scatter_(2, place, value_states)
+        return self.keys, self.values
 
     def seen(self) -> Tensor:
         """The columns that the newest token reads (B, 1, 1, C), its own among them."""

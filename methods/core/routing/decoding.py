@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
 
 from methods.core.backbone import attention_kinds
-from methods.core.routing.caches import EvictingCache, StaticEvictingCache
+from methods.core.routing.caches import StaticEvictingCache
 from methods.core.routing.routed import router_of
 
 # Steps between two looks of the host at who has ended.
@@ -101,13 +101,13 @@ class StaticDecoder:
         self._seen[:, :length] = True if mask is None else mask.bool()
         if mask is not None:
             extra["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        evicting = isinstance(self.cache, StaticEvictingCache)
+        evicting = self.cache if isinstance(self.cache, StaticEvictingCache) else None
         output = self.model(
             ids, attention_mask=mask, use_cache=True, logits_to_keep=1,
-            past_key_values=EvictingCache(self.model.config) if evicting else self.cache, **extra,
+            past_key_values=self.cache if evicting is None else None, **extra,
         )  # fmt: skip
-        if isinstance(self.cache, StaticEvictingCache):
-            self.cache.take(output.past_key_values)
+        if evicting is not None:
+            evicting.take(output.past_key_values)
         self._column.fill_(length)
         self._positions.copy_(self._seen.sum(dim=1, keepdim=True))
         self._take(output.logits)
