@@ -147,6 +147,7 @@ class Suite:
         tasks = json.dumps(self._probed, sort_keys=True)
         words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
         words += ["--seed", str(source["seed"]), "--backbone", self.backbone_folder(first)]
+        words += ["--share-prefix"] * self.config["share_prefix"]
         return shlex.join([*words, *self._task_dir])
 
     @cached_property

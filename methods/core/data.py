@@ -6,8 +6,10 @@ A file is JSON Lines, one document per row, in one of four forms:
     {"prompt": "...", "completion": "..."}   both parts count; where one ends is kept
     {"messages": [{"role": ..., "content": ...}, ...]}   through the tokenizer's chat template,
                                              or in Tulu's plain form where it has none
-    {"fed": "...", "prompt": "..."}          exactly these tokens, no EOS: what a harness feeds, and
-                                             what it begins with
+    {"fed": "...", "prompt": "...", "counts": [p, a]}
+                                             exactly these tokens, no EOS: what a harness feeds,
+                                             what it begins with, and how many scored tokens each
+                                             token of the prompt and of the rest stands for (1)
 
 or, for calibration alone, a NumPy file of int64 ids (N, T), used as given. A row may name its
 "task". A folder NAME.tokens (``methods/core/tokens.py``) holds the documents of such a file.
@@ -184,6 +186,7 @@ class Data:
                     min(lead, self.max_length),
                     row.get("task", ""),
                     tuple((first, stop) for first, stop in deciding if first < stop),
+                    tuple(row.get("counts", (1.0, 1.0))),
                 )
             )
         return documents
@@ -210,6 +213,10 @@ class Data:
             for name in TEXTS:
                 if not isinstance(row.get(name, ""), str):
                     raise ValueError(f"{where}: '{name}' is no text: {row[name]!r:.80}")
+            if not are_counts(row.get("counts", [1, 1])):
+                raise ValueError(
+                    f"{where}: 'counts' is not two numbers above 0: {row['counts']!r:.80}"
+                )
             prompt = row.get("prompt", "")
             if "messages" in row:
                 check_turns(row["messages"], where)
@@ -310,6 +317,15 @@ def read_ids(path: Path, vocab_size: int) -> list[Document]:
     return [Document(row, 0) for row in ids.tolist()]
 
 
+def are_counts(given: Any) -> bool:
+    """Whether this may be the ``counts`` of a row."""
+    return (
+        isinstance(given, list)
+        and len(given) == 2
+        and all(type(count) in (int, float) and count > 0 for count in given)
+    )
+
+
 def _middle(document: Document, length: int) -> Document:
     """A window of ``length`` tokens; its prompt is no longer told apart."""
     start = (len(document.ids) - length) // 2
@@ -325,9 +341,9 @@ def task_weights(documents: Sequence[Document]) -> dict[str, float]:
     Raises:
         ValueError: No document has a deciding position.
     """
-    positions: dict[str, int] = {}
+    positions: dict[str, float] = {}
     for document in documents:
-        positions[document.task] = positions.get(document.task, 0) + document.deciding_positions
+        positions[document.task] = positions.get(document.task, 0) + document.deciding_count
     found = {task: number for task, number in positions.items() if number}
     if not found:
         raise ValueError(

@@ -35,17 +35,29 @@ class Document(NamedTuple):
         prompt: How many of them belong to its prompt, for the loss.
         task: Of which task it is; documents without one form a task of their own.
         deciding: (first, stop) of every run of deciding positions.
+        counts: How many scored tokens each token of its prompt, and each one behind it, stands for
+            where skip rates are calibrated; folders do not keep them.
     """
 
     ids: Sequence[int]
     prompt: int
     task: str = ""
     deciding: Sequence[tuple[int, int]] = ()
+    counts: tuple[float, float] = (1.0, 1.0)
 
     @property
     def deciding_positions(self) -> int:
         """Their number."""
         return sum(stop - first for first, stop in self.deciding)
+
+    @property
+    def deciding_count(self) -> float:
+        """How many scored tokens they stand for."""
+        count = 0.0
+        for first, stop in self.deciding:
+            inside = max(0, min(stop, self.prompt) - first)
+            count += inside * self.counts[0] + (stop - first - inside) * self.counts[1]
+        return count
 
     @property
     def prompting(self) -> list[tuple[int, int]]:

@@ -3,7 +3,9 @@
 Contexts, demonstrations and choices come from lm-eval's own task objects, set on the training split
 (else on the validation split) with the entry's shots and template. A row holds one text that is
 fed: a context and one answer without its last word, which stands for its last token; an answer to
-be written is the task's own target, whole, for its end is one more token.
+be written is the task's own target, whole, for its end is one more token. Its ``counts`` say how
+many scored tokens a token stands for: as many as scored items come on one that was drawn, and where
+a context is run once for all its answers, that of a context is shared among their rows.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,7 +38,8 @@ def probe_rows(
     tokenizer: PreTrainedTokenizerBase | None = None,
     seed: int = 0,
     left_out: Collection[str] = (),
-) -> Iterator[dict[str, str]]:
+    share_prefix: bool = False,
+) -> Iterator[dict[str, Any]]:
     """Rows of the form ``fed`` (``methods/core/data.py``), task after task.
 
     Args:
@@ -47,6 +51,7 @@ def probe_rows(
         tokenizer: Whose chat template is meant; None where no entry asks for one.
         seed: Of the draw.
         left_out: Tasks that cannot be scored here.
+        share_prefix: Whether a context is run, and counted, once for all its answers.
 
     Raises:
         ValueError: A task's data are not here, or hold nothing beside the scored split; or there is
@@ -69,12 +74,20 @@ def probe_rows(
         except OSError as error:
             raise ValueError(f"the data of task '{entry.task}' are not here: {error}") from error
         bos = str(tokenizer.bos_token) if tokenizer and tokenizer.bos_token else ""
-        fed = (_fed(task, inst, entry) for task in drawn for inst in task.instances)
-        for context, rest in dict.fromkeys(fed):
-            # A template's own BOS goes: the reader of the file adds one.
-            prompt = context.removeprefix(bos)
-            if prompt + rest:
-                yield {"fed": prompt + rest, "prompt": prompt, "task": entry.task}
+        for task, stands_for in drawn:
+            fed = dict.fromkeys(_fed(task, instance, entry) for instance in task.instances)
+            rows = Counter(context for context, _ in fed)
+            for context, rest in fed:
+                # A template's own BOS goes: the reader of the file adds one.
+                prompt = context.removeprefix(bos)
+                sharing = rows[context] if share_prefix else 1
+                if prompt + rest:
+                    yield {
+                        "fed": prompt + rest,
+                        "prompt": prompt,
+                        "task": entry.task,
+                        "counts": [stands_for / sharing, stands_for],
+                    }
 
 
 def _template(entry: TaskEntry, tokenizer: PreTrainedTokenizerBase | None) -> Template | None:
@@ -100,14 +113,15 @@ def _template(entry: TaskEntry, tokenizer: PreTrainedTokenizerBase | None) -> Te
 
 def _drawn(
     entry: TaskEntry, task: Any, documents: int, seed: int, template: Template | None
-) -> Any:
-    """The task with the requests of documents that are not scored."""
+) -> tuple[Any, float]:
+    """The task with the requests of documents that are not scored; scored ones per each of them."""
     task.set_fewshot_seed(SEEDS["fewshot_random_seed"])
     config = task.config
     scored = config.test_split or config.validation_split
     others = (config.training_split, config.validation_split)
     split = next((name for name in others if name not in (None, scored)), None)
-    kept = {_key(doc) for doc in task.eval_docs}
+    asked = task.eval_docs
+    kept = {_key(doc) for doc in asked}
     if task.fewshot_cfg.split is None and task.fewshot_cfg.samples is None:
         # Where lm-eval looks for demonstrations; said aloud, it leaves out the document at hand.
         task.fewshot_cfg.split = others[0] or others[1]
@@ -121,13 +135,14 @@ def _drawn(
             "so no probe can be made of it; give it a training_split, or probe: false"
         )
     rng = random.Random(seed_for(seed, f"probe {task.task_name}"))
+    drawn = rng.sample(free, min(documents, len(free)))
     task.build_all_requests(
-        samples=rng.sample(free, min(documents, len(free))),
+        samples=drawn,
         apply_chat_template=template is not None,
         fewshot_as_multiturn=True,
         chat_template=template,
     )
-    return task
+    return task, min(len(asked), entry.limit or len(asked)) / len(drawn)
 
 
 def _key(doc: Any) -> str:

@@ -36,6 +36,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draw of documents")
     parser.add_argument(
+        "--share-prefix", action="store_true",
+        help="a context is scored, and counts, once for all its answers",
+    )  # fmt: skip
+    parser.add_argument(
         "--task-data",
         type=Path,
         metavar="DIR",
@@ -61,7 +65,8 @@ def main() -> None:
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
         gone = known_reasons(args.task_data, entries)
-        for row in probe_rows(entries, folders, args.rows, tokenizer, args.seed, gone):
+        drawn = (entries, folders, args.rows, tokenizer, args.seed, gone, args.share_prefix)
+        for row in probe_rows(*drawn):
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1
         if not count:

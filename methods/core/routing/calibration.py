@@ -76,20 +76,29 @@ class Weighted(NamedTuple):
 def weighted(documents: Sequence[Document], *kinds: str) -> Weighted:
     """Documents with the weights of K kinds: ``"pooled"``, ``"prompt"`` or ``"deciding"``.
 
-    Deciding positions count so that every task counts the same, the others count one each.
+    A position counts as many scored tokens as it stands for (``Document.counts``), deciding ones
+    such that every task counts the same.
     """
     texts = sorted(documents, key=lambda document: len(document.ids))
     tasks = task_weights(texts) if "deciding" in kinds else {}
+    every = [_counts(document) for document in texts]
     prompting, deciding = ([torch.zeros(len(d.ids)) for d in texts] for _ in range(2))
-    for document, prompts, answers in zip(texts, prompting, deciding, strict=True):
+    for document, counts, prompts, answers in zip(texts, every, prompting, deciding, strict=True):
         for first, stop in document.prompting:
-            prompts[first:stop] = 1.0
+            prompts[first:stop] = counts[first:stop]
         for first, stop in document.deciding:
-            answers[first:stop] = tasks.get(document.task, 1.0)
-    every = [torch.ones(len(d.ids)) for d in texts]
+            answers[first:stop] = tasks.get(document.task, 1.0) * counts[first:stop]
     found = {"pooled": every, "prompt": prompting, "deciding": deciding}
     chosen = zip(*(found[kind] for kind in kinds), strict=True)
     return Weighted(texts, [torch.stack(parts, dim=1) for parts in chosen], deciding)
+
+
+def _counts(document: Document) -> Tensor:
+    """How many scored tokens each position (T,) stands for."""
+    of_prompt, behind = document.counts
+    counts = torch.full((len(document.ids),), behind)
+    counts[: document.prompt] = of_prompt
+    return counts
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,12 +84,12 @@ def test_tulus_plain_form_without_a_template(tmp_path: Path) -> None:
 def test_what_a_harness_feeds_decides_up_to_its_last_token(tmp_path: Path) -> None:
     rows = [
         {"fed": "w1 w2 w3", "prompt": "w1 w2", "task": "a"},
-        {"fed": "w1 w2", "prompt": "w1 w2", "task": "b"},
+        {"fed": "w1 w2", "prompt": "w1 w2", "task": "b", "counts": [0.5, 2]},
         {"fed": "w4 w5"},
     ]
     assert read(jsonl(tmp_path, *rows)) == [
         Document([1, 2, 3], 2, "a", ((1, 3),)),
-        Document([1, 2], 2, "b", ((1, 2),)),
+        Document([1, 2], 2, "b", ((1, 2),), (0.5, 2)),
         Document([4, 5], 0, "", ((0, 2),)),
     ]
 
@@ -105,6 +106,23 @@ def test_every_task_weighs_the_same() -> None:
     assert weights == {"a": 3.5 / 6, "b": 3.5}
     with pytest.raises(ValueError, match="needs documents with answers"):
         task_weights(texts[3:])
+
+
+def test_tokens_that_stand_for_several_weigh_as_many() -> None:
+    texts = [
+        # Its first deciding position is the prompt's last token.
+        Document([1] * 6, 2, "a", ((1, 5),), (0.25, 2.0)),
+        Document([1] * 3, 2, "b", ((1, 2),)),
+    ]
+    assert texts[0].deciding_count == 0.25 + 3 * 2.0
+    # 6.25 of a, one of b.
+    assert task_weights(texts) == {"a": 3.625 / 6.25, "b": 3.625}
+
+
+@pytest.mark.parametrize("counts", [2, [1], [1, "2"], [1, 0], [1, True]])
+def test_counts_are_two_numbers(counts: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="line 1: 'counts' is not two numbers above 0"):
+        read(jsonl(tmp_path, {"fed": "w1 w2", "counts": counts}))
 
 
 def test_long_documents_are_cut(tmp_path: Path) -> None:

@@ -11,8 +11,13 @@ import pytest
 import yaml
 
 from methods.core.data import Data
+from methods.core.routing.calibration import bypass_rates, weighted
+from methods.core.routing.routed import route
 from tests import steps, toy
+from tests.routing_toys import Spared
+from tests.sharing_toys import make
 from workflows.evaluation.probe import probe_rows
+from workflows.evaluation.score import pool, score
 from workflows.evaluation.tasklist import TaskEntry
 
 TEMPLATE = (
@@ -35,6 +40,14 @@ def documents(seed: int, number: int) -> list[dict[str, Any]]:
 
 
 TRAIN, TEST = documents(1, 9), documents(2, 5)
+
+
+def reworded(doc: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Other words, as many everywhere."""
+    question, *options = (
+        toy.sentence(rng, len(text.split())) for text in (doc["question"], *doc["options"])
+    )
+    return doc | {"question": question, "options": options}
 
 
 def write_task(folder: Path, name: str = "made", **changes: Any) -> Path:
@@ -61,7 +74,7 @@ def written(folder: Path) -> Path:
     )  # fmt: skip
 
 
-def rows(folder: Path, number: int, tokenizer: Any = None, **entry: Any) -> list[dict[str, str]]:
+def rows(folder: Path, number: int, tokenizer: Any = None, **entry: Any) -> list[dict[str, Any]]:
     return list(probe_rows([TaskEntry("made", **entry)], [folder], number, tokenizer))
 
 
@@ -73,10 +86,38 @@ def fed_of(doc: dict[str, Any]) -> list[str]:
 def test_every_choice_of_a_training_document_is_fed_without_its_last_word(tmp_path: Path) -> None:
     found = rows(write_task(tmp_path), 100)
     assert found == [
-        {"fed": text, "prompt": doc["question"], "task": "made"}
+        {"fed": text, "prompt": doc["question"], "task": "made", "counts": [5 / 9, 5 / 9]}
         for doc in TRAIN
         for text in fed_of(doc)
     ]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_the_probe_counts_tokens_as_the_harness_does(share: bool, tmp_path: Path) -> None:
+    """Where a router asks for places alone, and others are scored of the same lengths."""
+    entries = [TaskEntry("made"), TaskEntry("thrice")]
+    for number, entry in enumerate(entries):
+        folder = tmp_path / entry.task
+        shown = TEST[: 2 + 3 * number]
+        # No two options of a question begin alike, which the harness would see once.
+        rng = np.random.default_rng(4)
+        copies = [reworded(doc, rng) for _ in range(1 + 2 * number) for doc in shown]
+        files = {
+            split: str(toy.write_jsonl(folder / f"own_{split}.jsonl", docs))
+            for split, docs in (("train", shown), ("test", copies))
+        }
+        write_task(folder, entry.task, dataset_kwargs={"data_files": files})
+    folders = [tmp_path / entry.task for entry in entries]
+    probe = toy.write_jsonl(
+        tmp_path / "probe.jsonl", probe_rows(entries, folders, 9, share_prefix=share)
+    )
+    model, asked = (route(made, Spared(made)) for made in (toy.make_model(), toy.make_model()))
+    documents = Data(toy.make_tokenizer(), toy.VOCABULARY, probe_file=probe).probe()
+    found = bypass_rates(model, weighted(documents, "pooled"))[0]
+    ran = pool(score(make(asked, 4, share), entries, folders).tallies).rates().executed
+    np.testing.assert_allclose(1 - found.numpy(), ran, rtol=1e-6)
+    prompts = {document.counts[0] for document in documents}
+    assert prompts == ({1 / 3, 1.0} if share else {1.0, 3.0})
 
 
 def test_so_many_documents_are_drawn_under_the_seed(tmp_path: Path) -> None:
