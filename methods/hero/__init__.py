@@ -72,7 +72,11 @@ class Hero(Method):
     Differs from upstream: with a budget, alpha is steered in training and the threshold calibrated
         on the validation split, where the paper tries alphas; under ``match: each`` prompts and
         deciding positions have a penalty and an alpha each; initial gates 0.88, because gates of
-        0.5 run every FFN at half strength; no weight decay on vectors and scalars.
+        0.5 run every FFN at half strength; the path MLP's weights of the distance start divided by
+        sqrt(D), for it grows so; no weight decay on vectors and scalars; documents are packed. A
+        steered alpha may fall slightly below zero (``routing/steering.py``), where the penalty
+        rewards open gates. The paper's loss counts every token: ``prompt_weight`` 1, the default;
+        the demo's suites set 0.1.
     """
 
     title = "HeRo"

@@ -162,6 +162,15 @@ def _tokens(row: Row) -> int:
     return sum(len(document.ids) for document in row)
 
 
+def _asking(document: Document) -> list[tuple[int, int]]:
+    """(first, stop) of every run of positions that predict a token of a prompt."""
+    if document.prompt:
+        # Position t predicts token t + 1: inside the prompt while t + 1 is.
+        return [(0, document.prompt - 1)]
+    # Of a conversation, what is not the assistant's.
+    return document.prompting if document.deciding else []
+
+
 def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, float]) -> Rows:
     ids, positions = list[int](), list[int]()
     counted = np.zeros(width, dtype=np.bool_)
@@ -172,10 +181,9 @@ def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, f
         positions += range(count)
         last = start + count - 1
         counted[start:last] = True
-        # Position t predicts token t + 1: inside the prompt while t + 1 is.
-        inside = start + max(0, min(document.prompt, count) - 1)
-        weights[start:inside] = prompt_weight
-        weights[inside:last] = 1.0
+        weights[start:last] = 1.0
+        for first, stop in _asking(document):
+            weights[start + first : min(start + stop, last)] = prompt_weight
         for first, stop in document.prompting:
             prompting[start + first : min(start + stop, last)] = 1.0
         for first, stop in document.deciding:

@@ -21,7 +21,8 @@ class TrainingParams:
         clip: Largest gradient norm.
         row_length: Tokens per packed row; 0: one document per row.
         micro_tokens: Most positions of a forward pass, pads included; 0: an update is one pass.
-        prompt_weight: Loss weight of prompt tokens, relative to answers.
+        prompt_weight: Loss weight of prompt tokens, relative to answers; of a conversation,
+            of all but the assistant's words.
         checkpointing: Recompute layers in the backward pass.
         snapshot_minutes: Between snapshots; a signal, and the end, bring one as well.
     """

@@ -59,6 +59,17 @@ def test_rows_by_hand() -> None:
     assert rows.weights.tolist() == [[0.25, 1.0, 0.0, 0.25, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0]]
 
 
+def test_of_a_conversation_all_but_the_assistants_words_weigh_less() -> None:
+    # 11 predicts 12, the first word of an answer; 13 its end; 14 what is asked next.
+    chat = Document([10, 11, 12, 13, 14, 15, 16], 0, "", ((1, 3), (4, 6)))
+    text, ids = Document([21, 22, 23], 0, "", ((0, 1),)), Document([31, 32], 0)
+    rows = lay_out([chat, text, ids], 7, 0.25)
+    assert rows.weights.tolist() == [
+        [0.25, 1.0, 1.0, 0.25, 1.0, 1.0, 0.0],
+        [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0],
+    ]
+
+
 def test_kinds_of_positions_by_hand() -> None:
     texts = [
         Document([11, 12, 13, 14, 15], 2, "a", [(1, 3)]),
