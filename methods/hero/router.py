@@ -7,7 +7,7 @@ The router computes in float32 throughout and decides before any cast; 16-bit ga
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,29 +19,24 @@ from methods.core.routing.router import Context, Decision, Router, Tokens, Unit,
 from methods.hero.branch import Adapter
 from methods.hero.heads import (
     HIDDEN_OUT,
+    LOCAL,
     PATH,
     PATH_HIDDEN,
     PATH_OUT,
     STATE,
     TEMPERATURE,
+    TWINS,
     Sizes,
+    Variant,
     cosine,
     history_parameters,
     mlp,
     named,
 )
 from methods.hero.kernels.host import HostSteps, HostWeights
+from methods.hero.kernels.router import KernelSteps, pack, refresh, router_workspace
+from methods.hero.kernels.weights import PackedRouter
 from methods.hero.memory import ListMemory, Memory, RecurrentMemory
-
-if TYPE_CHECKING:
-    from methods.hero.kernels.router import KernelSteps, PackedRouter
-
-Variant = Literal[
-    "full", "no-history", "no-memread", "no-aux", "no-position", "same-size", "difference"
-]
-# Without history, and of these those with a second head in its place.
-LOCAL: tuple[Variant, ...] = ("no-history", "same-size", "difference")
-TWINS: tuple[Variant, ...] = ("same-size", "difference")
 
 
 class PathState(NamedTuple):
@@ -176,9 +171,7 @@ class HeroRouter(Router):
             return self._kernel_steps(len(hidden))
         self._host = None
         if self._kernels is not None and not torch.is_grad_enabled():
-            from methods.hero.kernels.router import refresh
-
-            refresh(self._kernels, self)
+            refresh(self._kernels, self.formula_parameters())
         return self.empty(hidden)
 
     def empty(self, hidden: Tensor) -> PathState:
@@ -202,10 +195,8 @@ class HeroRouter(Router):
 
         As with a cache of keys and values, weights that change ask for a prompt of two tokens.
         """
-        from methods.hero.kernels.router import KernelSteps, pack, router_workspace
-
         if self._kernels is None or self._kernels.merged.device != self.norm_weight.device:
-            self._kernels = pack(self)
+            self._kernels = pack(self.formula_parameters(), self.eps, self.variant)
         return KernelSteps(self._kernels, router_workspace(batch, self._kernels))
 
     def gate(

@@ -15,10 +15,10 @@ from methods.core.backbone import decoder
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero import router as hero_router
-from methods.hero.heads import Sizes
+from methods.hero.heads import Sizes, Variant
 from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.memory import ListMemory
-from methods.hero.router import HeroRouter, PathState, Trace, Variant
+from methods.hero.router import HeroRouter, PathState, Trace
 from tests import training_toys
 from tests.near import assert_near
 

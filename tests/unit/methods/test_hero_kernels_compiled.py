@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.hero.kernels.router import pack, router_step
+from methods.hero.kernels.router import router_step
 from tests.compiled import Binary, compiled
 from tests.interpreted import DEVICE, bytes_read
-from tests.unit.methods.test_hero_kernels import make_router, poisoned, stream
+from tests.unit.methods.test_hero_kernels import make_router, packed_of, poisoned, stream
 from workflows.stats.bounds import Shape, decode_bytes
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -38,7 +38,7 @@ def test_one_wave_holds_the_grid_of_one_token(binaries: list[Binary]) -> None:
 @torch.no_grad()
 def test_every_weight_is_read_once_and_the_bound_counts_it() -> None:
     router = make_router(width=64)
-    packed = pack(router)
+    packed = packed_of(router)
     weights = {
         name: weight
         for name, weight in packed._asdict().items()
