@@ -84,8 +84,7 @@ class Model:
             routed: Fields of a shape with routed layers.
         """
         runs, whole = self.matrices(always), self.matrices((*ATTENTION, *FFN))
-        keys = 2 * self.key_heads * self.head
-        return Shape(self.width, self.layers, runs, whole - runs, self.embedding, keys, **routed)
+        return Shape(self.width, self.layers, runs, whole - runs, self.embedding, **routed)
 
 
 def model_from(config: Mapping[str, Any]) -> Model:
