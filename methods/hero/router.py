@@ -36,7 +36,7 @@ from methods.hero.heads import (
 from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.kernels.router import KernelSteps, pack, refresh, router_workspace
 from methods.hero.kernels.weights import PackedRouter
-from methods.hero.memory import ListMemory, Memory, RecurrentMemory
+from methods.hero.memory import ListMemory
 
 
 class PathState(NamedTuple):
@@ -51,7 +51,7 @@ class PathState(NamedTuple):
     step: Tensor | None
     p: Tensor
     m: Tensor
-    memory: Memory
+    memory: ListMemory
     streams: tuple[Tensor, ...] = ()
 
     def whole(self) -> PathState:
@@ -97,7 +97,6 @@ class HeroRouter(Router):
             ``"same-size"`` replaces the history by a second local head of as many parameters,
             ``"difference"`` likewise, both heads on what attention added, over its root mean
             square.
-        recurrent: Memory in its recurrent form.
         initial_bias: Of the local head, so that every gate starts at sigmoid(2) = 0.88.
         generator: Of the initial values; None leaves torch's default.
     """
@@ -110,13 +109,11 @@ class HeroRouter(Router):
         sizes: Sizes,
         eps: float,
         variant: Variant,
-        recurrent: bool,
         initial_bias: float,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
         self.units, self.sizes, self.eps, self.variant = units, sizes, eps, variant
-        self.recurrent = recurrent
         width, head, memory = sizes.hidden, sizes.head, sizes.memory
         self.local_head = mlp(width, head, 1)
         if variant not in LOCAL:
@@ -164,7 +161,7 @@ class HeroRouter(Router):
         self, tokens: Tokens, hidden: Tensor, at: Context
     ) -> PathState | HostSteps | KernelSteps:
         """p_0 = m_0 = 1, empty memory."""
-        remembers = self.variant not in LOCAL and not self.recurrent
+        remembers = self.variant not in LOCAL
         if remembers and use_host(hidden, self.norm_weight):
             return HostSteps(self._packed(first=not tokens.positions.item()))
         if remembers and use_steps(hidden):
@@ -177,8 +174,7 @@ class HeroRouter(Router):
     def empty(self, hidden: Tensor) -> PathState:
         """The state of tokens (B, T, D) that have passed no block."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
-        memory = RecurrentMemory() if self.recurrent else ListMemory()
-        return PathState(None, None, ones, ones, memory)
+        return PathState(None, None, ones, ones, ListMemory())
 
     def _packed(self, first: bool) -> HostWeights:
         """Weights packed with the first token decoded behind a prompt, and kept until the next one.

@@ -32,7 +32,7 @@ def router_cases(name: str, batch: int, variant: Variant = "full") -> Iterator[C
     width = SHAPES[name]["hidden_size"]
     units = [Unit(n, "ffn", 1) for n in range(ROUTED[name])]
     with torch.device("meta"):
-        router = HeroRouter(units, Sizes(width, 256, 64, 896), 1e-5, variant, False, 2.0, None)
+        router = HeroRouter(units, Sizes(width, 256, 64, 896), 1e-5, variant, 2.0, None)
         packed = pack(router.formula_parameters(), router.eps, router.variant)
         space = router_workspace(batch, packed)
         hbar = torch.empty(batch, width, dtype=torch.bfloat16)

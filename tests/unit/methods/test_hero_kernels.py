@@ -25,7 +25,7 @@ def make_router(variant: Variant = "full", width: int = 48, memory: int = 64) ->
     units = [Unit(n, "ffn", 1) for n in range(ROUTED)]
     maker = torch.Generator().manual_seed(3)
     sizes = Sizes(hidden=width, head=32, memory=memory, adapter=14)
-    router = HeroRouter(units, sizes, 1e-5, variant, False, 0.0, maker)
+    router = HeroRouter(units, sizes, 1e-5, variant, 0.0, maker)
     with torch.no_grad():
         for name in ("local_head", "history_head"):
             getattr(router, name)[2].weight.normal_(std=0.6, generator=maker)
@@ -120,7 +120,7 @@ def test_a_tie_executes(kernel: bool) -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     units = [Unit(0, "ffn", 1)]
-    plain = HeroRouter(units, Sizes(48, 32, 64, 14), 1e-5, "no-history", False, 2.0, None)
+    plain = HeroRouter(units, Sizes(48, 32, 64, 14), 1e-5, "no-history", 2.0, None)
     with pytest.raises(ValueError, match="'no-history' has no kernels"):
         packed_of(plain)
     packed = packed_of(make_router())
