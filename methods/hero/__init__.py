@@ -108,8 +108,7 @@ class Hero(Method):
                 ValueError: Params do not go together.
             """
             super().__post_init__()
-            given = [n for n in ("head_width", "memory_width") if getattr(self, n) is not None]
-            check_least(self, 1, *given)
+            check_least(self, 1, "head_width", "memory_width")
             if self.unit == "block" and self.variant in ("static", *RATES):
                 raise ValueError(f"param 'unit' is block, which variant '{self.variant}' lacks")
 
