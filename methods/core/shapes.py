@@ -1,8 +1,12 @@
-"""Published shapes: the configs of known backbones, for counts and timings without weights."""
+"""What is known of backbones without torch: projections by name, published configs."""
 
 from __future__ import annotations
 
 from typing import Any
+
+# Projections of a layer.
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+FFN = ("gate_proj", "up_proj", "down_proj")
 
 _LLAMA31 = {
     "model_type": "llama",
@@ -16,6 +20,7 @@ _LLAMA31 = {
     "tie_word_embeddings": False,
 }
 _LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
+# For counts and timings without weights.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama31_8b": _LLAMA31,
     "llama2_7b": _LLAMA2

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from methods.core.shapes import SHAPES
+from methods.core.shapes import ATTENTION, FFN, SHAPES
 from workflows.jobs import Suite
 from workflows.stats.bounds import Shape
-
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-FFN = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from workflows.planning.model import ATTENTION, FFN, Model
+from methods.core.shapes import ATTENTION, FFN
+from workflows.planning.model import Model
 from workflows.stats.bounds import Shape, training_flops
 
 # Bypass of a HeRo whose alpha is pinned: its paper's rows have 74 to 77 %.

@@ -16,7 +16,8 @@ from methods.core.routing.dispatch import dispatch
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Router
 from methods.core.seeds import generator
-from methods.core.training.lora import ATTENTION, FFN, add_lora
+from methods.core.shapes import ATTENTION, FFN
+from methods.core.training.lora import add_lora
 from workflows.stats.bounds import Shape, training_flops
 from workflows.timing.clock import compared, interleaved
 
