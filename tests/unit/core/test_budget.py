@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from methods.core.budget import candidate_layers, check_budget, nearest
+from methods.core.budget import check_budget, nearest
+from methods.core.shapes import candidate_layers
 
 
 @pytest.mark.parametrize("budget", [0.25, "0.25", 0.001, 0.999])
