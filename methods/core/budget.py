@@ -80,11 +80,13 @@ def layers_to_remove(
         free: Layers that param ``protect`` leaves; None: the method protects none.
 
     Raises:
-        ValueError: The pinned number is negative or leaves no layer, or protected ones would go.
+        ValueError: The pinned number is negative or leaves no layer, protected ones would go, or
+            there is neither a number nor a budget.
     """
     total, trace = backbone.layer_count, list[dict[str, float]]()
     if pinned is None:
-        assert budget is not None
+        if budget is None:
+            raise ValueError("neither a budget nor param 'layers' says how many layers go")
         size = count(layers(backbone.model)[0])
         number, trace = nearest(range(total), lambda n: n * size / backbone.parameters, budget)
     elif 0 <= pinned < total:
