@@ -81,8 +81,7 @@ class DiffSkip(Method):
         def __post_init__(self) -> None:
             """Check ranges."""
             super().__post_init__()
-            given = [n for n in ("router_width", "adapter_width") if getattr(self, n) is not None]
-            check_least(self, 1, *given)
+            check_least(self, 1, "router_width", "adapter_width")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The candidates may be too small for the budget, or nothing may say how much to skip."""

@@ -10,10 +10,10 @@ from torch import nn
 
 from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import candidate_layers
 from methods.core.data import Data
+from methods.core.shapes import ATTENTION, FFN, candidate_layers
 from methods.core.training.loop import Trainer, thinned
-from methods.core.training.lora import ATTENTION, FFN, add_lora
+from methods.core.training.lora import add_lora
 from methods.core.training.params import TrainingParams
 
 MODULES: dict[str, tuple[str, ...]] = {

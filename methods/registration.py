@@ -27,7 +27,8 @@ def register_with_transformers() -> None:
 
 
 def _register(module: ModuleType) -> None:
-    from methods.core.pretrained import SkipbenchConfig, SkipbenchForCausalLM
+    from methods.core.auto import SkipbenchForCausalLM
+    from methods.core.pretrained import SkipbenchConfig
 
     if module.__name__ == CONFIGS:
         kind = SkipbenchConfig.model_type

@@ -31,6 +31,9 @@ from methods.core.training.fit import fit_routed
 from methods.core.training.lora import add_lora
 from methods.core.training.params import TrainingParams
 
+# Temperatures at the first update and behind the last.
+FIRST, LAST = 5.0, 1.0
+
 
 class SkipGPT(Method):
     """Two routers per layer, one for attention and one for the FFN, let each token skip either.
@@ -52,7 +55,6 @@ class SkipGPT(Method):
         sparsity: Target of the penalty in its measure, a fraction; None: the budget. Pinned, it is
             the authors' recipe and nothing is calibrated.
         penalty_weight: Of the penalty.
-        first_temperature, last_temperature: T at the first and behind the last update.
         evaluation: ``"argmax"``, or ``"sample"``: noise at T = 1 in inference too, as in the
             released code, drawn from a hash of the token so that cached decoding meets it again.
         rank: Of LoRA on the query and value projections of every layer (Joint).
@@ -86,8 +88,6 @@ class SkipGPT(Method):
         measure: Literal["params", "module"] = "params"
         sparsity: float | None = None
         penalty_weight: float = 20.0
-        first_temperature: float = 5.0
-        last_temperature: float = 1.0
         evaluation: Literal["argmax", "sample"] = "argmax"
         rank: int = 16
         lora_alpha: int | None = None
@@ -97,9 +97,6 @@ class SkipGPT(Method):
             super().__post_init__()
             if self.sparsity is not None and not 0 < self.sparsity < 1:
                 raise ValueError(f"param 'sparsity' is {self.sparsity}, must be between 0 and 1")
-            for name in ("first_temperature", "last_temperature"):
-                if not getattr(self, name) > 0:
-                    raise ValueError(f"param '{name}' is {getattr(self, name)}, must be positive")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The units may be too small for the budget, or nothing may say how much to skip."""
@@ -208,8 +205,7 @@ class PairRouter(Router):
             logits = self.routers[index](block_input.float())
             difference = logits[..., 0] - logits[..., 1]
             if state is not None and at.generator is not None:
-                first, last = self.params.first_temperature, self.params.last_temperature
-                temperature = first + (last - first) * at.progress
+                temperature = FIRST + (LAST - FIRST) * at.progress
                 execute, soft = sampled(difference, state[:, index], temperature)
                 return straight_through(at.settle(index, execute), soft), state
             noise = 0.0 if state is None else state[:, index]

@@ -1,8 +1,8 @@
 """The dense model: loading it with its promises checked, and the names of its parts.
 
-This is the one place that knows how a decoder calls its modules. Llama, Mistral, Qwen2 and Qwen3
-share the names; another family joins by fitting them and entering ``FAMILIES``
-(``methods/core/folder.py``).
+Functions say how a decoder calls its modules; projections go by their names everywhere
+(``methods/core/shapes.py``). Llama, Mistral, Qwen2 and Qwen3 share all of them; another family
+joins by fitting them and entering ``FAMILIES`` (``methods/core/folder.py``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from methods.core.folder import (
     weight_files,
 )
 from methods.core.pretrained import guard
-from methods.core.shapes import SHAPES
+from methods.core.shapes import ATTENTION, FFN, SHAPES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -128,9 +128,8 @@ def attention_kinds(config: PreTrainedConfig) -> list[str]:
 
 
 def projections(layer: nn.Module) -> dict[str, nn.Linear]:
-    """The seven linear maps of a layer by name: q, k, v, o of attention, gate, up, down."""
-    found = [(f"{name}_proj", attention(layer)) for name in "qkvo"]
-    found += [(f"{name}_proj", ffn(layer)) for name in ("gate", "up", "down")]
+    """The seven linear maps of a layer by name."""
+    found = [(name, attention(layer)) for name in ATTENTION] + [(name, ffn(layer)) for name in FFN]
     return {name: getattr(block, name) for name, block in found}
 
 

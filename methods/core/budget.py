@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from methods.core.backbone import Backbone, count, layers
+from methods.core.shapes import candidate_layers
 
 
 def check_budget(budget: object) -> float:
@@ -79,11 +80,13 @@ def layers_to_remove(
         free: Layers that param ``protect`` leaves; None: the method protects none.
 
     Raises:
-        ValueError: The pinned number is negative or leaves no layer, or protected ones would go.
+        ValueError: The pinned number is negative or leaves no layer, protected ones would go, or
+            there is neither a number nor a budget.
     """
     total, trace = backbone.layer_count, list[dict[str, float]]()
     if pinned is None:
-        assert budget is not None
+        if budget is None:
+            raise ValueError("neither a budget nor param 'layers' says how many layers go")
         size = count(layers(backbone.model)[0])
         number, trace = nearest(range(total), lambda n: n * size / backbone.parameters, budget)
     elif 0 <= pinned < total:
@@ -118,22 +121,6 @@ def layers_shortfall(backbone: Backbone, budget: float) -> str | None:
     # What is nearest lies within half a layer, but for what all layers but one hold.
     held = (backbone.layer_count - 1) * size
     return shortfall("layers but one", held, budget) if held + size / 2 < budget else None
-
-
-def candidate_layers(layer_count: int, budget: float) -> list[int]:
-    """The layers whose FFNs may be skipped: as in the paper for its two budgets.
-
-    The latter half holds about 35 % of a Llama in its FFNs and serves the 25 % budget, the last
-    three quarters hold about 53 % and serve 40 % (HeRo, section 4.1); above 45 % every layer.
-
-    Returns:
-        0-based layers, ascending.
-    """
-    if budget <= 0.30:
-        first = layer_count // 2
-    else:
-        first = layer_count // 4 if budget <= 0.45 else 0
-    return list(range(first, layer_count))
 
 
 def routed_layers(

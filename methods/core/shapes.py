@@ -1,8 +1,12 @@
-"""Published shapes: the configs of known backbones, for counts and timings without weights."""
+"""What is known of backbones without torch: projections, published configs, layers to route."""
 
 from __future__ import annotations
 
 from typing import Any
+
+# Projections of a layer.
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+FFN = ("gate_proj", "up_proj", "down_proj")
 
 _LLAMA31 = {
     "model_type": "llama",
@@ -16,6 +20,7 @@ _LLAMA31 = {
     "tie_word_embeddings": False,
 }
 _LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
+# For counts and timings without weights.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama31_8b": _LLAMA31,
     "llama2_7b": _LLAMA2
@@ -49,3 +54,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4}
     | {"max_position_embeddings": 8192},
 }
+
+
+def candidate_layers(layer_count: int, budget: float) -> list[int]:
+    """The layers whose FFNs may be skipped: as in the paper for its two budgets.
+
+    The latter half holds about 35 % of a Llama in its FFNs and serves the 25 % budget, the last
+    three quarters hold about 53 % and serve 40 % (HeRo, section 4.1); above 45 % every layer.
+
+    Returns:
+        0-based layers, ascending.
+    """
+    if budget <= 0.30:
+        first = layer_count // 2
+    else:
+        first = layer_count // 4 if budget <= 0.45 else 0
+    return list(range(first, layer_count))

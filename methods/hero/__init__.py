@@ -60,7 +60,6 @@ class Hero(Method):
             runs in place of what is skipped.
         head_width: Of both heads and W_hd; None: the paper's 256, D / 16 below, at least 32.
         memory_width: M, of keys, queries and values.
-        memory_form: ``"list"`` or ``"recurrent"``: the same numbers.
         alpha: Weight of the penalty, the paper's 1e-3; None: steered to the budget.
         initial_bias: Of the gate's logit.
         bypass_rates: For ``"random"``: rate of each routed block, as HeRo writes it into its
@@ -100,7 +99,6 @@ class Hero(Method):
         adapter_width: int | None = None
         head_width: int | None = None
         memory_width: int = 64
-        memory_form: Literal["list", "recurrent"] = "list"
         alpha: float | None = None
         initial_bias: float = 2.0
         bypass_rates: list[float] | None = None
@@ -114,8 +112,7 @@ class Hero(Method):
                 ValueError: Params do not go together.
             """
             super().__post_init__()
-            given = [n for n in ("head_width", "memory_width") if getattr(self, n) is not None]
-            check_least(self, 1, *given)
+            check_least(self, 1, "head_width", "memory_width")
             if self.unit == "block" and self.variant in ("static", *RATES):
                 raise ValueError(f"param 'unit' is block, which variant '{self.variant}' lacks")
 
@@ -178,10 +175,8 @@ class Hero(Method):
             key = RATES[params.variant]
             router = RandomBypass(units, sizes, rates, key, structure["seed"], rng)
         else:
-            router = HeroRouter(
-                units, sizes, float(backbone.config.rms_norm_eps), params.variant,
-                params.memory_form == "recurrent", params.initial_bias, rng,
-            )  # fmt: skip
+            eps = float(backbone.config.rms_norm_eps)
+            router = HeroRouter(units, sizes, eps, params.variant, params.initial_bias, rng)
             if params.unit == "block":
                 router = BlockRouter(router, self._units(backbone, structure["layers"]))
         router.threshold = float(structure["threshold"])

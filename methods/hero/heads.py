@@ -1,8 +1,8 @@
-"""The small networks of HeRo's router: their widths, how they are made and named."""
+"""The small networks of HeRo's router: their variants and widths, how they are made and named."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -11,6 +11,12 @@ from methods.hero.memory import EPS
 TEMPERATURE = 0.9
 PATH, PATH_HIDDEN, PATH_OUT, HIDDEN_OUT = 6, 64, 16, 48
 STATE = HIDDEN_OUT + PATH_OUT
+Variant = Literal[
+    "full", "no-history", "no-memread", "no-aux", "no-position", "same-size", "difference"
+]
+# Without history, and of these those with a second head in its place.
+LOCAL: tuple[Variant, ...] = ("no-history", "same-size", "difference")
+TWINS: tuple[Variant, ...] = ("same-size", "difference")
 
 
 class Sizes(NamedTuple):

@@ -10,7 +10,7 @@ Unrolled, this is attention over the at most R - 1 earlier blocks with decayed, 
     w_ji = (prod_{r=i+1}^{j-1} rho_r) phi(q_j).phi(k_i),   c_j = sum_i w_ji v_i / (sum_i w_ji + eps)
 
 ``ListMemory`` computes the second form: 128 numbers per token and block instead of 4,160, and a
-quarter of the multiplications. ``RecurrentMemory`` computes the first; the two agree to rounding.
+quarter of the multiplications. The tests hold it to the first, to rounding.
 """
 
 from __future__ import annotations
@@ -56,28 +56,3 @@ class ListMemory(NamedTuple):
         """The memory after block j wrote key and value (B, T, M) with its decay ``rho``."""
         decays = (*(decay * rho for decay in self.decays), torch.ones_like(rho))
         return ListMemory((*self.keys, phi(key)), (*self.values, value), decays)
-
-
-class RecurrentMemory(NamedTuple):
-    """The running sums: ``matrix`` S (B, T, M, M), [key feature, value feature]; ``mass`` zeta."""
-
-    matrix: Tensor | None = None
-    mass: Tensor | None = None
-
-    def read(self, query: Tensor) -> Tensor:
-        """As :meth:`ListMemory.read`."""
-        if self.matrix is None or self.mass is None:
-            return torch.zeros_like(query)
-        similar = phi(query)
-        above = torch.einsum("...k,...kv->...v", similar, self.matrix)
-        return above / ((similar * self.mass).sum(-1, keepdim=True) + EPS)
-
-    def write(self, key: Tensor, value: Tensor, rho: Tensor) -> RecurrentMemory:
-        """As :meth:`ListMemory.write`."""
-        outer = phi(key)[..., :, None] * value[..., None, :]
-        if self.matrix is None or self.mass is None:
-            return RecurrentMemory(outer, phi(key))
-        return RecurrentMemory(rho * self.matrix + outer, rho * self.mass + phi(key))
-
-
-Memory = ListMemory | RecurrentMemory

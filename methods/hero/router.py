@@ -7,7 +7,7 @@ The router computes in float32 throughout and decides before any cast; 16-bit ga
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,29 +19,24 @@ from methods.core.routing.router import Context, Decision, Router, Tokens, Unit,
 from methods.hero.branch import Adapter
 from methods.hero.heads import (
     HIDDEN_OUT,
+    LOCAL,
     PATH,
     PATH_HIDDEN,
     PATH_OUT,
     STATE,
     TEMPERATURE,
+    TWINS,
     Sizes,
+    Variant,
     cosine,
     history_parameters,
     mlp,
     named,
 )
 from methods.hero.kernels.host import HostSteps, HostWeights
-from methods.hero.memory import ListMemory, Memory, RecurrentMemory
-
-if TYPE_CHECKING:
-    from methods.hero.kernels.router import KernelSteps, PackedRouter
-
-Variant = Literal[
-    "full", "no-history", "no-memread", "no-aux", "no-position", "same-size", "difference"
-]
-# Without history, and of these those with a second head in its place.
-LOCAL: tuple[Variant, ...] = ("no-history", "same-size", "difference")
-TWINS: tuple[Variant, ...] = ("same-size", "difference")
+from methods.hero.kernels.router import KernelSteps, pack, refresh, router_workspace
+from methods.hero.kernels.weights import PackedRouter
+from methods.hero.memory import ListMemory
 
 
 class PathState(NamedTuple):
@@ -56,7 +51,7 @@ class PathState(NamedTuple):
     step: Tensor | None
     p: Tensor
     m: Tensor
-    memory: Memory
+    memory: ListMemory
     streams: tuple[Tensor, ...] = ()
 
     def whole(self) -> PathState:
@@ -102,7 +97,6 @@ class HeroRouter(Router):
             ``"same-size"`` replaces the history by a second local head of as many parameters,
             ``"difference"`` likewise, both heads on what attention added, over its root mean
             square.
-        recurrent: Memory in its recurrent form.
         initial_bias: Of the local head, so that every gate starts at sigmoid(2) = 0.88.
         generator: Of the initial values; None leaves torch's default.
     """
@@ -115,13 +109,11 @@ class HeroRouter(Router):
         sizes: Sizes,
         eps: float,
         variant: Variant,
-        recurrent: bool,
         initial_bias: float,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
         self.units, self.sizes, self.eps, self.variant = units, sizes, eps, variant
-        self.recurrent = recurrent
         width, head, memory = sizes.hidden, sizes.head, sizes.memory
         self.local_head = mlp(width, head, 1)
         if variant not in LOCAL:
@@ -169,23 +161,20 @@ class HeroRouter(Router):
         self, tokens: Tokens, hidden: Tensor, at: Context
     ) -> PathState | HostSteps | KernelSteps:
         """p_0 = m_0 = 1, empty memory."""
-        remembers = self.variant not in LOCAL and not self.recurrent
+        remembers = self.variant not in LOCAL
         if remembers and use_host(hidden, self.norm_weight):
             return HostSteps(self._packed(first=not tokens.positions.item()))
         if remembers and use_steps(hidden):
             return self._kernel_steps(len(hidden))
         self._host = None
         if self._kernels is not None and not torch.is_grad_enabled():
-            from methods.hero.kernels.router import refresh
-
-            refresh(self._kernels, self)
+            refresh(self._kernels, self.formula_parameters())
         return self.empty(hidden)
 
     def empty(self, hidden: Tensor) -> PathState:
         """The state of tokens (B, T, D) that have passed no block."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
-        memory = RecurrentMemory() if self.recurrent else ListMemory()
-        return PathState(None, None, ones, ones, memory)
+        return PathState(None, None, ones, ones, ListMemory())
 
     def _packed(self, first: bool) -> HostWeights:
         """Weights packed with the first token decoded behind a prompt, and kept until the next one.
@@ -202,10 +191,8 @@ class HeroRouter(Router):
 
         As with a cache of keys and values, weights that change ask for a prompt of two tokens.
         """
-        from methods.hero.kernels.router import KernelSteps, pack, router_workspace
-
         if self._kernels is None or self._kernels.merged.device != self.norm_weight.device:
-            self._kernels = pack(self)
+            self._kernels = pack(self.formula_parameters(), self.eps, self.variant)
         return KernelSteps(self._kernels, router_workspace(batch, self._kernels))
 
     def gate(

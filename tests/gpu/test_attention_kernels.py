@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.core.routing.kernels.attention import (
-    AttentionCache,
-    attention_workspace,
-    routed_attention_decode,
-)
-from methods.core.routing.kernels.weights import AttentionWeights
+from methods.core.routing.kernels.attention import attention_workspace, routed_attention_decode
+from methods.core.routing.kernels.weights import AttentionCache, AttentionWeights
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.core.routing.kernels.decode import (
-    AdapterWeights,
-    FfnWeights,
-    decode_workspace,
-    routed_ffn_decode,
-)
+from methods.core.routing.kernels.decode import decode_workspace, routed_ffn_decode
+from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
 from methods.core.routing.router import Unit
 from methods.hero.heads import Sizes
 from methods.hero.kernels.router import pack, router_step, router_workspace
@@ -31,10 +27,10 @@ def test_a_graph_of_routed_blocks_follows_its_inputs(slim: bool, batch: int) -> 
     """Decisions, gates and states of replays equal the twins'; nothing waits for the host."""
     maker = torch.Generator().manual_seed(batch)
     units = [Unit(n, "ffn", 1) for n in range(ROUTED)]
-    router = HeroRouter(units, Sizes(WIDTH, 256, 64, NARROW), 1e-5, "full", False, 0.0, maker)
+    router = HeroRouter(units, Sizes(WIDTH, 256, 64, NARROW), 1e-5, "full", 0.0, maker)
     for name in ("local_head", "history_head"):
         torch.nn.init.normal_(getattr(router, name)[2].weight, std=0.5, generator=maker)
-    packed = pack(router.cuda())
+    packed = pack(router.cuda().formula_parameters(), router.eps, router.variant)
 
     def normal(*shape: int) -> torch.Tensor:
         values = torch.randn(*shape, generator=maker) * shape[-1] ** -0.5

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from methods.core.routing.kernels.attention import AttentionCache, attention_workspace
-from methods.core.routing.kernels.weights import AttentionWeights
+from methods.core.routing.kernels.attention import attention_workspace
+from methods.core.routing.kernels.weights import AttentionCache, AttentionWeights
 from methods.core.shapes import SHAPES
 from tests.compiled import Case
 

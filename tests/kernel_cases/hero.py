@@ -8,9 +8,9 @@ import torch
 
 from methods.core.routing.router import Unit
 from methods.core.shapes import SHAPES
-from methods.hero.heads import Sizes
+from methods.hero.heads import Sizes, Variant
 from methods.hero.kernels.router import pack, router_workspace
-from methods.hero.router import HeroRouter, Variant
+from methods.hero.router import HeroRouter
 from tests.compiled import Case
 
 ROUTED = {"llama31_8b": 24, "llama2_7b": 16, "llama2_13b": 20}
@@ -32,8 +32,8 @@ def router_cases(name: str, batch: int, variant: Variant = "full") -> Iterator[C
     width = SHAPES[name]["hidden_size"]
     units = [Unit(n, "ffn", 1) for n in range(ROUTED[name])]
     with torch.device("meta"):
-        router = HeroRouter(units, Sizes(width, 256, 64, 896), 1e-5, variant, False, 2.0, None)
-        packed = pack(router)
+        router = HeroRouter(units, Sizes(width, 256, 64, 896), 1e-5, variant, 2.0, None)
+        packed = pack(router.formula_parameters(), router.eps, router.variant)
         space = router_workspace(batch, packed)
         hbar = torch.empty(batch, width, dtype=torch.bfloat16)
     for launch in launches(3, hbar, packed, space, 0.5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +28,12 @@ def randomise(router: nn.Module, seed: int = 0, spread: float = 1.0) -> None:
 def make_router(
     blocks: int,
     variant: str = "full",
-    recurrent: bool = False,
     memory: int = 64,
     seed: int = 0,
 ) -> HeroRouter:
     sizes = Sizes(hidden=WIDTH, head=16, memory=memory, adapter=5)
     units = [Unit(n, "ffn", 10) for n in range(blocks)]
-    router = HeroRouter(units, sizes, NORM_EPS, variant, recurrent, 2.0, None)
+    router = HeroRouter(units, sizes, NORM_EPS, variant, 2.0, None)
     randomise(router, seed)
     return router
 
@@ -45,10 +45,12 @@ def streams(blocks: int, batch: int = 2, length: int = 3, seed: int = 1) -> Tens
     return steps.cumsum(0)
 
 
-def run(router: HeroRouter, hbar: Tensor) -> list[Trace]:
+def run(router: HeroRouter, hbar: Tensor, memory: Any = None) -> list[Trace]:
+    """What every block says; ``memory`` takes the place of the router's own."""
     shape = hbar.shape[1:3]
     tokens = Tokens(None, torch.zeros(shape, dtype=torch.int64), torch.ones(shape) > 0)
     state = router.start(tokens, hbar[0], Context())
+    state = state._replace(memory=memory or state.memory)
     if hbar.dtype == torch.float64:
         state = state._replace(p=state.p.double(), m=state.m.double())
     traces = []

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.hero.memory import ListMemory, RecurrentMemory, phi
+from methods.hero.memory import ListMemory, phi
+from tests.reference.recurrent_memory import RecurrentMemory
 
 FORMS = pytest.mark.parametrize("form", [ListMemory, RecurrentMemory])
 

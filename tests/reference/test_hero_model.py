@@ -272,7 +272,6 @@ def test_generation_with_and_without_a_cache(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        {"memory_form": "recurrent"},
         {"memory_width": 32},
         {"variant": "no-history"},
         {"variant": "no-memread"},

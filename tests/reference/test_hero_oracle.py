@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from methods.hero.memory import ListMemory
 from methods.hero.router import HeroRouter
 from tests.reference import hero_oracle as oracle
 from tests.reference.hero_router import NORM_EPS, make_router, run, stacked, streams
+from tests.reference.recurrent_memory import RecurrentMemory
 
 
 def compare(router: HeroRouter, hbar: Tensor, tolerance: float) -> None:
@@ -27,17 +29,15 @@ def in_double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("blocks", [2, 6, 16])
-def test_every_value_equals_the_oracle(blocks: int, recurrent: bool) -> None:
-    compare(make_router(blocks, recurrent=recurrent), streams(blocks), 1e-5)
+def test_every_value_equals_the_oracle(blocks: int) -> None:
+    compare(make_router(blocks), streams(blocks), 1e-5)
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("blocks", [2, 6, 16])
 @pytest.mark.usefixtures("in_double")
-def test_every_value_equals_the_oracle_in_double(blocks: int, recurrent: bool) -> None:
-    router = make_router(blocks, recurrent=recurrent).double()
+def test_every_value_equals_the_oracle_in_double(blocks: int) -> None:
+    router = make_router(blocks).double()
     compare(router, streams(blocks).double(), 1e-12)
 
 
@@ -60,10 +60,9 @@ def test_ablation_equals_the_oracle_with_the_stated_change(variant: str) -> None
 
 
 @pytest.mark.parametrize("memory", [32, 128])
-@pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.usefixtures("in_double")
-def test_other_memory_widths_equal_the_oracle(memory: int, recurrent: bool) -> None:
-    router = make_router(5, recurrent=recurrent, memory=memory).double()
+def test_other_memory_widths_equal_the_oracle(memory: int) -> None:
+    router = make_router(5, memory=memory).double()
     shapes = {name: tuple(w.shape) for name, w in router.formula_parameters().items()}
     assert [shapes[name] for name in ("W_q", "W_k", "W_v")] == [(memory, 64)] * 3
     assert shapes["W_c"] == (64, memory)
@@ -75,11 +74,10 @@ def test_other_memory_widths_equal_the_oracle(memory: int, recurrent: bool) -> N
 @pytest.mark.parametrize("blocks", [2, 3, 16, 24])
 @pytest.mark.usefixtures("in_double")
 def test_memory_forms_agree_in_values_and_gradients(blocks: int) -> None:
-    pair = [make_router(blocks, recurrent=form).double() for form in (False, True)]
-    inputs = [streams(blocks).double().requires_grad_() for _ in pair]
     gates, gradients = [], []
-    for router, hbar in zip(pair, inputs, strict=True):
-        gate = torch.stack([trace.gate for trace in run(router, hbar)])
+    for memory in (ListMemory(), RecurrentMemory()):
+        router, hbar = make_router(blocks).double(), streams(blocks).double().requires_grad_()
+        gate = torch.stack([trace.gate for trace in run(router, hbar, memory)])
         weights = torch.linspace(-1, 1, gate.numel(), dtype=gate.dtype).view_as(gate)
         gates.append(gate)
         names = router.formula_parameters()

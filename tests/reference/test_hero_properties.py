@@ -81,10 +81,9 @@ def test_a_gate_of_exactly_one_half_executes() -> None:
     assert bool(output.executed.all())
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_start_of_the_path(recurrent: bool) -> None:
+def test_start_of_the_path() -> None:
     """Property 4."""
-    router = make_router(4, recurrent=recurrent)
+    router = make_router(4)
     traces = run(router, streams(4))
     assert bool((traces[0].context == 0).all())
     assert bool((traces[0].novelty == 0).all())
@@ -111,10 +110,9 @@ def test_a_gradient_through_a_standing_token_is_finite() -> None:
     assert bool(torch.isfinite(hbar.grad).all())
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_first_and_last_decay_get_no_gradient(recurrent: bool) -> None:
+def test_first_and_last_decay_get_no_gradient() -> None:
     """Property 6, second part."""
-    router = make_router(5, recurrent=recurrent)
+    router = make_router(5)
     torch.stack([trace.gate for trace in run(router, streams(5))]).sum().backward()
     gradient = router.eta.grad
     assert gradient[0] == 0
@@ -197,9 +195,7 @@ def test_the_threshold_decides_and_the_gate_scales() -> None:
 def test_a_new_router_starts_open_and_remembers_most() -> None:
     sizes = Sizes(hidden=WIDTH, head=16, memory=64, adapter=5)
     units = [Unit(n, "ffn", 10) for n in range(6)]
-    router = HeroRouter(
-        units, sizes, NORM_EPS, "full", False, 2.0, torch.Generator().manual_seed(0)
-    )
+    router = HeroRouter(units, sizes, NORM_EPS, "full", 2.0, torch.Generator().manual_seed(0))
     gates = stacked(run(router, streams(6)), "gate")
     assert bool(((gates - 0.88).abs() < 0.02).all())
     torch.testing.assert_close(torch.sigmoid(router.eta), torch.full((6,), 0.98))
@@ -215,7 +211,7 @@ def routed() -> tuple[nn.Module, HeroRouter]:
     model = toy.make_model().requires_grad_(False)
     sizes = Sizes(hidden=32, head=16, memory=64, adapter=7)
     router = HeroRouter(
-        ffn_units(model, [2, 3, 4, 5]), sizes, 1e-6, "full", False, 2.0, None
+        ffn_units(model, [2, 3, 4, 5]), sizes, 1e-6, "full", 2.0, None
     ).requires_grad_(True)
     randomise(router)
     return route(model, router), router

@@ -15,22 +15,33 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lm_eval.models.huggingface import eval_logger
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
 from methods.core.backbone import decoder
-
-if TYPE_CHECKING:
-    from workflows.evaluation.harness import CountingLM
+from methods.core.ledger import Tally
 
 # As lm-eval hands them over: the texts (the key of its cache), ids of the context, of the answer.
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
+
+
+class Counting(Protocol):
+    """What is used of the harness's ``CountingLM``."""
+
+    model: PreTrainedModel
+    device: torch.device
+    batch_size: int
+    max_length: int
+    tallies: dict[str, Tally]
+    log: Any
+    kinds: Any
+    cache_hook: Any
 
 
 class Asked(NamedTuple):
@@ -56,7 +67,7 @@ class Found(NamedTuple):
 
 
 def answer_requests(
-    lm: CountingLM, requests: Sequence[Request], disable_tqdm: bool = False
+    lm: Counting, requests: Sequence[Request], disable_tqdm: bool = False
 ) -> list[tuple[float, bool]]:
     """Log-likelihood of every answer and whether greedy decoding would write it, in their order.
 
@@ -82,7 +93,7 @@ def answer_requests(
     return list(zip(logs, greedy, strict=True))
 
 
-def _keep(lm: CountingLM, request: Request, answer: tuple[float, bool]) -> None:
+def _keep(lm: Counting, request: Request, answer: tuple[float, bool]) -> None:
     """Hand an answer to the cache of lm-eval; windows of a rolling likelihood are none."""
     text = request[0]
     if text is not None:
@@ -129,7 +140,7 @@ def continuations(context: Row) -> list[Row]:
     return rows
 
 
-def _score(lm: CountingLM, contexts: list[Row], size: int) -> Iterator[Found]:
+def _score(lm: Counting, contexts: list[Row], size: int) -> Iterator[Found]:
     """Run a batch of contexts, then what follows them, ``size`` rows at a time."""
     following = [(n, row) for n, context in enumerate(contexts) for row in continuations(context)]
     ids, valid = _padded(contexts, left=True)
@@ -161,7 +172,7 @@ def _score(lm: CountingLM, contexts: list[Row], size: int) -> Iterator[Found]:
 
 @torch.no_grad()
 def _run(
-    lm: CountingLM,
+    lm: Counting,
     ids: Tensor,
     mask: Tensor,
     scored: Tensor,

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from methods.core.shapes import SHAPES
+from methods.core.shapes import ATTENTION, FFN, SHAPES
 from workflows.jobs import Suite
 from workflows.stats.bounds import Shape
-
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-FFN = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,7 @@ class Model:
             routed: Fields of a shape with routed layers.
         """
         runs, whole = self.matrices(always), self.matrices((*ATTENTION, *FFN))
-        keys = 2 * self.key_heads * self.head
-        return Shape(self.width, self.layers, runs, whole - runs, self.embedding, keys, **routed)
+        return Shape(self.width, self.layers, runs, whole - runs, self.embedding, **routed)
 
 
 def model_from(config: Mapping[str, Any]) -> Model:

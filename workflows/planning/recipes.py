@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from workflows.planning.model import ATTENTION, FFN, Model
+from methods.core.shapes import ATTENTION, FFN, candidate_layers
+from workflows.planning.model import Model
 from workflows.stats.bounds import Shape, training_flops
 
 # Bypass of a HeRo whose alpha is pinned: its paper's rows have 74 to 77 %.
@@ -128,7 +129,8 @@ def name_reads(projection: str) -> str:
 
 def _lora(model: Model, params: Params, budget: float | None) -> Recipe:
     count = model.layers
-    layers = count - count // 2 if params["modules"] == "mlp_candidates" else count
+    only = params["modules"] == "mlp_candidates"
+    layers = len(candidate_layers(count, 0.25)) if only else count
     bare = replace(
         _dense(model, 0.0), reached=layers, read=layers - 1, run=layers,
         single=2.0 * model.width * layers,
@@ -165,14 +167,11 @@ def _hero(model: Model, params: Params, budget: float | None) -> Recipe:
     )  # fmt: skip
 
 
-def _candidates(model: Model, given: Any, budget: float | None) -> range | list[int]:
-    """As ``methods/core/budget.py``, which imports torch, counts the candidate layers."""
+def _candidates(model: Model, given: Any, budget: float | None) -> list[int]:
+    """The layers that param ``candidates`` stands for."""
     if given != "auto":
         return list(given)
-    first = model.layers // 2
-    if budget is not None and budget > 0.30:
-        first = model.layers // 4 if budget <= 0.45 else 0
-    return range(first, model.layers)
+    return candidate_layers(model.layers, 0.25 if budget is None else budget)
 
 
 def _hero_router(model: Model, variant: str, head: int, memory: int, blocks: int) -> int:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from methods.core.shapes import ATTENTION
 from workflows.job import Job
 from workflows.jobs import Suite
 from workflows.planning.machines import DISK_RATE, MACHINES, START_SECONDS, Machine
 from workflows.planning.memory import evaluation_memory, fit_memory, untrained_memory
-from workflows.planning.model import ATTENTION, Model
+from workflows.planning.model import Model
 from workflows.planning.params import params_of
 from workflows.planning.recipes import Recipe, recipe
 from workflows.planning.tasks import Load, load_of

@@ -1,8 +1,7 @@
 """What physics allows: the time of a routed model over the dense one, if work alone cost time.
 
-Prefill and training are bound by multiplications, decoding of few sequences by the bytes of the
-weights that must be read. A measured ratio below its bound is a measurement error; the distance to
-it is what the implementation leaves lying.
+Prefill and training are bound by multiplications. A measured ratio below its bound is a measurement
+error; the distance to it is what the implementation leaves lying.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ class Shape:
         attention: Projections of one layer.
         ffn: One feed-forward network.
         head: The output matrix.
-        key_value: Width of keys and values of one layer together, in numbers per token.
         routed: R, layers whose FFN is routed; the last ones.
         adapter: What runs instead of one FFN.
         router: Matrices of the router that run per routed layer.
@@ -31,7 +29,6 @@ class Shape:
     attention: int
     ffn: int
     head: int
-    key_value: int
     routed: int = 0
     adapter: int = 0
     router: int = 0
@@ -48,21 +45,6 @@ def prefill_flops(shape: Shape, sequences: int, length: int, bypass: float) -> f
     tokens = sequences * length
     scores = 2 * shape.width * length * tokens * shape.layers
     return 2 * tokens * shape.matrices(bypass) + scores + 2 * sequences * shape.head
-
-
-def decode_bytes(
-    shape: Shape, sequences: int, context: int, bypass: float, number_bytes: int
-) -> float:
-    """Bytes read for one new token in each of ``sequences`` sequences.
-
-    A matrix is read when one sequence needs it: independent tokens leave an FFN alone with
-    probability bypass^sequences.
-    """
-    needs_ffn, needs_adapter = 1 - bypass**sequences, 1 - (1 - bypass) ** sequences
-    routed = needs_ffn * shape.ffn + needs_adapter * shape.adapter + shape.router
-    kept = shape.layers - shape.routed
-    weights = shape.layers * shape.attention + kept * shape.ffn + shape.routed * routed + shape.head
-    return number_bytes * (weights + sequences * context * shape.key_value * shape.layers)
 
 
 def training_flops(

@@ -30,12 +30,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from methods import find_row, load_method
 from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
-from methods.core.budget import candidate_layers, check_budget
+from methods.core.budget import check_budget
 from methods.core.checkpoint import cast_branches, dense_folder, load, write_json
 from methods.core.data import Data, check_file
 from methods.core.pretrained import read_card
 from methods.core.routing.routed import router_of
-from methods.core.shapes import SHAPES
+from methods.core.shapes import SHAPES, candidate_layers
 from methods.core.training.lora import fold_lora
 from workflows.records import rows_of
 from workflows.runtime.devices import claim_device

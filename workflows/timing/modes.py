@@ -16,7 +16,8 @@ from methods.core.routing.dispatch import dispatch
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Router
 from methods.core.seeds import generator
-from methods.core.training.lora import ATTENTION, FFN, add_lora
+from methods.core.shapes import ATTENTION, FFN
+from methods.core.training.lora import add_lora
 from workflows.stats.bounds import Shape, training_flops
 from workflows.timing.clock import compared, interleaved
 
@@ -28,8 +29,6 @@ def shape_of(model: PreTrainedModel) -> Shape:
     """The sizes behind the bounds."""
     router = router_of(model)
     first = layers(model)[0]
-    heads = attention(first)
-    keys = heads.k_proj.weight.shape[0]  # type: ignore[union-attr, index]
     branch = None if router is None else router.otherwise(0)
     adapter = count(branch) if isinstance(branch, nn.Module) else 0
     routed = 0 if router is None else len(router.units)
@@ -39,10 +38,9 @@ def shape_of(model: PreTrainedModel) -> Shape:
     return Shape(
         width=int(model.config.hidden_size),
         layers=len(layers(model)),
-        attention=count(heads),
+        attention=count(attention(first)),
         ffn=count(ffn(first)),
         head=count(head),
-        key_value=2 * int(keys),
         routed=routed,
         adapter=adapter,
         router=own,
@@ -151,7 +149,7 @@ def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -
 
 def _dense_shape(model: PreTrainedModel) -> Shape:
     sizes = shape_of(model)
-    return Shape(sizes.width, sizes.layers, sizes.attention, sizes.ffn, sizes.head, sizes.key_value)
+    return Shape(sizes.width, sizes.layers, sizes.attention, sizes.ffn, sizes.head)
 
 
 def _ids(model: PreTrainedModel, sequences: int, length: int, device: str) -> Tensor:

@@ -9,9 +9,6 @@ from transformers import PreTrainedModel
 
 from methods.core.seeds import seed_for
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-FFN = ("gate_proj", "up_proj", "down_proj")
-
 
 def add_lora(
     model: PreTrainedModel,

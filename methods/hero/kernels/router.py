@@ -13,6 +13,7 @@ beforehand, its factor is applied afterwards. All is float32; decisions are take
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -22,84 +23,28 @@ from torch.nn.functional import linear, logsigmoid, silu
 from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
 from methods.core.routing.kernels.decode import check_tensors
 from methods.core.routing.router import Decision
-from methods.hero.heads import HIDDEN_OUT, TEMPERATURE
+from methods.hero.heads import HIDDEN_OUT, TEMPERATURE, Variant
+from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
 from methods.hero.memory import EPS, phi
-from methods.hero.router import HeroRouter, Variant
 
 PACKED = ("full", "no-memread", "no-aux", "no-position")
 
 
-class PackedRouter(NamedTuple):
-    """The weights of a router as the kernels read them, float32 and contiguous.
+def pack(weights: Mapping[str, Tensor], eps: float, variant: Variant) -> PackedRouter:
+    """The weights of a router for the kernels, copied once.
 
-    H is the head width, M the memory's, R the number of routed blocks; states are 64 wide.
-
-    ``merged`` (2H, D); ``hidden_up`` (48, H); ``path_in`` (64, 6), ``path_in_bias`` (64,),
-    ``path_out`` (16, 64), ``path_out_bias`` (16,), None without the path MLP; ``query``, ``key``,
-    ``value`` (M, 64); ``novelty_state`` (64, 64), ``novelty_context`` (64, M). The history head's
-    first matrix by input: ``history_state`` (H, 64), ``history_context`` (H, M),
-    ``history_novelty`` (H,); ``history_bias``, ``history_out`` (H,); ``local_bias``, ``local_out``
-    (H,); ``last_biases`` (2,) of history and local head. ``decays`` (R, R): [j, i] is the product
-    of rho over the blocks between i and j.
-    """
-
-    merged: Tensor
-    hidden_up: Tensor
-    path_in: Tensor | None
-    path_in_bias: Tensor | None
-    path_out: Tensor | None
-    path_out_bias: Tensor | None
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    novelty_state: Tensor
-    novelty_context: Tensor
-    history_state: Tensor
-    history_context: Tensor
-    history_novelty: Tensor
-    history_bias: Tensor
-    history_out: Tensor
-    local_bias: Tensor
-    local_out: Tensor
-    last_biases: Tensor
-    decays: Tensor
-    eps: float
-    variant: Variant
-
-
-class RouterWorkspace(NamedTuple):
-    """Fixed buffers of B tokens, all float32 but ``execute``; no start value matters.
-
-    Carried from block to block: ``last``, ``step`` (B, D), hbar and delta of the block before;
-    ``keys`` (phi(k)), ``values`` (B, R, M); ``p``, ``m`` (B,). Between the launches: ``projected``
-    (B, 2H), ``sums`` (B, 4): of hbar^2, delta^2, delta * previous delta, previous delta^2. Results:
-    ``gate``, ``scale`` (B,) and ``execute`` (B,) bool, what ``routed_ffn_decode`` takes.
-    """
-
-    last: Tensor
-    step: Tensor
-    keys: Tensor
-    values: Tensor
-    p: Tensor
-    m: Tensor
-    projected: Tensor
-    sums: Tensor
-    gate: Tensor
-    scale: Tensor
-    execute: Tensor
-
-
-def pack(router: HeroRouter) -> PackedRouter:
-    """The router's weights for the kernels, copied once.
+    Args:
+        weights: By the names of the formulas.
+        eps: Of the RMSNorm.
+        variant: Of the router.
 
     Raises:
         ValueError: The variant has no history, hence nothing that these kernels compute.
     """
-    if router.variant not in PACKED:
-        raise ValueError(f"variant '{router.variant}' has no kernels; these have: {PACKED}")
-    parameters = router.formula_parameters()
-    named = {name: w.detach().float().contiguous() for name, w in parameters.items()}
-    state, memory = named["W_q"].shape[1], router.sizes.memory
+    if variant not in PACKED:
+        raise ValueError(f"variant '{variant}' has no kernels; these have: {PACKED}")
+    named = {name: w.detach().float().contiguous() for name, w in weights.items()}
+    memory, state = named["W_q"].shape
     parts = named["hist_W1"].split([state, memory, 1], dim=1)
     by_input = [part.contiguous() for part in parts]
     # Of rho's product over i + 1 to j - 1: sums of logarithms up to j, less those up to i + 1.
@@ -127,8 +72,8 @@ def pack(router: HeroRouter) -> PackedRouter:
         local_out=named["local_W2"][0],
         last_biases=torch.cat([named["hist_b2"], named["local_b2"]]),
         decays=decays,
-        eps=router.eps,
-        variant=router.variant,
+        eps=eps,
+        variant=variant,
     )
 
 
@@ -168,9 +113,9 @@ class KernelSteps(NamedTuple):
         return Decision(execute[:, None], scale[:, None], gate[:, None])
 
 
-def refresh(packed: PackedRouter, router: HeroRouter) -> None:
-    """Put the router's weights where ``packed`` has them, at the same addresses."""
-    for old, new in zip(packed, pack(router), strict=True):
+def refresh(packed: PackedRouter, weights: Mapping[str, Tensor]) -> None:
+    """Put weights by the names of the formulas where ``packed`` has them, at its addresses."""
+    for old, new in zip(packed, pack(weights, packed.eps, packed.variant), strict=True):
         if isinstance(old, Tensor) and isinstance(new, Tensor):
             old.copy_(new)
 

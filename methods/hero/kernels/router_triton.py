@@ -9,7 +9,7 @@ from torch import Tensor
 from methods.core.routing.kernels.decode_triton import row_products, tile_of
 from methods.core.routing.kernels.launch import Launch
 from methods.hero.heads import HIDDEN_OUT, PATH, PATH_HIDDEN, STATE, TEMPERATURE
-from methods.hero.kernels.router import PackedRouter, RouterWorkspace
+from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
 from methods.hero.memory import EPS
 
 # Columns of hbar that the program of the sums takes at a time.

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from methods.core.budget import candidate_layers, check_budget, nearest
+from methods.core.budget import check_budget, layers_to_remove, nearest
+from methods.core.shapes import candidate_layers
+from tests import toy
 
 
 @pytest.mark.parametrize("budget", [0.25, "0.25", 0.001, 0.999])
@@ -48,3 +50,8 @@ def test_candidates_are_the_latter_half_or_the_last_three_quarters() -> None:
     assert candidate_layers(12, 0.30) == [6, 7, 8, 9, 10, 11]
     assert candidate_layers(12, 0.40) == list(range(3, 12))
     assert candidate_layers(12, 0.50) == list(range(12))
+
+
+def test_without_a_number_a_budget_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="neither a budget nor param 'layers'"):
+        layers_to_remove(toy.wrap(toy.make_model()), None, None)

@@ -15,10 +15,10 @@ from methods.core.backbone import decoder
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero import router as hero_router
-from methods.hero.heads import Sizes
+from methods.hero.heads import Sizes, Variant
 from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.memory import ListMemory
-from methods.hero.router import HeroRouter, PathState, Trace, Variant
+from methods.hero.router import HeroRouter, PathState, Trace
 from tests import training_toys
 from tests.near import assert_near
 
@@ -27,12 +27,12 @@ REMEMBERING = ("full", "no-memread", "no-aux", "no-position")
 IDS = torch.arange(12)[None]
 
 
-def make_router(variant: Variant = "full", recurrent: bool = False) -> HeroRouter:
+def make_router(variant: Variant = "full") -> HeroRouter:
     """A router whose every weight says something."""
     units = [Unit(n, "ffn", 1) for n in range(BLOCKS)]
     sizes = Sizes(hidden=WIDTH, head=32, memory=24, adapter=14)
     rng = torch.Generator().manual_seed(3)
-    router = HeroRouter(units, sizes, 1e-5, variant, recurrent, 0.0, rng)
+    router = HeroRouter(units, sizes, 1e-5, variant, 0.0, rng)
     with torch.no_grad():
         for parameter in router.parameters():
             spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0
@@ -141,7 +141,6 @@ def test_only_a_new_token_that_teaches_nothing_is_decided_on_the_host() -> None:
         assert isinstance(begun(router, hbar), HostSteps)
         assert isinstance(begun(router, hbar.expand(1, 2, -1)), PathState)
         assert isinstance(begun(router, hbar.expand(2, 1, -1)), PathState)
-        assert isinstance(begun(make_router(recurrent=True), hbar), PathState)
         assert isinstance(begun(make_router("no-history"), hbar), PathState)
         assert isinstance(begun(make_router().double(), hbar), PathState)
         assert isinstance(begun(make_router().to("meta"), hbar.to("meta")), PathState)

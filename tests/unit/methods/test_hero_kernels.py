@@ -7,17 +7,11 @@ import torch
 from torch import Tensor
 
 from methods.core.routing.router import Unit
-from methods.hero.heads import Sizes
-from methods.hero.kernels.router import (
-    PACKED,
-    PackedRouter,
-    RouterWorkspace,
-    pack,
-    router_step,
-    router_workspace,
-)
+from methods.hero.heads import Sizes, Variant
+from methods.hero.kernels.router import PACKED, pack, router_step, router_workspace
+from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
 from methods.hero.memory import ListMemory
-from methods.hero.router import HeroRouter, PathState, Variant
+from methods.hero.router import HeroRouter, PathState
 from tests.interpreted import DEVICE, mend
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -31,13 +25,17 @@ def make_router(variant: Variant = "full", width: int = 48, memory: int = 64) ->
     units = [Unit(n, "ffn", 1) for n in range(ROUTED)]
     maker = torch.Generator().manual_seed(3)
     sizes = Sizes(hidden=width, head=32, memory=memory, adapter=14)
-    router = HeroRouter(units, sizes, 1e-5, variant, False, 0.0, maker)
+    router = HeroRouter(units, sizes, 1e-5, variant, 0.0, maker)
     with torch.no_grad():
         for name in ("local_head", "history_head"):
             getattr(router, name)[2].weight.normal_(std=0.6, generator=maker)
         router.norm_weight.uniform_(0.5, 1.5, generator=maker)
         router.eta.normal_(generator=maker)
     return router.to(DEVICE)
+
+
+def packed_of(router: HeroRouter) -> PackedRouter:
+    return pack(router.formula_parameters(), router.eps, router.variant)
 
 
 def stream(batch: int, width: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -71,7 +69,7 @@ def test_equal_to_the_router(batch: int, variant: Variant, kernel: bool) -> None
     """Two steps with one workspace: the second meets what the first left there."""
     width = 48
     router = make_router(variant, width)
-    packed = pack(router)
+    packed = packed_of(router)
     space = poisoned(batch, packed)
     for seed in (1, 2):
         state = begin(batch)
@@ -92,7 +90,7 @@ def test_equal_to_the_router(batch: int, variant: Variant, kernel: bool) -> None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.no_grad()
 def test_kernels_equal_their_twin(batch: int, width: int, memory: int, dtype: torch.dtype) -> None:
-    packed = pack(make_router(width=width, memory=memory))
+    packed = packed_of(make_router(width=width, memory=memory))
     spaces = [poisoned(batch, packed) for _ in range(2)]
     for index, hbar in enumerate(stream(batch, width, 4, dtype)):
         for space, kernel in zip(spaces, (True, False), strict=True):
@@ -113,7 +111,7 @@ def test_a_tie_executes(kernel: bool) -> None:
     for name in ("local_head", "history_head"):
         getattr(router, name)[2].weight.zero_()
         getattr(router, name)[2].bias.zero_()
-    packed = pack(router)
+    packed = packed_of(router)
     space = poisoned(2, packed)
     router_step(0, stream(2, 48, 5)[0], packed, space, 0.5, kernel)
     assert space.gate.tolist() == [0.5, 0.5]
@@ -122,10 +120,10 @@ def test_a_tie_executes(kernel: bool) -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     units = [Unit(0, "ffn", 1)]
-    plain = HeroRouter(units, Sizes(48, 32, 64, 14), 1e-5, "no-history", False, 2.0, None)
+    plain = HeroRouter(units, Sizes(48, 32, 64, 14), 1e-5, "no-history", 2.0, None)
     with pytest.raises(ValueError, match="'no-history' has no kernels"):
-        pack(plain)
-    packed = pack(make_router())
+        packed_of(plain)
+    packed = packed_of(make_router())
     space = router_workspace(2, packed)
     with pytest.raises(ValueError, match="5 routed blocks, none has index 5"):
         router_step(ROUTED, torch.zeros(2, 48), packed, space)

@@ -9,8 +9,7 @@ import pytest
 
 from methods import Row, discover, load_method
 from methods.core.backbone import empty_backbone, shape_config
-from methods.core.budget import candidate_layers
-from methods.core.shapes import SHAPES
+from methods.core.shapes import SHAPES, candidate_layers
 from tests import toy
 from workflows.planning.model import model_from
 from workflows.planning.params import defaults

@@ -19,8 +19,6 @@ a CUDA graph can hold the calls.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -28,46 +26,16 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
 from methods.core.routing.kernels.decode import check_tensors
-from methods.core.routing.kernels.weights import AttentionWeights
+from methods.core.routing.kernels.weights import (
+    AttentionCache,
+    AttentionWeights,
+    AttentionWorkspace,
+)
 
 # The columns of a cache are shared out so that about this many programs read, some two per
 # multiprocessor of a large GPU; no sum depends on the device.
 PROGRAMS = 256
 MOST_SHARES = 64
-
-
-class AttentionCache(NamedTuple):
-    """Keys, already rotated, and values of earlier tokens (B, H_kv, C, d), in the weights' dtype.
-
-    ``stored``, int32 or int64, () or (B,): columns of a row that are taken, hence where its new
-    token goes. ``first`` (B,), of the same dtype: the first that counts, behind padding on the
-    left; None: 0.
-    """
-
-    keys: Tensor
-    values: Tensor
-    stored: Tensor
-    first: Tensor | None = None
-
-
-class AttentionWorkspace(NamedTuple):
-    """Between the launches; rows of tokens that skip are neither written nor read.
-
-    In the dtype of the weights: ``query``, ``read`` (B, H d), ``key``, ``value`` (B, H_kv d). In
-    float32, of each share of the columns: ``peaks`` (largest score) and ``totals`` (sum of
-    exponentials) (B, H, S), ``sums`` of values (B, H, S, d). ``every`` (B,) is True, ``ones`` (B,)
-    is 1.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    read: Tensor
-    peaks: Tensor
-    totals: Tensor
-    sums: Tensor
-    every: Tensor
-    ones: Tensor
 
 
 def attention_workspace(batch: int, weights: AttentionWeights) -> AttentionWorkspace:

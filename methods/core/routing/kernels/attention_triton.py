@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.core.routing.kernels.attention import AttentionCache, AttentionWorkspace
 from methods.core.routing.kernels.decode_triton import (
     any_of,
     decisions,
@@ -16,7 +15,11 @@ from methods.core.routing.kernels.decode_triton import (
     tile_of,
 )
 from methods.core.routing.kernels.launch import Launch
-from methods.core.routing.kernels.weights import AttentionWeights
+from methods.core.routing.kernels.weights import (
+    AttentionCache,
+    AttentionWeights,
+    AttentionWorkspace,
+)
 
 # Bytes of keys, and of values, that a program reads per turn, and at most so many columns.
 BYTES = 8192

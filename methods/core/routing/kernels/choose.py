@@ -1,4 +1,7 @@
-"""Kernel, twin or host: the one place that decides, by device and dtype."""
+"""Kernel, twin or host: where each can run, by device, dtype and number of tokens.
+
+What else a kernel asks of weights and rows stands beside it.
+"""
 
 from __future__ import annotations
 

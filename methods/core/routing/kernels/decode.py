@@ -15,25 +15,12 @@ reaches the host and no shape depends on a decision, so a CUDA graph can hold th
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
-from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
-
-
-class DecodeWorkspace(NamedTuple):
-    """Activations between the two launches, in the dtype of the weights.
-
-    ``ffn`` (B, F), ``adapter`` (B, A), None without an adapter. Rows of tokens that take the other
-    branch are neither written nor read.
-    """
-
-    ffn: Tensor
-    adapter: Tensor | None
+from methods.core.routing.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
 
 
 def decode_workspace(

@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.core.routing.kernels.decode import DecodeWorkspace
 from methods.core.routing.kernels.launch import Launch
-from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
+from methods.core.routing.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
 
 
 class Tile(NamedTuple):

@@ -1,4 +1,7 @@
-"""Weights as kernels read them: contiguous, those of one part of the model in one dtype."""
+"""What kernels read and write: weights, contiguous, those of one part of the model in one dtype.
+
+Beside them the cache and what one launch leaves for the next.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,17 @@ class Branches(NamedTuple):
     adapter: AdapterWeights | None
 
 
+class DecodeWorkspace(NamedTuple):
+    """Activations between the two launches, in the dtype of the weights.
+
+    ``ffn`` (B, F), ``adapter`` (B, A), None without an adapter. Rows of tokens that take the other
+    branch are neither written nor read.
+    """
+
+    ffn: Tensor
+    adapter: Tensor | None
+
+
 def branches(network: nn.Module, otherwise: object | None) -> Branches | None:
     """The matrices behind two branches, None where kernels do not know one of them.
 
@@ -93,6 +107,40 @@ class AttentionWeights(NamedTuple):
     key_norm: Tensor | None
     eps: float
     head_dim: int
+
+
+class AttentionCache(NamedTuple):
+    """Keys, already rotated, and values of earlier tokens (B, H_kv, C, d), in the weights' dtype.
+
+    ``stored``, int32 or int64, () or (B,): columns of a row that are taken, hence where its new
+    token goes. ``first`` (B,), of the same dtype: the first that counts, behind padding on the
+    left; None: 0.
+    """
+
+    keys: Tensor
+    values: Tensor
+    stored: Tensor
+    first: Tensor | None = None
+
+
+class AttentionWorkspace(NamedTuple):
+    """Between the launches; rows of tokens that skip are neither written nor read.
+
+    In the dtype of the weights: ``query``, ``read`` (B, H d), ``key``, ``value`` (B, H_kv d). In
+    float32, of each share of the columns: ``peaks`` (largest score) and ``totals`` (sum of
+    exponentials) (B, H, S), ``sums`` of values (B, H, S, d). ``every`` (B,) is True, ``ones`` (B,)
+    is 1.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    read: Tensor
+    peaks: Tensor
+    totals: Tensor
+    sums: Tensor
+    every: Tensor
+    ones: Tensor
 
 
 def attention_weights(heads: nn.Module) -> AttentionWeights | None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from methods.core.backbone import attention, attention_norm, count, decoder, ffn, ffn_norm, layers
+from methods.core.shapes import ATTENTION, FFN
 from methods.core.surgery.layers import remove_layers, remove_sublayers
-from methods.core.training.lora import ATTENTION, FFN, add_lora
+from methods.core.training.lora import add_lora
 from tests import toy
 from tests.near import assert_near
 

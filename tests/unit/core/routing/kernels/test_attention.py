@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from methods.core.routing.kernels import attention as module
-from methods.core.routing.kernels.attention import (
+from methods.core.routing.kernels.attention import attention_workspace, routed_attention_decode
+from methods.core.routing.kernels.weights import (
     AttentionCache,
+    AttentionWeights,
     AttentionWorkspace,
-    attention_workspace,
-    routed_attention_decode,
 )
-from methods.core.routing.kernels.weights import AttentionWeights
 from tests.interpreted import DEVICE, bytes_read, mend
 
 pytest.importorskip("triton", reason="Triton is not installed")

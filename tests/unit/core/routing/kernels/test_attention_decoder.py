@@ -11,12 +11,8 @@ from torch import Tensor
 
 from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.routing.kernels import attention as module
-from methods.core.routing.kernels.attention import (
-    AttentionCache,
-    attention_workspace,
-    routed_attention_decode,
-)
-from methods.core.routing.kernels.weights import attention_weights
+from methods.core.routing.kernels.attention import attention_workspace, routed_attention_decode
+from methods.core.routing.kernels.weights import AttentionCache, attention_weights
 from methods.core.routing.routed import route
 from methods.core.routing.router import (
     Context,

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="counts in the
 def ffn_shape(sizes: Sizes) -> Shape:
     """A model of one routed FFN and nothing else."""
     ffn, adapter = 3 * sizes.width * sizes.ffn, 2 * sizes.width * sizes.adapter
-    return Shape(sizes.width, 1, 0, ffn, 0, 0, routed=1, adapter=adapter)
+    return Shape(sizes.width, 1, 0, ffn, 0, routed=1, adapter=adapter)
 
 
 def with_executing(count: int) -> Toy:

@@ -124,7 +124,9 @@ def test_rows_of_an_evicting_layer_grow_alone(executes: bool, queued: list[str])
 
 
 @torch.no_grad()
-def test_a_prompt_renews_the_weights_that_kernels_read(queued: list[str]) -> None:
+def test_a_prompt_renews_the_weights_that_kernels_read(
+    queued: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where they were: a graph that is captured reads those addresses."""
     model = model_of("hero").to(DEVICE)
     router: Any = router_of(model)
@@ -139,7 +141,7 @@ def test_a_prompt_renews_the_weights_that_kernels_read(queued: list[str]) -> Non
     assert router._kernels is held
     assert [part.data_ptr() for part in held if isinstance(part, torch.Tensor)] == places
     cache = model(SHORT, use_cache=True).past_key_values
-    router.recurrent = True  # which no kernel computes
+    monkeypatch.setattr("methods.hero.router.use_steps", lambda hidden: False)
     torch.testing.assert_close(
         found, model.model(SHORT[:, :1], past_key_values=cache).soft, rtol=1e-5, atol=1e-6
     )

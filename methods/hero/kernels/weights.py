@@ -1,0 +1,69 @@
+"""What the kernels of HeRo's router read and write."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from methods.hero.heads import Variant
+
+
+class PackedRouter(NamedTuple):
+    """The weights of a router as the kernels read them, float32 and contiguous.
+
+    H is the head width, M the memory's, R the number of routed blocks; states are 64 wide.
+
+    ``merged`` (2H, D); ``hidden_up`` (48, H); ``path_in`` (64, 6), ``path_in_bias`` (64,),
+    ``path_out`` (16, 64), ``path_out_bias`` (16,), None without the path MLP; ``query``, ``key``,
+    ``value`` (M, 64); ``novelty_state`` (64, 64), ``novelty_context`` (64, M). The history head's
+    first matrix by input: ``history_state`` (H, 64), ``history_context`` (H, M),
+    ``history_novelty`` (H,); ``history_bias``, ``history_out`` (H,); ``local_bias``, ``local_out``
+    (H,); ``last_biases`` (2,) of history and local head. ``decays`` (R, R): [j, i] is the product
+    of rho over the blocks between i and j.
+    """
+
+    merged: Tensor
+    hidden_up: Tensor
+    path_in: Tensor | None
+    path_in_bias: Tensor | None
+    path_out: Tensor | None
+    path_out_bias: Tensor | None
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    novelty_state: Tensor
+    novelty_context: Tensor
+    history_state: Tensor
+    history_context: Tensor
+    history_novelty: Tensor
+    history_bias: Tensor
+    history_out: Tensor
+    local_bias: Tensor
+    local_out: Tensor
+    last_biases: Tensor
+    decays: Tensor
+    eps: float
+    variant: Variant
+
+
+class RouterWorkspace(NamedTuple):
+    """Fixed buffers of B tokens, all float32 but ``execute``; no start value matters.
+
+    Carried from block to block: ``last``, ``step`` (B, D), hbar and delta of the block before;
+    ``keys`` (phi(k)), ``values`` (B, R, M); ``p``, ``m`` (B,). Between the launches: ``projected``
+    (B, 2H), ``sums`` (B, 4): of hbar^2, delta^2, delta * previous delta, previous delta^2. Results:
+    ``gate``, ``scale`` (B,) and ``execute`` (B,) bool, what ``routed_ffn_decode`` takes.
+    """
+
+    last: Tensor
+    step: Tensor
+    keys: Tensor
+    values: Tensor
+    p: Tensor
+    m: Tensor
+    projected: Tensor
+    sums: Tensor
+    gate: Tensor
+    scale: Tensor
+    execute: Tensor
