@@ -42,7 +42,7 @@ class Again:
             return self._none(sentence(error))
         record, model = f"{job.folder}/record.json", f"{job.folder}/model"
         config = f"results/{self.suite.name}/suite.json"
-        again = ["snakemake", "--cores", "1", "--configfile", config]
+        again = ["snakemake", "--cores", "1", "--configfile", config, "--forcerun", model]
         score = (
             f"python -m workflows.steps.evaluate --model {model} --tasks "
             f"{shlex.quote(self.suite.tasks_json)} {self.suite.evaluate_arguments(job)} "
@@ -50,7 +50,7 @@ class Again:
         )
         return {
             "command": score,
-            "command, fit": shlex.join([*again, "--forcerun", "compress", "--", record]),
+            "command, fit": shlex.join([*again, "--", record]),
         }
 
     def _none(self, reason: str) -> dict[str, str]:
