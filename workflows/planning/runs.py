@@ -104,7 +104,8 @@ def run_of(suite: Suite, job: Job, model: Model) -> Run:
         model = replace(model, layers=layers)
     made = recipe(name, model, params, job.budget) if job.method.trained else None
     skip = made.skip if made else _pinned(job, params, model)
-    shared = job.method.causal and params.get("inference") != "topk"
+    shared = suite.config["share_prefix"] and job.method.causal
+    shared = shared and params.get("inference") != "topk"
     load = load_of(suite.entries, suite.config["batch_size"], suite.config.get("limit"), shared)
     fit = _training(suite, made, model, params, number) if made else None
     static = job.method.kind == "static"

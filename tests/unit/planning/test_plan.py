@@ -106,6 +106,14 @@ def test_a_row_that_is_not_causal_reads_every_choice_with_its_prompt(tmp_path: P
     assert ratio > 2.5
 
 
+def test_a_suite_that_shares_no_context_reads_every_choice_with_its_prompt(tmp_path: Path) -> None:
+    shared, apart = (
+        plan(few("dense", share_prefix=share), tmp_path)["total"]["scored_tokens"]
+        for share in (True, False)
+    )
+    assert apart / shared > 2.5
+
+
 def test_static_models_lie_there_one_at_a_time_unless_they_are_kept(tmp_path: Path) -> None:
     sizes = []
     for kept in (False, True):
