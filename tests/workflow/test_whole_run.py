@@ -211,6 +211,19 @@ def examples() -> dict[str, str]:
     return dict(zip(("last-layers", "quiet-tokens"), blocks, strict=True))
 
 
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
+@pytest.mark.parametrize("row", examples())
+def test_the_examples_pass_the_linter_of_make_test(row: str, command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *command, "--stdin-filename", "methods/example.py", "-"],
+        cwd=ROOT,
+        input=examples()[row],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakemake) -> None:
     """Runs late: it adds the rows of CONTRIBUTING to the finished copy."""
     before = records(finished, "toy")
