@@ -18,7 +18,8 @@ from workflows.planning.tasks import Load, load_of
 from workflows.stats.bounds import prefill_flops
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Mean tokens of a chat of Tulu-3, cut to 2,048 (performance notes, section 6).
+# Mean tokens of a chat of Tulu-3, cut to 2,048: its 3,102 bytes (2.914 GB in 939,343 chats) are
+# about 750 tokens, 620 to 680 after the cut.
 CHAT = 650
 # Positions per trained token when a whole update is packed into rows.
 PADDING = 1.03
