@@ -10,7 +10,7 @@ from workflows.config import ROOT
 from workflows.jobs import Suite
 from workflows.planning.machines import MACHINES, Machine
 from workflows.planning.model import model_of
-from workflows.planning.runs import CHAT, Run, hours, no_hours, run_of
+from workflows.planning.runs import CHAT, Run, hours, no_hours, run_of, uncounted_fits
 from workflows.planning.tasks import not_counted
 
 GB = 1e9
@@ -29,7 +29,8 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
     Returns:
         ``rows`` by name and ``total``, each with fits, evaluations, tokens, operations, hours per
         machine and peak memory; ``left``, the total of the runs without a record; ``disk`` in GB;
-        tasks that are ``not_counted``. All derived, none measured.
+        tasks that are ``not_counted``, rows that are ``fits_not_counted``. All derived, none
+        measured.
 
     Raises:
         ValueError: A backbone has neither a config nor a published shape.
@@ -49,6 +50,7 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
         "left": told(left, again),
         "disk": disk(suite, runs),
         "not_counted": not_counted(suite.entries),
+        "fits_not_counted": uncounted_fits(suite.jobs),
     }
 
 

@@ -163,6 +163,16 @@ def test_a_backbone_of_unknown_shape_stops_no_run_that_opens_with_a_plan() -> No
     assert opening(suite_of("smollm2_135m")).startswith("Suite smollm2_135m; every figure")
 
 
+def test_a_new_row_without_training_is_not_planned_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = few("dense", "lora", "random-skip", "shortgpt")
+    assert plan(suite, tmp_path)["fits_not_counted"] == []
+    monkeypatch.setattr("workflows.planning.runs.PASSES", {"random_skip": 0})
+    assert plan(suite, tmp_path)["fits_not_counted"] == ["shortgpt"]
+    assert opening(suite).endswith("since what they read is not known: shortgpt.")
+
+
 def test_greedy_searches_cost_half_a_pass_for_every_part_that_is_left(tmp_path: Path) -> None:
     suite = few("dense", "sleb", "blockpruner", params={"blockpruner": {"samples": 50}})
     model = model_of(suite, "llama31_8b", tmp_path)
