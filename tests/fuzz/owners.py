@@ -32,11 +32,12 @@ from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
 from workflows.jobs import read_suite
 from workflows.report.figures.data import run_frames
+from workflows.report.frames import make_frames
 from workflows.report.page import page, source
 from workflows.report.results import read_results
+from workflows.report.tables import make_tables
 from workflows.steps.compress import lent_param
 from workflows.steps.data import read_source
-from workflows.steps.report import make_frames, make_tables
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
 LONGEST = 32
