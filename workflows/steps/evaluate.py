@@ -22,7 +22,14 @@ from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import known_reasons
 from workflows.evaluation.score import pool, rates_by_kind, score
-from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, parse_tasks
+from workflows.evaluation.tasklist import (
+    OWN_TASKS,
+    TaskEntry,
+    add_task_arguments,
+    check_names,
+    parse_tasks,
+    task_folders,
+)
 from workflows.evaluation.traces import routes
 from workflows.records import (
     DECISIONS,
@@ -62,15 +69,7 @@ def arguments() -> argparse.Namespace:
         help="if it moved; default: where it was when fitted",
     )
     parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
-    parser.add_argument(
-        "--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks; default: none"
-    )
-    parser.add_argument(
-        "--task-data",
-        type=Path,
-        metavar="DIR",
-        help="what the prepare stage left of each task; default: none",
-    )
+    add_task_arguments(parser)
     parser.add_argument(
         "--limit", type=int, metavar="N", help="first N items of each task; default: all"
     )
@@ -95,9 +94,7 @@ def main() -> None:
     if not entries:
         raise ValueError("--tasks names no task")
     check_positive(args, "limit", "batch_size", "max_length")
-    if args.task_dir is not None and not args.task_dir.is_dir():
-        raise ValueError(f"--task-dir {args.task_dir} is no folder")
-    folders = [] if args.task_dir is None else [args.task_dir]
+    folders = task_folders(args)
     check_names(entries, [OWN_TASKS, *folders])
     set_up_torch(args.threads)
     with claim_device(args.device) as device:
