@@ -16,6 +16,7 @@ os.environ.update(
     PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]),
 )
 
+from workflows import commands
 from workflows.jobs import check_again, read_suite
 from workflows.planning.progress import RunNames, TimeLeft, at_once
 from workflows.planning.show import opening

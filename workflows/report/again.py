@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from workflows import commands
 from workflows.jobs import Suite, read_suite
 from workflows.report.results import read_suite_file
 from workflows.runtime.errors import sentence
@@ -45,7 +46,7 @@ class Again:
         again = ["snakemake", "--cores", "1", "--configfile", config, "--forcerun", model]
         score = (
             f"python -m workflows.steps.evaluate --model {model} --tasks "
-            f"{shlex.quote(self.suite.tasks_json)} {self.suite.evaluate_arguments(job)} "
+            f"{shlex.quote(self.suite.tasks_json)} {commands.evaluate(self.suite, job)} "
             f"--out {record}"
         )
         return {
