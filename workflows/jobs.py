@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from methods import discover
+from workflows import ROOT
 from workflows.config import (
-    ROOT,
     TASKS,
     WORLD,
     check_first,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from methods import Row, find_row
 from methods.core.jsonfile import cut, read_json
-from workflows.runtime.provenance import ROOT
+from workflows import ROOT
 
 if TYPE_CHECKING:
     import jsonschema

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from methods import Row, discover
-from workflows.config import ROOT
+from workflows import ROOT
 
 METHOD_MODULES = {row.module for row in discover().values()}
 

@@ -10,8 +10,8 @@ import pytest
 
 from methods import discover
 from tests.unit.conftest import config
-from workflows import commands
-from workflows.config import ROOT, with_defaults
+from workflows import ROOT, commands
+from workflows.config import with_defaults
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.jobs import Suite, read_suite
 

@@ -12,8 +12,8 @@ import yaml
 from snakemake.utils import update_config
 
 from methods import discover
-from workflows import commands
-from workflows.config import ROOT, read_configs
+from workflows import ROOT, commands
+from workflows.config import read_configs
 from workflows.evaluation import tasklist
 from workflows.jobs import read_suite
 from workflows.planning.model import model_of

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from tests import steps, toy
-from workflows import commands
-from workflows.config import ROOT
+from workflows import ROOT, commands
 from workflows.jobs import read_suite
 
 PARAMS = {"updates": 4, "batch_tokens": 96, "row_length": 0, "alpha": 0.01}

@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from tests.workflow.conftest import environment, records, toy_checkout, wait_for
-from workflows.config import ROOT, with_defaults
+from workflows import ROOT
+from workflows.config import with_defaults
 
 Snakemake = Callable[..., tuple[int, str]]
 SUITE = ("--configfile", "toy.yaml", "--cores", "2")

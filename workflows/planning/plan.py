@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.jobs import Suite
 from workflows.planning.machines import MACHINES, Machine
 from workflows.planning.model import model_of
@@ -45,9 +45,9 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
     return {
         "suite": suite.name,
         "basis": "derived",
-        "rows": {name: told(members, again) for name, members in rows.items()},
-        "total": told(runs, again),
-        "left": told(left, again),
+        "rows": {name: totals(members, again) for name, members in rows.items()},
+        "total": totals(runs, again),
+        "left": totals(left, again),
         "disk": disk(suite, runs),
         "not_counted": not_counted(suite.entries),
         "fits_not_counted": uncounted_fits(suite.jobs),
@@ -65,7 +65,7 @@ def repeats(suite: Suite) -> dict[str, tuple[int, int]]:
     return found
 
 
-def told(runs: Sequence[Run], again: dict[str, tuple[int, int]]) -> dict[str, Any]:
+def totals(runs: Sequence[Run], again: dict[str, tuple[int, int]]) -> dict[str, Any]:
     """The sums over runs, and the peaks."""
     fits = evaluations = 0
     trained = scored = flops = 0.0

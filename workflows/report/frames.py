@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.report.lead import Frames
 from workflows.report.paper.beside import known_backbones, value_frame
 from workflows.report.paper.order import agreement_frame, order_frame

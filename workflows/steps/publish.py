@@ -18,6 +18,7 @@ import pandas as pd
 
 from methods import discover
 from methods.core.checkpoint import write_json
+from workflows import ROOT
 from workflows.jobs import Suite
 from workflows.report.figures import METADATA
 from workflows.report.figures.data import Data
@@ -30,7 +31,7 @@ from workflows.report.render import escape_markdown, markdown
 from workflows.report.results import gaps, read_results
 from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
-from workflows.runtime.provenance import ROOT, code_hash
+from workflows.runtime.provenance import code_hash
 from workflows.stats.comparable import cautions
 from workflows.stats.display import MARKED, MATCHES, SKIPS, Builder, Table, number, plus, spans
 from workflows.stats.tables import protocol_column

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from workflows.config import ROOT, read_configs
+from workflows import ROOT
+from workflows.config import read_configs
 from workflows.jobs import Suite, read_suite
 from workflows.planning.machines import MACHINES, Machine
 from workflows.planning.model import model_of

@@ -13,7 +13,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from tests.made_records import dense, record, score, write_run, write_suite
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.report import FRAMES
 from workflows.report.figures import draw_all
 from workflows.report.frames import make_frames
