@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from methods.discovery import LITERALS, ORDER, ROOT, Row, discover, find_row, load_method
+from methods.discovery import LITERALS, ROOT, Row, discover, find_row, load_method
+from methods.order import ORDER
 from methods.registration import register_with_transformers
 
 if TYPE_CHECKING:

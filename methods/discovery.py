@@ -9,18 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from methods.order import ORDER
+
 if TYPE_CHECKING:
     from methods.base import Method
 
 ROOT = Path(__file__).resolve().parent
-NOT_METHODS = {"__init__", "base", "core", "discovery", "registration"}
+NOT_METHODS = {"__init__", "base", "core", "discovery", "order", "registration"}
 LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "causal")
-# The table's order; rows of files that are not named here follow in alphabetical order.
-ORDER = (
-    "dense lora random-skip random-skip-layers shortgpt shortened-ppl shortened-taylor sleb "
-    "blockpruner slicegpt laco llm-pruner replaceme replaceme-cosine flap ffn-skipllm "
-    "mod-d d-llm mindskip mindskip-block skipgpt-joint skipgpt-rt flexidepth diffskip hero"
-).split()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pandas as pd
 import yaml
 
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.stats.budget import TOLERANCE
 
 # Titles as the README has them.

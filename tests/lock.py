@@ -16,8 +16,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from workflows import ROOT
 from workflows.runtime.files import write_text
-from workflows.runtime.provenance import ROOT
 
 LOCK = ROOT / "requirements.lock"
 HEAD = """# Every package of the environment with its hash, from requirements.txt by `make lock`,

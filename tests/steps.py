@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from workflows import ROOT
 from workflows.runtime.program import run
-from workflows.runtime.provenance import ROOT
 
 
 def call(step: str, *arguments: Any) -> None:

@@ -11,12 +11,12 @@ import jsonschema
 import yaml
 
 from methods.core.jsonfile import cut
+from workflows import ROOT
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.scoring import VALIDATION, check_one_split
 from workflows.stats.budget import Protocol
 
-ROOT = Path(__file__).resolve().parents[1]
 TASKS = "tasks"  # source of a probe that is made of the suite's tasks
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
 SUITES = "workflows/suites"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from methods import Row
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.runtime.provenance import code_files, fit_parts
 from workflows.stats.budget import Protocol
 

@@ -6,7 +6,6 @@ The job list follows from the config alone, so Snakemake needs no checkpoint and
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from methods import discover
+from workflows import ROOT
 from workflows.config import (
-    ROOT,
     TASKS,
     WORLD,
     check_first,
@@ -37,15 +36,14 @@ from workflows.evaluation.tasklist import (
     own_task_names,
     read_entries,
 )
-from workflows.job import Job, data_parts, data_words, relative
+from workflows.job import Job, data_parts, relative
 from workflows.runtime.provenance import SCORING, code_files
 from workflows.scoring import with_scoring, without_added
 from workflows.stats.budget import Protocol
 from workflows.table import TableLine, read_table
 
 PAGES = {".py", ".html", ".css", ".js", ".mplstyle", ".csv", ".yaml"}
-# Documents per task of a probe that is made of the suite's tasks, and the file that names these.
-PROBE_ROWS = 32
+# Names the tasks that a probe is made of, beside it.
 MADE_OF = ".tasks.json"
 
 
@@ -128,30 +126,13 @@ class Suite:
         """The file of a part of the data that the data rule prepares."""
         return f"results/{self.name}/data/{part}.jsonl"
 
-    def data_arguments(self, job: Job) -> str:
-        """The data of a fit as arguments of the compress step."""
-        return shlex.join(data_words(self.data_files(job)))
-
     @property
     def probes_tasks(self) -> bool:
         """Whether the probe is made of the tasks' own training splits."""
         return bool(self.config["data"].get("probe", {}).get("source") == TASKS)
 
-    def probe_arguments(self) -> str:
-        """Arguments of the probe step; a chat template is that of the first backbone.
-
-        What ``scoring`` adds stays out: another split of a task must not move a fit.
-        """
-        source = self.config["data"]["probe"]
-        first = next(iter(self.config["backbones"]))
-        tasks = json.dumps(self._probed, sort_keys=True)
-        words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
-        words += ["--seed", str(source["seed"]), "--backbone", self.backbone_folder(first)]
-        words += ["--share-prefix"] * self.config["share_prefix"]
-        return shlex.join([*words, *self._task_dir])
-
     @cached_property
-    def _probed(self) -> list[Any]:
+    def probed(self) -> list[Any]:
         """Entries that the probe is made of: those of the suite when it was made.
 
         A task that is added later must not calibrate anew what was fitted before.
@@ -163,36 +144,6 @@ class Suite:
             return entries
         known = json.loads(told.read_text(encoding="utf-8"))
         return [raw for raw in entries if (raw if isinstance(raw, str) else raw["task"]) in known]
-
-    def compress_arguments(self, job: Job) -> str:
-        """Arguments of the compress step that change numbers."""
-        backbone = self.config["backbones"][job.backbone]
-        words = ["--method", job.method.name, "--params", json.dumps(job.params, sort_keys=True)]
-        words += ["--seed", str(job.seed), "--dtype", backbone["dtype"]]
-        words += ["--max-length", str(self.config["max_length"])]
-        if job.budget is not None and job.start is None:
-            words += ["--budget", str(job.budget)]
-        if job.match is not None:
-            words += ["--match", job.match]
-        if job.method.trained and self.processes > 1:
-            words += ["--processes", str(self.processes)]
-        if job.lenders:
-            lent = {name: f"{lender.model}/decisions.json" for name, lender in job.lenders.items()}
-            words += ["--params-from", json.dumps(lent, sort_keys=True)]
-        if "revision" in backbone:
-            words += ["--revision", backbone["revision"]]
-        return shlex.join(words)
-
-    def evaluate_arguments(self, job: Job, batch_size: int | None = None) -> str:
-        """Arguments of the evaluate step beside model and tasks; the suite's own batch size."""
-        words = ["--suite", self.name, "--backbone-name", job.backbone, "--row", job.row]
-        words += ["--batch-size", str(batch_size or self.config["batch_size"])]
-        length = self.config["backbones"][job.backbone].get("max_length")
-        for flag, value in (("--max-length", length), ("--limit", self.config.get("limit"))):
-            words += [flag, str(value)] if value is not None else []
-        if self.config["share_prefix"]:
-            words.append("--share-prefix")
-        return shlex.join([*words, *self._task_dir])
 
     def noise_files(self) -> list[str]:
         """Records of the reference at other batch sizes, beside its own."""
@@ -227,11 +178,6 @@ class Suite:
         parts = (part for part in ("probe", "validation") if part in self.config["data"])
         return self._made(next(parts, "probe"))
 
-    def timing_arguments(self) -> str:
-        """Arguments of the efficiency step beside model and texts."""
-        timing = self.config.get("timing", {})
-        return shlex.join([word for key in timing for word in (f"--{key}", str(timing[key]))])
-
     def timing_code(self) -> list[str]:
         """The files whose change makes rows be timed again."""
         step = ROOT / "workflows" / "steps" / "efficiency.py"
@@ -239,25 +185,15 @@ class Suite:
 
     def task_data_files(self) -> list[str]:
         """What the prepare stage leaves of every task whose data are fetched."""
-        return [f"results/{self.name}/tasks/{task}.json" for task in self._fetched_tasks]
+        return [f"results/{self.name}/tasks/{task}.json" for task in self.fetched_tasks]
 
     def probed_files(self) -> list[str]:
         """Those of the tasks that a probe is made of."""
-        probed = [entry.task for entry in read_entries(self._probed)]
-        return [f"results/{self.name}/tasks/{t}.json" for t in self._fetched_tasks if t in probed]
-
-    def task_data_arguments(self, task: str) -> str:
-        """Arguments of the step that fetches a task's data."""
-        words = ["--task", json.dumps(self._fetched_tasks[task], sort_keys=True)]
-        return shlex.join([*words, *self._task_dir])
-
-    @property
-    def _task_dir(self) -> list[str]:
-        """The folder of own lm-eval tasks as an argument of the steps that read tasks."""
-        return ["--task-dir", self.config["task_folder"]] if "task_folder" in self.config else []
+        probed = [entry.task for entry in read_entries(self.probed)]
+        return [f"results/{self.name}/tasks/{t}.json" for t in self.fetched_tasks if t in probed]
 
     @cached_property
-    def _fetched_tasks(self) -> dict[str, Any]:
+    def fetched_tasks(self) -> dict[str, Any]:
         """Entries by task; texts, local files and what tasks here draw themselves are none."""
         folders = [ROOT / self.config["task_folder"]] if "task_folder" in self.config else []
         own = own_task_names([OWN_TASKS, *folders]) - fetched_task_names([OWN_TASKS, *folders])

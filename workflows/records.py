@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from methods import Row, find_row, load_method
+from methods import Row, find_row
 from methods.core.jsonfile import cut, read_json
-from workflows.runtime.provenance import ROOT
+from workflows import ROOT
 
 if TYPE_CHECKING:
     import jsonschema
@@ -172,36 +172,8 @@ def rows_of(card: Mapping[str, Any]) -> list[Row]:
     return [find_row(name) for name in (card["row"], *start)]
 
 
-def describe_model(folder: Path) -> dict[str, Any]:
-    """The card of a compressed model, or one made for a plain Hugging Face folder (row dense)."""
-    from methods.base import Request
-    from methods.core.backbone import load_backbone
-    from methods.core.checkpoint import describe
-    from methods.core.pretrained import CARD, read_card
-
-    if (folder / CARD).is_file():
-        return read_card(folder)
-    backbone = load_backbone(folder)
-    return describe("dense", load_method("dense"), backbone, Request(None, 0, folder), folder)
-
-
 def removed_layers(card: Mapping[str, Any]) -> list[int]:
     """Dense layers that a fit removed, or the fit whose model it started from."""
     made = card["start"] or card
     found: list[int] = made.get("structure", {}).get("removed_layers", [])
     return found
-
-
-def load_any(folder: Path, backbone: Path | None, device: str) -> tuple[Any, Any, Any, Any]:
-    """Model, tokenizer, ledger and method of a compressed model or a plain folder."""
-    from methods.core.backbone import load_backbone
-    from methods.core.checkpoint import load
-    from methods.core.ledger import Ledger
-    from methods.core.pretrained import CARD
-
-    if (folder / CARD).is_file():
-        loaded = load(folder, backbone, device)
-        return loaded.model, loaded.tokenizer, loaded.ledger, loaded.method
-    plain = load_backbone(folder, device=device)
-    ledger = Ledger.of(plain.model, plain.parameters, plain.layer_count)
-    return plain.model, plain.tokenizer, ledger, load_method("dense")

@@ -26,17 +26,19 @@ from methods.core.data import Data
 from methods.core.folder import read_config, read_tokenizer
 from methods.core.ledger import Ledger
 from tests import made_records, steps, told_records, toy
+from workflows import commands
 from workflows.config import read_configs
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
 from workflows.jobs import read_suite
 from workflows.report.figures.data import run_frames
+from workflows.report.frames import make_frames
 from workflows.report.page import page, source
 from workflows.report.results import read_results
+from workflows.report.tables import make_tables
 from workflows.steps.compress import lent_param
 from workflows.steps.data import read_source
-from workflows.steps.report import make_frames, make_tables
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
 LONGEST = 32
@@ -152,8 +154,8 @@ def read_jobs(folder: Path) -> None:
     assert len({job.folder for job in suite.jobs}) == len(suite.jobs)
     for job in suite.jobs:
         load_method(job.method.name, job.params)
-        assert suite.compress_arguments(job).isprintable()
-        assert suite.evaluate_arguments(job).startswith("--suite")
+        assert commands.compress(suite, job).isprintable()
+        assert commands.evaluate(suite, job).startswith("--suite")
         assert ".." not in Path(job.folder).parts
     assert json.loads(suite.as_json) == suite.config
     assert suite.prepared_files() is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from methods import Row, discover
-from workflows.config import ROOT
+from workflows import ROOT
 
 METHOD_MODULES = {row.module for row in discover().values()}
 
@@ -132,6 +132,7 @@ def test_evaluation_imports_no_step(file: Path) -> None:
 def test_the_job_list_imports_nothing_heavy() -> None:
     heavy = ("torch", "transformers", "lm_eval", "pandas", "numpy", "workflows.steps")
     chain = [
+        "workflows/commands.py",
         "workflows/jobs.py",
         "workflows/table.py",
         "workflows/evaluation/tasklist.py",

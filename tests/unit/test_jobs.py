@@ -10,7 +10,8 @@ import pytest
 
 from methods import discover
 from tests.unit.conftest import config
-from workflows.config import ROOT, with_defaults
+from workflows import ROOT, commands
+from workflows.config import with_defaults
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.jobs import Suite, read_suite
 
@@ -42,7 +43,7 @@ def test_each_row_is_timed_once_per_target(root: Path) -> None:
         "toy/shortgpt/b25/s42/speed.json",
         "toy/shortgpt/b40/s42/speed.json",
     ]
-    assert suite.timing_arguments() == "--prefill 8x64 --rounds 5"
+    assert commands.timing(suite) == "--prefill 8x64 --rounds 5"
     assert suite.timed_texts == "results/tiny/data/probe.jsonl"
     assert read_suite(config(), root).speed_files() == []
 
@@ -83,12 +84,12 @@ def test_a_line_may_start_from_another_row_or_borrow_a_param(root: Path) -> None
     assert suite.start_folder(healed) == first
     assert healed.waits_for() == [first]
     # The budget belongs to the row it starts from.
-    assert "--budget" not in suite.compress_arguments(healed)
+    assert "--budget" not in commands.compress(suite, healed)
     assert suite.data_files(healed) == {}
     lent = suite.find("toy", "hero-random", "b25", "s43")
     assert suite.start_folder(lent) == "toy"
     assert lent.waits_for() == ["results/tiny/toy/hero/b25/s43/model"]
-    words = suite.compress_arguments(lent)
+    words = commands.compress(suite, lent)
     assert "hero/b25/s43/model/decisions.json" in words
     assert "--budget 0.25" in words
 
@@ -145,17 +146,17 @@ def test_derived_rows_carry_params_and_budgets_of_their_own(root: Path) -> None:
 
 def test_arguments_of_a_job_hold_what_changes_numbers(root: Path) -> None:
     suite = read_suite(config(max_length=64, limit=7, batch_size=4, task_folder="toy"), root)
-    words = suite.compress_arguments(suite.jobs[1])
+    words = commands.compress(suite, suite.jobs[1])
     assert words == (
         "--method random-skip --params '{}' --seed 42 --dtype float32 --max-length 64 "
         "--budget 0.25 --match pooled"
     )
-    assert "--budget" not in suite.compress_arguments(suite.jobs[0])
-    assert suite.evaluate_arguments(suite.jobs[0]) == (
+    assert "--budget" not in commands.compress(suite, suite.jobs[0])
+    assert commands.evaluate(suite, suite.jobs[0]) == (
         "--suite tiny --backbone-name toy --row dense --batch-size 4 --limit 7 --task-dir toy"
     )
     sharing = read_suite(config(share_prefix=True), root)
-    assert sharing.evaluate_arguments(sharing.jobs[0]).endswith(" --batch-size 16 --share-prefix")
+    assert commands.evaluate(sharing, sharing.jobs[0]).endswith(" --batch-size 16 --share-prefix")
 
 
 def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:
@@ -163,7 +164,7 @@ def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:
     assert suite.noise_files() == [
         f"results/tiny/toy/dense/b0/s42/noise/batch{size}.json" for size in (1, 8)
     ]
-    assert "--batch-size 8" in suite.evaluate_arguments(suite.jobs[0], 8)
+    assert "--batch-size 8" in commands.evaluate(suite, suite.jobs[0], 8)
     assert read_suite(config(), root).noise_files() == []
     other = config(reference_row="random-skip", noise_batch_sizes=[1])
     (file,) = read_suite(other, root).noise_files()
@@ -201,7 +202,7 @@ def test_rows_that_skip_read_all_data_but_training_and_trained_ones_that_too(roo
         assert suite.data_files(jobs[row]) == untrained
     for row in ("hero", "lora"):
         assert suite.data_files(jobs[row]) == untrained | {"training": tokens}
-    assert suite.data_arguments(jobs["hero"]) == (
+    assert commands.data(suite, jobs["hero"]) == (
         f"--train {tokens} --validation {made}/validation.jsonl "
         f"--probe {made}/probe.jsonl --calibration ids.npy"
     )
@@ -214,7 +215,7 @@ def test_a_suite_gives_the_parts_it_has(root: Path) -> None:
     probe = "results/tiny/data/probe.jsonl"
     assert suite.data_files(job) == {"calibration": "ids.npy", "probe": probe}
     assert suite.prepared_files() == [probe, *suite.task_data_files()]
-    assert "--rows 8 --seed 0 --backbone toy" in suite.probe_arguments()
+    assert "--rows 8 --seed 0 --backbone toy" in commands.probe(suite)
 
 
 def test_a_task_that_is_added_stays_out_of_a_probe_that_is_made(
@@ -228,12 +229,10 @@ def test_a_task_that_is_added_stays_out_of_a_probe_that_is_made(
     (folder / "probe.tasks.json").write_text('["piqa", "boolq"]')
     more = config(data=data, tasks=["piqa", {"task": "boolq"}, "sciq"])
     # Nothing is made yet, so the task comes in; what is made stays, its own changes count.
-    assert "sciq" in read_suite(more, root).probe_arguments()
+    assert "sciq" in commands.probe(read_suite(more, root))
     (folder / "probe.jsonl").write_text("")
     later = read_suite(more, root)
-    assert later.probe_arguments() == first.probe_arguments().replace(
-        '"boolq"', '{"task": "boolq"}'
-    )
+    assert commands.probe(later) == commands.probe(first).replace('"boolq"', '{"task": "boolq"}')
     assert later.probed_files() == first.probed_files()
     assert "results/tiny/tasks/sciq.json" in later.task_data_files()
 
@@ -295,7 +294,7 @@ def test_the_data_of_stock_tasks_are_fetched_and_those_of_others_are_here(root: 
     ]  # fmt: skip
     suite = read_suite(config(tasks=tasks), root)
     assert suite.task_data_files() == ["results/tiny/tasks/arc_easy.json"]
-    flag, entry = shlex.split(suite.task_data_arguments("arc_easy"))
+    flag, entry = shlex.split(commands.task_data(suite, "arc_easy"))
     assert (flag, json.loads(entry)) == ("--task", {"task": "arc_easy", "num_fewshot": 25})
 
 
@@ -306,4 +305,4 @@ def test_own_tasks_that_name_a_data_set_of_the_hub_are_fetched_as_well(root: Pat
     (folder / "here.yaml").write_text("task: here\ndataset_path: json\n")
     suite = read_suite(config(tasks=["theirs", "here"], task_folder=str(folder)), root)
     assert suite.task_data_files() == ["results/tiny/tasks/theirs.json"]
-    assert suite.task_data_arguments("theirs").endswith(f"--task-dir {folder}")
+    assert commands.task_data(suite, "theirs").endswith(f"--task-dir {folder}")

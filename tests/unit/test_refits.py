@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.jobs import Suite, read_suite
 from workflows.runtime.arithmetic import ARITHMETIC
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.made_records import dense, record, score, write_run
+from workflows import commands
 from workflows.config import read_configs
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, fetched_task_names, own_task_names
 from workflows.jobs import Suite, read_suite
@@ -43,10 +44,10 @@ def test_both_splits_are_scored_and_the_validation_splits_enter_the_retain(name:
 def test_no_fit_and_no_probe_knows_of_it(name: str) -> None:
     plain, suite = read_suite(config(name)), literal(name)
     assert [job.key for job in suite.jobs] == [job.key for job in plain.jobs]
-    assert suite.probe_arguments() == plain.probe_arguments()
+    assert commands.probe(suite) == commands.probe(plain)
     assert suite.probed_files() == plain.probed_files() == plain.task_data_files()
     for ours, other in zip(suite.jobs, plain.jobs, strict=True):
-        assert suite.compress_arguments(ours) == plain.compress_arguments(other)
+        assert commands.compress(suite, ours) == commands.compress(plain, other)
         assert suite.data_files(ours) == plain.data_files(other)
 
 

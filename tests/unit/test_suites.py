@@ -12,7 +12,8 @@ import yaml
 from snakemake.utils import update_config
 
 from methods import discover
-from workflows.config import ROOT, read_configs
+from workflows import ROOT, commands
+from workflows.config import read_configs
 from workflows.evaluation import tasklist
 from workflows.jobs import read_suite
 from workflows.planning.model import model_of
@@ -76,7 +77,7 @@ def test_overlays_replace_lists_and_merge_mappings() -> None:
     result = read_suite(suite)
     assert {job.budget for job in result.jobs if job.method.budgeted} == {0.3, None}
     assert {job.backbone for job in result.jobs} == {"llama31_8b", "other"}
-    assert "--limit 5" in result.evaluate_arguments(result.jobs[0])
+    assert "--limit 5" in commands.evaluate(result, result.jobs[0])
 
 
 @pytest.mark.parametrize("name", [*PAPER, *LADDER])

@@ -18,7 +18,7 @@ import yaml
 from methods import discover
 from tests import steps, toy
 from tests.hub import Hub
-from workflows.runtime.provenance import ROOT
+from workflows import ROOT
 
 # Copies for whole runs keep these methods only: cheap rows, with and without a budget.
 KEPT = {"dense.py", "random_skip.py"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.claims import SETTINGS, Figure, claims
-from workflows.config import ROOT
+from workflows import ROOT
 
 # Of the project's README the first screen; of the others all.
 LAST = "## What it is for"

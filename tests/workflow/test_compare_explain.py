@@ -209,13 +209,14 @@ def test_the_interval_is_the_tables(made: Path, capfd: pytest.CaptureFixture[str
     assert "no suite here makes this run" in said
 
 
+@pytest.mark.parametrize("row", ["hero", "random-skip"])
 def test_the_commands_are_those_of_the_suite(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    row: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     results = write_suite(tmp_path / "results")
     config = {
         "suite": "made", "backbones": {"toy": {"path": "workflows/demo/backbone"}},
-        "rows": ["dense", "hero"], "budgets": [0.25], "seeds": [42, 43], "batch_size": 16,
+        "rows": ["dense", row], "budgets": [0.25], "seeds": [42, 43], "batch_size": 16,
         "tasks": [{"task": "left", "split": "test"}, "right"], "retain_tasks": ["left"],
         "task_folder": "tests",
     }  # fmt: skip
@@ -224,21 +225,22 @@ def test_the_commands_are_those_of_the_suite(
     with pytest.MonkeyPatch.context() as patch:
         # The tasks of made records have no files.
         patch.setattr("workflows.jobs.check_names", lambda *_: None)
-        words = ["--row", "hero", "--budget", "0.25", "--task", "left"]
+        words = ["--row", row, "--budget", "0.25", "--task", "left"]
         steps.call("explain", "--suite", "made", "--results", results, *words)
     said = capfd.readouterr().out
     score_line, fit_line = (
         shlex.split(part.split(maxsplit=count)[-1])
         for part, count in zip(said.splitlines()[-2:], (1, 2), strict=True)
     )
-    run = "results/made/toy/hero/b25/s42"
+    run = f"results/made/toy/{row}/b25/s42"
     assert score_line[:3] == ["python", "-m", "workflows.steps.evaluate"]
     given = dict(zip(score_line[3::2], score_line[4::2], strict=True))
     assert given["--model"] == f"{run}/model"
     assert json.loads(given["--tasks"]) == config["tasks"]
     assert (given["--batch-size"], given["--out"]) == ("16", f"{run}/record.json")
     assert fit_line[:3] == ["snakemake", "--cores", "1"]
-    assert fit_line[-1] == f"{run}/record.json"
+    # By its path: which rule fits a row depends on the suite.
+    assert fit_line[-4:] == ["--forcerun", f"{run}/model", "--", f"{run}/record.json"]
     # The suite lists one budget and two seeds, so the other records are out of it.
     assert "40 %" not in said
 

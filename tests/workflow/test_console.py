@@ -12,8 +12,7 @@ import pytest
 
 from methods import discover, load_method
 from tests import steps
-from workflows import console
-from workflows.config import ROOT
+from workflows import ROOT, console
 
 # lm-eval has a command line of its own.
 STEPS = sorted({file.stem for file in (ROOT / "workflows/steps").glob("[a-z]*.py")} - {"lm_eval"})

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from methods import discover
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.jobs import read_suite
 
 Snakemake = Callable[..., tuple[int, str]]

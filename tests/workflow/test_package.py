@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from tests.lock import LOCK
 from tests.workflow.conftest import checkout_files, copy_checkout
-from workflows.config import ROOT
+from workflows import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

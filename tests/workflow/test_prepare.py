@@ -18,7 +18,7 @@ from tests import toy
 from tests.hub import Hub, Repository
 from tests.rehearsal_world import make_hub
 from tests.steps import sentence
-from workflows.runtime.provenance import ROOT
+from workflows import ROOT
 
 # Every call is a fresh process that imports the hub's libraries: seconds each.
 pytestmark = pytest.mark.rehearsal

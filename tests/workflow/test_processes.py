@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests import steps, toy
-from workflows.config import ROOT
+from workflows import ROOT, commands
 from workflows.jobs import read_suite
 
 PARAMS = {"updates": 4, "batch_tokens": 96, "row_length": 0, "alpha": 0.01}
@@ -60,5 +60,5 @@ def test_only_what_trains_takes_several_processes(folder: Path) -> None:
 def test_a_suite_gives_its_gpus_to_what_trains() -> None:
     config = yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text())
     suite = read_suite(config | {"resources": {"gpu": 2}})
-    asked = {job.row: "--processes 2" in suite.compress_arguments(job) for job in suite.jobs}
+    asked = {job.row: "--processes 2" in commands.compress(suite, job) for job in suite.jobs}
     assert asked == {job.row: job.method.trained for job in suite.jobs}

@@ -12,6 +12,7 @@ from methods import random_skip
 from methods.base import Fitted, Request
 from methods.core.pretrained import CARD
 from tests import steps
+from workflows import commands
 from workflows.jobs import Suite, read_suite
 
 CUT = ["--budget", 0.2]
@@ -110,12 +111,12 @@ def test_two_protocols_double_the_rows_that_decide_per_token_and_no_others() -> 
     ]  # fmt: skip
     drawn = both.find("demo", "drawn", "b25-each", "s42")
     assert drawn.waits_for() == ["results/tiny/demo/hero/b25-each/s42/model"]
-    words = both.compress_arguments(drawn)
+    words = commands.compress(both, drawn)
     assert "--match each" in words
     assert "hero/b25-each/s42/model/decisions.json" in words
     healed = both.find("demo", "cut+lora", "b25", "s42")
     assert healed.waits_for() == ["results/tiny/demo/shortgpt/b25/s42/model"]
-    assert "--match" not in both.compress_arguments(healed)
+    assert "--match" not in commands.compress(both, healed)
 
 
 def test_a_suite_by_each_alone_has_no_pooled_run() -> None:

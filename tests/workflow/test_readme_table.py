@@ -15,8 +15,9 @@ import yaml
 
 from tests import steps
 from tests.made_records import code, suite, write_run, write_suite
+from workflows import ROOT
 from workflows.jobs import Suite, read_suite
-from workflows.runtime.provenance import ROOT, code_hash
+from workflows.runtime.provenance import code_hash
 from workflows.stats.budget import PROMPT_TOLERANCE, TOLERANCE
 from workflows.steps.publish import REFERENCE, SOURCE, block, page_of, put_block, read_block, stale
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests import steps
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.jobs import read_suite
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from methods.base import Request
 from tests import steps
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.jobs import Suite, read_suite
 from workflows.steps.tune import best_try, jobs_to_tune, try_rate
 

@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from tests.workflow.conftest import environment, records, toy_checkout, wait_for
-from workflows.config import ROOT, with_defaults
+from workflows import ROOT
+from workflows.config import with_defaults
 
 Snakemake = Callable[..., tuple[int, str]]
 SUITE = ("--configfile", "toy.yaml", "--cores", "2")
@@ -209,6 +210,19 @@ def examples() -> dict[str, str]:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     return dict(zip(("last-layers", "quiet-tokens"), blocks, strict=True))
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
+@pytest.mark.parametrize("row", examples())
+def test_the_examples_pass_the_linter_of_make_test(row: str, command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *command, "--stdin-filename", "methods/example.py", "-"],
+        cwd=ROOT,
+        input=examples()[row],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakemake) -> None:

@@ -8,7 +8,7 @@ import torch
 from lm_eval.api.registry import register_model
 
 from workflows.evaluation.harness import CountingLM
-from workflows.records import load_any
+from workflows.evaluation.models import harness_arguments, load_any
 
 
 @register_model("skipbench")
@@ -40,15 +40,9 @@ class SkipbenchLM(CountingLM):
             raise ValueError(f"batch_size is {batch_size}, must be a number of at least 1")
         place = device if torch.cuda.is_available() else "cpu"
         moved = None if backbone is None else Path(backbone)
-        model, tokenizer, ledger, method = load_any(Path(pretrained), moved, place)
-        if tokenizer is None:
-            raise ValueError(f"{pretrained} has no tokenizer, so its text tasks cannot be scored")
         super().__init__(
-            model,
-            tokenizer,
-            ledger,
-            int(batch_size),
-            max_length,
-            pads=method.batchable(),
+            **harness_arguments(load_any(Path(pretrained), moved, place)),
+            batch_size=int(batch_size),
+            max_length=max_length,
             share_prefix=share_prefix,
         )

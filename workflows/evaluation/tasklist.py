@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,33 @@ class TaskEntry:
     def lm_eval_spec(self) -> dict[str, Any]:
         """A task for lm-eval: a group of one, the form in which overrides are merged."""
         return {"group": f"entry_{self.task}", "task": [{"task": self.task, **self.overrides}]}
+
+
+def add_task_folder(parser: argparse.ArgumentParser) -> None:
+    """``--task-dir``, which :func:`task_folders` reads."""
+    parser.add_argument(
+        "--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks; default: none"
+    )
+
+
+def add_task_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--task-dir`` and ``--task-data``."""
+    add_task_folder(parser)
+    parser.add_argument(
+        "--task-data", type=Path, metavar="DIR",
+        help="what the prepare stage left of each task; default: none",
+    )  # fmt: skip
+
+
+def task_folders(args: argparse.Namespace) -> list[Path]:
+    """The folder of ``--task-dir``, if one was given.
+
+    Raises:
+        ValueError: It is no folder.
+    """
+    if args.task_dir is not None and not args.task_dir.is_dir():
+        raise ValueError(f"--task-dir {args.task_dir} is no folder")
+    return [] if args.task_dir is None else [args.task_dir]
 
 
 def parse_tasks(text: str) -> list[TaskEntry]:

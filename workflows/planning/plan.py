@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.jobs import Suite
 from workflows.planning.machines import MACHINES, Machine
 from workflows.planning.model import model_of
-from workflows.planning.runs import CHAT, Run, hours, no_hours, run_of
+from workflows.planning.runs import CHAT, Run, hours, no_hours, run_of, uncounted_fits
 from workflows.planning.tasks import not_counted
 
 GB = 1e9
@@ -29,7 +29,8 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
     Returns:
         ``rows`` by name and ``total``, each with fits, evaluations, tokens, operations, hours per
         machine and peak memory; ``left``, the total of the runs without a record; ``disk`` in GB;
-        tasks that are ``not_counted``. All derived, none measured.
+        tasks that are ``not_counted``, rows that are ``fits_not_counted``. All derived, none
+        measured.
 
     Raises:
         ValueError: A backbone has neither a config nor a published shape.
@@ -44,11 +45,12 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
     return {
         "suite": suite.name,
         "basis": "derived",
-        "rows": {name: told(members, again) for name, members in rows.items()},
-        "total": told(runs, again),
-        "left": told(left, again),
+        "rows": {name: totals(members, again) for name, members in rows.items()},
+        "total": totals(runs, again),
+        "left": totals(left, again),
         "disk": disk(suite, runs),
         "not_counted": not_counted(suite.entries),
+        "fits_not_counted": uncounted_fits(suite.jobs),
     }
 
 
@@ -63,7 +65,7 @@ def repeats(suite: Suite) -> dict[str, tuple[int, int]]:
     return found
 
 
-def told(runs: Sequence[Run], again: dict[str, tuple[int, int]]) -> dict[str, Any]:
+def totals(runs: Sequence[Run], again: dict[str, tuple[int, int]]) -> dict[str, Any]:
     """The sums over runs, and the peaks."""
     fits = evaluations = 0
     trained = scored = flops = 0.0

@@ -76,4 +76,7 @@ def notes(found: Mapping[str, Any]) -> list[str]:
         told.append(
             f"Not counted, since their tokens are not known: {', '.join(found['not_counted'])}."
         )
+    if found["fits_not_counted"]:
+        rows = ", ".join(found["fits_not_counted"])
+        told.append(f"Fits not counted, since what they read is not known: {rows}.")
     return told

@@ -1,7 +1,7 @@
 """Tokens of the paper's tasks, as a harness feeds them; estimates with Llama-3's tokenizer.
 
-Totals agree with section 7 of the performance notes: 38 M tokens where every answer choice is read
-with its whole prompt, 10.6 M where choices share it.
+Items times choices times (shots + 1) times the tokens of a worked item: 38 M over the paper's seven
+choice tasks at its shots; 10.6 M where an item's choices share one pass over their prompt.
 """
 
 from __future__ import annotations

@@ -1,1 +1,7 @@
 """From records to tables, figures and the page."""
+
+# What the CSV files of a report are called.
+FRAMES = (
+    "retain", "ranks", "differences", "budgets", "costs", "speeds", "noise", "training_noise",
+    "scores", "paper_values", "paper_order", "paper_agreement",
+)  # fmt: skip

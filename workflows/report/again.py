@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from workflows import commands
 from workflows.jobs import Suite, read_suite
 from workflows.report.results import read_suite_file
 from workflows.runtime.errors import sentence
@@ -42,15 +43,15 @@ class Again:
             return self._none(sentence(error))
         record, model = f"{job.folder}/record.json", f"{job.folder}/model"
         config = f"results/{self.suite.name}/suite.json"
-        again = ["snakemake", "--cores", "1", "--configfile", config]
+        again = ["snakemake", "--cores", "1", "--configfile", config, "--forcerun", model]
         score = (
             f"python -m workflows.steps.evaluate --model {model} --tasks "
-            f"{shlex.quote(self.suite.tasks_json)} {self.suite.evaluate_arguments(job)} "
+            f"{shlex.quote(self.suite.tasks_json)} {commands.evaluate(self.suite, job)} "
             f"--out {record}"
         )
         return {
             "command": score,
-            "command, fit": shlex.join([*again, "--forcerun", "compress", "--", record]),
+            "command, fit": shlex.join([*again, "--", record]),
         }
 
     def _none(self, reason: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
     """Who leads at each budget and protocol, how sure, what it costs on the clock.
 
     Args:
-        frames: ``ranks`` and ``speeds`` of :func:`workflows.steps.report.make_frames`.
+        frames: ``ranks`` and ``speeds`` of :func:`workflows.report.frames.make_frames`.
         reference: Row whose scores are 100 %.
 
     Returns:

@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from workflows import ROOT
 from workflows.report.lead import Frames, lead_table, verdict
 from workflows.report.page_data import page_data
 from workflows.report.paper.audit import findings
@@ -18,7 +19,6 @@ from workflows.report.paper.claims import claims
 from workflows.report.paper.show import without_record
 from workflows.report.render import html_table
 from workflows.report.results import Results
-from workflows.runtime.provenance import ROOT
 from workflows.stats.comparable import code_by_part, code_differences
 from workflows.stats.display import Table
 

@@ -44,7 +44,7 @@ def page_data(frames: Frames, results: Results | None = None) -> dict[str, Any]:
     """Everything as JSON values.
 
     Args:
-        frames: Of :func:`workflows.steps.report.make_frames`.
+        frames: Of :func:`workflows.report.frames.make_frames`.
         results: The records behind them; None where only the frames are kept.
 
     Returns:

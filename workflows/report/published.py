@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from workflows.report import FRAMES
 from workflows.report.lead import Frames
 from workflows.stats.speeds import COLUMNS
 
@@ -18,19 +19,15 @@ LACKING: dict[str, dict[str, Any]] = {
     "ranks": {"one_seed": True},
     "training_noise": {"match": None},
 }
-NAMES = (
-    "retain", "ranks", "differences", "budgets", "costs", "speeds", "noise", "training_noise",
-    "scores", "paper_values", "paper_order", "paper_agreement",
-)  # fmt: skip
 
 
 def read_frames(folder: Path) -> Frames:
-    """Name -> frame, as :func:`workflows.steps.report.make_frames` makes them.
+    """Name -> frame, as :func:`workflows.report.frames.make_frames` makes them.
 
     Raises:
         ValueError: A table is missing; ``speeds`` may be.
     """
-    return {name: _read(folder / f"{name}.csv") for name in NAMES}
+    return {name: _read(folder / f"{name}.csv") for name in FRAMES}
 
 
 def _read(file: Path) -> pd.DataFrame:

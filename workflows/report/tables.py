@@ -27,6 +27,11 @@ Tables = dict[str, list[Table]]
 MATCHED = ("retain", "ranks", "differences", "budgets", "costs", "speeds")
 
 
+def make_tables(results: Results, frames: Frames) -> Tables:
+    """The frames as people read them, in the page's order: name -> one table per protocol."""
+    return retain_tables(results, frames) | frame_tables(frames)
+
+
 def retain_tables(results: Results, frames: Frames) -> Tables:
     """The main table per protocol, with the marks of every task."""
     found: Tables = {}

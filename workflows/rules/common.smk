@@ -60,4 +60,4 @@ def data_files(wildcards):
 
 
 def data_arguments(wildcards):
-    return SUITE.data_arguments(job(wildcards))
+    return commands.data(SUITE, job(wildcards))

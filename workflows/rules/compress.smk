@@ -22,7 +22,7 @@ rule compress:
         runtime=RESOURCES["runtime"],
         gpu=RESOURCES["gpu"],
     params:
-        run=lambda wildcards: SUITE.compress_arguments(job(wildcards)),
+        run=lambda wildcards: commands.compress(SUITE, job(wildcards)),
         start=start_folder,
         data=data_arguments,
         workdir=f"{RUN}/checkpoints",

@@ -23,7 +23,7 @@ rule evaluate:
         runtime=RESOURCES["runtime"],
         gpu=GPU,
     params:
-        run=lambda wildcards: SUITE.evaluate_arguments(job(wildcards)),
+        run=lambda wildcards: commands.evaluate(SUITE, job(wildcards)),
         tasks=SUITE.tasks_json,
         device=DEVICE,
     message:
@@ -42,8 +42,8 @@ use rule evaluate as noise with:
     benchmark:
         f"{LOG}/noise/batch{{size}}.tsv"
     params:
-        run=lambda wildcards: SUITE.evaluate_arguments(
-            job(wildcards), int(wildcards.size)
+        run=lambda wildcards: commands.evaluate(
+            SUITE, job(wildcards), int(wildcards.size)
         ),
     message:
         f"{RUN_NAME}: score again at batch size {{wildcards.size}}{TIMED}"

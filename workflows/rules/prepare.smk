@@ -101,7 +101,7 @@ rule task_data:
         mem_mb=4000,
         runtime=120,
     params:
-        task=lambda wildcards: SUITE.task_data_arguments(wildcards.task),
+        task=lambda wildcards: commands.task_data(SUITE, wildcards.task),
     message:
         f"task {{wildcards.task}}: fetch its data{FILES}"
     shell:
@@ -173,7 +173,7 @@ if SUITE.probes_tasks:
             mem_mb=4000,
             runtime=120,
         params:
-            run=SUITE.probe_arguments(),
+            run=commands.probe(SUITE),
         message:
             f"probe texts: made of the tasks{FILES}"
         shell:

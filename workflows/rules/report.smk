@@ -11,23 +11,7 @@ rule report:
     output:
         page="reports/{suite}/index.html",
         tables=report(
-            expand(
-                "reports/{{suite}}/tables/{name}.csv",
-                name=[
-                    "retain",
-                    "ranks",
-                    "differences",
-                    "noise",
-                    "training_noise",
-                    "budgets",
-                    "costs",
-                    "speeds",
-                    "scores",
-                    "paper_values",
-                    "paper_order",
-                    "paper_agreement",
-                ],
-            ),
+            expand("reports/{{suite}}/tables/{name}.csv", name=FRAMES),
             caption="../report/tables.rst",
             category="Tables",
         ),

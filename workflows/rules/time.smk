@@ -24,7 +24,7 @@ rule time:
         runtime=RESOURCES["runtime"],
         gpu=GPU,
     params:
-        run=SUITE.timing_arguments(),
+        run=commands.timing(SUITE),
         device=DEVICE,
     message:
         f"{RUN_NAME}: time over dense{TIMED}"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from methods import Row
+from workflows import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "numpy", "tokenizers")
 FOLDERS = ("methods", "workflows")
 # What every fit shares beside its own method, and what scores a model beside what fitted it.

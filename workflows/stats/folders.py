@@ -101,7 +101,7 @@ def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) 
     }
 
 
-def agreement_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
+def equality_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
     """What of the runs that both folders have is equal: those of rows that train, and the others.
 
     Returns:

@@ -17,7 +17,7 @@ from workflows.report.results import read_results
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
 from workflows.stats.display import comparison_table
-from workflows.stats.folders import agreement_frame, comparison_frame, folder_cautions
+from workflows.stats.folders import comparison_frame, equality_frame, folder_cautions
 
 
 def arguments() -> argparse.Namespace:
@@ -34,7 +34,7 @@ def main() -> None:
     args = arguments()
     first, second = (read_results(folder).panels for folder in (args.first, args.second))
     frame = comparison_frame(first, second).round(4)
-    agreed = agreement_frame(first, second)
+    agreed = equality_frame(first, second)
     table = comparison_table(frame, agreed, [str(args.first), str(args.second)])
     warned = list(dict.fromkeys(folder_cautions(first, second)))
     for sentence in warned:

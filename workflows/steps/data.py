@@ -21,18 +21,18 @@ from workflows.config import check_end, check_source
 from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
+from workflows.job import DATA_PARTS
 from workflows.runtime.files import read_text, whole_file
 from workflows.runtime.hub import SLICE, data_files, described, fetch_files
 from workflows.runtime.program import json_argument, run, step_parser
 
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
-PARTS = ("calibration", "probe", "training", "validation")
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
-    parser.add_argument("--part", required=True, choices=PARTS, help="of the suite's data")
+    parser.add_argument("--part", required=True, choices=DATA_PARTS, help="of the suite's data")
     parser.add_argument("--source", required=True, metavar="JSON", help="as under data: in a suite")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl", help="rows")
     return parser.parse_args()

@@ -21,14 +21,20 @@ from methods.core.checkpoint import write_json
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import known_reasons
+from workflows.evaluation.models import describe_model, harness_arguments, load_any
 from workflows.evaluation.score import pool, rates_by_kind, score
-from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, check_names, parse_tasks
+from workflows.evaluation.tasklist import (
+    OWN_TASKS,
+    TaskEntry,
+    add_task_arguments,
+    check_names,
+    parse_tasks,
+    task_folders,
+)
 from workflows.evaluation.traces import routes
 from workflows.records import (
     DECISIONS,
     check_record,
-    describe_model,
-    load_any,
     new_record,
     removed_layers,
     rows_of,
@@ -62,15 +68,7 @@ def arguments() -> argparse.Namespace:
         help="if it moved; default: where it was when fitted",
     )
     parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
-    parser.add_argument(
-        "--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks; default: none"
-    )
-    parser.add_argument(
-        "--task-data",
-        type=Path,
-        metavar="DIR",
-        help="what the prepare stage left of each task; default: none",
-    )
+    add_task_arguments(parser)
     parser.add_argument(
         "--limit", type=int, metavar="N", help="first N items of each task; default: all"
     )
@@ -95,9 +93,7 @@ def main() -> None:
     if not entries:
         raise ValueError("--tasks names no task")
     check_positive(args, "limit", "batch_size", "max_length")
-    if args.task_dir is not None and not args.task_dir.is_dir():
-        raise ValueError(f"--task-dir {args.task_dir} is no folder")
-    folders = [] if args.task_dir is None else [args.task_dir]
+    folders = task_folders(args)
     check_names(entries, [OWN_TASKS, *folders])
     set_up_torch(args.threads)
     with claim_device(args.device) as device:
@@ -125,18 +121,13 @@ def evaluate(
     made_by["dirty"] |= described.get("dirty", False)
     if described.get("not_applicable"):
         return new_record("not applicable", described, labels) | made_by, None
-    model, tokenizer, ledger, method = load_any(args.model, args.backbone, device)
-    if tokenizer is None:
-        raise ValueError(f"{args.model} has no tokenizer, so its text tasks cannot be scored")
+    loaded = load_any(args.model, args.backbone, device)
     if args.limit is not None:
         entries = [dataclasses.replace(entry, limit=args.limit) for entry in entries]
     lm = CountingLM(
-        model,
-        tokenizer,
-        ledger,
-        args.batch_size,
-        args.max_length,
-        pads=method.batchable(),
+        **harness_arguments(loaded),
+        batch_size=args.batch_size,
+        max_length=args.max_length,
         share_prefix=args.share_prefix,
     )
     identity = {
@@ -149,22 +140,22 @@ def evaluate(
         "code": made_by["code"],
         "versions": made_by["versions"],
     }
-    kept = KeptTasks(args.out.with_suffix(".tasks"), ledger, identity)
+    kept = KeptTasks(args.out.with_suffix(".tasks"), loaded.ledger, identity)
     scored = score(lm, entries, folders, kept, known_reasons(args.task_data, entries))
     pooled = pool(scored.tallies).rates()
     units = [
         {"layer": u.layer, "kind": u.kind, "parameters": u.parameters, "executed": share}
-        for u, share in zip(ledger.units, pooled.executed, strict=True)
+        for u, share in zip(loaded.ledger.units, pooled.executed, strict=True)
     ]
     measured = {
         "scores": scored.scores,
         "not_run": scored.not_run,
         "rates": rates_by_kind(scored.tallies),
-        "skip_authors": method.authors_skip(pooled),
+        "skip_authors": loaded.method.authors_skip(pooled),
         "units": units,
         "layers": {
-            "kept": ledger.layers,
-            "dense": ledger.dense_layers,
+            "kept": loaded.ledger.layers,
+            "dense": loaded.ledger.dense_layers,
             "removed": removed_layers(described),
         },
         "evaluation": {

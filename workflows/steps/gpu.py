@@ -18,9 +18,9 @@ from pathlib import Path
 from time import monotonic
 
 from methods.core.checkpoint import write_json
+from workflows import ROOT
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import run, step_parser
-from workflows.runtime.provenance import ROOT
 
 TESTS = ("tests/gpu", "tests/unit/core/routing/kernels", "tests/unit/methods/test_hero_kernels.py")
 # Part -> minutes, arguments of the efficiency step.

@@ -27,6 +27,7 @@ from methods.core.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter
+from workflows import ROOT
 from workflows.demo.corpus import task_names
 from workflows.demo.world import the_world
 from workflows.evaluation.harness import CountingLM
@@ -34,7 +35,6 @@ from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.runtime.files import check_place, whole_file
 from workflows.runtime.program import json_argument, run, set_up_torch, step_parser
-from workflows.runtime.provenance import ROOT
 
 TEMPLATE = ROOT / "workflows" / "demo"
 

@@ -14,7 +14,13 @@ from pathlib import Path
 from methods.core.folder import read_config, read_tokenizer
 from workflows.evaluation.loading import known_reasons
 from workflows.evaluation.probe import probe_rows
-from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
+from workflows.evaluation.tasklist import (
+    OWN_TASKS,
+    add_task_arguments,
+    check_names,
+    parse_tasks,
+    task_folders,
+)
 from workflows.jobs import MADE_OF
 from workflows.runtime.files import check_place, whole_file, write_text
 from workflows.runtime.program import check_positive, run, step_parser
@@ -24,9 +30,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
     parser.add_argument("--tasks", required=True, help="a,b or a JSON list as in a suite")
-    parser.add_argument(
-        "--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks; default: none"
-    )
+    add_task_arguments(parser)
     parser.add_argument("--rows", required=True, type=int, metavar="N", help="documents per task")
     parser.add_argument(
         "--backbone",
@@ -39,12 +43,6 @@ def arguments() -> argparse.Namespace:
         "--share-prefix", action="store_true",
         help="a context is scored, and counts, once for all its answers",
     )  # fmt: skip
-    parser.add_argument(
-        "--task-data",
-        type=Path,
-        metavar="DIR",
-        help="what the prepare stage left of each task; default: none",
-    )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl", help="rows")
     return parser.parse_args()
 
@@ -54,9 +52,7 @@ def main() -> None:
     args = arguments()
     check_place(args.out)
     check_positive(args, "rows")
-    if args.task_dir is not None and not args.task_dir.is_dir():
-        raise ValueError(f"--task-dir {args.task_dir} is no folder")
-    folders = [] if args.task_dir is None else [args.task_dir]
+    folders = task_folders(args)
     entries = parse_tasks(args.tasks)
     check_names(entries, [OWN_TASKS, *folders])
     tokenizer = None

@@ -18,22 +18,23 @@ import pandas as pd
 
 from methods import discover
 from methods.core.checkpoint import write_json
+from workflows import ROOT
 from workflows.jobs import Suite
 from workflows.report.figures import METADATA
 from workflows.report.figures.data import Data
 from workflows.report.figures.protocols import protocols
 from workflows.report.figures.style import use
+from workflows.report.frames import make_frames
 from workflows.report.lead import retain_marks
 from workflows.report.page import source
 from workflows.report.render import escape_markdown, markdown
 from workflows.report.results import gaps, read_results
 from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
-from workflows.runtime.provenance import ROOT, code_hash
+from workflows.runtime.provenance import code_hash
 from workflows.stats.comparable import cautions
 from workflows.stats.display import MARKED, MATCHES, SKIPS, Builder, Table, number, plus, spans
 from workflows.stats.tables import protocol_column
-from workflows.steps.report import make_frames
 
 REFERENCE = ROOT / "reports" / "reference"
 PAGES = (ROOT / "README.md", *sorted(REFERENCE.glob("**/README.md")))

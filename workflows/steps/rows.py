@@ -27,10 +27,10 @@ def main() -> None:
     """Read the method files, print."""
     names = arguments().rows
     rows = map(find_row, names) if names else discover().values()
-    print("\n\n".join(map(told, rows)))
+    print("\n\n".join(map(row_text, rows)))
 
 
-def told(row: Row) -> str:
+def row_text(row: Row) -> str:
     """A row as text."""
     params = {**defaults(row), **row.params}
     facts = [fact if getattr(row, fact) else f"not {fact}" for fact in FACTS]

@@ -11,13 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from workflows import ROOT
 from workflows.report.lead import Frames, verdict
 from workflows.report.page import asset, environment, page
 from workflows.report.published import read_frames
 from workflows.report.tables import frame_tables
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
-from workflows.runtime.provenance import ROOT
 
 
 def arguments() -> argparse.Namespace:

@@ -38,10 +38,12 @@ def main() -> None:
     suite = read_suite(read_configs(args.suite))
     if not Path("results").is_dir():
         raise ValueError("there is no folder results here; call this in the checkout")
-    print("\n".join(told(suite, [state_of(step) for step in suite_steps(suite)], args.lines)))
+    print(
+        "\n".join(status_lines(suite, [state_of(step) for step in suite_steps(suite)], args.lines))
+    )
 
 
-def told(suite: Suite, states: Sequence[State], lines: int) -> Iterator[str]:
+def status_lines(suite: Suite, states: Sequence[State], lines: int) -> Iterator[str]:
     """The states as text, those that ask for a look in full."""
     counts = dict.fromkeys(("done", *SHOWN, "waiting"), 0)
     for state in states:

@@ -13,7 +13,7 @@ from typing import Any
 from methods.core.checkpoint import write_json
 from workflows.evaluation.loading import CannotRun, load
 from workflows.evaluation.score import task_manager
-from workflows.evaluation.tasklist import TaskEntry, read_entries
+from workflows.evaluation.tasklist import TaskEntry, add_task_folder, read_entries, task_folders
 from workflows.runtime.files import whole_file
 from workflows.runtime.hub import data_files, described, fetch_files, one_sentence, parts
 from workflows.runtime.program import json_argument, run, step_parser
@@ -23,9 +23,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
     parser.add_argument("--task", required=True, metavar="JSON", help="an entry of tasks:")
-    parser.add_argument(
-        "--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks; default: none"
-    )
+    add_task_folder(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="what came")
     return parser.parse_args()
 
@@ -34,9 +32,7 @@ def main() -> None:
     """Build the task, which fetches; then say what it was built from."""
     args = arguments()
     entry = read_entries([json_argument(args.task, "--task")])[0]
-    if args.task_dir is not None and not args.task_dir.is_dir():
-        raise ValueError(f"--task-dir {args.task_dir} is no folder")
-    folders = [] if args.task_dir is None else [args.task_dir]
+    folders = task_folders(args)
     try:
         told = fetched(entry, folders)
     except CannotRun as error:

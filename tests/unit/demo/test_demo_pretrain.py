@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM
 
 from tests import steps
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.demo import pretrain
 from workflows.demo.corpus import documents, items
 from workflows.demo.presets import PRESETS, Recipe

@@ -13,7 +13,7 @@ import yaml
 
 from methods.core.ledger import Ledger
 from tests import toy
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.evaluation import sandbox
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import Scored, score

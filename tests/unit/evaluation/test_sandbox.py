@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests import hostile
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.evaluation import inside, sandbox, syscalls
 from workflows.evaluation.sandbox import Limits
 

@@ -12,8 +12,9 @@ import torch
 
 from tests import steps
 from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.models import harness_arguments, load_any
 from workflows.evaluation.traces import CHARACTERS, TOKENS, routes, sample_text
-from workflows.records import SAMPLE, load_any
+from workflows.records import SAMPLE
 
 LONG = "a b " * CHARACTERS
 
@@ -54,8 +55,8 @@ def lm(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> CountingLM:
     """A row that skips FFNs by chance, under the harness."""
     folder = tmp_path_factory.mktemp("routed") / "model"
     steps.compress("random-skip", llama, folder, "--budget", "0.25")
-    model, tokenizer, ledger, method = load_any(folder, None, "cpu")
-    return CountingLM(model, tokenizer, ledger, 1, None, pads=method.batchable())
+    parts = harness_arguments(load_any(folder, None, "cpu"))
+    return CountingLM(**parts, batch_size=1, max_length=None)
 
 
 def items(*samples: dict[str, Any]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pytest
 
 from methods import LITERALS, ORDER, discover, find_row, load_method
 from methods.base import Method
-from workflows.config import ROOT
+from workflows import ROOT
 
 FILE = """
 from methods.base import Method

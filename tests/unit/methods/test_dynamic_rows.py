@@ -20,9 +20,9 @@ from tests import steps, toy
 from tests.routing_toys import IDS, NAMED, VARIANTS, fit, shaken, wrap
 from tests.training_toys import a_minute_per_update, interrupt_and_follow, same_bits
 from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.models import harness_arguments, load_any
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import parse_tasks
-from workflows.records import load_any
 
 ALL = pytest.mark.parametrize("variant", VARIANTS)
 TRAINED = pytest.mark.parametrize(
@@ -185,11 +185,11 @@ def test_texts_that_compete_with_pads_are_scored_as_alone(
 ) -> None:
     saved(variant, [[0.0, 1.0]] * 8 if pads else None, llama, tmp_path / "made")
     tasks = toy.make_tasks(tmp_path / "tasks", items=12)
-    model, tokenizer, ledger, method = load_any(tmp_path / "made", None, "cpu")
-    assert method.batchable() == pads
+    parts = harness_arguments(load_any(tmp_path / "made", None, "cpu"))
+    assert parts["pads"] == pads
 
     def rates(batch_size: int, may_pad: bool) -> list[Any]:
-        lm = CountingLM(model, tokenizer, ledger, batch_size, None, may_pad)
+        lm = CountingLM(**parts | {"pads": may_pad}, batch_size=batch_size, max_length=None)
         scored = score(lm, parse_tasks("toy_choice,toy_write"), [tasks])
         return [[part["value"], part["rates"]["all"]["skip"]] for part in scored.scores]
 

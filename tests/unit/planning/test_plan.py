@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from workflows.config import ROOT, read_configs
+from workflows import ROOT
+from workflows.config import read_configs
 from workflows.jobs import Suite, read_suite
 from workflows.planning.machines import MACHINES, Machine
 from workflows.planning.model import model_of
@@ -106,6 +107,14 @@ def test_a_row_that_is_not_causal_reads_every_choice_with_its_prompt(tmp_path: P
     assert ratio > 2.5
 
 
+def test_a_suite_that_shares_no_context_reads_every_choice_with_its_prompt(tmp_path: Path) -> None:
+    shared, apart = (
+        plan(few("dense", share_prefix=share), tmp_path)["total"]["scored_tokens"]
+        for share in (True, False)
+    )
+    assert apart / shared > 2.5
+
+
 def test_static_models_lie_there_one_at_a_time_unless_they_are_kept(tmp_path: Path) -> None:
     sizes = []
     for kept in (False, True):
@@ -153,6 +162,16 @@ def test_a_backbone_of_unknown_shape_stops_no_run_that_opens_with_a_plan() -> No
     told = opening(suite_of("llama31_8b", backbones={"theirs": backbone}))
     assert told.startswith("No plan of what suite llama31_8b costs: backbone 'theirs'")
     assert opening(suite_of("smollm2_135m")).startswith("Suite smollm2_135m; every figure")
+
+
+def test_a_new_row_without_training_is_not_planned_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = few("dense", "lora", "random-skip", "shortgpt")
+    assert plan(suite, tmp_path)["fits_not_counted"] == []
+    monkeypatch.setattr("workflows.planning.runs.PASSES", {"random_skip": 0})
+    assert plan(suite, tmp_path)["fits_not_counted"] == ["shortgpt"]
+    assert opening(suite).endswith("since what they read is not known: shortgpt.")
 
 
 def test_greedy_searches_cost_half_a_pass_for_every_part_that_is_left(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What fits train and run, against the methods themselves and the performance notes."""
+"""What fits train and run, against the methods themselves and operations counted by hand."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 from workflows.config import read_configs
 from workflows.jobs import Suite, read_suite
 from workflows.planning.states import Step, state_of, suite_steps
-from workflows.steps.status import told
+from workflows.steps.status import status_lines
 
 HERO = "results/demo/logs/demo/hero/b25/s42/compress.log"
 
@@ -135,7 +135,7 @@ def test_what_asks_for_a_look_is_told_in_full(suite: Suite) -> None:
     status(fits[0])
     status(fits[1], status="failed", reason="disk full")
     fits[0].log.with_suffix(".tsv").write_text("s\th:m:s\n900\t0:15:00\n")
-    lines = list(told(suite, [state_of(step) for step in fits], 2))
+    lines = list(status_lines(suite, [state_of(step) for step in fits], 2))
     assert lines == [
         "Suite demo: 0 done, 1 running, 0 stalled, 1 failed, 0 waiting; "
         "left: about 5 min and 1 jobs unlike any before, 1 at once",

@@ -17,7 +17,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("numbers")
     results = write_suite(folder / "results", ("pooled", "each"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workflows.steps.report.HEADLINE", headline(folder / "headline.csv"))
+        patch.setattr("workflows.report.frames.HEADLINE", headline(folder / "headline.csv"))
         steps.call("report", "--results", results, "--out", folder / "report")
     return folder
 

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from methods import discover
+from workflows import ROOT
 from workflows.report.figures.data import CURVES, ROUTES, Data
 from workflows.report.figures.lines import KEYS
-from workflows.runtime.provenance import ROOT
 
 SUITES = ("demo", "headline", "many_rows")
 LEAD = [*KEYS, "title", "kind"]

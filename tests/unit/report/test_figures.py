@@ -22,9 +22,9 @@ from workflows.report.figures import FIGURES, draw_all, use
 from workflows.report.figures.data import Data, run_frames
 from workflows.report.figures.lines import parts, with_part
 from workflows.report.figures.scatter import on_frontier
+from workflows.report.frames import make_frames
 from workflows.report.results import read_results
 from workflows.stats.tables import layer_frame
-from workflows.steps.report import make_frames
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ import pytest
 
 from tests import steps
 from tests.told_records import NASTY, TOKENS, write_told
+from workflows.report.frames import make_frames
 from workflows.report.page import HEADLINE, embedded, other_updates
 from workflows.report.page_data import MOST, POINTS, page_data, shown_decision
 from workflows.report.results import read_results
-from workflows.steps.report import make_frames
 
 Data = dict[str, Any]
 

@@ -12,7 +12,7 @@ import pytest
 from tests import steps
 from tests.made_records import write_run
 from tests.paper_records import runs_of
-from workflows.config import ROOT
+from workflows import ROOT
 from workflows.report.paper.order import agreement_frame, order_frame
 from workflows.report.paper.printed import MAIN, RETAIN, Group, groups, numbers_of
 from workflows.report.paper.show import order_tables

@@ -13,14 +13,16 @@ import yaml
 from markdown_it import MarkdownIt
 
 from tests.made_records import dense, record, score, write_run, write_suite
-from workflows.config import ROOT
+from workflows import ROOT
+from workflows.report import FRAMES
 from workflows.report.figures import draw_all
+from workflows.report.frames import make_frames
 from workflows.report.render import html_table, latex, markdown
 from workflows.report.results import Results, gaps, read_results
+from workflows.report.tables import make_tables
 from workflows.stats.display import Cell, Table, number, plus, short_name, span
 from workflows.stats.ranking import Mark
 from workflows.stats.tables import layer_frame
-from workflows.steps.report import make_frames, make_tables
 
 NASTY = r"a_b & 50 % of $x #1 {y} ~ ^ \z <i> | *b* ± ≈ –"
 TABLE = Table(
@@ -38,6 +40,10 @@ ALLOWED = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return read_results(write_suite(tmp_path_factory.mktemp("made")))
+
+
+def test_the_frames_are_those_that_the_rule_writes(results: Results) -> None:
+    assert sorted(make_frames(results)) == sorted(FRAMES)
 
 
 @pytest.fixture(scope="module")

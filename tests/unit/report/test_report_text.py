@@ -107,7 +107,7 @@ def test_every_table_of_a_protocol_says_which(made: Path) -> None:
 def test_the_report_is_the_same_bytes_again(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.steps.report.HEADLINE", made / "headline.csv")
+    monkeypatch.setattr("workflows.report.frames.HEADLINE", made / "headline.csv")
     steps.call("report", "--results", made / "results", "--out", tmp_path)
     files = [file for file in (made / "report").rglob("*") if file.is_file()]
     assert len(files) > 25

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from workflows import ROOT
 from workflows.runtime.files import whole_file, whole_folder
-from workflows.runtime.provenance import ROOT
 
 WRITER = """
 import sys
