@@ -100,6 +100,9 @@ def main() -> None:
     ends = monotonic() + 60 * args.minutes
     lines: list[Line] = []
     with claim_device(args.device) as device:
+        if device != "cpu":
+            # Deterministic, a static cache would be written by a sort: a dozen kernels for one.
+            torch.use_deterministic_algorithms(False)
         bench = Bench(device, args.rounds, args.warmup)
         pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
         rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))

@@ -66,8 +66,8 @@ class Trainer:
         params: Hyper-parameters.
         documents: Training documents.
         seed: Of data order and noise.
-        workdir: Snapshots and the log; a run found there is continued, bit for bit, with the same
-            number of processes.
+        workdir: Snapshots and the log; a run found there is continued, on a CPU bit for bit, with
+            the same number of processes.
         steering: Of a routed model, kind of position -> what gives the weight of its penalty and
             the sizes of the units; the kinds are those of ``KINDS["pooled"]`` or ``KINDS["each"]``.
         penalties: Kind -> sum over its positions of what routing adds to the loss.

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import steps
 from workflows.steps import efficiency, gpu
+
+
+@pytest.fixture
+def torch_as_it_was() -> Iterator[None]:
+    """A step that runs in this process leaves nothing behind."""
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
 
 
 def test_how_a_part_ended_is_noted(tmp_path: Path) -> None:
@@ -50,6 +62,26 @@ def test_time_that_is_up_begins_nothing(tmp_path: Path) -> None:
         steps.call("efficiency", *words, "--bypass", "0,1", "--minutes", minutes, *machine)
         report = json.loads(out.read_text())
         assert (len(report["lines"]), report["left"]) == (lines, 2 if lines == 0 else 0)
+
+
+@pytest.mark.usefixtures("torch_as_it_was")
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_gpu_is_timed_without_deterministic_forms(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[bool]()
+
+    def piece() -> list[efficiency.Line]:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return []
+
+    monkeypatch.setattr(efficiency, "claim_device", lambda _: nullcontext(device))
+    monkeypatch.setattr(efficiency, "of_shape", lambda *_: [piece])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    words = ["--method", "hero", "--shape", "cpu_16", "--out", str(tmp_path / "lines.json")]
+    monkeypatch.setattr("sys.argv", ["efficiency", *words])
+    efficiency.main()
+    assert seen == [device == "cpu"]
 
 
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:
