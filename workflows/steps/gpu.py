@@ -33,7 +33,7 @@ TIMED = {
         2.0,
         "--modes prefill --bypass 0.765,0.5,0,0.25,1 --prefill 8x2048,1x2048,1x8192,1x512",
     ),
-    "training": (2.5, "--modes training --bypass 0.765,0.5 --training 4x2048"),
+    "training": (2.5, "--modes training --bypass 0.765,0.5 --training 2x2048"),
 }
 # A part that begins nothing more still ends what it began.
 GRACE = 60

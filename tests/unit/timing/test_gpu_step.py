@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,12 +77,36 @@ def test_a_gpu_is_timed_without_deterministic_forms(
         return []
 
     monkeypatch.setattr(efficiency, "claim_device", lambda _: nullcontext(device))
-    monkeypatch.setattr(efficiency, "of_shape", lambda *_: [piece])
+    monkeypatch.setattr(efficiency, "of_shape", lambda *_: [efficiency.Piece("a piece", piece)])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     words = ["--method", "hero", "--shape", "cpu_16", "--out", str(tmp_path / "lines.json")]
     monkeypatch.setattr("sys.argv", ["efficiency", *words])
     efficiency.main()
     assert seen == [device == "cpu"]
+
+
+@pytest.mark.usefixtures("torch_as_it_was")
+def test_a_case_that_does_not_fit_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, plain = tmp_path / "lines.json", efficiency.time_training
+
+    def full(*given: Any) -> efficiency.Line:
+        recompute = given[3]
+        if not recompute:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+        return plain(*given)
+
+    monkeypatch.setattr(efficiency, "time_training", full)
+    words = ["--method", "hero", "--shape", "cpu_16", "--modes", "training", "--bypass", "0.5"]
+    short = ["--rounds", "1", "--training", "1x8", "--device", "cpu", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["efficiency", *words, *short])
+    efficiency.main()
+    report = json.loads(out.read_text())
+    assert [line["case"] for line in report["lines"]] == ["1x8 recomputed"]
+    assert report["left"] == 1
+    told = capsys.readouterr().out
+    assert "training 1x8 bypass 0.5: more than the memory of the GPU\n" in told
 
 
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:
