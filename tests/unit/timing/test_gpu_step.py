@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -29,10 +30,32 @@ def test_how_a_part_ended_is_noted(tmp_path: Path) -> None:
     gpu.note(file, ["-c", "import sys; print('so far'); sys.exit(3)"], timeout=60)
     told = json.loads(file.read_text())
     assert (told["status"], told["said"]) == (3, "so far\n")
-    slow = "import time; print('begun', flush=True); time.sleep(60)"
-    gpu.note(file, ["-c", slow], timeout=5)
+    assert file.with_suffix(".log").read_text() == "so far\n"
+
+
+def test_time_that_is_up_ends_a_part_with_its_children(tmp_path: Path) -> None:
+    """One that is asked to stop and does not, among them."""
+    file, started = tmp_path / "part.json", tmp_path / "child"
+    stubborn = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    words = f"""
+import subprocess, sys, time
+from pathlib import Path
+from time import sleep
+child = subprocess.Popen([sys.executable, "-c", {stubborn!r}])
+Path({str(started)!r}).write_text(str(child.pid))
+print("begun")
+time.sleep(60)
+"""
+    gpu.note(file, ["-c", words], timeout=5)
     told = json.loads(file.read_text())
-    assert (told["status"], told["said"]) == (None, "begun\n")
+    assert told["status"] is None
+    assert told["said"].startswith("begun\n")
+    assert told["said"].endswith("KeyboardInterrupt\n")
+    status, waited = Path(f"/proc/{started.read_text()}/stat"), 0
+    while status.exists() and status.read_text().split()[2] != "Z":
+        assert waited < 100
+        waited += 1
+        sleep(0.1)
 
 
 def test_every_part_is_a_valid_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
