@@ -117,10 +117,14 @@ def dispatch_kernels(
     if residual is not None and (residual.dtype, residual.shape) != (rows.dtype, rows.shape):
         raise ValueError(f"residual is not {rows.dtype} of shape {tuple(rows.shape)} as the rows")
     trained = adapter or (None, None, None)
+    # Inside a Function gradients are always off, and what asks for one says so even where none is.
+    learns = torch.is_grad_enabled()
     frozen = FfnWeights(*(weight.detach().contiguous() for weight in ffn))
     scale = None if scale is None else scale.contiguous()
     residual = None if residual is None else residual.contiguous()
-    return _Dispatch.apply(rows.contiguous(), partition(execute), frozen, *trained, scale, residual)
+    return _Dispatch.apply(
+        rows.contiguous(), partition(execute), frozen, *trained, scale, residual, learns
+    )
 
 
 class _Dispatch(torch.autograd.Function):
@@ -130,7 +134,7 @@ class _Dispatch(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, sorting: Partition, ffn: FfnWeights,
         down: Tensor | None, up: Tensor | None, factor: Tensor | None,
-        scale: Tensor | None, residual: Tensor | None,
+        scale: Tensor | None, residual: Tensor | None, learns: bool,
     ) -> Tensor:  # fmt: skip
         from methods.core.routing.kernels import grouped_launch as launch
 
@@ -140,8 +144,8 @@ class _Dispatch(torch.autograd.Function):
             output = torch.empty_like(rows)
         kept = list[Tensor | None]()
         adapter = _adapter(down, up, factor, rows.dtype)
+        keep = learns and any(ctx.needs_input_grad)
         for branch, weights in _branches(sorting, ffn, adapter, scale):
-            keep = any(ctx.needs_input_grad)
             kept += launch.forward(rows, branch, weights, residual, output, keep) or ()
         ctx.save_for_backward(rows, *sorting, *ffn, down, up, factor, scale, *kept)
         return output
@@ -154,7 +158,7 @@ class _Dispatch(torch.autograd.Function):
             ctx.saved_tensors
         )
         sorting, ffn = Partition(order, bounds), FfnWeights(gate, expanding, contracting)
-        needs_rows, _, _, *needs_adapter, needs_scale, needs_residual = ctx.needs_input_grad
+        needs_rows, _, _, *needs_adapter, needs_scale, needs_residual, _ = ctx.needs_input_grad
         needs_down, needs_up, needs_factor = needs_adapter
         upstream = upstreams[0].contiguous()
         # A row that no branch writes leaves no trace in the output but its residual.
@@ -182,7 +186,7 @@ class _Dispatch(torch.autograd.Function):
             rows_gradient if needs_rows else None, None, None,
             down_gradient, up_gradient, factor_gradient,
             scale_gradient.to(scale.dtype) if needs_scale else None,
-            upstream if needs_residual else None,
+            upstream if needs_residual else None, None,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 
 from methods.core.routing.dispatch import dispatch
 from methods.core.routing.kernels import grouped
+from methods.core.routing.kernels.launch import Launch
 from tests.grouped_toys import SIZES, gradients, masked, toy
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -56,19 +57,38 @@ def test_partition(share: float) -> None:
     assert order.dtype == bounds.dtype == torch.int32
 
 
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """What would be launched; it is not."""
+    launches = list[Launch]()
+    monkeypatch.setattr(Launch, "run", lambda launch: launches.append(launch))
+    return launches
+
+
+def test_without_gradients_nothing_is_kept_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though an adapter asks for one."""
+    pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
+    launches = launched(monkeypatch)
+    for learns in (True, False):
+        launches.clear()
+        with torch.set_grad_enabled(learns):
+            grouped.dispatch_kernels(*toy(SIZES[0], "some", slim=True))
+        kept = [launch.arguments for launch in launches if "gate_sum" in launch.arguments]
+        assert len(kept) == 2
+        assert all((part["gate_sum"] is not None) == learns for part in kept)
+        assert all((part["up_sum"] is not None) == learns for part in kept)
+
+
 def test_a_training_step_asks_the_device_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors have no numbers: whoever reads one on the host fails."""
     pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
-    from methods.core.routing.kernels.launch import Launch
     from tests.kernel_cases.grouped import step
 
-    launches = list[str]()
-    monkeypatch.setattr(Launch, "run", lambda launch: launches.append(launch.kernel.__name__))
+    launches = launched(monkeypatch)
     with torch.device("meta"):
         step(64, 128, torch.bfloat16)
         with pytest.raises(RuntimeError, match="meta"):
             dispatch(torch.empty(3, 2), torch.empty(3, dtype=torch.bool), lambda part: part)
-    assert launches == [
+    assert [launch.kernel.__name__ for launch in launches] == [
         *2 * ["expand", "contract"],
         *2 * ["expand_backward", "contract"],
         *2 * ["weight_gradient"],
