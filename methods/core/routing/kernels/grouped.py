@@ -87,9 +87,17 @@ def dispatch_fused(
 
 
 def kernels_run(rows: Tensor, ffn: FfnWeights) -> bool:
-    """Whether :func:`dispatch_kernels` takes these tensors on this machine."""
-    fitting = not any(weight.requires_grad or weight.dtype != rows.dtype for weight in ffn)
-    return fitting and _fits(rows, ffn) and available(rows)
+    """Whether :func:`dispatch_kernels` takes these tensors on this machine.
+
+    Not where autocast would multiply them in another precision.
+    """
+    if not available(rows):
+        return False
+    kind, learns = rows.device.type, torch.is_grad_enabled()
+    if torch.is_autocast_enabled(kind) and rows.dtype != torch.get_autocast_dtype(kind):
+        return False
+    fitting = not any((learns and w.requires_grad) or w.dtype != rows.dtype for w in ffn)
+    return fitting and _fits(rows, ffn)
 
 
 def _fits(rows: Tensor, ffn: FfnWeights) -> bool:

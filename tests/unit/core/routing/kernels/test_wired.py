@@ -163,3 +163,16 @@ def test_a_step_of_many_sequences_renews_nothing(queued: list[str]) -> None:
         parameter.add_(0.1)
     model(many[:, :1], past_key_values=cache)
     assert torch.equal(router._kernels.merged, renewed)
+
+
+@pytest.mark.parametrize("asks", ["nothing", "a gradient", "another precision"])
+@pytest.mark.parametrize("learns", [False, True])
+def test_kernels_leave_what_they_would_compute_otherwise(
+    asks: str, learns: bool, queued: list[str]
+) -> None:
+    """Weights that want a gradient where gradients flow; products that autocast rounds."""
+    model = model_of("hero").to(DEVICE).requires_grad_(asks == "a gradient")
+    precise = torch.autocast(DEVICE, torch.bfloat16, enabled=asks == "another precision")
+    with torch.set_grad_enabled(learns), precise:
+        model(SHORT)
+    assert bool(queued) == (asks == "nothing" or (asks == "a gradient" and not learns))
