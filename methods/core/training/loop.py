@@ -117,7 +117,9 @@ class Trainer:
         model: Any = self.model
         sdpa = model.config._attn_implementation in ("sdpa", IMPLEMENTATION)
         full = set(attention_kinds(model.config)) == {"full_attention"}
-        return model.dtype if sdpa and full else None
+        # As autocast multiplies: it would round the mask in every layer.
+        dtype = torch.bfloat16 if self.device.type == "cuda" else model.dtype
+        return dtype if sdpa and full else None
 
     def _set_checkpointing(self) -> None:
         if isinstance(self.model.model, RoutedDecoder):
