@@ -131,7 +131,8 @@ class StaticDecoder:
             self._step()
             return
         if self._graph is None:
-            self._graph = self._captured()
+            with torch.cuda.device(self.model.device):
+                self._graph = self._captured()
         self._graph.replay()
 
     def mark(self) -> Callable[[], None]:

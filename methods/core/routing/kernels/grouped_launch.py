@@ -219,7 +219,7 @@ def weight_gradient(
     tiles, output = _plan(x).single, torch.empty_like(like, memory_format=torch.contiguous_format)
     programs = math.ceil(width / tiles.rows) * math.ceil(model_width / tiles.columns)
     _run(
-        grouped_triton.weight_gradient, programs, tiles, x,
+        grouped_triton.weight_gradient, programs, tiles,
         sorted_rows=sorted_rows, rows=x, order=rows.order, bounds=rows.bounds, output=output,
         F=width, D=model_width, TRANSPOSED=transposed,
     )  # fmt: skip
@@ -254,14 +254,13 @@ def _walk(kernel: Any, tiles: Tiles, x: Tensor, width: int, **arguments: Any) ->
     programs = device_of(x).multiprocessors * tiles.resident or INTERPRETED_PROGRAMS
     most = math.ceil(len(arguments["order"]) / tiles.rows) * math.ceil(width / tiles.columns)
     if most:
-        _run(kernel, min(programs, most), tiles, x, GROUP=GROUP, **arguments)
+        _run(kernel, min(programs, most), tiles, GROUP=GROUP, **arguments)
 
 
-def _run(kernel: Any, programs: int, tiles: Tiles, x: Tensor, **arguments: Any) -> None:
-    """Launch on the device of ``x``; float32 is multiplied as such, not rounded to tf32."""
+def _run(kernel: Any, programs: int, tiles: Tiles, **arguments: Any) -> None:
+    """Launch; float32 is multiplied as such, not rounded to tf32."""
     widths = (arguments["D"], arguments["F"])
     whole = not any(width % size for width in widths for size in (tiles.columns, tiles.inner))
     arguments |= {"TM": tiles.rows, "TN": tiles.columns, "TK": tiles.inner}
     arguments |= {"WHOLE": whole, "PRECISION": "ieee"}
-    with torch.cuda.device_of(x):
-        Launch(kernel, (programs,), arguments, tiles.warps, tiles.stages).run()
+    Launch(kernel, (programs,), arguments, tiles.warps, tiles.stages).run()
