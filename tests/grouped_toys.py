@@ -100,7 +100,7 @@ def gradients(form: Callable[..., Tensor], given: Toy) -> dict[str, Tensor]:
     """The output, and what every trained input gets from a fixed random upstream."""
     output = form(*given)
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(9))
-    output.backward(upstream.to(given.rows.dtype).to(output.dtype))
+    output.backward(upstream.to(output.device, given.rows.dtype).to(output.dtype))
     found = {name: tensor.grad for name, tensor in given.trained().items()}
     return {"output": output.detach()} | {k: v for k, v in found.items() if v is not None}
 

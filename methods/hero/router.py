@@ -167,7 +167,9 @@ class HeroRouter(Router):
         if remembers and use_steps(hidden):
             return self._kernel_steps(len(hidden))
         self._host = None
-        if self._kernels is not None and not torch.is_grad_enabled():
+        # A step of more sequences than kernels take may be part of a CUDA graph.
+        prompt = hidden.shape[1] > 1
+        if self._kernels is not None and prompt and not torch.is_grad_enabled():
             refresh(self._kernels, self.formula_parameters())
         return self.empty(hidden)
 

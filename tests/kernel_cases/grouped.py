@@ -16,6 +16,7 @@ from tests.compiled import TARGETS, Case
 TRUE_SHAPES = ("llama31_8b", "llama2_7b", "llama2_13b")
 ADAPTER = 896
 ROWS = 2048
+plain = grouped.partition
 
 
 def cases() -> Iterator[Case]:
@@ -62,7 +63,10 @@ def _name(launch: Launch) -> str:
 
 
 def step(width: int, ffn: int, dtype: torch.dtype, slim: bool = False) -> None:
-    """Forward and backward of one routed FFN, on the default device; ``slim``: a SwiGLU beside."""
+    """Forward and backward of one routed FFN, on the default device; ``slim``: a SwiGLU beside.
+
+    Meta tensors have no numbers: that of the executing rows is given.
+    """
     rows, residual = (torch.empty(ROWS, width, dtype=dtype, requires_grad=True) for _ in range(2))
     weights = grouped.FfnWeights(
         torch.empty(ffn, width, dtype=dtype),
@@ -76,5 +80,11 @@ def step(width: int, ffn: int, dtype: torch.dtype, slim: bool = False) -> None:
     )
     scale = torch.empty(ROWS, requires_grad=True)
     execute = torch.empty(ROWS, dtype=torch.bool)
-    updated = grouped.dispatch_kernels(rows, execute, weights, adapter, scale, residual)
+    with patch.object(grouped, "partition", halved):
+        updated = grouped.dispatch_kernels(rows, execute, weights, adapter, scale, residual)
     updated.backward(torch.empty_like(updated))
+
+
+def halved(execute: torch.Tensor, counted: bool) -> grouped.Partition:
+    """A partition in which half of the rows execute, as far as the host is told."""
+    return plain(execute)._replace(executing=len(execute) // 2 if counted else None)

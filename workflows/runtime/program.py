@@ -131,11 +131,13 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def set_up_torch(threads: int) -> None:
-    """Fix the number of threads, so that the cores given to Snakemake never change a number."""
+    """Make numbers repeat: on a GPU, and whatever number of cores Snakemake gives."""
     import torch
 
     if threads < 1:
         raise ValueError(f"--threads is {threads}, must be at least 1")
+    # cuBLAS reads it before its first product, and without it sums may differ from run to run.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     # No code here reads memory before it is written; filling it first is time alone.

@@ -21,9 +21,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -54,8 +55,13 @@ from workflows.timing.modes import Bench, Case, Line, time_block, time_training
 
 INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
 MODES = ("block", *INFERENCE, "training")
-# A few lines of one mode and case.
-Piece = Callable[[], list[Line]]
+
+
+class Piece(NamedTuple):
+    """A few lines of one mode and case; ``name`` says which."""
+
+    name: str
+    measure: Callable[[], list[Line]]
 
 
 def arguments() -> argparse.Namespace:
@@ -100,18 +106,28 @@ def main() -> None:
     ends = monotonic() + 60 * args.minutes
     lines: list[Line] = []
     with claim_device(args.device) as device:
+        if device != "cpu":
+            # Deterministic, a static cache would be written by a sort: a dozen kernels for one.
+            torch.use_deterministic_algorithms(False)
         bench = Bench(device, args.rounds, args.warmup)
         pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
         rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))
         made_by = provenance([*fit_parts(*rows), "workflows/timing"])
-        write(args, made_by, device, lines, len(pieces))
-        for number, piece in enumerate(pieces):
+        left = len(pieces)
+        write(args, made_by, device, lines, left)
+        for piece in pieces:
             if monotonic() > ends:
                 break
-            for line in piece():
+            try:
+                found = piece.measure()
+            except torch.OutOfMemoryError:
+                print(f"{piece.name}: more than the memory of the GPU", flush=True)
+                continue
+            for line in found:
                 lines.append(line)
                 show(line)
-            write(args, made_by, device, lines, len(pieces) - number - 1)
+            left -= 1
+            write(args, made_by, device, lines, left)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -177,15 +193,17 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     texts = Texts.random(dense.config.vocab_size)
     chosen = args.modes.split(",")
     if "training" in chosen:
-        for rate in rates(args.bypass):
-            for case in cases(args.training):
-                yield partial(time_training, routed, case, rate, bench)
-        yield partial(_cast, routed)
+        for rate, case in product(rates(args.bypass), cases(args.training)):
+            for recompute in (False, True):
+                name = f"training {_words(case)} bypass {rate}" + " recomputed" * recompute
+                measure = partial(_one, time_training, routed, case, rate, recompute, bench)
+                yield Piece(name, measure)
+        yield Piece("cast", partial(_cast, routed))
     else:
         cast_branches(routed)
     for rate in rates(args.bypass):
         if "block" in chosen:
-            yield partial(time_block, routed, rate, bench)
+            yield Piece(f"block bypass {rate}", partial(time_block, routed, rate, bench))
         yield from inference(dense, routed, texts, rate, args, bench)
 
 
@@ -215,7 +233,13 @@ def inference(
     chosen = args.modes.split(",")
     for mode in (mode for mode in INFERENCE if mode in chosen):
         for case in cases(args.prefill if mode == "prefill" else args.decode):
-            yield partial(_one, INFERENCE[mode], dense, row, case, texts, rate, bench)
+            name = f"{mode} {_words(case)}" + ("" if rate is None else f" bypass {rate}")
+            measure = partial(_one, INFERENCE[mode], dense, row, case, texts, rate, bench)
+            yield Piece(name, measure)
+
+
+def _words(case: Case) -> str:
+    return "x".join(map(str, case))
 
 
 def _one(function: Callable[..., Line], *given: object) -> list[Line]:

@@ -18,6 +18,7 @@ from methods.core.routing.router import Router
 from methods.core.seeds import generator
 from methods.core.shapes import ATTENTION, FFN
 from methods.core.training.lora import add_lora
+from methods.core.training.losses import lm_loss_sum
 from workflows.stats.bounds import Shape, training_flops
 from workflows.timing.clock import compared, interleaved
 
@@ -96,38 +97,56 @@ def time_block(routed: PreTrainedModel, bypass: float, bench: Bench) -> list[Lin
     return lines
 
 
-def time_training(routed: PreTrainedModel, case: Case, bypass: float, bench: Bench) -> list[Line]:
-    """One step (forward, backward) over LoRA on every linear layer of the same backbone."""
-    config, (sequences, length) = routed.config, case
-    with torch.device(bench.device):
-        lora = AutoModelForCausalLM.from_config(config, dtype=routed.dtype).train()
-    rank = max(1, round(128 * config.hidden_size / 4096))
-    add_lora(lora, (*ATTENTION, *FFN), range(config.num_hidden_layers), rank, rank, 0)
+def time_training(
+    routed: PreTrainedModel, case: Case, bypass: float, recompute: bool, bench: Bench
+) -> Line:
+    """One step (forward, backward) over LoRA on every linear layer of the same backbone.
+
+    Args:
+        routed: Its backbone's weights serve both.
+        case: Sequences and tokens of each.
+        bypass: Rate that is forced.
+        recompute: Whether layers run again in the backward pass.
+        bench: Device and rounds.
+    """
+    sequences, length = case
+    lora = _with_lora(routed)
     trained = sum(p.numel() for p in lora.parameters() if p.requires_grad)
     ids = _ids(routed, sequences, length, bench.device)
     router = router_of(routed)
     assert router is not None
     gates = forced_gates(router, sequences, length, bypass, bench.device)
     forced, real = {"gates": gates}, 1 - float(gates.float().mean())
-    lines = []
-    for recompute in (False, True):
-        routed.model.checkpointing = recompute
-        if recompute:
-            lora.gradient_checkpointing_enable({"use_reentrant": False})
-            # transformers also asks for gradients of the embeddings, which LoRA has no use for.
-            lora.disable_input_require_grads()
+    if recompute:
+        lora.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers also asks for gradients of the embeddings, which LoRA has no use for.
+        lora.disable_input_require_grads()
+    routed.model.checkpointing = recompute
+    try:
         routed_time, lora_time = bench.time(
             partial(_training_step, routed, ids, forced), partial(_training_step, lora, ids, {})
         )
-        work = [
-            training_flops(shape_of(routed), length, real, 0, recompute),
-            training_flops(_dense_shape(routed), length, 0.0, trained, recompute),
-        ]
-        found = compared(routed_time, lora_time, work[0] / work[1])
-        name = f"{sequences}x{length}" + (" recomputed" if recompute else "")
-        lines.append({"mode": "training", "case": name, "bypass": real, **found})
-    routed.model.checkpointing = False
-    return lines
+    finally:
+        routed.model.checkpointing = False
+    work = [
+        training_flops(shape_of(routed), length, real, 0, recompute),
+        training_flops(_dense_shape(routed), length, 0.0, trained, recompute),
+    ]
+    found = compared(routed_time, lora_time, work[0] / work[1])
+    name = f"{sequences}x{length}" + (" recomputed" if recompute else "")
+    return {"mode": "training", "case": name, "bypass": real, **found}
+
+
+def _with_lora(routed: PreTrainedModel) -> PreTrainedModel:
+    """The backbone of a routed model, its weights not copied, with LoRA on every linear layer."""
+    config = routed.config
+    with torch.device("meta"):
+        lora = AutoModelForCausalLM.from_config(config, dtype=routed.dtype).train()
+    shared = {name.replace(".base_layer", ""): part for name, part in routed.state_dict().items()}
+    lora.load_state_dict(shared, strict=False, assign=True)
+    lora.model.rotary_emb = decoder(routed).rotary_emb
+    rank = max(1, round(128 * config.hidden_size / 4096))
+    return add_lora(lora, (*ATTENTION, *FFN), range(config.num_hidden_layers), rank, rank, 0)
 
 
 def _block_step(function: Callable[[Tensor], Tensor], leaf: Tensor) -> None:
@@ -137,14 +156,14 @@ def _block_step(function: Callable[[Tensor], Tensor], leaf: Tensor) -> None:
 
 
 def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -> None:
+    """Every token is predicted, in the precision of the trainer."""
     model.zero_grad(set_to_none=True)
-    output = decoder(model)(input_ids=ids, use_cache=False, **extra)
-    loss = model.loss_function(
-        logits=model.lm_head(output.last_hidden_state),
-        labels=ids,
-        vocab_size=model.config.vocab_size,
-    )
-    loss.backward()
+    targets = ids[:, 1:].flatten()
+    weights = torch.ones(len(targets), device=ids.device)
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
+        states = decoder(model)(input_ids=ids, use_cache=False, **extra).last_hidden_state
+        loss = lm_loss_sum(states[:, :-1].flatten(0, 1), model.lm_head, targets, weights)
+    (loss / len(targets)).backward()
 
 
 def _dense_shape(model: PreTrainedModel) -> Shape:

@@ -100,8 +100,9 @@ def attend_static(
         heads: Attention of a decoder layer.
         normed: Its input (B, 1, D).
         execute: Who reads (B, 1), bool.
-        arguments: Of the layer; the mask (B, 1, 1, C) is True on a run of columns. Where the
-            layer's part of the cache is a ``StaticEvictingLayer``, that knows the columns.
+        arguments: Of the layer; the mask (B, 1, 1, C) is 0 on a run of columns, else -inf.
+            Where the layer's part of the cache is a ``StaticEvictingLayer``, that knows the
+            columns.
 
     Returns:
         Updates (B, 1, D), right where ``execute``. By kernels where they run, which read the cache
@@ -120,8 +121,7 @@ def attend_static(
         return mixed
     first = None
     if not evicts:
-        seen = arguments["attention_mask"][:, 0, 0].expand(len(normed), -1)
-        first = seen.to(torch.uint8).argmax(dim=-1)
+        first = arguments["attention_mask"][:, 0, 0].argmax(dim=-1)
     cache = AttentionCache(layer.keys, layer.values, layer.cumulative_length, first)
     cosine, sine = (part[:, 0].contiguous() for part in arguments["position_embeddings"])
     rows, update = normed[:, 0].contiguous(), torch.zeros_like(normed[:, 0])

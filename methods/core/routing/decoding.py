@@ -8,6 +8,7 @@ eagerly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,27 +52,34 @@ class StaticDecoder:
         graph: bool | None = None,
         forced: bool = False,
     ) -> None:
-        window = getattr(model.config, "sliding_window", None) or capacity
-        if "sliding_attention" in attention_kinds(model.config) and window < capacity:
-            raise ValueError(f"layers see {window} tokens, fewer than the {capacity} to be decoded")
         on_gpu = model.device.type == "cuda"
+        columns = columns_for(capacity, on_gpu)
+        if "sliding_attention" in attention_kinds(model.config) and model.config.sliding_window:
+            window = int(model.config.sliding_window)
+            if window < capacity:
+                raise ValueError(
+                    f"layers see {window} tokens, fewer than the {capacity} to be decoded"
+                )
+            columns = min(columns, window)
         if graph and not on_gpu:
             raise ValueError(f"a CUDA graph needs a GPU; the model is on {model.device.type}")
         self.model, self.capacity = model, capacity
         self.captures = on_gpu if graph is None else graph
         device, router = model.device, router_of(model)
-        self.cache = StaticCache(config=model.config, max_cache_len=capacity)
+        self.cache = StaticCache(config=model.config, max_cache_len=columns)
         if router is not None and router.evicts:
             evicting = [unit.layer for unit in router.units if unit.kind == "evicting"]
-            self.cache = StaticEvictingCache(model.config, capacity, evicting)
+            self.cache = StaticEvictingCache(model.config, columns, evicting)
         self.token = torch.zeros(sequences, 1, dtype=torch.int64, device=device)
         self.logits = torch.zeros(
             sequences, model.config.vocab_size, dtype=model.dtype, device=device
         )
-        # Of the token: its position in the text, its column in the cache, the columns it sees.
+        # Of the token: its position in the text, its column in the cache, and what attention adds
+        # to its scores: 0 on the columns it sees, else -inf. Of a boolean mask each layer would
+        # make its own.
         self._positions = torch.zeros_like(self.token)
         self._column = torch.zeros(1, dtype=torch.int64, device=device)
-        self._seen = torch.zeros(sequences, capacity, dtype=torch.bool, device=device)
+        self._mask = torch.zeros(sequences, 1, 1, columns, dtype=model.dtype, device=device)
         self.gates: Tensor | None = None
         if forced and router is not None:
             shape = (sequences, len(router.units), 1)
@@ -97,9 +105,12 @@ class StaticDecoder:
         if length >= self.capacity:
             raise ValueError(f"prompts of {length} tokens leave no room in {self.capacity}")
         self.cache.reset()
-        self._seen.zero_()
-        self._seen[:, :length] = True if mask is None else mask.bool()
+        self._mask.fill_(-math.inf)
+        self._mask[..., :length] = 0
+        self._positions.fill_(length)
         if mask is not None:
+            self._mask[..., :length].masked_fill_(~mask.bool()[:, None, None], -math.inf)
+            self._positions.copy_(mask.bool().sum(dim=1, keepdim=True))
             extra["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         evicting = self.cache if isinstance(self.cache, StaticEvictingCache) else None
         output = self.model(
@@ -109,7 +120,6 @@ class StaticDecoder:
         if evicting is not None:
             evicting.take(output.past_key_values)
         self._column.fill_(length)
-        self._positions.copy_(self._seen.sum(dim=1, keepdim=True))
         self._take(output.logits)
 
     def step(self) -> None:
@@ -121,12 +131,13 @@ class StaticDecoder:
             self._step()
             return
         if self._graph is None:
-            self._graph = self._captured()
+            with torch.cuda.device(self.model.device):
+                self._graph = self._captured()
         self._graph.replay()
 
     def mark(self) -> Callable[[], None]:
         """What takes back every step from here on; the next one writes over what they stored."""
-        carried = [self.token, self.logits, self._positions, self._column, self._seen]
+        carried = [self.token, self.logits, self._positions, self._column, self._mask]
         # What the layers of the cache count their columns by, on the device.
         layers: list[Any] = self.cache.layers
         carried += [layer.cumulative_length for layer in layers]
@@ -140,9 +151,9 @@ class StaticDecoder:
 
     @torch.no_grad()
     def _step(self) -> None:
-        self._seen.index_fill_(1, self._column, True)
+        self._mask.index_fill_(-1, self._column, 0)
         output = self.model(
-            self.token, attention_mask=self._seen[:, None, None], position_ids=self._positions,
+            self.token, attention_mask=self._mask, position_ids=self._positions,
             past_key_values=self.cache, use_cache=True, **self._extra,
         )  # fmt: skip
         self._column.add_(1)
@@ -168,6 +179,11 @@ class StaticDecoder:
             self._step()
         back()
         return graph
+
+
+def columns_for(capacity: int, on_gpu: bool) -> int:
+    """Columns of a cache for so many tokens: on a GPU attention copies masks of other widths."""
+    return capacity + -capacity % 8 if on_gpu else capacity
 
 
 @torch.no_grad()

@@ -66,8 +66,8 @@ class Trainer:
         params: Hyper-parameters.
         documents: Training documents.
         seed: Of data order and noise.
-        workdir: Snapshots and the log; a run found there is continued, bit for bit, with the same
-            number of processes.
+        workdir: Snapshots and the log; a run found there is continued, on a CPU bit for bit, with
+            the same number of processes.
         steering: Of a routed model, kind of position -> what gives the weight of its penalty and
             the sizes of the units; the kinds are those of ``KINDS["pooled"]`` or ``KINDS["each"]``.
         penalties: Kind -> sum over its positions of what routing adds to the loss.
@@ -117,7 +117,9 @@ class Trainer:
         model: Any = self.model
         sdpa = model.config._attn_implementation in ("sdpa", IMPLEMENTATION)
         full = set(attention_kinds(model.config)) == {"full_attention"}
-        return model.dtype if sdpa and full else None
+        # As autocast multiplies: it would round the mask in every layer.
+        dtype = torch.bfloat16 if self.device.type == "cuda" else model.dtype
+        return dtype if sdpa and full else None
 
     def _set_checkpointing(self) -> None:
         if isinstance(self.model.model, RoutedDecoder):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from methods.core.data import Document
 from methods.core.seeds import generator
@@ -45,10 +46,16 @@ class Rows(NamedTuple):
         return int((self.positions == 0).sum(dim=1).max()) > 1
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """What attention adds to its scores (B, 1, T, T): 0 on own documents' past, else -inf."""
+        """What attention adds to its scores (B, 1, T, T): 0 on own documents' past, else -inf.
+
+        A slice of rows of a multiple of 8 numbers: others a GPU would copy in every layer.
+        """
         document = (self.positions == 0).cumsum(dim=1)
-        seen = (document[:, :, None] == document[:, None, :]).tril()
-        return torch.zeros((), dtype=dtype, device=seen.device).where(seen, -math.inf)[:, None]
+        length = document.shape[1]
+        keys = pad(document, (0, -length % 8))
+        seen = (document[:, :, None] == keys[:, None, :]).tril()
+        mask = torch.zeros((), dtype=dtype, device=seen.device).where(seen, -math.inf)
+        return mask[:, None, :, :length]
 
     def to(self, device: torch.device) -> Rows:
         """The same rows on a device."""

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import pytest
+import torch
 
 from tests import steps
 from workflows.steps import efficiency, gpu
+
+
+@pytest.fixture
+def torch_as_it_was() -> Iterator[None]:
+    """A step that runs in this process leaves nothing behind."""
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
 
 
 def test_how_a_part_ended_is_noted(tmp_path: Path) -> None:
@@ -16,10 +30,32 @@ def test_how_a_part_ended_is_noted(tmp_path: Path) -> None:
     gpu.note(file, ["-c", "import sys; print('so far'); sys.exit(3)"], timeout=60)
     told = json.loads(file.read_text())
     assert (told["status"], told["said"]) == (3, "so far\n")
-    slow = "import time; print('begun', flush=True); time.sleep(60)"
-    gpu.note(file, ["-c", slow], timeout=5)
+    assert file.with_suffix(".log").read_text() == "so far\n"
+
+
+def test_time_that_is_up_ends_a_part_with_its_children(tmp_path: Path) -> None:
+    """One that is asked to stop and does not, among them."""
+    file, started = tmp_path / "part.json", tmp_path / "child"
+    stubborn = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    words = f"""
+import subprocess, sys, time
+from pathlib import Path
+from time import sleep
+child = subprocess.Popen([sys.executable, "-c", {stubborn!r}])
+Path({str(started)!r}).write_text(str(child.pid))
+print("begun")
+time.sleep(60)
+"""
+    gpu.note(file, ["-c", words], timeout=5)
     told = json.loads(file.read_text())
-    assert (told["status"], told["said"]) == (None, "begun\n")
+    assert told["status"] is None
+    assert told["said"].startswith("begun\n")
+    assert told["said"].endswith("KeyboardInterrupt\n")
+    status, waited = Path(f"/proc/{started.read_text()}/stat"), 0
+    while status.exists() and status.read_text().split()[2] != "Z":
+        assert waited < 100
+        waited += 1
+        sleep(0.1)
 
 
 def test_every_part_is_a_valid_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +86,50 @@ def test_time_that_is_up_begins_nothing(tmp_path: Path) -> None:
         steps.call("efficiency", *words, "--bypass", "0,1", "--minutes", minutes, *machine)
         report = json.loads(out.read_text())
         assert (len(report["lines"]), report["left"]) == (lines, 2 if lines == 0 else 0)
+
+
+@pytest.mark.usefixtures("torch_as_it_was")
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_gpu_is_timed_without_deterministic_forms(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[bool]()
+
+    def piece() -> list[efficiency.Line]:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return []
+
+    monkeypatch.setattr(efficiency, "claim_device", lambda _: nullcontext(device))
+    monkeypatch.setattr(efficiency, "of_shape", lambda *_: [efficiency.Piece("a piece", piece)])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    words = ["--method", "hero", "--shape", "cpu_16", "--out", str(tmp_path / "lines.json")]
+    monkeypatch.setattr("sys.argv", ["efficiency", *words])
+    efficiency.main()
+    assert seen == [device == "cpu"]
+
+
+@pytest.mark.usefixtures("torch_as_it_was")
+def test_a_case_that_does_not_fit_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, plain = tmp_path / "lines.json", efficiency.time_training
+
+    def full(*given: Any) -> efficiency.Line:
+        recompute = given[3]
+        if not recompute:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+        return plain(*given)
+
+    monkeypatch.setattr(efficiency, "time_training", full)
+    words = ["--method", "hero", "--shape", "cpu_16", "--modes", "training", "--bypass", "0.5"]
+    short = ["--rounds", "1", "--training", "1x8", "--device", "cpu", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["efficiency", *words, *short])
+    efficiency.main()
+    report = json.loads(out.read_text())
+    assert [line["case"] for line in report["lines"]] == ["1x8 recomputed"]
+    assert report["left"] == 1
+    told = capsys.readouterr().out
+    assert "training 1x8 bypass 0.5: more than the memory of the GPU\n" in told
 
 
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:

@@ -22,7 +22,14 @@ from tests.routing_toys import built
 from workflows.stats.bounds import prefill_flops
 from workflows.steps.efficiency import build_pair
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
-from workflows.timing.modes import Bench, forced_gates, shape_of
+from workflows.timing.modes import (
+    Bench,
+    _training_step,
+    _with_lora,
+    forced_gates,
+    shape_of,
+    time_training,
+)
 from workflows.timing.work import Work
 
 BENCH = Bench("cpu", rounds=2, warmup=1)
@@ -199,3 +206,30 @@ def test_texts_go_on_and_begin_anew() -> None:
     texts = Texts(torch.arange(10))
     assert texts.rows(2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert texts.rows(2, 3, turn=1).tolist() == [[6, 7, 8], [9, 0, 1]]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_lora_is_timed_on_the_weights_of_the_routed_model(tied: bool) -> None:
+    dense = toy.make_model("llama", hidden_size=64, tie_word_embeddings=tied)
+    structure = {"layers": [3, 4, 5], "seed": 0, "threshold": 0.5}
+    model: Any = load_method("hero").build(toy.wrap(dense), structure)
+    lora = _with_lora(model)
+    held = {parameter.data_ptr() for parameter in model.parameters()}
+    for parameter in lora.parameters():
+        assert (parameter.data_ptr() in held) != parameter.requires_grad
+    ids = Texts.random(60).rows(2, 8)
+    with torch.no_grad():
+        expected = toy.make_model("llama", hidden_size=64, tie_word_embeddings=tied)(ids)
+        torch.testing.assert_close(lora(ids).logits, expected.logits)
+    _training_step(lora, ids, {})
+    assert all((p.grad is not None) == p.requires_grad for p in lora.parameters())
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_line_of_training_says_what_was_measured(recompute: bool) -> None:
+    model = hero()
+    line = time_training(model, (2, 8), 0.5, recompute, BENCH)
+    assert line["case"] == "2x8" + " recomputed" * recompute
+    assert len(line["raw"]) == 2
+    assert line["bound"] > 0
+    assert not model.model.checkpointing

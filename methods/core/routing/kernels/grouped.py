@@ -2,8 +2,9 @@
 
 The fused form of ``methods/core/routing/dispatch.py`` for prefill and training on a GPU: rows are
 sorted by a device-side partition, gathered in the loads of the first product of a branch and
-scattered in the stores of the second. No count ever travels to the host, so a call can be captured
-in a CUDA graph.
+scattered in the stores of the second. Without gradients no count travels to the host, so a call can
+be captured in a CUDA graph. Where they flow one does, once a call: what is kept for the backward
+pass has the rows of its branch alone.
 
 The FFN is frozen and gets no gradient; the adapter does. The backward pass keeps what the
 activations took (2 F numbers per row and branch; making it again would cost a third of the forward
@@ -34,18 +35,30 @@ MOST_NUMBERS = 2**31 - 1
 
 class Partition(NamedTuple):
     """``order`` (N,): executing rows, then the others, each in their order; ``bounds`` (3,): 0,
-    the number of executing rows, N. Both int32, on the device.
+    the number of executing rows, N. Both int32, on the device. ``executing``: that number on the
+    host, None where nobody asked.
     """
 
     order: Tensor
     bounds: Tensor
+    executing: int | None = None
+
+    def parts(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """An order of each branch, and from where to where it is the branch's."""
+        order, bounds, executing = self
+        if executing is None:
+            return (order, bounds[:2]), (order, bounds[1:])
+        # A copy begins where kernels can read it by 16 bytes, as they are compiled for.
+        others = order[executing:].clone()
+        return (order[:executing], bounds[:2]), (others, bounds[1:] - bounds[1])
 
 
-def partition(execute: Tensor) -> Partition:
-    """Sort rows by ``execute`` (N,) bool, without asking the device for anything."""
+def partition(execute: Tensor, counted: bool = False) -> Partition:
+    """Sort rows by ``execute`` (N,) bool; only if ``counted`` is the device asked for a number."""
     count = execute.sum()
     bounds = torch.stack([torch.zeros_like(count), count, torch.full_like(count, len(execute))])
-    return Partition(executing_first(execute, count).int(), bounds.int())
+    order = executing_first(execute, count).int()
+    return Partition(order, bounds.int(), int(count) if counted else None)
 
 
 def dispatch_fused(
@@ -74,9 +87,17 @@ def dispatch_fused(
 
 
 def kernels_run(rows: Tensor, ffn: FfnWeights) -> bool:
-    """Whether :func:`dispatch_kernels` takes these tensors on this machine."""
-    fitting = not any(weight.requires_grad or weight.dtype != rows.dtype for weight in ffn)
-    return fitting and _fits(rows, ffn) and available(rows)
+    """Whether :func:`dispatch_kernels` takes these tensors on this machine.
+
+    Not where autocast would multiply them in another precision.
+    """
+    if not available(rows):
+        return False
+    kind, learns = rows.device.type, torch.is_grad_enabled()
+    if torch.is_autocast_enabled(kind) and rows.dtype != torch.get_autocast_dtype(kind):
+        return False
+    fitting = not any((learns and w.requires_grad) or w.dtype != rows.dtype for w in ffn)
+    return fitting and _fits(rows, ffn)
 
 
 def _fits(rows: Tensor, ffn: FfnWeights) -> bool:
@@ -117,10 +138,14 @@ def dispatch_kernels(
     if residual is not None and (residual.dtype, residual.shape) != (rows.dtype, rows.shape):
         raise ValueError(f"residual is not {rows.dtype} of shape {tuple(rows.shape)} as the rows")
     trained = adapter or (None, None, None)
+    # Asked here: inside a Function gradients are always off, and what wants one always says so.
+    wanting = (part for part in (rows, *trained, scale, residual) if part is not None)
+    learns = torch.is_grad_enabled() and any(part.requires_grad for part in wanting)
     frozen = FfnWeights(*(weight.detach().contiguous() for weight in ffn))
     scale = None if scale is None else scale.contiguous()
     residual = None if residual is None else residual.contiguous()
-    return _Dispatch.apply(rows.contiguous(), partition(execute), frozen, *trained, scale, residual)
+    sorting = partition(execute, counted=learns)
+    return _Dispatch.apply(rows.contiguous(), sorting, frozen, *trained, scale, residual)
 
 
 class _Dispatch(torch.autograd.Function):
@@ -140,10 +165,11 @@ class _Dispatch(torch.autograd.Function):
             output = torch.empty_like(rows)
         kept = list[Tensor | None]()
         adapter = _adapter(down, up, factor, rows.dtype)
+        keep = sorting.executing is not None
         for branch, weights in _branches(sorting, ffn, adapter, scale):
-            keep = any(ctx.needs_input_grad)
             kept += launch.forward(rows, branch, weights, residual, output, keep) or ()
-        ctx.save_for_backward(rows, *sorting, *ffn, down, up, factor, scale, *kept)
+        ctx.executing = sorting.executing
+        ctx.save_for_backward(rows, *sorting[:2], *ffn, down, up, factor, scale, *kept)
         return output
 
     @staticmethod
@@ -153,7 +179,8 @@ class _Dispatch(torch.autograd.Function):
         rows, order, bounds, gate, expanding, contracting, down, up, factor, scale, *kept = (
             ctx.saved_tensors
         )
-        sorting, ffn = Partition(order, bounds), FfnWeights(gate, expanding, contracting)
+        sorting = Partition(order, bounds, ctx.executing)
+        ffn = FfnWeights(gate, expanding, contracting)
         needs_rows, _, _, *needs_adapter, needs_scale, needs_residual = ctx.needs_input_grad
         needs_down, needs_up, needs_factor = needs_adapter
         upstream = upstreams[0].contiguous()
@@ -199,9 +226,9 @@ def _branches(
     """The FFN with its rows, and where there is an adapter the adapter with its own."""
     from methods.core.routing.kernels.grouped_launch import Rows, Weights
 
-    order, bounds = sorting
-    yield Rows(order, bounds[:2], scale), Weights(*ffn)
+    executing, others = sorting.parts()
+    yield Rows(*executing, scale), Weights(*ffn)
     if adapter is not None:
         factor = None if adapter.factor is None else adapter.factor.contiguous()
         weights = Weights(adapter.down.contiguous(), factor, adapter.up.contiguous())
-        yield Rows(order, bounds[1:], scale), weights
+        yield Rows(*others, scale), weights

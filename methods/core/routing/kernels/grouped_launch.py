@@ -1,7 +1,7 @@
 """Launching the kernels of ``grouped_triton``: tile sizes, grids and the buffers between halves.
 
-Nothing here waits for the device. Buffers have room for all N rows, since their number of rows in
-use is known to the device alone; the rest is never touched.
+Nothing here waits for the device. Buffers have the n rows of a branch's ``order``: its own where
+the host knows their number, else all N, of which the rest is never touched.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Device(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of a branch: ``order`` (N,) int32, ``bounds`` (2,) int32, ``scale`` (N,) or None."""
+    """The rows of a branch: ``order`` (n,) int32, ``bounds`` (2,) int32, ``scale`` (N,) or None."""
 
     order: Tensor
     bounds: Tensor
@@ -105,14 +105,14 @@ class Weights(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the activation took, sorted (N, F): ``gate``, and ``up`` where the branch has it."""
+    """What the activation took, sorted (n, F): ``gate``, and ``up`` where the branch has it."""
 
     gate: Tensor
     up: Tensor | None
 
 
 class Gradients(NamedTuple):
-    """What :func:`backward` leaves, sorted (N, F): of ``Sums``, and scale * hidden for ``down``.
+    """What :func:`backward` leaves, sorted (n, F): of ``Sums``, and scale * hidden for ``down``.
 
     ``scale`` (N,) float32 is 0 outside the branch; None where nobody asked.
     """
@@ -136,7 +136,7 @@ def forward(
         keep: Return what the backward pass needs; else None.
     """
     width, model_width = weights.gate.shape
-    plan, hidden = _plan(x), x.new_empty(len(x), width)
+    plan, hidden = _plan(x), x.new_empty(len(rows.order), width)
     sums = Sums(hidden.new_empty(hidden.shape), None) if keep else None
     if sums is not None and weights.up is not None:
         sums = sums._replace(up=hidden.new_empty(hidden.shape))
@@ -209,7 +209,7 @@ def weight_gradient(
     """Sum over the branch of ``sorted_rows^T x``.
 
     Args:
-        sorted_rows: Sorted (N, F).
+        sorted_rows: Sorted (n, F).
         x: Scattered (N, D).
         rows: Of the branch.
         like: The weight, whose shape and dtype the result has.
@@ -219,7 +219,7 @@ def weight_gradient(
     tiles, output = _plan(x).single, torch.empty_like(like, memory_format=torch.contiguous_format)
     programs = math.ceil(width / tiles.rows) * math.ceil(model_width / tiles.columns)
     _run(
-        grouped_triton.weight_gradient, programs, tiles, x,
+        grouped_triton.weight_gradient, programs, tiles,
         sorted_rows=sorted_rows, rows=x, order=rows.order, bounds=rows.bounds, output=output,
         F=width, D=model_width, TRANSPOSED=transposed,
     )  # fmt: skip
@@ -250,18 +250,17 @@ def _plan(x: Tensor) -> Plan:
 
 
 def _walk(kernel: Any, tiles: Tiles, x: Tensor, width: int, **arguments: Any) -> None:
-    """Launch as many programs as are resident at once, or as there can be tiles of (N, width)."""
+    """Launch as many programs as are resident at once, or as there can be tiles of (n, width)."""
     programs = device_of(x).multiprocessors * tiles.resident or INTERPRETED_PROGRAMS
-    most = math.ceil(len(x) / tiles.rows) * math.ceil(width / tiles.columns)
+    most = math.ceil(len(arguments["order"]) / tiles.rows) * math.ceil(width / tiles.columns)
     if most:
-        _run(kernel, min(programs, most), tiles, x, GROUP=GROUP, **arguments)
+        _run(kernel, min(programs, most), tiles, GROUP=GROUP, **arguments)
 
 
-def _run(kernel: Any, programs: int, tiles: Tiles, x: Tensor, **arguments: Any) -> None:
-    """Launch on the device of ``x``; float32 is multiplied as such, not rounded to tf32."""
+def _run(kernel: Any, programs: int, tiles: Tiles, **arguments: Any) -> None:
+    """Launch; float32 is multiplied as such, not rounded to tf32."""
     widths = (arguments["D"], arguments["F"])
     whole = not any(width % size for width in widths for size in (tiles.columns, tiles.inner))
     arguments |= {"TM": tiles.rows, "TN": tiles.columns, "TK": tiles.inner}
     arguments |= {"WHOLE": whole, "PRECISION": "ieee"}
-    with torch.cuda.device_of(x):
-        Launch(kernel, (programs,), arguments, tiles.warps, tiles.stages).run()
+    Launch(kernel, (programs,), arguments, tiles.warps, tiles.stages).run()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 
 class Launch(NamedTuple):
     """One launch of a Triton kernel.
@@ -19,5 +22,8 @@ class Launch(NamedTuple):
     stages: int = 1
 
     def run(self) -> None:
-        """Queue the launch on the current stream."""
-        self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)
+        """Queue the launch on the current stream of its tensors' device."""
+        # Triton itself takes the current device, whatever the tensors are on.
+        tensor = next(part for part in self.arguments.values() if isinstance(part, Tensor))
+        with torch.cuda.device_of(tensor):
+            self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from methods import load_method
-from methods.core.routing.decoding import StaticDecoder, generate
+from methods.core.routing.decoding import StaticDecoder, columns_for, generate
 from methods.core.routing.routed import route, router_of
 from methods.core.routing.router import block_units
 from tests import toy
@@ -93,6 +93,25 @@ def test_a_sequence_ends_at_any_end_token() -> None:
     ended = expected(model, IDS, None, 40)
     assert (ended == toy.PAD).any()
     assert torch.equal(generate(model, IDS, new_tokens=40), ended)
+
+
+@pytest.mark.parametrize("name", ["dense", "hero", "block", "d-llm"])
+def test_a_cache_of_more_columns_gives_the_same_tokens(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU has them; nothing is ever stored in the last ones."""
+    assert [columns_for(room, True) for room in (1, 8, 25)] == [8, 8, 32]
+    assert columns_for(25, False) == 25
+    model, mask = model_of(name), torch.ones_like(IDS)
+    mask[0, :4] = 0
+    found = generate(model, IDS, mask, new_tokens=12)
+    monkeypatch.setattr(
+        "methods.core.routing.decoding.columns_for", lambda room, _: columns_for(room, True)
+    )
+    decoder = StaticDecoder(model, 3, IDS.shape[1] + 12)
+    assert decoder._mask.shape[-1] % 8 == 0
+    assert decoder._mask.shape[-1] > decoder.capacity
+    assert torch.equal(generate(model, IDS, mask, new_tokens=12), found)
 
 
 @pytest.mark.parametrize("name", ["dense", *ROUTED])

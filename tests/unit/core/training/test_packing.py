@@ -20,6 +20,7 @@ def test_the_mask_of_packed_rows_by_hand() -> None:
     mask = rows.mask(torch.bfloat16)
     assert mask.dtype == torch.bfloat16
     assert mask.shape == (2, 1, 6, 6)
+    assert [mask.stride(n) % 8 for n in range(4)] == [0, 0, 0, 1]
     assert mask[0, 0].tolist() == [[0.0 if c == "1" else -torch.inf for c in line] for line in seen]
     assert not lay_out([Document([11, 12], 0)], 0, 1.0).packed
 

@@ -145,3 +145,36 @@ def test_a_prompt_renews_the_weights_that_kernels_read(
     torch.testing.assert_close(
         found, model.model(SHORT[:, :1], past_key_values=cache).soft, rtol=1e-5, atol=1e-6
     )
+
+
+@torch.no_grad()
+def test_a_step_of_many_sequences_renews_nothing(queued: list[str]) -> None:
+    """It may be part of a graph, for which prompts renew the weights."""
+    model = model_of("hero").to(DEVICE)
+    router: Any = router_of(model)
+    cache = model(SHORT, use_cache=True).past_key_values
+    model(SHORT[:, :1], past_key_values=cache)
+    before = router._kernels.merged.clone()
+    for parameter in router.parameters():
+        parameter.add_(0.1)
+    many = SHORT[:1].expand(choose.MOST_ROWS + 1, -1)
+    cache = model(many, use_cache=True).past_key_values
+    renewed = router._kernels.merged.clone()
+    assert not torch.equal(renewed, before)
+    for parameter in router.parameters():
+        parameter.add_(0.1)
+    model(many[:, :1], past_key_values=cache)
+    assert torch.equal(router._kernels.merged, renewed)
+
+
+@pytest.mark.parametrize("asks", ["nothing", "a gradient", "another precision"])
+@pytest.mark.parametrize("learns", [False, True])
+def test_kernels_leave_what_they_would_compute_otherwise(
+    asks: str, learns: bool, queued: list[str]
+) -> None:
+    """Weights that want a gradient where gradients flow; products that autocast rounds."""
+    model = model_of("hero").to(DEVICE).requires_grad_(asks == "a gradient")
+    precise = torch.autocast(DEVICE, torch.bfloat16, enabled=asks == "another precision")
+    with torch.set_grad_enabled(learns), precise:
+        model(SHORT)
+    assert bool(queued) == (asks == "nothing" or (asks == "a gradient" and not learns))
