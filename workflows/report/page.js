@@ -423,7 +423,7 @@ function behind(line, run) {
   const scores = run.scores.map((score) => [score.task, score.metric, score.k === null ? fixed(score.value, 4) : `${score.k}/${score.n}`, percent(score.skip.all), percent(score.skip.deciding), run.seeds.map((seed) => fixed(seed[score.task], 4)).join(", ")]);
   const plain = (object) => Object.entries(object || {}).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
   return [
-    make("h3", {}, "What ran, by kind of token"), grid(["Tokens", "Number", "Skip %", "Net %", "Spread %"], rates),
+    make("h3", {}, "What ran, by kind of token, pooled over tokens"), grid(["Tokens", "Number", "Skip %", "Net %", "Spread %"], rates),
     make("h3", {}, "What ran, by layer"), byLayer(run),
     run.decisions.length ? [make("h3", {}, "What it decided"), run.decisions.map(decided)] : null,
     make("h3", {}, "Scores"), grid(["Task", "Metric", "Score", "Skip %", "Deciding %", `Seeds ${run.seeds.map((seed) => seed.seed).join(", ")}`], scores),
@@ -491,7 +491,7 @@ function drawMap(line, run, prompt, ran) {
     hint(`${prompt.tokens[token].trim() || "␣"} (${kind} token)\nskips ${percent(skips[token])} % of the parameters\n${ran.filter((unit) => unit[token] === "1").length} of ${ran.length} units ran`, event);
   };
   const both = (read) => `prompt ${percent(read("prompt", 0, prompt.deciding))} %, deciding ${percent(read("deciding", prompt.deciding))} %`;
-  const name = placed(line), rates = `Skip here: ${both((_, from, to) => mean(skips.slice(from, to)))}; all scored tokens: ${both((kind) => run.rates[kind]?.skip)}`;
+  const name = placed(line), rates = `Skip here: ${both((_, from, to) => mean(skips.slice(from, to)))}; pooled over all scored tokens: ${both((kind) => run.rates[kind]?.skip)}`;
   const mark = left + prompt.deciding * cell - 1;
   return make("figure", { tabindex: 0, "aria-label": name }, make("figcaption", {}, make("b", {}, name), make("br"), rates), make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", onpointermove: told, onpointerleave: () => hint() },
     words, make("path", { class: "ran", opacity: 0.3, d: always }), make("path", { class: "ran", d: cells.ran }), make("path", { class: "gone", d: cells.gone }),
