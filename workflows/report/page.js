@@ -153,7 +153,7 @@ part(ROWS, () => {
 
 // A number, lower-case words, or null where a cell is empty.
 function parse(text) {
-  const bare = text.replaceAll(",", "").replace(/^[±\s]+/, "").trim();
+  const bare = text.replaceAll(",", "").replace(/^[±≤\s]+/, "").trim();
   if (bare === "" || bare === "–") return null;
   const found = /^[-+]?\d+(\.\d+)?/.exec(bare);
   return found ? Number(found[0]) : bare.toLowerCase();

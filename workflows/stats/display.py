@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from workflows.demo.presets import PRESETS
@@ -13,7 +14,7 @@ from workflows.stats.budget import Protocol
 from workflows.stats.lines import Panel
 from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import Mark, marks
-from workflows.stats.resample import RETAIN
+from workflows.stats.resample import RESAMPLES, RETAIN
 
 WORDS = frozenset(
     {
@@ -41,6 +42,7 @@ SEEDS = (
     "that ran one seed here."
 )
 SPEEDS = "Prefill, Decode: speed over dense, measured side by side; above 1 is faster."
+LEAST = f"≤: {RESAMPLES:,} resamples tell no smaller p."
 MATCHES: Mapping[Protocol, str] = {
     "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
     "each": "Match each: skip on prompt tokens and on deciding tokens meets the budget apart.",
@@ -152,6 +154,19 @@ def spans(frame: pd.DataFrame, low: str, high: str, form: str = "{:.1f}") -> lis
     return [span(a, b, form) for a, b in zip(frame[low], frame[high], strict=True)]
 
 
+def p_texts(frame: pd.DataFrame, name: str) -> list[str]:
+    """The values of a column of p, ≤ where resamples could tell none smaller.
+
+    Holm's correction multiplies the least p of a target by its rows; what it leaves equal to that
+    is no better known.
+    """
+    # Between the least of bootstrap, 2 / (B + 1), and the next.
+    least = frame["test"].eq("bootstrap") & (frame["p"] < 3 / (RESAMPLES + 1))
+    bound = frame[name].where(least).groupby([frame["backbone"], frame["target"]], dropna=False)
+    signs = np.where(frame[name] <= bound.transform("max"), "≤ ", "")
+    return [sign + number(p, "{:.4f}") for sign, p in zip(signs, frame[name], strict=True)]
+
+
 def task_name(task: str) -> str:
     """``demo_two_hop`` -> ``two hop``."""
     world, _, kind = task.partition("_")
@@ -229,14 +244,14 @@ def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
     made.lead(main)
     made.numbers(main, {"Retain": ("difference", "{:+.2f}")})
     made.add("95 % interval", spans(main, "low", "high", "{:+.1f}"))
-    made.add("p (Holm)", [number(p, "{:.4f}") for p in main["p_holm"]])
+    made.add("p (Holm)", p_texts(main, "p_holm"))
     made.add("Items needed", [number(n, "{:,.0f}") for n in main["items_needed"]])
     add_tasks(made, main, part, "p_holm")
     note = (
         f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
-        "target (tasks of two single runs: exact McNemar test; else bootstrap over items and, of "
-        "rows with several, seeds). Items needed: to see one point of Retain in four of five "
-        "cases, were items alone at chance."
+        "target, not over the tasks (tasks of two single runs: exact McNemar test; else bootstrap "
+        f"over items and, of rows with several, seeds). {LEAST} Items needed: to see one point of "
+        "Retain in four of five cases, were items alone at chance."
     )
     return made.table(f"differences_{against}", f"Differences from {title}", note)
 
@@ -346,12 +361,13 @@ def comparison_table(frame: pd.DataFrame, agreed: pd.DataFrame, folders: Sequenc
         made.add(f"95 % interval {side.upper()}", spans(main, f"{side}_low", f"{side}_high"))
     made.numbers(main, {"B - A": ("difference", "{:+.2f}")})
     made.add("95 % interval", spans(main, "low", "high", "{:+.2f}"))
-    made.add("p", [number(p, "{:.4f}") for p in main["p"]])
+    made.add("p", p_texts(main, "p"))
     add_tasks(made, main, frame, "p")
     note = (
         f"A: {folders[0]}, B: {folders[1]}, match {' and '.join(frame['match'].unique())}. Task "
         "columns: points, B minus A; *: p below 5 % (single runs, which know the items alone: "
         "exact McNemar test; several seeds: bootstrap over items and seeds; not corrected). "
+        + f"{LEAST} "
         + " ".join(_agreement_sentences(agreed))
     )
     return made.table("compare", "Two folders", note)

@@ -31,7 +31,7 @@ TABLE = Table(
 # Commands a table may use; \\ ends a line.
 ALLOWED = {
     "begin", "end", "toprule", "midrule", "bottomrule", "textbf", "underline", "approx", "pm",
-    "backslash", "sim", "wedge",
+    "backslash", "sim", "wedge", "leq",
 }  # fmt: skip
 
 
