@@ -33,13 +33,14 @@ MARKED = (
     "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
     "best reaches zero. References do not compete."
 )
+DEFINED = (
+    "Retain: mean over tasks of score over the reference's score. Skip: share of the dense "
+    "parameters that do not run, mean over scored tokens."
+)
 SKIPS = (
     "On prompts: skip on prompt tokens. Deciding: skip on the tokens whose output is scored "
-    "(answers, generated tokens), mean over the tasks of the Retain."
-)
-SEEDS = (
-    "Between seeds: deviation of the Retain over the seeds of reports/reference/headline, for rows "
-    "that ran one seed here."
+    "(answers, generated tokens), mean over the tasks of the Retain. Net: skip minus the "
+    "parameters that the method adds (router, adapters, LoRA), a shared router counted once."
 )
 SPEEDS = "Prefill, Decode: speed over dense, measured side by side; above 1 is faster."
 LEAST = f"≤: {RESAMPLES:,} resamples tell no smaller p."
@@ -181,7 +182,20 @@ def short_name(column: str) -> str:
     return label if label.startswith("perplexity") else f"{label} {metric}"
 
 
-def retain_table(frame: pd.DataFrame, panels: Sequence[Panel]) -> Table:
+def seeds_note(updates: str) -> str:
+    """What Between seeds is.
+
+    Args:
+        updates: How the fits behind it differ from those of the table; empty if not.
+    """
+    told = (
+        "Between seeds: deviation of the Retain over the seeds of reports/reference/headline, for "
+        "rows that ran one seed here."
+    )
+    return f"{told} The fits differ: {updates}." if updates else told
+
+
+def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], updates: str = "") -> Table:
     """The main table of one protocol's panels, one line per line of the frame."""
     found = [marks(panel) for panel in panels]
     order = [(n, line.name) for n, panel in enumerate(panels) for line in panel.lines]
@@ -197,10 +211,10 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel]) -> Table:
     made.skips(frame)
     made.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
     made.add("Retain", kept, marked(RETAIN))
-    note = f"{MARKED} {SKIPS}"
+    note = f"{DEFINED} {SKIPS} {MARKED}"
     if frame["seed_std"].notna().any():
         made.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
-        note += f" {SEEDS}"
+        note += f" {seeds_note(updates)}"
     made.add("95 % interval", spans(frame, "retain_low", "retain_high"))
     if frame[["prefill", "decode"]].notna().any(axis=None):
         named = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}

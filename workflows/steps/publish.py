@@ -31,7 +31,17 @@ from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
 from workflows.runtime.provenance import ROOT, code_hash
 from workflows.stats.comparable import cautions
-from workflows.stats.display import MARKED, MATCHES, SKIPS, Builder, Table, number, plus, spans
+from workflows.stats.display import (
+    DEFINED,
+    MARKED,
+    MATCHES,
+    SKIPS,
+    Builder,
+    Table,
+    number,
+    plus,
+    spans,
+)
 from workflows.stats.tables import protocol_column
 from workflows.steps.report import make_frames
 
@@ -124,7 +134,7 @@ def block(folder: Path, page: Path) -> str:
         for match, told_of in MATCHES.items()
         if len(own := retain[retain["match"] == match])
     ]
-    below = [f"{escape_markdown(text)}\n" for text in (MARKED, SKIPS, *told["cautions"])]
+    below = [f"{escape_markdown(text)}\n" for text in (DEFINED, SKIPS, MARKED, *told["cautions"])]
     return "\n".join([*tables, *below, " ".join([made, *floor, *training_noise(refits)])])
 
 

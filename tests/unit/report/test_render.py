@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from tests.made_records import dense, record, score, write_run, write_suite
 from workflows.config import ROOT
 from workflows.report.figures import draw_all
-from workflows.report.render import html_table, latex, markdown
+from workflows.report.render import escape_latex, html_table, latex, markdown
 from workflows.report.results import Results, gaps, read_results
 from workflows.stats.display import Cell, Table, number, plus, short_name, span
 from workflows.stats.ranking import Mark
@@ -31,7 +31,7 @@ TABLE = Table(
 # Commands a table may use; \\ ends a line.
 ALLOWED = {
     "begin", "end", "toprule", "midrule", "bottomrule", "textbf", "underline", "approx", "pm",
-    "backslash", "sim", "wedge", "leq",
+    "backslash", "sim", "wedge", "leq", "linewidth", "footnotesize",
 }  # fmt: skip
 
 
@@ -105,7 +105,8 @@ def test_latex_is_of_a_checked_subset(tables: list[Table]) -> None:
             assert bare.count("&") == len(table.columns) - 1
             assert bare.count("{") == bare.count("}")
             assert not re.search(r"[%$#_^~<>|]", bare)
-        assert all(line[0] == "%" for line in lines[: lines.index(r"\toprule") - 1])
+        notes = text.split(r"\footnotesize")[1].split(r"\end{minipage}")[0].strip().split("\n\n")
+        assert notes == [escape_latex(table.note), r"100 \% of a\_b."]
 
 
 ENGINES = ("pdflatex", "lualatex", "xelatex", "tectonic")
