@@ -43,6 +43,7 @@ SKIPS = (
     "parameters that the method adds (router, adapters, LoRA), a shared router counted once."
 )
 SPEEDS = "Prefill, Decode: speed over dense, measured side by side; above 1 is faster."
+FLOOR = "It is the floor of the dense model: routed rows, with gates at thresholds, may move more."
 LEAST = f"≤: {RESAMPLES:,} resamples tell no smaller p."
 MATCHES: Mapping[Protocol, str] = {
     "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
@@ -340,7 +341,10 @@ def noise_table(frame: pd.DataFrame) -> Table:
         "Retain": ("retain", "{:.2f}"), "Largest change of a task": ("largest", "{:.2f}"),
     }  # fmt: skip
     made.numbers(frame, named)
-    note = "The reference again at another batch size: differences below this are no differences."
+    note = (
+        "The reference again at another batch size: differences below this are no differences. "
+        f"{FLOOR}"
+    )
     return made.table("noise", "Noise floor", note)
 
 

@@ -33,6 +33,7 @@ from workflows.runtime.provenance import ROOT, code_hash
 from workflows.stats.comparable import cautions
 from workflows.stats.display import (
     DEFINED,
+    FLOOR,
     MARKED,
     MATCHES,
     SKIPS,
@@ -129,6 +130,7 @@ def block(folder: Path, page: Path) -> str:
         f"{line['changed']:,} of {line['items']:,} items."
         for line in noise.to_dict("records")
     ]
+    floor += [FLOOR] * bool(floor)
     tables = [
         f"{told_of}\n\n{markdown(short_table(own, ranks))}"
         for match, told_of in MATCHES.items()
