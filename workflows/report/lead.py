@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from workflows.stats.display import (
+    DEFINED,
     MARKED,
     MATCHES,
-    SEEDS,
     SKIPS,
     SPEEDS,
     Builder,
@@ -18,6 +18,7 @@ from workflows.stats.display import (
     line_id,
     number,
     plus,
+    seeds_note,
     short_name,
     spans,
 )
@@ -187,9 +188,9 @@ def lead_table(frames: Frames, match: str, updates: str = "") -> Table:
         "Scoring (s)": ("scoring_seconds", "{:,.1f}"),
     }
     made.numbers(both, named)
-    note = " ".join([MATCHES[match], MARKED, SKIPS])  # type: ignore[index]
+    note = " ".join([MATCHES[match], DEFINED, SKIPS, MARKED])  # type: ignore[index]
     if "Between seeds" in made.columns:
-        note += f" {SEEDS}" + (f" The fits differ: {updates}." if updates else "")
+        note += f" {seeds_note(updates)}"
     note += f" {AGAIN}" if "Again" in made.columns else ""
     return made.table(
         "lead", "Everything", f"{note} {SPEEDS}" if "Decode" in made.columns else note

@@ -153,7 +153,7 @@ part(ROWS, () => {
 
 // A number, lower-case words, or null where a cell is empty.
 function parse(text) {
-  const bare = text.replaceAll(",", "").replace(/^[±\s]+/, "").trim();
+  const bare = text.replaceAll(",", "").replace(/^[±≤\s]+/, "").trim();
   if (bare === "" || bare === "–") return null;
   const found = /^[-+]?\d+(\.\d+)?/.exec(bare);
   return found ? Number(found[0]) : bare.toLowerCase();
@@ -262,6 +262,7 @@ function enhance(section) {
 
 /* ---- The figure ---- */
 
+const FEW = 40; // marks that can all be named
 const SHAPES = { reference: "M-4.5,-4.5h9v9h-9z", static: "M0,-5a5,5 0 1,0 .01,0z", dynamic: "M0,-6l5.6,10h-11.2z" };
 
 function ticks(low, high, most) {
@@ -282,18 +283,22 @@ function scale(values, from, to) {
 const pen = document.createElement("canvas").getContext("2d");
 pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
 
-// Beside its mark, on the first side where nothing stands yet; else the name is left to the pointer.
-function placeLabel(taken, text, x, y, width) {
+// Beside its mark, on the first side where nothing stands yet; of few marks also farther off, with a
+// line to the mark; else the name is left to the pointer.
+function placeLabel(taken, text, x, y, [width, height], far) {
   const long = pen.measureText(text).width;
-  for (const [left, base] of [[x + 8, y + 4], [x - 8 - long, y + 4], [x - long / 2, y - 9], [x - long / 2, y + 18]]) {
+  const beside = [[x + 8, y + 4], [x - 8 - long, y + 4], [x - long / 2, y - 9], [x - long / 2, y + 18]];
+  const sides = (down) => [[x + 22, y + 4 + down], [x - 22 - long, y + 4 + down]];
+  const away = Array.from({ length: far }, (_, n) => [7 * (n + 1), -7 * (n + 1)]).flat().flatMap(sides);
+  for (const [left, base] of [...beside, ...away]) {
     const box = [left, base - 11, left + long, base + 3];
-    const free = left > 46 && box[2] < width && taken.every((other) => box[2] < other[0] || box[0] > other[2] || box[3] < other[1] || box[1] > other[3]);
-    if (free) {
-      taken.push(box);
-      return make("text", { class: "name", x: left, y: base }, text);
-    }
+    const free = left > 46 && box[1] > 0 && box[2] < width && box[3] < height && taken.every((other) => box[2] < other[0] || box[0] > other[2] || box[3] < other[1] || box[1] > other[3]);
+    if (!free) continue;
+    taken.push(box);
+    const name = make("text", { class: "name", x: left, y: base }, text);
+    return beside.some(([at, on]) => at === left && on === base) ? [name] : [make("line", { class: "leader", x1: x, y1: y, x2: left > x ? left - 2 : left + long + 2, y2: base - 4 }), name];
   }
-  return null;
+  return [];
 }
 
 function describe(line) {
@@ -311,7 +316,10 @@ function drawFigure() {
   one(".tools", box).after(svg);
   if (!points.length) return svg.append(make("text", { x: 20, y: 40 }, "No row has both numbers."));
   const ends = (line) => (state.y === "retain" ? [line.numbers.retain_low, line.numbers.retain_high] : [line.numbers[state.y]]);
-  const x = scale(points.map((line) => line.numbers[state.x]), 46, width - 14);
+  // A reference skips nothing: a level, so that the axis is that of the rows that do.
+  const levels = state.x.startsWith("skip") ? points.filter((line) => line.kind === "reference" && line.target === null) : [];
+  const rest = points.filter((line) => !levels.includes(line));
+  const x = scale((rest.length ? rest : points).map((line) => line.numbers[state.x]), 46, width - 14);
   const y = scale(points.flatMap(ends), height - 42, 10);
   for (const tick of x.ticks) svg.append(make("text", { class: "soft", x: x(tick), y: height - 24, "text-anchor": "middle" }, String(tick)));
   for (const tick of y.ticks) svg.append(make("line", { class: "grid", x1: 46, x2: width, y1: y(tick), y2: y(tick) }), make("text", { class: "soft", x: 40, y: y(tick) + 4, "text-anchor": "end" }, String(tick)));
@@ -320,7 +328,8 @@ function drawFigure() {
     const own = points.filter((line) => `${line.backbone}/${line.row}` === row).sort((a, b) => a.target - b.target);
     if (own.length > 1) svg.append(make("path", { class: `path ${own[0].kind}`, d: `M${own.map((line) => `${x(line.numbers[state.x])},${y(line.numbers[state.y])}`).join("L")}` }));
   }
-  const at = (line) => [x(line.numbers[state.x]), y(line.numbers[state.y])];
+  const at = (line) => [levels.includes(line) && rest.length ? 54 : x(line.numbers[state.x]), y(line.numbers[state.y])];
+  if (rest.length) for (const [, top] of levels.map(at)) svg.append(make("line", { class: "level", x1: 46, x2: width, y1: top, y2: top }));
   const ordered = [...points].sort((a, b) => b.numbers[state.y] - a.numbers[state.y]);
   const taken = points.map((line) => [at(line)[0] - 6, at(line)[1] - 6, at(line)[0] + 6, at(line)[1] + 6]);
   ordered.forEach((line, place) => {
@@ -332,8 +341,7 @@ function drawFigure() {
       onclick: open, onkeydown: (event) => (event.key === "Enter" || event.key === " " ? (event.preventDefault(), open()) : step(event)),
       onpointerenter: (event) => hint(describe(line), event), onpointerleave: () => hint(), onfocus: (event) => hint(describe(line), event), onblur: () => hint(),
     }, bar, make("path", { d: SHAPES[line.kind] })));
-    const label = placeLabel(taken, line.title, left, top, width);
-    if (label) svg.append(label);
+    svg.append(...placeLabel(taken, line.title, left, top, [width, height - 42], points.length > FEW ? 0 : 12));
   });
 }
 
@@ -415,7 +423,7 @@ function behind(line, run) {
   const scores = run.scores.map((score) => [score.task, score.metric, score.k === null ? fixed(score.value, 4) : `${score.k}/${score.n}`, percent(score.skip.all), percent(score.skip.deciding), run.seeds.map((seed) => fixed(seed[score.task], 4)).join(", ")]);
   const plain = (object) => Object.entries(object || {}).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
   return [
-    make("h3", {}, "What ran, by kind of token"), grid(["Tokens", "Number", "Skip %", "Net %", "Spread %"], rates),
+    make("h3", {}, "What ran, by kind of token, pooled over tokens"), grid(["Tokens", "Number", "Skip %", "Net %", "Spread %"], rates),
     make("h3", {}, "What ran, by layer"), byLayer(run),
     run.decisions.length ? [make("h3", {}, "What it decided"), run.decisions.map(decided)] : null,
     make("h3", {}, "Scores"), grid(["Task", "Metric", "Score", "Skip %", "Deciding %", `Seeds ${run.seeds.map((seed) => seed.seed).join(", ")}`], scores),
@@ -483,7 +491,7 @@ function drawMap(line, run, prompt, ran) {
     hint(`${prompt.tokens[token].trim() || "␣"} (${kind} token)\nskips ${percent(skips[token])} % of the parameters\n${ran.filter((unit) => unit[token] === "1").length} of ${ran.length} units ran`, event);
   };
   const both = (read) => `prompt ${percent(read("prompt", 0, prompt.deciding))} %, deciding ${percent(read("deciding", prompt.deciding))} %`;
-  const name = placed(line), rates = `Skip here: ${both((_, from, to) => mean(skips.slice(from, to)))}; all scored tokens: ${both((kind) => run.rates[kind]?.skip)}`;
+  const name = placed(line), rates = `Skip here: ${both((_, from, to) => mean(skips.slice(from, to)))}; pooled over all scored tokens: ${both((kind) => run.rates[kind]?.skip)}`;
   const mark = left + prompt.deciding * cell - 1;
   return make("figure", { tabindex: 0, "aria-label": name }, make("figcaption", {}, make("b", {}, name), make("br"), rates), make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", onpointermove: told, onpointerleave: () => hint() },
     words, make("path", { class: "ran", opacity: 0.3, d: always }), make("path", { class: "ran", d: cells.ran }), make("path", { class: "gone", d: cells.gone }),

@@ -77,7 +77,7 @@ def other_updates(told: Mapping[str, Any]) -> str:
     """``1,500 updates there, 600 here``: fits of the published headline and those of a page.
 
     Args:
-        told: As :func:`page` takes it.
+        told: As :func:`page` takes it, or the settings of a suite.
 
     Returns:
         Empty where they have as many, or where it is not known.

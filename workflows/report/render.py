@@ -15,7 +15,8 @@ from workflows.stats.display import Cell, Table
 LATEX = {
     "\\": r"$\backslash$", "&": r"\&", "%": r"\%", "$": r"$\$$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"$\sim$", "^": r"$\wedge$",
-    "<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "≈": r"$\approx$", "≠": r"$\neq$", "–": "--",
+    "<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "≈": r"$\approx$",
+    "≤": r"$\leq$", "≠": r"$\neq$", "–": "--",
 }  # fmt: skip
 
 
@@ -44,15 +45,20 @@ def escape_markdown(text: str) -> str:
 
 
 def latex(table: Table, warned: Sequence[str] = ()) -> str:
-    """A tabular of the booktabs package, its note and what warns of it as comments."""
+    """A tabular of the booktabs package; its note and what warns of it below, in one box."""
     columns = "".join("l" if name in table.words else "r" for name in table.columns)
     body = [" & ".join(map(latex_cell, line)) + r" \\" for line in table.lines]
     head = " & ".join(map(escape_latex, table.columns)) + r" \\"
-    notes = [f"% {escape_latex(note)}" for note in (table.note, *warned) if note]
     lines = [
-        *notes, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body,
-        r"\bottomrule", r"\end{tabular}",
+        rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule",
+        r"\end{tabular}",
     ]  # fmt: skip
+    if notes := [escape_latex(note) for note in (table.note, *warned) if note]:
+        lines = [
+            r"\begin{tabular}{@{}l@{}}", *lines, r"\\[1ex]",
+            r"\begin{minipage}{\linewidth}\footnotesize", "\n\n".join(notes), r"\end{minipage}",
+            r"\end{tabular}",
+        ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from workflows.report.lead import Frames
+from workflows.report.page import other_updates
 from workflows.report.paper.show import order_tables, value_tables
 from workflows.report.results import Results
 from workflows.stats.display import (
@@ -35,9 +36,10 @@ def make_tables(results: Results, frames: Frames) -> Tables:
 def retain_tables(results: Results, frames: Frames) -> Tables:
     """The main table per protocol, with the marks of every task."""
     found: Tables = {}
+    updates = other_updates(results.settings)
     for match, own in _by_match(frames):
         panels = [panel for panel in results.panels if panel.match == match]
-        _add(found, retain_table(with_speed(own["retain"], own["speeds"]), panels), match)
+        _add(found, retain_table(with_speed(own["retain"], own["speeds"]), panels, updates), match)
     return found
 
 

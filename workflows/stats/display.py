@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from workflows.demo.presets import PRESETS
@@ -13,7 +14,7 @@ from workflows.stats.budget import Protocol
 from workflows.stats.lines import Panel
 from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import Mark, marks
-from workflows.stats.resample import RETAIN
+from workflows.stats.resample import RESAMPLES, RETAIN
 
 WORDS = frozenset(
     {
@@ -32,15 +33,18 @@ MARKED = (
     "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
     "best reaches zero. References do not compete."
 )
+DEFINED = (
+    "Retain: mean over tasks of score over the reference's score. Skip: share of the dense "
+    "parameters that do not run, mean over scored tokens."
+)
 SKIPS = (
     "On prompts: skip on prompt tokens. Deciding: skip on the tokens whose output is scored "
-    "(answers, generated tokens), mean over the tasks of the Retain."
-)
-SEEDS = (
-    "Between seeds: deviation of the Retain over the seeds of reports/reference/headline, for rows "
-    "that ran one seed here."
+    "(answers, generated tokens), mean over the tasks of the Retain. Net: skip minus the "
+    "parameters that the method adds (router, adapters, LoRA), a shared router counted once."
 )
 SPEEDS = "Prefill, Decode: speed over dense, measured side by side; above 1 is faster."
+FLOOR = "It is the floor of the dense model: routed rows, with gates at thresholds, may move more."
+LEAST = f"≤: {RESAMPLES:,} resamples tell no smaller p."
 MATCHES: Mapping[Protocol, str] = {
     "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
     "each": "Match each: skip on prompt tokens and on deciding tokens meets the budget apart.",
@@ -152,6 +156,19 @@ def spans(frame: pd.DataFrame, low: str, high: str, form: str = "{:.1f}") -> lis
     return [span(a, b, form) for a, b in zip(frame[low], frame[high], strict=True)]
 
 
+def p_texts(frame: pd.DataFrame, name: str) -> list[str]:
+    """The values of a column of p, ≤ where resamples could tell none smaller.
+
+    Holm's correction multiplies the least p of a target by its rows; what it leaves equal to that
+    is no better known.
+    """
+    # Between the least of bootstrap, 2 / (B + 1), and the next.
+    least = frame["test"].eq("bootstrap") & (frame["p"] < 3 / (RESAMPLES + 1))
+    bound = frame[name].where(least).groupby([frame["backbone"], frame["target"]], dropna=False)
+    signs = np.where(frame[name] <= bound.transform("max"), "≤ ", "")
+    return [sign + number(p, "{:.4f}") for sign, p in zip(signs, frame[name], strict=True)]
+
+
 def task_name(task: str) -> str:
     """``demo_two_hop`` -> ``two hop``."""
     world, _, kind = task.partition("_")
@@ -166,7 +183,20 @@ def short_name(column: str) -> str:
     return label if label.startswith("perplexity") else f"{label} {metric}"
 
 
-def retain_table(frame: pd.DataFrame, panels: Sequence[Panel]) -> Table:
+def seeds_note(updates: str) -> str:
+    """What Between seeds is.
+
+    Args:
+        updates: How the fits behind it differ from those of the table; empty if not.
+    """
+    told = (
+        "Between seeds: deviation of the Retain over the seeds of reports/reference/headline, for "
+        "rows that ran one seed here."
+    )
+    return f"{told} The fits differ: {updates}." if updates else told
+
+
+def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], updates: str = "") -> Table:
     """The main table of one protocol's panels, one line per line of the frame."""
     found = [marks(panel) for panel in panels]
     order = [(n, line.name) for n, panel in enumerate(panels) for line in panel.lines]
@@ -182,10 +212,10 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel]) -> Table:
     made.skips(frame)
     made.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
     made.add("Retain", kept, marked(RETAIN))
-    note = f"{MARKED} {SKIPS}"
+    note = f"{DEFINED} {SKIPS} {MARKED}"
     if frame["seed_std"].notna().any():
         made.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
-        note += f" {SEEDS}"
+        note += f" {seeds_note(updates)}"
     made.add("95 % interval", spans(frame, "retain_low", "retain_high"))
     if frame[["prefill", "decode"]].notna().any(axis=None):
         named = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
@@ -229,14 +259,14 @@ def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
     made.lead(main)
     made.numbers(main, {"Retain": ("difference", "{:+.2f}")})
     made.add("95 % interval", spans(main, "low", "high", "{:+.1f}"))
-    made.add("p (Holm)", [number(p, "{:.4f}") for p in main["p_holm"]])
+    made.add("p (Holm)", p_texts(main, "p_holm"))
     made.add("Items needed", [number(n, "{:,.0f}") for n in main["items_needed"]])
     add_tasks(made, main, part, "p_holm")
     note = (
         f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
-        "target (tasks of two single runs: exact McNemar test; else bootstrap over items and, of "
-        "rows with several, seeds). Items needed: to see one point of Retain in four of five "
-        "cases, were items alone at chance."
+        "target, not over the tasks (tasks of two single runs: exact McNemar test; else bootstrap "
+        f"over items and, of rows with several, seeds). {LEAST} Items needed: to see one point of "
+        "Retain in four of five cases, were items alone at chance."
     )
     return made.table(f"differences_{against}", f"Differences from {title}", note)
 
@@ -311,7 +341,10 @@ def noise_table(frame: pd.DataFrame) -> Table:
         "Retain": ("retain", "{:.2f}"), "Largest change of a task": ("largest", "{:.2f}"),
     }  # fmt: skip
     made.numbers(frame, named)
-    note = "The reference again at another batch size: differences below this are no differences."
+    note = (
+        "The reference again at another batch size: differences below this are no differences. "
+        f"{FLOOR}"
+    )
     return made.table("noise", "Noise floor", note)
 
 
@@ -346,12 +379,13 @@ def comparison_table(frame: pd.DataFrame, agreed: pd.DataFrame, folders: Sequenc
         made.add(f"95 % interval {side.upper()}", spans(main, f"{side}_low", f"{side}_high"))
     made.numbers(main, {"B - A": ("difference", "{:+.2f}")})
     made.add("95 % interval", spans(main, "low", "high", "{:+.2f}"))
-    made.add("p", [number(p, "{:.4f}") for p in main["p"]])
+    made.add("p", p_texts(main, "p"))
     add_tasks(made, main, frame, "p")
     note = (
         f"A: {folders[0]}, B: {folders[1]}, match {' and '.join(frame['match'].unique())}. Task "
         "columns: points, B minus A; *: p below 5 % (single runs, which know the items alone: "
         "exact McNemar test; several seeds: bootstrap over items and seeds; not corrected). "
+        + f"{LEAST} "
         + " ".join(_agreement_sentences(agreed))
     )
     return made.table("compare", "Two folders", note)

@@ -251,21 +251,24 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
     """Share of tokens that ran each dense layer's routed units, one line per row, first seeds only.
 
     Units of one layer are averaged by their parameters. A layer that was removed ran for no token,
-    a layer that is not routed for every one; layers that a shallower backbone lacks are NaN.
+    a layer that is not routed for every one; layers that a shallower backbone lacks are NaN. A row
+    that narrows layers or takes parts of them away has no line: records do not say from which.
 
     Returns:
         Columns backbone, target, match (empty where it is the same under every protocol), row,
-        title, kind, and one per layer, named by its number.
+        title (see :func:`unit_title`), kind, and one per layer, named by its number.
     """
     lines: dict[tuple[Any, ...], dict[Any, Any]] = {}
     for record in (record for record in records if record["status"] == "ok"):
+        if record["kind"] == "static" and not (record["units"] or record["layers"]["removed"]):
+            continue
         budget = record["budget"]
         labels = {
             "backbone": record["backbone"]["name"],
             "target": None if budget is None else 100 * budget,
             "match": record["match"],
-            **{name: record[name] for name in ("row", "title", "kind")},
-        }
+            "row": record["row"], "title": unit_title(record), "kind": record["kind"],
+        }  # fmt: skip
         shares = [1.0] * record["layers"]["dense"]
         for layer in record["layers"]["removed"]:
             shares[layer] = 0.0
@@ -275,3 +278,10 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
             shares[layer] = ran / sum(unit["parameters"] for unit in units)
         lines.setdefault(tuple(labels.values()), labels | dict(enumerate(shares)))
     return pd.DataFrame(list(lines.values())).astype({"target": float})
+
+
+def unit_title(record: Record) -> str:
+    """Title of a row, with what it routes where that is a part of a layer."""
+    kinds = {unit["kind"] for unit in record["units"]}
+    part = {("ffn",): ", FFN only", ("attention",): ", attention only"}.get(tuple(kinds), "")
+    return f"{record['title']}{part}"

@@ -33,7 +33,18 @@ from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
 from workflows.runtime.provenance import code_hash
 from workflows.stats.comparable import cautions
-from workflows.stats.display import MARKED, MATCHES, SKIPS, Builder, Table, number, plus, spans
+from workflows.stats.display import (
+    DEFINED,
+    FLOOR,
+    MARKED,
+    MATCHES,
+    SKIPS,
+    Builder,
+    Table,
+    number,
+    plus,
+    spans,
+)
 from workflows.stats.tables import protocol_column
 
 REFERENCE = ROOT / "reports" / "reference"
@@ -120,12 +131,13 @@ def block(folder: Path, page: Path) -> str:
         f"{line['changed']:,} of {line['items']:,} items."
         for line in noise.to_dict("records")
     ]
+    floor += [FLOOR] * bool(floor)
     tables = [
         f"{told_of}\n\n{markdown(short_table(own, ranks))}"
         for match, told_of in MATCHES.items()
         if len(own := retain[retain["match"] == match])
     ]
-    below = [f"{escape_markdown(text)}\n" for text in (MARKED, SKIPS, *told["cautions"])]
+    below = [f"{escape_markdown(text)}\n" for text in (DEFINED, SKIPS, MARKED, *told["cautions"])]
     return "\n".join([*tables, *below, " ".join([made, *floor, *training_noise(refits)])])
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -91,6 +92,23 @@ def test_the_frontier_is_what_nothing_beats() -> None:
             for a, b in zip(skip, kept, strict=True)
         ]
         assert on != any(beaten)
+
+
+def test_rows_of_one_budget_have_no_frontier_and_of_several_one_row_at_each() -> None:
+    def legend_and_band(suite: str) -> tuple[set[str], list[Any]]:
+        figure = one("retain_over_skip", reference(suite))
+        bands = [line for axis in figure.axes for line in axis.lines if line.get_linewidth() > 3]
+        return {text.get_text() for text in figure.legends[0].get_texts()}, bands
+
+    told, bands = legend_and_band("demo")
+    assert "frontier" not in told
+    assert not bands
+    told, bands = legend_and_band("headline")
+    assert "frontier" in told
+    for band in bands:
+        # A row that lies off its budget has a skip of its own.
+        skips = [round(skip) for skip in band.get_xdata()]
+        assert len(skips) == len(set(skips))
 
 
 def test_differences_are_sorted_and_hollow_where_not_told_from_zero(made: Data) -> None:

@@ -17,7 +17,7 @@ from workflows import ROOT
 from workflows.report import FRAMES
 from workflows.report.figures import draw_all
 from workflows.report.frames import make_frames
-from workflows.report.render import html_table, latex, markdown
+from workflows.report.render import escape_latex, html_table, latex, markdown
 from workflows.report.results import Results, gaps, read_results
 from workflows.report.tables import make_tables
 from workflows.stats.display import Cell, Table, number, plus, short_name, span
@@ -33,7 +33,7 @@ TABLE = Table(
 # Commands a table may use; \\ ends a line.
 ALLOWED = {
     "begin", "end", "toprule", "midrule", "bottomrule", "textbf", "underline", "approx", "pm",
-    "backslash", "sim", "wedge",
+    "backslash", "sim", "wedge", "leq", "linewidth", "footnotesize",
 }  # fmt: skip
 
 
@@ -111,7 +111,8 @@ def test_latex_is_of_a_checked_subset(tables: list[Table]) -> None:
             assert bare.count("&") == len(table.columns) - 1
             assert bare.count("{") == bare.count("}")
             assert not re.search(r"[%$#_^~<>|]", bare)
-        assert all(line[0] == "%" for line in lines[: lines.index(r"\toprule") - 1])
+        notes = text.split(r"\footnotesize")[1].split(r"\end{minipage}")[0].strip().split("\n\n")
+        assert notes == [escape_latex(table.note), r"100 \% of a\_b."]
 
 
 ENGINES = ("pdflatex", "lualatex", "xelatex", "tectonic")

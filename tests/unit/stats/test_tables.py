@@ -220,6 +220,13 @@ def test_layers_show_what_ran() -> None:
     ]  # fmt: skip
 
 
+def test_layers_name_the_routed_part_and_leave_out_what_no_record_tells() -> None:
+    unit = {"layer": 2, "kind": "ffn", "parameters": 6, "executed": 0.25}
+    narrowed = record("narrowed", 0.25, kind="static", stochastic=False)
+    shares = layer_frame([dense(), other(units=[unit]), narrowed])
+    assert shares["title"].tolist() == ["Dense", "Hero, FFN only"]
+
+
 def test_layers_of_two_backbones_are_both_shown() -> None:
     deep = {"kept": 6, "dense": 6, "removed": []}
     shares = layer_frame([dense(), dense(**on("far"), layers=deep)])

@@ -11,7 +11,7 @@ from scipy import stats
 
 from tests import made_records
 from tests.made_records import record, score, split
-from workflows.stats.display import rank_table
+from workflows.stats.display import p_texts, rank_table
 from workflows.stats.lines import Panel, make_panels
 from workflows.stats.paired import holm
 from workflows.stats.ranking import Mark, marks, places, rank_frame
@@ -261,3 +261,15 @@ def test_ranks_that_are_open_have_wide_intervals() -> None:
     assert (frame["rank"] <= frame["rank_high"]).all()
     assert (frame["rank_high"] - frame["rank_low"]).max() >= 2
     assert frame["first"].sum() >= 100
+
+
+def test_a_p_that_resamples_cannot_tell_is_a_bound() -> None:
+    frame = pd.DataFrame(
+        {
+            "backbone": "toy", "target": [25.0, 25.0, 25.0, 40.0, None],
+            "test": ["bootstrap", "bootstrap", "bootstrap", "bootstrap", "McNemar"],
+            "p": [0.0002, 0.0004, 0.03, 0.0004, 0.0001],
+            "p_holm": [0.0006, 0.0006, 0.03, 0.0004, 0.0001],
+        }
+    )  # fmt: skip
+    assert p_texts(frame, "p_holm") == ["≤ 0.0006", "≤ 0.0006", "0.0300", "0.0004", "0.0001"]

@@ -14,6 +14,7 @@ import pandas as pd
 from workflows.records import read_decisions
 from workflows.report.figures.lines import KEYS
 from workflows.stats.lines import Record
+from workflows.stats.tables import unit_title
 
 LEAD = [*KEYS, "title", "kind"]
 CURVES = [*LEAD, "update", "loss", "skip", "alpha"]
@@ -103,13 +104,15 @@ def route_frame(records: Sequence[Record]) -> pd.DataFrame:
 
     Columns: those of ``ROUTES``, one line per token and layer; ``ran`` is the share of the layer's
     routed parameters, 1 where nothing of a layer is routed, 0 where it was removed; ``deciding``
-    whether the token's output is scored. First seeds only.
+    whether the token's output is scored; ``title`` names the part of layers that is routed. First
+    seeds only.
     """
     found: dict[tuple[str, ...], list[pd.DataFrame]] = {}
     for record in records:
         lead = _lead(record)
         name = tuple(str(lead[key]) for key in KEYS)
         if name not in found and record.get("routes"):
+            lead["title"] = unit_title(record)
             found[name] = [_routed(record, told).assign(**lead) for told in record["routes"]]
     frames = [frame for frames in found.values() for frame in frames]
     return pd.concat(frames)[ROUTES] if frames else pd.DataFrame(columns=ROUTES)

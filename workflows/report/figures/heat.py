@@ -49,12 +49,12 @@ def _scores(lines: pd.DataFrame, tasks: Sequence[str], columns: int) -> Figure:
     axis.set_xticks(range(len(tasks)), heads, rotation=90)
     axis.xaxis.tick_top()
     axis.tick_params(length=0)
-    axis.set_xlabel("score (%); ground: over the best of the column", loc="right")
+    axis.set_xlabel("score (%); colour: share of the best of the column", loc="right")
     return figure
 
 
 def executed_per_layer(data: Data, columns: int) -> dict[str, Figure]:
-    """Share of tokens that ran each layer (its routed part), rows against layers."""
+    """Share of tokens that ran each layer, or its routed part, rows against layers."""
     lines = with_part(data.layers, data.methods)
     return {suffix: _layers(part, columns) for suffix, part in parts(lines, MOST).items()}
 
@@ -68,7 +68,7 @@ def _layers(lines: pd.DataFrame, columns: int) -> Figure:
     write(axis, values, 100 * values, "{:.0f}", size)
     axis.set_xticks(range(0, len(layers), 1 if len(layers) <= 16 else 4))
     axis.tick_params(length=0)
-    axis.set_xlabel("layer (0-based); ground: tokens that run it (%)", loc="right")
+    axis.set_xlabel("layer (0-based); colour: tokens that run it (%)", loc="right")
     scale(figure, axis)
     return figure
 

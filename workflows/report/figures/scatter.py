@@ -32,6 +32,7 @@ from workflows.report.figures.style import (
     sheet,
     text_width,
 )
+from workflows.stats.budget import TOLERANCE
 
 MOST = 16  # rows that one panel names legibly
 LEAST, AROUND, PAGE = 1.9, 0.56, 9.2  # inches of a panel, of what surrounds it, of all
@@ -53,13 +54,16 @@ class Extra(NamedTuple):
 def retain_over_skip(data: Data, columns: int) -> dict[str, Figure]:
     """Retain with its interval over the realised skip: a line per row through its budgets.
 
-    What nothing beats in both, Retain and skip, is the frontier.
+    What nothing beats in both, Retain and skip, is the frontier; rows of one budget have none.
     """
     lines = with_part(data.retain[data.retain["retain"].notna()], data.methods)
     shown = lines.rename(columns={"retain": "y", "retain_low": "low", "retain_high": "high"})
     groups = [part for _, part in shown.groupby(["backbone", "match"], sort=False)]
     panels = [(panel_title(part, shown), part) for part in groups]
-    return _figures(panels, columns, "Retain (%)", Extra(_frontier, {"frontier": BAND}))
+    rows = shown[(shown["kind"] != "reference") | shown["target"].notna()]
+    several = rows["target"].isna().any() or rows["target"].nunique() > 1
+    extra = Extra(_frontier, {"frontier": BAND}) if several else Extra(_nothing, {})
+    return _figures(panels, columns, "Retain (%)", extra)
 
 
 def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
@@ -213,9 +217,15 @@ def _rows(axis: Axes, rows: pd.DataFrame) -> None:
         axis.plot(path["skip"], path["y"], color=color, linewidth=0.6, linestyle="-")
 
 
+def _nothing(axis: Axes, rows: pd.DataFrame) -> None:
+    """Marks and levels alone."""
+
+
 def _frontier(axis: Axes, rows: pd.DataFrame) -> None:
-    """A band through the rows that none beats in both."""
-    best = rows[on_frontier(rows["skip"].to_numpy(), rows["y"].to_numpy())].sort_values("skip")
+    """A band through the rows that none beats in both; skips that meet a budget are equal."""
+    met = (rows["skip"] - rows["target"]).abs() <= 100 * TOLERANCE
+    skip = rows["skip"].where(~met, rows["target"])
+    best = rows[on_frontier(skip.to_numpy(), rows["y"].to_numpy())].sort_values("skip")
     axis.step(
         best["skip"], best["y"], where="pre", color=GREY, alpha=0.3, linewidth=3.5, zorder=0,
         linestyle="-",

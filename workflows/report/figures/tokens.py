@@ -36,10 +36,11 @@ def _sheet(runs: pd.DataFrame, routes: pd.DataFrame, columns: int) -> Figure:
         axis.set_title(name, loc="left", pad=2)
     words = axes[-1]
     own = of_run(routes, runs.iloc[-1].to_dict())
-    told = own.drop_duplicates("place").nlargest(TOKENS[columns], "place").sort_values("place")
-    words.set_xticks(range(len(told)), [_word(token) for token in told["token"]], rotation=90)
+    last = own.drop_duplicates("place").nlargest(TOKENS[columns], "place").sort_values("place")
+    words.set_xticks(range(len(last)), [_word(token) for token in last["token"]], rotation=90)
     words.tick_params(axis="x", labelsize=5, length=0, pad=1)
-    figure.text(0.5, 0.02, "dark: the layer ran; right of the line: output is scored", ha="center")
+    told = "dark: layer, or named part, ran; right of the line: scored"
+    figure.text(0.5, 0.02, told, ha="center")
     return figure
 
 
