@@ -236,17 +236,18 @@ def rank_table(frame: pd.DataFrame) -> Table:
     made.numbers(frame, {"Retain": ("retain", "{:.2f}"), "Rank": ("rank", "{:d}")})
     made.add("95 % interval of the rank", spans(frame, "rank_low", "rank_high", "{:d}"))
     made.numbers(
-        frame, {"Leads in (%)": ("first", "{:.1f}"), "Behind the best": ("behind", "{:.2f}")}
+        frame, {"Is first (%)": ("first", "{:.1f}"), "Behind the best": ("behind", "{:.2f}")}
     )
     made.add("95 % interval", spans(frame, "behind_low", "behind_high"))
     told = [
-        "–" if behind == 0 else "no" if tied else "by items" if one_seed else "yes"
+        "–" if behind == 0 else "no" if tied else "yes, of one seed" if one_seed else "yes"
         for behind, tied, one_seed in frame[["behind", "tied", "one_seed"]].to_numpy()
     ]
-    made.add("Told from the best", told)
+    made.add("Differs from the best", told)
     note = (
-        "Ranks among the rows of one target; the share of resamples in which a row leads. By "
-        "items: one of the two has a single seed, and another seed may undo it."
+        "Ranks among the rows of one target. Is first: share of resamples in which a row leads. "
+        "Differs from the best: the 95 % interval of the points behind it leaves out zero; of one "
+        "seed: by the items alone, and another seed may undo it."
     )
     return made.table("ranks", "Ranks", note)
 

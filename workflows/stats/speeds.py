@@ -24,8 +24,8 @@ NOTE = (
     "turn in one process on texts of the suite, LoRA folded into its matrices; median of pairs "
     "with its 95 % interval; above 1 is faster. Bound: what the row's own decisions would allow "
     "were work alone to cost time (multiplications of a prompt, bytes read for a new token). "
-    "Realised: share of that saving. Foretold: the bound of a decode step by decisions on single "
-    "tokens."
+    "Realised: share of that saving; a dash where the row is slower than dense. Predicted: the "
+    "bound of a decode step by decisions on single tokens."
 )
 
 
@@ -90,8 +90,10 @@ def speed_table(frame: pd.DataFrame) -> Table:
     made.lead(frame)
     made.add("Mode", frame["mode"].tolist())
     made.add("Case", [case.replace("x", " x ") for case in frame["case"]])
-    made.numbers(frame, {"Units skipped": ("bypass", "{:.1f}"), "Speed": ("speed", "{:.2f}")})
+    made.numbers(frame, {"Units skipped (%)": ("bypass", "{:.1f}"), "Speed": ("speed", "{:.2f}")})
     made.add("95 % interval", spans(frame, "speed_low", "speed_high", "{:.2f}"))
-    made.numbers(frame, {"Bound": ("bound", "{:.2f}"), "Realised (%)": ("realised", "{:.0f}")})
-    made.add("Foretold", [number(value) for value in frame["predicted"]])
+    made.numbers(frame, {"Bound": ("bound", "{:.2f}")})
+    faster = frame["realised"].where(frame["realised"] >= 0)
+    made.add("Realised (%)", [number(value, "{:.0f}") for value in faster])
+    made.add("Predicted", [number(value) for value in frame["predicted"]])
     return made.table("speeds", "Speed", NOTE)

@@ -55,7 +55,7 @@ HEADS = {
         "Net": "skip_net", "Retain": "retain", "left acc": "left:acc",
     },
     "ranks": {
-        "Retain": "retain", "Rank": "rank", "Leads in (%)": "first", "Behind the best": "behind",
+        "Retain": "retain", "Rank": "rank", "Is first (%)": "first", "Behind the best": "behind",
     },
     "budgets": {
         "Realised": "skip", "Net": "skip_net", "Authors' measure": "skip_authors",

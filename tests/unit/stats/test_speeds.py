@@ -47,6 +47,8 @@ def test_every_measurement_is_a_line(report: Path) -> None:
     assert frame["bound"].tolist() == pytest.approx([1 / 0.75, 2, 4], abs=1e-4)
     assert frame["realised"].tolist() == pytest.approx([80, -50, 200 / 3], abs=1e-3)
     assert frame["predicted"].tolist()[1:] == [2, 4]
+    shown = (report / "tables/speeds.md").read_text().splitlines()[2:5]
+    assert [line.split("|")[-3].strip() for line in shown] == ["80", "–", "67"]
     assert (frame["speed_low"] < frame["speed"]).all()
     assert (frame["speed"] < frame["speed_high"]).all()
 

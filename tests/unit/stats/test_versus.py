@@ -240,7 +240,7 @@ def test_a_rank_of_one_seed_is_told_by_items_alone() -> None:
     }  # fmt: skip
     shown = rank_table(frame)
     last = [line[-1].text for line in shown.lines]
-    assert (shown.columns[-1], last) == ("Told from the best", ["–", "yes", "by items"])
+    assert (shown.columns[-1], last) == ("Differs from the best", ["–", "yes", "yes, of one seed"])
 
 
 def test_references_do_not_compete_also_with_a_budget() -> None:

@@ -8,7 +8,16 @@ from matplotlib.figure import Figure
 
 from workflows.report.figures.data import Data
 from workflows.report.figures.lines import panel_title
-from workflows.report.figures.style import GREY, HOLLOW, PITCH, legend, mark, sheet, text_width
+from workflows.report.figures.style import (
+    FULL,
+    GREY,
+    HOLLOW,
+    PITCH,
+    legend,
+    mark,
+    sheet,
+    text_width,
+)
 
 
 def protocols(data: Data, columns: int) -> dict[str, Figure]:
@@ -33,7 +42,7 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
         _panel(axis, part)
         axis.set_title(panel_title(part.assign(match=""), lines.assign(match="")))
         axis.set_xlabel("Retain (%)")
-    legend(figure, set(lines["kind"]), {"hollow: matched over all tokens": HOLLOW})
+    legend(figure, set(lines["kind"]), {"over all tokens": HOLLOW, "where it counts": FULL})
     return {"": figure}
 
 

@@ -27,6 +27,7 @@ SMALL = 6.0  # points of names beside marks
 GREY = "#767676"
 PITCH = 0.125  # inches from row to row of marks with names beside
 Span = tuple[ArrayLike, ArrayLike]
+FULL = Line2D([], [], color=GREY, marker="o", linestyle="")
 HOLLOW = Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="")
 
 
