@@ -251,18 +251,21 @@ def leaders_block(reference: Path, target: float = 25) -> str:
     rows, fast = list(told), speeds.set_index("row")["speed"]
     made = Builder()
     made.add("Row", [f"{each.loc[row, 'title']}, {told[row]}" for row in rows])
-    for head, frame, name in (
-        ("Skip where it counts", pooled, "skip_deciding"),
-        ("Retain, matched as in the paper", pooled, "retain"),
-        ("Retain, matched where it counts", each, "retain"),
+    made.add("Skip where it counts", [f"{skip:.1f}" for skip in pooled.loc[rows, "skip_deciding"]])
+    for head, frame in (
+        ("Retain, matched as in the paper", pooled.loc[rows]),
+        ("Retain, matched where it counts", each.loc[rows]),
     ):
-        made.add(head, [f"{value:.1f}" for value in frame.loc[rows, name]])
-    made.add("95 % interval", spans(each.loc[rows], "retain_low", "retain_high"))
+        held = spans(frame, "retain_low", "retain_high")
+        kept = zip(frame["retain"], held, strict=True)
+        made.add(head, [f"{value:.1f} ({interval})" for value, interval in kept])
     made.add("Speed of decoding", [number(fast.get(row), "{:.2f}") for row in rows])
+    demo = json.loads((reference / "demo" / SOURCE).read_text(encoding="utf-8"))
     note = (
-        f"At {target:g} % of the parameters, in percent. Skip where it counts: on answers and "
-        "generated tokens, when skip is matched over all tokens as in the paper. Speed: one "
-        "sequence on a CPU over dense, as the demo times it; above 1 is faster."
+        f"At {target:g} % of the parameters, in percent; Retain with its 95 % interval. Skip where "
+        "it counts: on answers and generated tokens, when skip is matched over all tokens as in "
+        "the paper. Speed: one sequence on a CPU over dense, above 1 is faster; of the demo's "
+        f"models, one seed and, where trained, {demo['training']['updates']:,} updates."
     )
     return markdown(made.table("leaders", "Leaders", note))
 
