@@ -129,6 +129,7 @@ def claims() -> dict[Path, list[str]]:
         REFERENCE / "headline/README.md": (where, order, further, uses, seeds, again, healed),
         REFERENCE / "memory_cpu/README.md": (memory,),
         REFERENCE / "parts/README.md": (frame_parts,),
+        REFERENCE / "prompt_loss/README.md": (losses,),
     }
     return {page: [c for part in made for c in part()] for page, made in parts.items()}
 
@@ -161,9 +162,10 @@ def first() -> Iterator[str]:
         Frames("demo").figure("speeds", name, **clock)
         for name in ("speed", "speed_low", "speed_high", "bound")
     )
+    prompts = Frames("demo").figure("speeds", "bound", row="hero", mode="prefill")
     yield (
         f"HeRo decodes at {speed:.2f} of dense speed on a CPU ({low:.2f} to {high:.2f}), where the "
-        f"work that is left would allow {bound:.2f}"
+        f"work that is left would allow {bound:.2f} ({prompts:.2f} for prompts)"
     )
     lines = json.loads((REFERENCE / "hero_cpu_llama32_1b.json").read_text())["lines"]
     bypass, took, least = (Figure(lines[3][name]) for name in ("bypass", "over_dense", "bound"))
@@ -216,15 +218,16 @@ def order() -> Iterator[str]:
         f"SkipGPT-Joint stands {joint.points:.1f} points above HeRo ({joint.low:.1f} to "
         f"{joint.high:.1f}) and SkipGPT-RT {alone.points:.1f} ({alone.low:.1f} to {alone.high:.1f})"
     )
-    second = frames.lead("hero", "skipgpt-joint", 40)
+    second, alone = (frames.lead("hero", f"skipgpt-{stage}", 40) for stage in ("joint", "rt"))
     yield (
-        f"pooled HeRo stands {second.points:.1f} above SkipGPT-Joint "
-        f"({second.low:.1f} to {second.high:.1f})"
+        f"pooled it stands {second.points:.1f} above SkipGPT-Joint ({second.low:.1f} to "
+        f"{second.high:.1f}) and {alone.points:.1f} above SkipGPT-RT ({alone.low:.1f} to "
+        f"{alone.high:.1f})"
     )
     joint = frames.lead("skipgpt-joint", "hero", 40, match="each")
     alone = frames.lead("hero", "skipgpt-rt", 40, match="each")
     yield (
-        f"where it counts {joint.points:.1f} below it ({joint.low:.1f} to {joint.high:.1f}) and "
+        f"HeRo {joint.points:.1f} below SkipGPT-Joint ({joint.low:.1f} to {joint.high:.1f}) and "
         f"{alone.points:.1f} above SkipGPT-RT ({alone.low:.1f} to {alone.high:.1f})"
     )
     kept = [frames.figure("retain", "retain", row="hero", target=t, match="each") for t in (40, 25)]
@@ -357,6 +360,34 @@ def frame_parts() -> Iterator[str]:
     ):
         cells = [gained(frames, first, second, match) for match in ("pooled", "each")]
         yield f"| {words} | {cells[0]} | {cells[1]} |"
+
+
+def losses() -> Iterator[str]:
+    """What rows skip and keep with the loss of all tokens and with that of the demo's suites."""
+    frames = Frames("prompt_loss")
+    rows = {name: (f"{name}-whole-loss", name) for name in ("hero", "skipgpt-joint")}
+    skips, kept = {}, {}
+    for name, both in rows.items():
+        skips[name] = [
+            frames.figure("retain", f"skip_{kind}", row=row, target=25, match="pooled")
+            for row in both
+            for kind in ("prompt", "deciding")
+        ]
+        kept[name] = [
+            frames.retain(row, 25, match) for match in ("pooled", "each") for row in both[::-1]
+        ]
+    (a, b, c, d), joint = skips["hero"], skips["skipgpt-joint"]
+    yield (
+        f"HeRo still skips {a:.1f} % on prompts and {b:.1f} % on deciding tokens ({c:.1f} and "
+        f"{d:.1f} with a tenth), SkipGPT-Joint {joint[0]:.1f} and {joint[1]:.1f} ({joint[2]:.1f} "
+        f"and {joint[3]:.1f})"
+    )
+    hero, joint = kept["hero"], kept["skipgpt-joint"]
+    yield (
+        f"pooled HeRo {hero[0]:.1f} against {hero[1]:.1f} %, SkipGPT-Joint {joint[0]:.1f} against "
+        f"{joint[1]:.1f} %; where it counts {hero[2]:.1f} against {hero[3]:.1f} % and "
+        f"{joint[2]:.1f} against {joint[3]:.1f} %"
+    )
 
 
 def gained(frames: Frames, first: str, second: str, match: str) -> str:
