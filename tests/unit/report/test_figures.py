@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +251,23 @@ def many(rows: int, targets: Sequence[float]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def test_time_over_skip_shows_times_above_their_bounds() -> None:
+def test_times_of_one_budget_stand_below_each_other_with_their_bounds() -> None:
     data = reference("demo")
+    for axis, mode in zip(one("time_over_skip", data).axes, ("prefill", "decode"), strict=True):
+        own = data.speeds[data.speeds["mode"] == mode].sort_values("speed", ascending=False)
+        assert [text.get_text() for text in axis.get_yticklabels()] == own["title"].tolist()
+        assert np.allclose(sorted(m[0] for m in marks(axis)), 1 / own["speed"])
+        (bounds,) = [line for line in axis.lines if (line.get_marker(), line.get_ms()) == ("|", 5)]
+        assert np.allclose(bounds.get_xdata(), 1 / own["bound"])
+
+
+def test_time_over_skip_shows_times_above_their_bounds() -> None:
+    one_budget = reference("demo")
+    retain, speeds = (
+        frame.assign(target=frame["target"].mask(frame["row"] == "flap", 40))
+        for frame in (one_budget.retain, one_budget.speeds)
+    )
+    data = replace(one_budget, retain=retain, speeds=speeds)
     rows = rows_of(data.retain)
     for axis, mode in zip(one("time_over_skip", data).axes, ("prefill", "decode"), strict=True):
         own = data.speeds[data.speeds["mode"] == mode].set_index("row").loc[rows["row"]]

@@ -26,6 +26,7 @@ from workflows.report.figures.lines import KEYS, panel_title, with_part
 from workflows.report.figures.style import (
     GREY,
     KINDS,
+    PITCH,
     inches,
     legend,
     mark,
@@ -35,8 +36,10 @@ from workflows.report.figures.style import (
 from workflows.stats.budget import TOLERANCE
 
 MOST = 16  # rows that one panel names legibly
+LISTED = 60  # rows that fit a column of a page below each other
 LEAST, AROUND, PAGE = 1.9, 0.56, 9.2  # inches of a panel, of what surrounds it, of all
 BAND = Line2D([], [], color=GREY, alpha=0.3, linewidth=3.5, linestyle="-")
+TICK = Line2D([], [], color=GREY, marker="|", linestyle=":", linewidth=0.5)
 DASH = Line2D([], [], color=GREY, marker="_", markersize=5, linestyle=":", linewidth=0.5)
 SKIPPED = "parameters skipped per token (%)"
 Floats = NDArray[np.float64]
@@ -60,14 +63,21 @@ def retain_over_skip(data: Data, columns: int) -> dict[str, Figure]:
     shown = lines.rename(columns={"retain": "y", "retain_low": "low", "retain_high": "high"})
     groups = [part for _, part in shown.groupby(["backbone", "match"], sort=False)]
     panels = [(panel_title(part, shown), part) for part in groups]
-    rows = shown[(shown["kind"] != "reference") | shown["target"].notna()]
-    several = rows["target"].isna().any() or rows["target"].nunique() > 1
-    extra = Extra(_frontier, {"frontier": BAND}) if several else Extra(_nothing, {})
+    extra = Extra(_nothing, {}) if _one_budget(shown) else Extra(_frontier, {"frontier": BAND})
     return _figures(panels, columns, "Retain (%)", extra)
 
 
+def _one_budget(lines: pd.DataFrame) -> bool:
+    """Whether all rows that skip were asked for the same."""
+    targets = lines[(lines["kind"] != "reference") | lines["target"].notna()]["target"]
+    return bool(targets.notna().all()) and targets.nunique() == 1
+
+
 def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
-    """Measured time over that of the dense model, above what each row's decisions would allow."""
+    """Measured time over that of the dense model, above what each row's decisions would allow.
+
+    Over the realised skip, which says nothing of rows of one budget: these stand below each other.
+    """
     if data.speeds.empty:
         return {}
     times = data.speeds.merge(data.retain[[*KEYS, "kind", "skip"]].dropna(subset="skip"), on=KEYS)
@@ -80,7 +90,34 @@ def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
     for (_, _, mode, case), part in groups:
         named = [f"{mode}, {case.replace('x', ' x ')}", panel_title(part, shown)]
         panels.append((_joined(named), part))
+    if _one_budget(shown) and len(shown) <= LISTED * columns:
+        return {"": _lists(panels, columns)}
     return _figures(panels, columns, "time over dense", Extra(_bounds, {"bound": DASH}))
+
+
+def _lists(panels: Panels, columns: int) -> Figure:
+    """Times of rows below each other, the fastest on top, with what would be left by work alone."""
+    names = pd.concat([part["title"] for _, part in panels])
+    figure, axes = sheet(
+        columns, [PITCH * (len(part) + 0.6) for _, part in panels], columns,
+        left=text_width(names) + 0.12, right=0.1, below=0.2,
+    )  # fmt: skip
+    for axis, (title, part) in zip(axes, panels, strict=True):
+        placed = part.sort_values("y").assign(height=range(len(part)))
+        for kind, same in placed.groupby("kind", sort=False):
+            mark(axis, same["y"], same["height"], str(kind), xspan=(same["low"], same["high"]))
+        axis.hlines(
+            placed["height"], placed["bound"], placed["y"], color=GREY, linewidth=0.5,
+            linestyle=":", zorder=0,
+        )  # fmt: skip
+        axis.plot(placed["bound"], placed["height"], "|", color=GREY, markersize=5)
+        axis.axvline(1, color=GREY, linewidth=0.6, linestyle=":")
+        axis.set_yticks(range(len(part)), list(placed["title"]))
+        axis.set_ylim(len(part) - 0.5, -0.6)
+        axis.set_title(title)
+        axis.set_xlabel("time over dense")
+    legend(figure, set(pd.concat([part["kind"] for _, part in panels])), {"bound": TICK})
+    return figure
 
 
 def _figures(panels: Panels, columns: int, told: str, extra: Extra) -> dict[str, Figure]:
