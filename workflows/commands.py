@@ -44,9 +44,7 @@ def evaluate(suite: Suite, job: Job, batch_size: int | None = None) -> str:
     length = suite.config["backbones"][job.backbone].get("max_length")
     for flag, value in (("--max-length", length), ("--limit", suite.config.get("limit"))):
         words += [flag, str(value)] if value is not None else []
-    if suite.config["share_prefix"]:
-        words.append("--share-prefix")
-    return shlex.join([*words, *_task_dir(suite)])
+    return shlex.join([*words, *_shared(suite), *_task_dir(suite)])
 
 
 def probe(suite: Suite) -> str:
@@ -59,8 +57,7 @@ def probe(suite: Suite) -> str:
     tasks = json.dumps(suite.probed, sort_keys=True)
     words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
     words += ["--seed", str(source["seed"]), "--backbone", suite.backbone_folder(first)]
-    words += ["--share-prefix"] * suite.config["share_prefix"]
-    return shlex.join([*words, *_task_dir(suite)])
+    return shlex.join([*words, *_shared(suite), *_task_dir(suite)])
 
 
 def task_data(suite: Suite, task: str) -> str:
@@ -73,6 +70,11 @@ def timing(suite: Suite) -> str:
     """Arguments of the efficiency step beside model and texts."""
     cases = suite.config.get("timing", {})
     return shlex.join([word for key in cases for word in (f"--{key}", str(cases[key]))])
+
+
+def _shared(suite: Suite) -> list[str]:
+    """Whether contexts are run and counted once, as an argument of the steps that feed texts."""
+    return ["--share-prefix"] if suite.config["share_prefix"] else []
 
 
 def _task_dir(suite: Suite) -> list[str]:

@@ -213,7 +213,7 @@ class Data:
             for name in TEXTS:
                 if not isinstance(row.get(name, ""), str):
                     raise ValueError(f"{where}: '{name}' is no text: {row[name]!r:.80}")
-            if not are_counts(row.get("counts", [1, 1])):
+            if not _are_counts(row.get("counts", [1, 1])):
                 raise ValueError(
                     f"{where}: 'counts' is not two numbers above 0: {row['counts']!r:.80}"
                 )
@@ -317,7 +317,7 @@ def read_ids(path: Path, vocab_size: int) -> list[Document]:
     return [Document(row, 0) for row in ids.tolist()]
 
 
-def are_counts(given: Any) -> bool:
+def _are_counts(given: Any) -> bool:
     """Whether this may be the ``counts`` of a row."""
     return (
         isinstance(given, list)

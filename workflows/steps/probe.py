@@ -61,8 +61,10 @@ def main() -> None:
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
         gone = known_reasons(args.task_data, entries)
-        drawn = (entries, folders, args.rows, tokenizer, args.seed, gone, args.share_prefix)
-        for row in probe_rows(*drawn):
+        rows = probe_rows(
+            entries, folders, args.rows, tokenizer, args.seed, gone, args.share_prefix
+        )
+        for row in rows:
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1
         if not count:
