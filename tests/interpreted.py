@@ -53,7 +53,7 @@ def bytes_read(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, int]]:
     plain = InterpreterBuilder.create_masked_load
 
     def load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
-        wanted = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)]
+        wanted = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)]
         size = ptrs.get_element_ty().primitive_bitwidth // 8
         for name, (low, high) in ranges.items():
             counts[name] += size * int(((wanted >= low) & (wanted < high)).sum())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
-from methods.core.routing.kernels.choose import use_host, use_steps
+from methods.core.routing.kernels.choose import use_device, use_host
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, of_this_pass
 from methods.hero.branch import Adapter
 from methods.hero.heads import (
@@ -164,13 +164,9 @@ class HeroRouter(Router):
         remembers = self.variant not in LOCAL
         if remembers and use_host(hidden, self.norm_weight):
             return HostSteps(self._packed(first=not tokens.positions.item()))
-        if remembers and use_steps(hidden):
-            return self._kernel_steps(len(hidden))
+        if remembers and use_device(hidden):
+            return self._kernel_steps(hidden)
         self._host = None
-        # A step of more sequences than kernels take may be part of a CUDA graph.
-        prompt = hidden.shape[1] > 1
-        if self._kernels is not None and prompt and not torch.is_grad_enabled():
-            refresh(self._kernels, self.formula_parameters())
         return self.empty(hidden)
 
     def empty(self, hidden: Tensor) -> PathState:
@@ -188,14 +184,18 @@ class HeroRouter(Router):
             self._host = HostWeights(weights, self.eps, TEMPERATURE, self.variant)
         return self._host
 
-    def _kernel_steps(self, batch: int) -> KernelSteps:
+    def _kernel_steps(self, hidden: Tensor) -> KernelSteps:
         """Weights packed once; prompts renew them in place, for a CUDA graph knows the addresses.
 
         As with a cache of keys and values, weights that change ask for a prompt of two tokens.
         """
         if self._kernels is None or self._kernels.merged.device != self.norm_weight.device:
             self._kernels = pack(self.formula_parameters(), self.eps, self.variant)
-        return KernelSteps(self._kernels, router_workspace(batch, self._kernels))
+        elif hidden.shape[1] > 1:
+            refresh(self._kernels, self.formula_parameters())
+        return KernelSteps(
+            self._kernels, router_workspace(hidden.shape[:2].numel(), self._kernels), []
+        )
 
     def gate(
         self,

@@ -49,7 +49,8 @@ def test_a_graph_of_routed_blocks_follows_its_inputs(slim: bool, batch: int) -> 
     def step(side: int) -> None:
         space, rows, kernel = sides[side]
         for index, hidden in enumerate(streams):
-            router_step(index, hidden, packed, space, 0.5, kernel)
+            met = streams[max(0, index - 2) : index + 1]
+            router_step(index, met, packed, space, 0.5, kernel)
             out, decided = outs[side][index], (space.execute, space.scale)
             routed_ffn_decode(hidden, hidden, *decided, ffn, adapter, out, rows, kernel)
 

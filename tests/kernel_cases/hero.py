@@ -1,4 +1,4 @@
-"""The launches of HeRo's router in decoding, at published shapes."""
+"""The launches of HeRo's router at published shapes, in decoding and for prompts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from methods.core.routing.kernels.choose import MOST_ROWS
 from methods.core.routing.router import Unit
 from methods.core.shapes import SHAPES
 from methods.hero.heads import Sizes, Variant
@@ -23,10 +24,13 @@ def cases() -> Iterator[Case]:
     yield from router_cases("llama2_7b", 1)
     yield from router_cases("llama2_13b", 1)
     yield from router_cases("llama31_8b", 8)
+    yield from router_cases("llama31_8b", 2048)
+    yield from router_cases("llama2_13b", 2048)
 
 
-def router_cases(name: str, batch: int, variant: Variant = "full") -> Iterator[Case]:
-    """Both launches of one block."""
+def router_cases(name: str, tokens: int, variant: Variant = "full") -> Iterator[Case]:
+    """Both launches of one block; of a prompt the second, the first being of cuBLAS."""
+    from methods.hero.kernels.prompt_triton import prompt_launch
     from methods.hero.kernels.router_triton import launches
 
     width = SHAPES[name]["hidden_size"]
@@ -34,9 +38,14 @@ def router_cases(name: str, batch: int, variant: Variant = "full") -> Iterator[C
     with torch.device("meta"):
         router = HeroRouter(units, Sizes(width, 256, 64, 896), 1e-5, variant, 2.0, None)
         packed = pack(router.formula_parameters(), router.eps, router.variant)
-        space = router_workspace(batch, packed)
-        hbar = torch.empty(batch, width, dtype=torch.bfloat16)
-    for launch in launches(3, hbar, packed, space, 0.5):
+        space = router_workspace(tokens, packed)
+        hbar = torch.empty(tokens, width, dtype=torch.bfloat16)
+        projected = torch.empty(tokens, len(packed.parts))
+    if tokens > MOST_ROWS:
+        made = [prompt_launch(3, [hbar] * 3, projected, packed, space, 0.5)]
+    else:
+        made = launches(3, [hbar] * 3, packed, space, 0.5)
+    for launch in made:
         kernel = "hero_" + launch.kernel.__name__.removesuffix("_kernel")
-        shape = f"{name} batch {batch}"
+        shape = f"{name} batch {tokens}" if tokens <= MOST_ROWS else f"{name} {tokens} tokens"
         yield Case(kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages)

@@ -1,19 +1,24 @@
-"""HeRo's router for one new token of each of up to 16 sequences, without a look from the host.
+"""HeRo's router for tokens through which no gradient flows, without a look from the host.
 
 What ``HeroRouter.step`` computes with some sixty operations per block are two launches:
 
-    project  the two wide projections of hbar as one matrix, [W_hd diag(w) ; W_local1] hbar, and the
-             sums behind RMSNorm, ||delta|| and cos(delta, previous delta)
-    decide   everything else, one program per token: path, state, memory read over the list of
-             earlier blocks, novelty, both heads, gate, decision, memory append, p and m
+    project  the two wide projections of hbar as one matrix, [W_hd diag(w) ; W_local1] hbar
+    decide   everything else: path, state, memory read over the list of earlier blocks, novelty,
+             both heads, gate, decision, memory append, p and m
+
+For up to 16 tokens, a step of decoding, the first launch also makes the sums behind RMSNorm,
+||delta|| and cos(delta, previous delta), and the second has a program per token. For more, prompts,
+the first is a product of cuBLAS and the second takes sixteen tokens per program.
 
 W_hd RMSNorm(hbar) = rstd(hbar) (W_hd diag(w)) hbar: the norm's weight is folded into the columns
 beforehand, its factor is applied afterwards. All is float32; decisions are taken before any cast.
+A prompt in bfloat16 meets the merged matrix as two bfloat16 matrices, whose products are exact and
+summed in float32: what both leave of a weight is at most 2^-18 of it, less than the sums err.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,8 +56,11 @@ def pack(weights: Mapping[str, Tensor], eps: float, variant: Variant) -> PackedR
     logs = logsigmoid(named["eta"].double()).cumsum(0)
     sums = torch.cat([logs.new_zeros(1), logs])
     decays = (sums[:-1, None] - sums[None, 1:]).exp().tril(-1).float()
+    merged = torch.cat([named["W_hd"] * named["rms_w"], named["local_W1"]])
+    rounded = merged.bfloat16()
     return PackedRouter(
-        merged=torch.cat([named["W_hd"] * named["rms_w"], named["local_W1"]]),
+        merged=merged,
+        parts=torch.cat([rounded, (merged - rounded.float()).bfloat16()]),
         hidden_up=named["W_hu"],
         path_in=named.get("path_W1"),
         path_in_bias=named.get("path_b1"),
@@ -77,40 +85,41 @@ def pack(weights: Mapping[str, Tensor], eps: float, variant: Variant) -> PackedR
     )
 
 
-def router_workspace(batch: int, router: PackedRouter) -> RouterWorkspace:
-    """Buffers for ``batch`` tokens; one set serves all routed blocks and every step."""
-    heads, width = router.merged.shape
-    entries = (batch, len(router.decays), len(router.key))
+def router_workspace(tokens: int, router: PackedRouter) -> RouterWorkspace:
+    """Buffers for ``tokens`` tokens; one set serves all routed blocks and every step."""
+    entries = (tokens, len(router.decays), len(router.key))
     made = router.merged.new_empty
     return RouterWorkspace(
-        last=made(batch, width),
-        step=made(batch, width),
         keys=made(entries),
         values=made(entries),
-        p=made(batch),
-        m=made(batch),
-        projected=made(batch, heads),
-        sums=made(batch, 4),
-        gate=made(batch),
-        scale=made(batch),
-        execute=torch.empty(batch, dtype=torch.bool, device=router.merged.device),
+        p=made(tokens),
+        m=made(tokens),
+        gate=made(tokens),
+        scale=made(tokens),
+        execute=torch.empty(tokens, dtype=torch.bool, device=router.merged.device),
     )
 
 
 class KernelSteps(NamedTuple):
-    """The gates of one pass, block by block from the first, on the device."""
+    """The gates of one pass, block by block from the first, on the device.
+
+    ``streams`` are hbar of the last blocks decided, the newest last.
+    """
 
     router: PackedRouter
     space: RouterWorkspace
+    streams: list[Tensor]
 
     def decide(self, index: int, hbar: Tensor, threshold: float) -> Decision:
-        """Decide block j = ``index`` + 1 from hbar (B, 1, D)."""
+        """Decide block j = ``index`` + 1 from hbar (B, T, D)."""
+        self.streams[:] = [*self.streams[-2:], hbar.flatten(0, 1).contiguous()]
         # Results of its own: a decision outlives the next block.
         results = (self.space.execute, self.space.scale, self.space.gate)
         execute, scale, gate = map(torch.empty_like, results)
         space = self.space._replace(execute=execute, scale=scale, gate=gate)
-        router_step(index, hbar[:, 0].contiguous(), self.router, space, threshold)
-        return Decision(execute[:, None], scale[:, None], gate[:, None])
+        router_step(index, self.streams, self.router, space, threshold)
+        shape = hbar.shape[:2]
+        return Decision(execute.view(shape), scale.view(shape), gate.view(shape))
 
 
 def refresh(packed: PackedRouter, weights: Mapping[str, Tensor]) -> None:
@@ -122,7 +131,7 @@ def refresh(packed: PackedRouter, weights: Mapping[str, Tensor]) -> None:
 
 def router_step(
     index: int,
-    hbar: Tensor,
+    streams: Sequence[Tensor],
     router: PackedRouter,
     workspace: RouterWorkspace,
     threshold: float = 0.5,
@@ -130,12 +139,12 @@ def router_step(
 ) -> None:
     """Decide routed block ``index`` for every token: ``gate``, ``execute``, ``scale``.
 
-    Blocks are decided in order from 0, which starts a new step. Nothing is allocated and nothing
-    reaches the host.
+    Blocks are decided in order from 0, which starts a new step. Nothing reaches the host.
 
     Args:
         index: j - 1, 0-based among the R routed blocks.
-        hbar: Residual stream behind attention (B, D), 1 <= B <= 16.
+        streams: Residual stream behind attention (N, D), of one dtype, of this block and of as many
+            as there are of the two decided before, the newest last.
         router: Of :func:`pack`.
         workspace: Of :func:`router_workspace`; results and state are written there.
         threshold: Executes at gate >= threshold.
@@ -145,48 +154,65 @@ def router_step(
         ValueError: Shapes do not fit, or there is no block ``index``.
         RuntimeError: ``triton`` is True where no kernel can run.
     """
-    batch, width = hbar.shape
-    if not 1 <= batch <= MOST_ROWS:
-        raise ValueError(f"decoding takes 1 to {MOST_ROWS} rows, not {batch}")
+    hbar = streams[-1]
+    tokens, width = hbar.shape
     if not 0 <= index < len(router.decays):
         raise ValueError(f"there are {len(router.decays)} routed blocks, none has index {index}")
-    heads, last = len(router.merged), workspace.last
+    if len(streams) != min(index, 2) + 1:
+        raise ValueError(f"block {index} takes {min(index, 2) + 1} streams, not {len(streams)}")
+    entries = (tokens, len(router.decays), len(router.key))
     check_tensors(
         {
-            "hbar": (hbar, (batch, width), hbar.dtype),
-            "merged": (router.merged, (heads, width), torch.float32),
-            "workspace.last": (last, (batch, width), torch.float32),
-            "workspace.projected": (workspace.projected, (batch, heads), torch.float32),
+            **{f"streams[{n}]": (each, hbar.shape, hbar.dtype) for n, each in enumerate(streams)},
+            "merged": (router.merged, (len(router.merged), width), torch.float32),
+            "workspace.keys": (workspace.keys, entries, torch.float32),
+            "workspace.execute": (workspace.execute, (tokens,), torch.bool),
         }
     )
     if not use_triton(router.merged, triton):
-        router_step_reference(index, hbar, router, workspace, threshold)
-        return
-    from methods.hero.kernels.router_triton import launches
+        router_step_reference(index, streams, router, workspace, threshold)
+    elif tokens <= MOST_ROWS:
+        from methods.hero.kernels.router_triton import launches
 
-    for launch in launches(index, hbar, router, workspace, threshold):
-        launch.run()
+        for launch in launches(index, streams, router, workspace, threshold):
+            launch.run()
+    else:
+        from methods.hero.kernels.prompt_triton import prompt_launch
+
+        projected = project(hbar, router)
+        prompt_launch(index, streams, projected, router, workspace, threshold).run()
+
+
+def project(hbar: Tensor, router: PackedRouter) -> Tensor:
+    """``merged`` times a prompt (N, D), float32: (N, 2H), or (N, 4H) whose halves are to be added.
+
+    The latter where hbar is bfloat16: by ``parts``, tensor cores and sums in float32.
+    """
+    with torch.autocast(hbar.device.type, enabled=False):
+        if hbar.dtype is not torch.bfloat16:
+            return linear(hbar.float(), router.merged)
+        if hbar.is_cuda:
+            return torch.mm(hbar, router.parts.T, out_dtype=torch.float32)
+        return linear(hbar.float(), router.parts.float())
 
 
 def router_step_reference(
     index: int,
-    hbar: Tensor,
+    streams: Sequence[Tensor],
     router: PackedRouter,
     workspace: RouterWorkspace,
     threshold: float = 0.5,
 ) -> None:
     """The twin of :func:`router_step`, on the same buffers."""
     space = workspace
-    hbar = hbar.float()
-    delta = hbar - space.last if index > 0 else torch.zeros_like(hbar)
-    before = space.step if index > 1 else torch.zeros_like(hbar)
+    hbar, *earlier = [stream.float() for stream in reversed(streams)]
+    delta = hbar - earlier[0] if earlier else torch.zeros_like(hbar)
+    before = earlier[0] - earlier[1] if len(earlier) > 1 else torch.zeros_like(hbar)
     products = (hbar * hbar, delta * delta, delta * before, before * before)
-    space.sums.copy_(torch.stack([each.sum(-1) for each in products], dim=-1))
-    space.projected.copy_(linear(hbar, router.merged))
-    space.last.copy_(hbar)
-    space.step.copy_(delta)
+    sums = torch.stack([each.sum(-1) for each in products], dim=-1)
+    projected = linear(hbar, router.merged)
 
-    s = _state(index, router, space, hbar.shape[-1])
+    s = _state(index, router, space, projected, sums, hbar.shape[-1])
     context = _read(index, router, space, linear(s, router.query))
     novelty = torch.zeros_like(space.p)
     if router.variant == "no-memread":
@@ -198,7 +224,7 @@ def router_step_reference(
     first = linear(s, router.history_state) + linear(context, router.history_context)
     first = first + novelty[:, None] * router.history_novelty + router.history_bias
     a = silu(first) @ router.history_out + router.last_biases[0]
-    local = space.projected[:, len(router.local_out) :] + router.local_bias
+    local = projected[:, len(router.local_out) :] + router.local_bias
     b = silu(local) @ router.local_out + router.last_biases[1]
 
     p = torch.sigmoid(a / TEMPERATURE)
@@ -211,14 +237,24 @@ def router_step_reference(
     space.values[:, index] = linear(s, router.value)
 
 
-def _state(index: int, router: PackedRouter, space: RouterWorkspace, width: int) -> Tensor:
-    """s_j (B, 64) from the projections and the path vector."""
+def _state(
+    index: int,
+    router: PackedRouter,
+    space: RouterWorkspace,
+    projected: Tensor,
+    sums: Tensor,
+    width: int,
+) -> Tensor:
+    """s_j (N, 64) from the projections (N, 2H) and the path vector.
+
+    ``sums`` (N, 4) over D are of hbar^2, delta^2, delta * previous delta, previous delta^2.
+    """
     heads = len(router.local_out)
-    rstd = torch.rsqrt(space.sums[:, :1] / width + router.eps)
-    z_hidden = linear(silu(space.projected[:, :heads] * rstd), router.hidden_up)
+    rstd = torch.rsqrt(sums[:, :1] / width + router.eps)
+    z_hidden = linear(silu(projected[:, :heads] * rstd), router.hidden_up)
     if router.path_in is None or router.path_out is None:
         return torch.cat([z_hidden, z_hidden.new_zeros(len(z_hidden), 64 - HIDDEN_OUT)], dim=-1)
-    _, size, product, before = space.sums.unbind(-1)
+    _, size, product, before = sums.unbind(-1)
     bend = product / (size.sqrt() * before.sqrt() + EPS)
     position = torch.full_like(size, (index + 1) / len(router.decays))
     features = [position, 1 - position, size.sqrt(), bend]
@@ -230,7 +266,7 @@ def _state(index: int, router: PackedRouter, space: RouterWorkspace, width: int)
 
 
 def _read(index: int, router: PackedRouter, space: RouterWorkspace, query: Tensor) -> Tensor:
-    """c_j (B, M) from the entries of the blocks before ``index``."""
+    """c_j (N, M) from the entries of the blocks before ``index``."""
     alike = torch.einsum("bm,bim->bi", phi(query), space.keys[:, :index])
     weights = router.decays[index, :index] * alike
     above = torch.einsum("bi,bim->bm", weights, space.values[:, :index])

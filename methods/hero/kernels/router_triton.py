@@ -1,6 +1,9 @@
-"""The two kernels of :mod:`methods.hero.kernels.router`, and their launches."""
+"""The two kernels of a decode step of :mod:`methods.hero.kernels.router`, and their launches."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -20,7 +23,7 @@ WARPS = 8
 
 @triton.jit(do_not_specialize=["index"])
 def project_kernel(
-    hbar, merged, last, step, projected, sums, index,
+    hbar, last, before, merged, projected, sums, index,
     D: tl.constexpr, N: tl.constexpr, BATCH: tl.constexpr, CHUNK: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
@@ -36,35 +39,34 @@ def project_kernel(
         kept = (rows[:, None] < N) & present[None, :]
         tl.store(projected + slots[None, :] * N + rows[:, None], values, mask=kept)
     else:
-        path_sums(hbar, last, step, sums, index, tile - tiles, D, CHUNK)
+        path_sums(hbar, last, before, sums, index, tile - tiles, D, CHUNK)
 
 
 @triton.jit
 def path_sums(
-    hbar, last, step, sums, index, token, D: tl.constexpr, CHUNK: tl.constexpr
+    hbar, last, before, sums, index, token, D: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """Sums over D of one token; hbar and delta take the place of the block before's."""
+    """Sums over D of one token: of hbar^2, delta^2, delta * previous delta, previous delta^2."""
     size = tl.zeros([CHUNK], tl.float32)
     moved = tl.zeros([CHUNK], tl.float32)
     along = tl.zeros([CHUNK], tl.float32)
-    before = tl.zeros([CHUNK], tl.float32)
+    past = tl.zeros([CHUNK], tl.float32)
     for start in range(0, D, CHUNK):
         k = start + tl.arange(0, CHUNK)
         places = token * D + k
         now = tl.load(hbar + places, mask=k < D, other=0.0).to(tl.float32)
-        old = tl.load(last + places, mask=(k < D) & (index > 0), other=0.0)
-        previous = tl.load(step + places, mask=(k < D) & (index > 1), other=0.0)
+        old = tl.load(last + places, mask=(k < D) & (index > 0), other=0.0).to(tl.float32)
+        older = tl.load(before + places, mask=(k < D) & (index > 1), other=0.0).to(tl.float32)
         delta = tl.where(index > 0, now - old, 0.0)
+        previous = tl.where(index > 1, old - older, 0.0)
         size += now * now
         moved += delta * delta
         along += delta * previous
-        before += previous * previous
-        tl.store(last + places, now, mask=k < D)
-        tl.store(step + places, delta, mask=k < D)
+        past += previous * previous
     tl.store(sums + token * 4, tl.sum(size, axis=0))
     tl.store(sums + token * 4 + 1, tl.sum(moved, axis=0))
     tl.store(sums + token * 4 + 2, tl.sum(along, axis=0))
-    tl.store(sums + token * 4 + 3, tl.sum(before, axis=0))
+    tl.store(sums + token * 4 + 3, tl.sum(past, axis=0))
 
 
 @triton.jit
@@ -183,37 +185,52 @@ def decide_kernel(
 
 def launches(
     index: int,
-    hbar: Tensor,
+    streams: Sequence[Tensor],
     router: PackedRouter,
     workspace: RouterWorkspace,
     threshold: float,
 ) -> list[Launch]:
     """The two launches of ``router_step``, whose arguments these are."""
-    batch, width = hbar.shape
-    heads, memory, routed = len(router.local_out), len(router.key), len(router.decays)
-    tile, space = tile_of(batch, router.merged.element_size()), workspace._asdict()
-    project = {name: space[name] for name in ("last", "step", "projected", "sums")}
-    project |= {"hbar": hbar, "merged": router.merged, "index": index}
-    project |= {"D": width, "N": 2 * heads, "BATCH": batch, "CHUNK": CHUNK}
+    batch, width = streams[-1].shape
+    tile = tile_of(batch, router.merged.element_size())
+    projected = router.merged.new_empty(batch, len(router.merged))
+    sums = router.merged.new_empty(batch, 4)
+    project: dict[str, Any] = {"projected": projected, "sums": sums, "merged": router.merged}
+    project |= by_age(streams)
+    project |= {"D": width, "N": len(router.merged), "BATCH": batch, "CHUNK": CHUNK, "index": index}
     project |= {"ROWS": tile.rows, "DEPTH": tile.depth, "SPLIT": tile.split, "SLOTS": tile.slots}
-    weights = router._asdict()
-    decide = {name: space[name] for name in ("projected", "sums", "keys", "values", "p", "m")}
-    decide |= {name: space[name] for name in ("gate", "scale", "execute")}
-    # Without the path MLP its pointers are never followed.
-    decide |= {
-        name: router.hidden_up if weight is None else weight
-        for name, weight in weights.items()
-        if name not in ("merged", "eps", "variant")
-    }
-    decide |= {"index": index, "threshold": float(threshold), "NORM_EPS": router.eps, "EPS": EPS}
-    decide |= {"D": width, "H": heads, "M": memory, "R": routed, "TEMPERATURE": TEMPERATURE}
-    decide |= {"S": STATE, "Z": HIDDEN_OUT, "X": PATH, "XH": PATH_HIDDEN}
-    for name, size in (("HP", heads), ("MP", memory), ("RP", routed)):
-        decide[name] = triton.next_power_of_2(size)
-    decide |= {"MEMREAD": router.variant != "no-memread", "AUX": router.variant != "no-aux"}
-    decide["POSITION"] = router.variant != "no-position"
-    grid = (triton.cdiv(2 * heads, tile.rows) + batch,)
+    decide = deciding(index, width, router, workspace, threshold)
+    decide |= {"projected": projected, "sums": sums}
+    for name, size in (("HP", "H"), ("MP", "M"), ("RP", "R")):
+        decide[name] = triton.next_power_of_2(decide[size])
+    grid = (triton.cdiv(len(router.merged), tile.rows) + batch,)
     return [
         Launch(project_kernel, grid, project, tile.warps, tile.stages),
         Launch(decide_kernel, (batch,), decide, WARPS),
     ]
+
+
+def by_age(streams: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The streams of this block and of the two before; where there is none it is never read."""
+    hbar, last, before = [*reversed(streams), *[streams[-1]] * 2][:3]
+    return {"hbar": hbar, "last": last, "before": before}
+
+
+def deciding(
+    index: int, width: int, router: PackedRouter, workspace: RouterWorkspace, threshold: float
+) -> dict[str, Any]:
+    """What every kernel that decides is given beside its projections."""
+    # Without the path MLP its pointers are never followed.
+    given: dict[str, Any] = {
+        name: router.hidden_up if weight is None else weight
+        for name, weight in router._asdict().items()
+        if name not in ("merged", "parts", "eps", "variant")
+    }
+    given |= workspace._asdict()
+    given |= {"index": index, "threshold": float(threshold), "NORM_EPS": router.eps, "EPS": EPS}
+    given |= {"D": width, "H": len(router.local_out), "M": len(router.key)}
+    given |= {"R": len(router.decays), "TEMPERATURE": TEMPERATURE}
+    given |= {"S": STATE, "Z": HIDDEN_OUT, "X": PATH, "XH": PATH_HIDDEN}
+    given |= {"MEMREAD": router.variant != "no-memread", "AUX": router.variant != "no-aux"}
+    given["POSITION"] = router.variant != "no-position"
+    return given

@@ -14,7 +14,8 @@ class PackedRouter(NamedTuple):
 
     H is the head width, M the memory's, R the number of routed blocks; states are 64 wide.
 
-    ``merged`` (2H, D); ``hidden_up`` (48, H); ``path_in`` (64, 6), ``path_in_bias`` (64,),
+    ``merged`` (2H, D); ``parts`` (4H, D), bfloat16: ``merged`` rounded, and behind it what that
+    leaves, rounded too; ``hidden_up`` (48, H); ``path_in`` (64, 6), ``path_in_bias`` (64,),
     ``path_out`` (16, 64), ``path_out_bias`` (16,), None without the path MLP; ``query``, ``key``,
     ``value`` (M, 64); ``novelty_state`` (64, 64), ``novelty_context`` (64, M). The history head's
     first matrix by input: ``history_state`` (H, 64), ``history_context`` (H, M),
@@ -24,6 +25,7 @@ class PackedRouter(NamedTuple):
     """
 
     merged: Tensor
+    parts: Tensor
     hidden_up: Tensor
     path_in: Tensor | None
     path_in_bias: Tensor | None
@@ -48,22 +50,16 @@ class PackedRouter(NamedTuple):
 
 
 class RouterWorkspace(NamedTuple):
-    """Fixed buffers of B tokens, all float32 but ``execute``; no start value matters.
+    """Fixed buffers of N tokens, all float32 but ``execute``; no start value matters.
 
-    Carried from block to block: ``last``, ``step`` (B, D), hbar and delta of the block before;
-    ``keys`` (phi(k)), ``values`` (B, R, M); ``p``, ``m`` (B,). Between the launches: ``projected``
-    (B, 2H), ``sums`` (B, 4): of hbar^2, delta^2, delta * previous delta, previous delta^2. Results:
-    ``gate``, ``scale`` (B,) and ``execute`` (B,) bool, what ``routed_ffn_decode`` takes.
+    Carried from block to block: ``keys`` (phi(k)), ``values`` (N, R, M); ``p``, ``m`` (N,).
+    Results: ``gate``, ``scale`` (N,) and ``execute`` (N,) bool, what ``routed_ffn_decode`` takes.
     """
 
-    last: Tensor
-    step: Tensor
     keys: Tensor
     values: Tensor
     p: Tensor
     m: Tensor
-    projected: Tensor
-    sums: Tensor
     gate: Tensor
     scale: Tensor
     execute: Tensor

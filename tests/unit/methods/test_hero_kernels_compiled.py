@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.hero.kernels.router import router_step
+from methods.hero.kernels.router import project, router_step
 from tests.compiled import Binary, compiled
 from tests.interpreted import DEVICE, bytes_read
-from tests.unit.methods.test_hero_kernels import make_router, packed_of, poisoned, stream
+from tests.unit.methods.test_hero_kernels import make_router, packed_of, poisoned, stream, up_to
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -19,16 +19,23 @@ def binaries() -> list[Binary]:
     return compiled(["hero"], [80, 90])
 
 
+# Of the second launches: a quarter of the registers' worth of the eight matrices of a decode step.
+LOADS = {"hero_project": 16, "hero_decide": 50, "hero_prompt": 80}
+
+
 def test_nothing_spills_and_weights_come_in_128_bits(binaries: list[Binary]) -> None:
-    assert {binary.kernel for binary in binaries} == {"hero_project", "hero_decide"}
+    assert {binary.kernel for binary in binaries} == set(LOADS)
     for binary in binaries:
         assert (binary.local, binary.spills) == (0, 0), binary
-        # Of the second launch: a quarter of the registers' worth of each of its eight matrices.
-        assert binary.loads_128 >= (50 if binary.kernel == "hero_decide" else 16), binary
+        assert binary.loads_128 >= LOADS[binary.kernel], binary
+        assert bool(binary.tensor_core) == (binary.kernel == "hero_prompt"), binary
 
 
-def test_one_wave_holds_the_grid_of_one_token(binaries: list[Binary]) -> None:
-    """512 rows in tiles of four and one program for the sums, on 108 multiprocessors or more."""
+def test_a_multiprocessor_holds_two_programs(binaries: list[Binary]) -> None:
+    """One wave for one token: 512 rows in tiles of four, and the sums, on 108 of them or more.
+
+    Of a prompt one program waits for its streams while the other multiplies.
+    """
     for binary in binaries:
         assert binary.resident >= 2, binary
 
@@ -41,11 +48,31 @@ def test_every_weight_is_read_once() -> None:
     weights = {
         name: weight
         for name, weight in packed._asdict().items()
-        if isinstance(weight, Tensor) and name != "decays"
+        if isinstance(weight, Tensor) and name not in ("decays", "parts")
     }
     with bytes_read(weights) as read:
-        router_step(1, stream(1, 64, 1)[1], packed, poisoned(1, packed), triton=True)
+        streams = up_to(1, stream(1, 64, 1))
+        router_step(1, streams, packed, poisoned(1, packed), triton=True)
     assert read == {name: weight.nbytes for name, weight in weights.items()}
     added = sum(p.numel() for name, p in router.named_parameters() if "adapters" not in name)
     # The norm's weight is folded into W_hd, rho into the decays.
     assert sum(read.values()) == pytest.approx(4 * added, rel=0.005)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="reads are counted by the interpreter")
+@pytest.mark.parametrize("index", [0, 1, 3])
+@torch.no_grad()
+def test_a_prompt_reads_each_stream_once(index: int) -> None:
+    from methods.hero.kernels.prompt_triton import prompt_launch
+
+    packed = packed_of(make_router(width=320))
+    streams = stream(32, 320, 2, torch.bfloat16)
+    space = poisoned(32, packed)
+    for earlier in range(index):
+        router_step(earlier, up_to(earlier, streams), packed, space, triton=True)
+    met = up_to(index, streams)
+    projected = project(met[-1], packed)
+    tensors = {"projected": projected} | {str(n): each for n, each in enumerate(met)}
+    with bytes_read(tensors) as read:
+        prompt_launch(index, met, projected, packed, space, 0.5).run()
+    assert read == {name: each.nbytes for name, each in tensors.items()}

@@ -76,15 +76,23 @@ def use_host(hidden: Tensor, weight: Tensor) -> bool:
 
 
 def use_steps(hidden: Tensor) -> bool:
-    """Whether a router decides by kernels: one new token of each sequence, where kernels run.
+    """Whether skipped attention is by kernels: one new token of each sequence, where kernels run.
+
+    Args:
+        hidden: What enters the pass (B, T, D).
+    """
+    return hidden.shape[1] == 1 and len(hidden) <= MOST_ROWS and use_device(hidden)
+
+
+def use_device(hidden: Tensor) -> bool:
+    """Whether a router decides by kernels: where they run, nothing learns and nothing is cast.
 
     Args:
         hidden: What enters the pass (B, T, D).
     """
     return (
-        hidden.shape[1] == 1
-        and len(hidden) <= MOST_ROWS
-        and not torch.is_grad_enabled()
+        not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(hidden.device.type)
         and available(hidden)
     )
 

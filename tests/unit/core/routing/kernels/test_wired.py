@@ -104,6 +104,20 @@ def test_few_launches_serve_both_branches(name: str, queued: list[str]) -> None:
 
 
 @torch.no_grad()
+def test_a_prompt_takes_one_launch_beside_its_product(
+    queued: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("hero").to(DEVICE)
+    found = model.model(IDS.to(DEVICE))
+    names = [name for name in queued if name not in ("expand", "contract")]
+    assert names == ["prompt_kernel"] * len(router_of(model).units)  # type: ignore[union-attr]
+    monkeypatch.setattr(choose, "missing", lambda tensor: "not this time")
+    expected = model.model(IDS.to(DEVICE))
+    torch.testing.assert_close(found.soft, expected.soft, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("executes", [True, False])
 def test_rows_of_an_evicting_layer_grow_alone(executes: bool, queued: list[str]) -> None:
     """By kernels as by the twin: columns of tokens that skipped are written over."""
@@ -141,7 +155,7 @@ def test_a_prompt_renews_the_weights_that_kernels_read(
     assert router._kernels is held
     assert [part.data_ptr() for part in held if isinstance(part, torch.Tensor)] == places
     cache = model(SHORT, use_cache=True).past_key_values
-    monkeypatch.setattr("methods.hero.router.use_steps", lambda hidden: False)
+    monkeypatch.setattr("methods.hero.router.use_device", lambda hidden: False)
     torch.testing.assert_close(
         found, model.model(SHORT[:, :1], past_key_values=cache).soft, rtol=1e-5, atol=1e-6
     )

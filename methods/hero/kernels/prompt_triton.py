@@ -1,0 +1,181 @@
+"""The second launch of :mod:`methods.hero.kernels.router` for prompts: tokens in tiles of sixteen.
+
+Letters as in ``PackedRouter``; a tile has TM tokens, sums over D go on by CHUNK columns, those over
+the heads by TN. Products of tiles are of float32, as three products of TF32 on tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from methods.core.routing.kernels.launch import Launch
+from methods.hero.kernels.router_triton import by_age, deciding, phi, silu
+from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
+
+TOKENS, COLUMNS, WARPS = 16, 64, 4
+# Of the sums over D: the four tiles of a wider one would not fit into registers.
+CHUNK = 256
+
+
+@triton.jit
+def times(left, weight, n, k, N: tl.constexpr, K: tl.constexpr):
+    """A tile over ``k`` times rows ``n`` of ``weight`` (N, K), transposed; zero beyond both."""
+    kept = (n[None, :] < N) & (k[:, None] < K)
+    tile = tl.load(weight + n[None, :] * K + k[:, None], mask=kept, other=0.0)
+    return tl.dot(left, tile, input_precision="tf32x3")
+
+
+@triton.jit
+def summed(row, columns, inside, H: tl.constexpr, PARTS: tl.constexpr):
+    """Columns of the projections of tokens at ``row``, whose ``PARTS`` parts are 2H wide."""
+    total = tl.load(row[:, None] + columns[None, :], mask=inside[None, :], other=0.0)
+    for part in tl.static_range(1, PARTS):
+        places = row[:, None] + part * 2 * H + columns[None, :]
+        total += tl.load(places, mask=inside[None, :], other=0.0)
+    return total
+
+
+@triton.jit
+def entry_of(vector, n, N: tl.constexpr):
+    """Entries ``n`` of a vector for every token of a tile; zero beyond the last."""
+    return tl.load(vector + n, mask=n < N, other=0.0)[None, :]
+
+
+@triton.jit
+def along_path(
+    hbar, last, before, at, index, D: tl.constexpr, TM: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """The four sums of ``path_sums`` for tokens ``at``."""
+    size = tl.zeros([TM, CHUNK], tl.float32)
+    moved = tl.zeros([TM, CHUNK], tl.float32)
+    along = tl.zeros([TM, CHUNK], tl.float32)
+    past = tl.zeros([TM, CHUNK], tl.float32)
+    for start in range(0, D, CHUNK):
+        k = (start + tl.arange(0, CHUNK))[None, :]
+        places = at[:, None] * D + k
+        now = tl.load(hbar + places, mask=k < D, other=0.0).to(tl.float32)
+        old = tl.load(last + places, mask=(k < D) & (index > 0), other=0.0).to(tl.float32)
+        older = tl.load(before + places, mask=(k < D) & (index > 1), other=0.0).to(tl.float32)
+        delta = tl.where(index > 0, now - old, 0.0)
+        previous = tl.where(index > 1, old - older, 0.0)
+        size += now * now
+        moved += delta * delta
+        along += delta * previous
+        past += previous * previous
+    return tl.sum(size, 1), tl.sum(moved, 1), tl.sum(along, 1), tl.sum(past, 1)
+
+
+@triton.jit(do_not_specialize=["index", "threshold", "tokens"])
+def prompt_kernel(
+    hbar, last, before, projected, keys, values, p, m, gate, scale, execute,
+    hidden_up, path_in, path_in_bias, path_out, path_out_bias, query, key, value,
+    novelty_state, novelty_context, history_state, history_context, history_novelty,
+    history_bias, history_out, local_bias, local_out, last_biases, decays,
+    index, threshold, tokens,
+    D: tl.constexpr, H: tl.constexpr, M: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr, MP: tl.constexpr,
+    TM: tl.constexpr, TN: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
+    NORM_EPS: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
+    MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
+):  # fmt: skip
+    """TM tokens: from streams and projections to decision, memory entry, p and m."""
+    token = tl.program_id(0) * TM + tl.arange(0, TM)
+    live = token < tokens
+    # Rows past the end repeat the last token and store nothing.
+    at = tl.minimum(token, tokens - 1).to(tl.int64)
+    size, moved, along, past = along_path(hbar, last, before, at, index, D, TM, CHUNK)
+    m_before = tl.load(m + at, mask=live & (index > 0), other=1.0)
+    row = projected + at * (PARTS * 2 * H)
+
+    state, feature = tl.arange(0, S), tl.arange(0, MP)
+    rstd = tl.rsqrt(size / D + NORM_EPS)[:, None]
+    s = tl.zeros([TM, S], tl.float32)
+    for start in range(0, H, TN):
+        head = start + tl.arange(0, TN)
+        z = silu(summed(row, head, head < H, H, PARTS) * rstd)
+        s += times(z, hidden_up, state, head, Z, H)
+    if AUX:
+        wide = tl.arange(0, XH)
+        p_before = tl.load(p + at, mask=live & (index > 0), other=1.0)
+        y = entry_of(path_in_bias, wide, XH)
+        y += p_before[:, None] * tl.load(path_in + wide * X + 4)[None, :]
+        y += m_before[:, None] * tl.load(path_in + wide * X + 5)[None, :]
+        if POSITION:
+            position = (index + 1).to(tl.float32) / R
+            distance = tl.sqrt(moved)
+            bend = along / (distance * tl.sqrt(past) + EPS)
+            y += position * tl.load(path_in + wide * X)[None, :]
+            y += (1.0 - position) * tl.load(path_in + wide * X + 1)[None, :]
+            y += distance[:, None] * tl.load(path_in + wide * X + 2)[None, :]
+            y += bend[:, None] * tl.load(path_in + wide * X + 3)[None, :]
+        # The path's share of the state follows behind the first Z columns.
+        behind = state >= Z
+        out = (state - Z)[None, :] * XH + wide[:, None]
+        out = tl.load(path_out + out, mask=behind[None, :], other=0.0)
+        s += tl.dot(silu(y), out, input_precision="tf32x3")
+        s += tl.load(path_out_bias + state - Z, mask=behind, other=0.0)[None, :]
+
+    entries = (at * (R * M))[:, None] + feature[None, :]
+    known = (feature < M)[None, :]
+    kept = live[:, None] & known
+    places = entries + index * M
+    tl.store(keys + places, phi(times(s, key, feature, state, M, S)), mask=kept)
+    tl.store(values + places, times(s, value, feature, state, M, S), mask=kept)
+    if MEMREAD:
+        asked = phi(times(s, query, feature, state, M, S))
+        above = tl.zeros([TM, MP], tl.float32)
+        below = tl.zeros([TM], tl.float32)
+        for entry in range(0, index):
+            found = tl.load(keys + entries + entry * M, mask=known, other=0.0)
+            weight = tl.load(decays + index * R + entry) * tl.sum(asked * found, axis=1)
+            found = tl.load(values + entries + entry * M, mask=known, other=0.0)
+            above += weight[:, None] * found
+            below += weight
+        context = above / (below + EPS)[:, None]
+        here = times(s, novelty_state, state, state, S, S)
+        there = times(context, novelty_context, state, feature, S, M)
+        sizes = tl.sqrt(tl.sum(here * here, axis=1)) * tl.sqrt(tl.sum(there * there, axis=1))
+        novelty = tl.where(index > 0, 1.0 - tl.sum(here * there, axis=1) / (sizes + EPS), 0.0)
+
+    a = tl.zeros([TM], tl.float32) + tl.load(last_biases)
+    b = tl.zeros([TM], tl.float32) + tl.load(last_biases + 1)
+    for start in range(0, H, TN):
+        head = start + tl.arange(0, TN)
+        first = times(s, history_state, head, state, H, S) + entry_of(history_bias, head, H)
+        if MEMREAD:
+            first += times(context, history_context, head, feature, H, M)
+            first += novelty[:, None] * entry_of(history_novelty, head, H)
+        a += tl.sum(silu(first) * entry_of(history_out, head, H), axis=1)
+        local = summed(row + H, head, head < H, H, PARTS) + entry_of(local_bias, head, H)
+        b += tl.sum(silu(local) * entry_of(local_out, head, H), axis=1)
+
+    score, g = tl.sigmoid(a / TEMPERATURE), tl.sigmoid(a + b)
+    runs = g >= threshold
+    tl.store(p + at, score, mask=live)
+    tl.store(m + at, m_before * score, mask=live)
+    tl.store(gate + at, g, mask=live)
+    tl.store(execute + at, runs, mask=live)
+    tl.store(scale + at, tl.where(runs, g, 1.0 - g), mask=live)
+
+
+def prompt_launch(
+    index: int,
+    streams: Sequence[Tensor],
+    projected: Tensor,
+    router: PackedRouter,
+    workspace: RouterWorkspace,
+    threshold: float,
+) -> Launch:
+    """The launch behind ``projected``, which ``project`` gives; the rest as in ``router_step``."""
+    tokens, width = streams[-1].shape
+    given = deciding(index, width, router, workspace, threshold) | by_age(streams)
+    given |= {"projected": projected, "tokens": tokens}
+    # Tensor cores multiply sixteen columns or more.
+    given["MP"] = max(16, triton.next_power_of_2(given["M"]))
+    given["TN"] = min(COLUMNS, max(16, triton.next_power_of_2(given["H"])))
+    given |= {"TM": TOKENS, "CHUNK": CHUNK, "PARTS": projected.shape[1] // len(router.merged)}
+    return Launch(prompt_kernel, (triton.cdiv(tokens, TOKENS),), given, WARPS)
