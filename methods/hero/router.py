@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
-from methods.core.routing.kernels.choose import use_device, use_host
+from methods.core.routing.kernels.choose import use_device, use_host, use_streams
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, of_this_pass
 from methods.hero.branch import Adapter
 from methods.hero.heads import (
@@ -35,8 +35,12 @@ from methods.hero.heads import (
 )
 from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.kernels.router import KernelSteps, pack, refresh, router_workspace
+from methods.hero.kernels.streams import read_streams
 from methods.hero.kernels.weights import PackedRouter
-from methods.hero.memory import ListMemory
+from methods.hero.memory import EPS, ListMemory
+
+# Least squared length of a delta that has a slope: of float32, far below any that moves.
+LEAST = 1e-30
 
 
 class PathState(NamedTuple):
@@ -60,6 +64,19 @@ class PathState(NamedTuple):
             return self
         *before, last = (stream.float() for stream in self.streams)
         return self._replace(last=last, step=last - before[0] if before else None)
+
+
+class Reading(NamedTuple):
+    """What a gate takes of the residual stream, in float32.
+
+    ``local`` and ``hidden`` (B, T, H), what enters the SiLU of the local head and of the state;
+    ``distance`` ||delta_j|| and ``bend`` cos(delta_j, delta_{j-1}), (B, T).
+    """
+
+    local: Tensor
+    hidden: Tensor
+    distance: Tensor
+    bend: Tensor
 
 
 class Trace(NamedTuple):
@@ -245,7 +262,7 @@ class HeroRouter(Router):
         """:meth:`step` to the bit, run again in the backward pass.
 
         Until then a token leaves half a KB per block at M = 64 beside the residual stream: what it
-        wrote into the memory. ``step`` leaves 58 KB at D = 4096.
+        wrote into the memory. ``step`` written out leaves 58 KB at D = 4096.
         """
         states = [self.bare(state), state]
 
@@ -261,22 +278,53 @@ class HeroRouter(Router):
         """One gate with every intermediate, in float32; the state for the next block."""
         streams = (*state.streams[-1:], hbar) if torch.is_grad_enabled() else ()
         with torch.autocast(hbar.device.type, enabled=False):
-            hbar, state = hbar.float(), state.whole()
-            local = self.local_head(hbar).squeeze(-1)
             if self.variant in LOCAL:
+                hbar = hbar.float()
+                local = self.local_head(hbar).squeeze(-1)
                 zero = torch.zeros_like(local)
                 extra = zero if self.variant == "no-history" else self.second_head(hbar).squeeze(-1)
                 gate = torch.sigmoid(local + extra)
                 return Trace(gate, extra, local, zero, zero, zero, zero, zero), state
-            trace, after = self._history_step(index, hbar, local, state)
+            if use_streams(hbar):
+                reading = self._read_by_kernels(hbar, state)
+            else:
+                reading, state = self._read_plainly(hbar.float(), state.whole())
+            trace, after = self._history_step(index, reading, state)
             return trace, after._replace(streams=streams)
 
-    def _history_step(
-        self, index: int, hbar: Tensor, local: Tensor, state: PathState
-    ) -> tuple[Trace, PathState]:
-        path, delta = self._path(index, hbar, state)
+    def _read_plainly(self, hbar: Tensor, state: PathState) -> tuple[Reading, PathState]:
+        """Written out; the state then holds hbar and delta of this block."""
+        local, delta = self.local_head[0](hbar), None
+        distance = bend = torch.zeros_like(state.p)
+        if state.last is not None:
+            delta = hbar - state.last
+            distance = delta.norm(dim=-1)
+        if delta is not None and state.step is not None:
+            bend = cosine(delta, state.step)
         normed = hbar * torch.rsqrt(hbar.pow(2).mean(-1, keepdim=True) + self.eps)
-        z_hidden = self.hidden_up(silu(self.hidden_down(normed * self.norm_weight)))
+        hidden = self.hidden_down(normed * self.norm_weight)
+        return Reading(local, hidden, distance, bend), state._replace(last=hbar, step=delta)
+
+    def _read_by_kernels(self, hbar: Tensor, state: PathState) -> Reading:
+        """The same of the streams of this block and the two before, each read once."""
+        streams = [each.flatten(0, 1).contiguous() for each in (*state.streams, hbar)]
+        down, first = self.hidden_down.weight * self.norm_weight, self.local_head[0]
+        assert isinstance(first, nn.Linear)
+        projected, sums = read_streams(streams, torch.cat([down, first.weight]))
+        hidden, local = projected.unflatten(0, hbar.shape[:2]).chunk(2, dim=-1)
+        size, moved, along, past = sums.unflatten(0, hbar.shape[:2]).unbind(-1)
+        rstd = torch.rsqrt(size / hbar.shape[-1] + self.eps)
+        # A root has no slope at zero, where there is no delta.
+        distance, before = (each.clamp(min=LEAST).sqrt() for each in (moved, past))
+        bend = along / (distance * before + EPS)
+        return Reading(local + first.bias, hidden * rstd[..., None], distance, bend)
+
+    def _history_step(
+        self, index: int, reading: Reading, state: PathState
+    ) -> tuple[Trace, PathState]:
+        local = self.local_head[2](silu(reading.local)).squeeze(-1)
+        path = self._path(index, reading, state)
+        z_hidden = self.hidden_up(silu(reading.hidden))
         if self.variant == "no-aux":
             z_path = path.new_zeros(*path.shape[:-1], PATH_OUT)
         else:
@@ -293,19 +341,15 @@ class HeroRouter(Router):
         m = state.m * p
         memory = state.memory.write(self.key(s), self.value(s), torch.sigmoid(self.eta[index]))
         trace = Trace(torch.sigmoid(a + local), a, local, p, m, novelty, context, path)
-        return trace, PathState(hbar, delta, p, m, memory)
+        return trace, state._replace(p=p, m=m, memory=memory)
 
-    def _path(self, index: int, hbar: Tensor, state: PathState) -> tuple[Tensor, Tensor | None]:
-        """The path vector x_j (B, T, 6) and delta_j (None at the first block)."""
-        total, zero = len(self.units), torch.zeros_like(state.p)
-        delta = None if state.last is None else hbar - state.last
-        distance = zero if delta is None else delta.norm(dim=-1)
-        bend = zero if delta is None or state.step is None else cosine(delta, state.step)
-        position = torch.full_like(zero, (index + 1) / total)
-        features = [position, 1 - position, distance, bend]
+    def _path(self, index: int, reading: Reading, state: PathState) -> Tensor:
+        """The path vector x_j (B, T, 6)."""
+        position = torch.full_like(state.p, (index + 1) / len(self.units))
+        features = [position, 1 - position, reading.distance, reading.bend]
         if self.variant == "no-position":
-            features = [zero] * 4
-        return torch.stack([*features, state.p, state.m], dim=-1), delta
+            features = [torch.zeros_like(position)] * 4
+        return torch.stack([*features, state.p, state.m], dim=-1)
 
     def formula_parameters(self) -> dict[str, Tensor]:
         """Parameters under the names of the formulas: weights are (out, in)."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from methods.core.routing.kernels.choose import MOST_ROWS
+from methods.core.routing.kernels.launch import Launch
 from methods.core.routing.router import Unit
 from methods.core.shapes import SHAPES
 from methods.hero.heads import Sizes, Variant
@@ -26,6 +27,8 @@ def cases() -> Iterator[Case]:
     yield from router_cases("llama31_8b", 8)
     yield from router_cases("llama31_8b", 2048)
     yield from router_cases("llama2_13b", 2048)
+    yield from stream_cases("llama31_8b", 2048)
+    yield from stream_cases("llama2_13b", 2048)
 
 
 def router_cases(name: str, tokens: int, variant: Variant = "full") -> Iterator[Case]:
@@ -45,7 +48,22 @@ def router_cases(name: str, tokens: int, variant: Variant = "full") -> Iterator[
         made = [prompt_launch(3, [hbar] * 3, projected, packed, space, 0.5)]
     else:
         made = launches(3, [hbar] * 3, packed, space, 0.5)
-    for launch in made:
-        kernel = "hero_" + launch.kernel.__name__.removesuffix("_kernel")
-        shape = f"{name} batch {tokens}" if tokens <= MOST_ROWS else f"{name} {tokens} tokens"
-        yield Case(kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages)
+    shape = f"{name} batch {tokens}" if tokens <= MOST_ROWS else f"{name} {tokens} tokens"
+    yield from (_case(launch, shape) for launch in made)
+
+
+def stream_cases(name: str, tokens: int) -> Iterator[Case]:
+    """What training adds to its products, forward and backward."""
+    from methods.hero.kernels.streams_triton import gradients_launch, sums_launch
+
+    with torch.device("meta"):
+        streams = [torch.empty(tokens, SHAPES[name]["hidden_size"], dtype=torch.bfloat16)] * 3
+        sums = torch.empty(tokens, 4)
+        made = [sums_launch(streams, sums)]
+        made += [gradients_launch(streams, streams[0].float(), sums, streams)]
+    yield from (_case(launch, f"{name} {tokens} tokens") for launch in made)
+
+
+def _case(launch: Launch, shape: str) -> Case:
+    kernel = "hero_" + launch.kernel.__name__.removesuffix("_kernel")
+    return Case(kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages)

@@ -12,8 +12,7 @@ the first is a product of cuBLAS and the second takes sixteen tokens per program
 
 W_hd RMSNorm(hbar) = rstd(hbar) (W_hd diag(w)) hbar: the norm's weight is folded into the columns
 beforehand, its factor is applied afterwards. All is float32; decisions are taken before any cast.
-A prompt in bfloat16 meets the merged matrix as two bfloat16 matrices, whose products are exact and
-summed in float32: what both leave of a weight is at most 2^-18 of it, less than the sums err.
+A prompt in bfloat16 meets the merged matrix as two bfloat16 matrices, as in ``streams``.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
 from methods.core.routing.kernels.decode import check_tensors
 from methods.core.routing.router import Decision
 from methods.hero.heads import HIDDEN_OUT, TEMPERATURE, Variant
+from methods.hero.kernels.streams import path_sums, product, split
 from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
 from methods.hero.memory import EPS, phi
 
@@ -57,10 +57,9 @@ def pack(weights: Mapping[str, Tensor], eps: float, variant: Variant) -> PackedR
     sums = torch.cat([logs.new_zeros(1), logs])
     decays = (sums[:-1, None] - sums[None, 1:]).exp().tril(-1).float()
     merged = torch.cat([named["W_hd"] * named["rms_w"], named["local_W1"]])
-    rounded = merged.bfloat16()
     return PackedRouter(
         merged=merged,
-        parts=torch.cat([rounded, (merged - rounded.float()).bfloat16()]),
+        parts=torch.cat(split(merged)),
         hidden_up=named["W_hu"],
         path_in=named.get("path_W1"),
         path_in_bias=named.get("path_b1"),
@@ -186,14 +185,11 @@ def router_step(
 def project(hbar: Tensor, router: PackedRouter) -> Tensor:
     """``merged`` times a prompt (N, D), float32: (N, 2H), or (N, 4H) whose halves are to be added.
 
-    The latter where hbar is bfloat16: by ``parts``, tensor cores and sums in float32.
+    The latter where hbar is bfloat16, by ``parts``.
     """
-    with torch.autocast(hbar.device.type, enabled=False):
-        if hbar.dtype is not torch.bfloat16:
-            return linear(hbar.float(), router.merged)
-        if hbar.is_cuda:
-            return torch.mm(hbar, router.parts.T, out_dtype=torch.float32)
-        return linear(hbar.float(), router.parts.float())
+    if hbar.dtype is torch.bfloat16:
+        return product(hbar, router.parts.T)
+    return linear(hbar.float(), router.merged)
 
 
 def router_step_reference(
@@ -205,13 +201,8 @@ def router_step_reference(
 ) -> None:
     """The twin of :func:`router_step`, on the same buffers."""
     space = workspace
-    hbar, *earlier = [stream.float() for stream in reversed(streams)]
-    delta = hbar - earlier[0] if earlier else torch.zeros_like(hbar)
-    before = earlier[0] - earlier[1] if len(earlier) > 1 else torch.zeros_like(hbar)
-    products = (hbar * hbar, delta * delta, delta * before, before * before)
-    sums = torch.stack([each.sum(-1) for each in products], dim=-1)
+    hbar, sums = streams[-1].float(), path_sums(streams, kernel=False)
     projected = linear(hbar, router.merged)
-
     s = _state(index, router, space, projected, sums, hbar.shape[-1])
     context = _read(index, router, space, linear(s, router.query))
     novelty = torch.zeros_like(space.p)

@@ -20,7 +20,14 @@ def binaries() -> list[Binary]:
 
 
 # Of the second launches: a quarter of the registers' worth of the eight matrices of a decode step.
-LOADS = {"hero_project": 16, "hero_decide": 50, "hero_prompt": 80}
+# Streams of 16 bits come eight at a time to each of 128 threads.
+LOADS = {
+    "hero_project": 16,
+    "hero_decide": 50,
+    "hero_prompt": 80,
+    "hero_sums": 3,
+    "hero_gradients": 5,
+}
 
 
 def test_nothing_spills_and_weights_come_in_128_bits(binaries: list[Binary]) -> None:

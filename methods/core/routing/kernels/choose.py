@@ -92,9 +92,18 @@ def use_device(hidden: Tensor) -> bool:
     """
     return (
         not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(hidden.device.type)
         and available(hidden)
+        and not torch.is_autocast_enabled(hidden.device.type)
     )
+
+
+def use_streams(hbar: Tensor) -> bool:
+    """Whether a router that learns reads its streams by kernels: where they run.
+
+    Args:
+        hbar: The residual stream (B, T, D).
+    """
+    return torch.is_grad_enabled() and available(hbar)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from methods.core.routing.kernels import choose
 from methods.core.routing.kernels.launch import Launch
 from methods.core.routing.routed import router_of
 from methods.core.training.lora import fold_lora
+from methods.hero.router import HeroRouter
 from tests.contract.conftest import IDS
 from tests.interpreted import DEVICE, mend
 from tests.unit.core.routing.test_decoding import ROUTED, model_of
@@ -19,6 +21,7 @@ from tests.unit.core.routing.test_decoding import ROUTED, model_of
 pytest.importorskip("triton", reason="Triton is not installed")
 mend()
 
+FFN_KERNELS = {"expand", "contract"}
 SHORT = IDS[:, :6].to(DEVICE)
 
 
@@ -51,19 +54,37 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["hero", "flexidepth", "diffskip"])
-def test_training_agrees_with_the_host_dispatch(name: str, queued: list[str]) -> None:
+def test_training_agrees_with_the_host_dispatch(
+    name: str, queued: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = model_of(name).to(DEVICE)
     kernels = gradients(model)
-    assert queued
+    assert FFN_KERNELS & set(queued)
+    assert ("gradients_kernel" in queued) == (name == "hero")
     queued.clear()
-    for parameter in model.parameters():
-        # What would be trained of an FFN is what kernels give no gradient.
-        parameter.requires_grad_()
+    monkeypatch.setattr(choose, "missing", lambda tensor: "not this time")
     host = gradients(model)
     assert not queued
+    assert set(kernels) == set(host)
     for name, value in kernels.items():
         bound = 1e-5 * float(host[name].abs().max())
         torch.testing.assert_close(value, host[name], rtol=0, atol=bound)
+
+
+def test_recomputed_gates_run_their_kernels_again(
+    queued: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; to the same gradients."""
+    model = model_of("hero").to(DEVICE)
+    monkeypatch.setattr(HeroRouter, "_recomputes", lambda self, hbar, at: False)
+    expected, once = gradients(model), Counter(queued)
+    queued.clear()
+    monkeypatch.setattr(HeroRouter, "_recomputes", lambda self, hbar, at: True)
+    found = gradients(model)
+    assert queued.count("sums_kernel") == 2 * once["sums_kernel"]
+    assert queued.count("gradients_kernel") == once["gradients_kernel"]
+    for name, value in found.items():
+        assert torch.equal(value, expected[name])
 
 
 @pytest.mark.parametrize("name", ROUTED)
@@ -109,7 +130,7 @@ def test_a_prompt_takes_one_launch_beside_its_product(
 ) -> None:
     model = model_of("hero").to(DEVICE)
     found = model.model(IDS.to(DEVICE))
-    names = [name for name in queued if name not in ("expand", "contract")]
+    names = [name for name in queued if name not in FFN_KERNELS]
     assert names == ["prompt_kernel"] * len(router_of(model).units)  # type: ignore[union-attr]
     monkeypatch.setattr(choose, "missing", lambda tensor: "not this time")
     expected = model.model(IDS.to(DEVICE))
@@ -191,4 +212,5 @@ def test_kernels_leave_what_they_would_compute_otherwise(
     precise = torch.autocast(DEVICE, torch.bfloat16, enabled=asks == "another precision")
     with torch.set_grad_enabled(learns), precise:
         model(SHORT)
-    assert bool(queued) == (asks == "nothing" or (asks == "a gradient" and not learns))
+    wanted = asks == "nothing" or (asks == "a gradient" and not learns)
+    assert bool(FFN_KERNELS & set(queued)) == wanted

@@ -1,0 +1,67 @@
+"""The two kernels of :mod:`methods.hero.kernels.streams`, and their launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from methods.core.routing.kernels.launch import Launch
+from methods.hero.kernels.router_triton import CHUNK, by_age, path_sums
+
+WARPS = 4
+
+
+@triton.jit(do_not_specialize=["index"])
+def sums_kernel(
+    hbar, last, before, sums, index, D: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """The sums over D of one token."""
+    path_sums(hbar, last, before, sums, index, tl.program_id(0).to(tl.int64), D, CHUNK)
+
+
+@triton.jit(do_not_specialize=["index"])
+def gradients_kernel(
+    hbar, last, before, base, by_sums, by_hbar, by_last, by_before, index,
+    D: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The gradients of one token's streams."""
+    token = tl.program_id(0).to(tl.int64)
+    own = 2 * tl.load(by_sums + token * 4)
+    moved = 2 * tl.load(by_sums + token * 4 + 1)
+    turned = tl.load(by_sums + token * 4 + 2)
+    past = 2 * tl.load(by_sums + token * 4 + 3)
+    for start in range(0, D, CHUNK):
+        k = start + tl.arange(0, CHUNK)
+        places = token * D + k
+        inside = k < D
+        now = tl.load(hbar + places, mask=inside, other=0.0).to(tl.float32)
+        old = tl.load(last + places, mask=inside & (index > 0), other=0.0).to(tl.float32)
+        older = tl.load(before + places, mask=inside & (index > 1), other=0.0).to(tl.float32)
+        delta = tl.where(index > 0, now - old, 0.0)
+        previous = tl.where(index > 1, old - older, 0.0)
+        along = moved * delta + turned * previous
+        across = tl.where(index > 1, turned * delta + past * previous, 0.0)
+        total = tl.load(base + places, mask=inside, other=0.0) + own * now + along
+        tl.store(by_hbar + places, total, mask=inside)
+        tl.store(by_last + places, across - along, mask=inside & (index > 0))
+        tl.store(by_before + places, -across, mask=inside & (index > 1))
+
+
+def sums_launch(streams: Sequence[Tensor], sums: Tensor) -> Launch:
+    """Of ``path_sums``, into ``sums`` (N, 4)."""
+    tokens, width = streams[-1].shape
+    given = {**by_age(streams), "sums": sums, "index": len(streams) - 1}
+    return Launch(sums_kernel, (tokens,), given | {"D": width, "CHUNK": CHUNK}, WARPS)
+
+
+def gradients_launch(
+    streams: Sequence[Tensor], base: Tensor, by_sums: Tensor, made: Sequence[Tensor]
+) -> Launch:
+    """Of ``path_gradients``, into ``made``, one for each stream."""
+    tokens, width = streams[-1].shape
+    given = {"base": base, "by_sums": by_sums, "index": len(streams) - 1}
+    given |= by_age(streams) | {f"by_{age}": each for age, each in by_age(made).items()}
+    return Launch(gradients_kernel, (tokens,), given | {"D": width, "CHUNK": CHUNK}, WARPS)
