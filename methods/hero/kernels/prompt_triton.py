@@ -17,8 +17,8 @@ from methods.hero.kernels.router_triton import by_age, deciding, phi, silu
 from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
 
 TOKENS, COLUMNS, WARPS = 16, 64, 4
-# Of the sums over D: the four tiles of a wider one would not fit into registers.
-CHUNK = 256
+# Of the sums over D, whose loads run STAGES turns ahead: 48 KB under way hide the memory's latency.
+CHUNK, STAGES = 256, 3
 
 
 @triton.jit
@@ -47,14 +47,15 @@ def entry_of(vector, n, N: tl.constexpr):
 
 @triton.jit
 def along_path(
-    hbar, last, before, at, index, D: tl.constexpr, TM: tl.constexpr, CHUNK: tl.constexpr
+    hbar, last, before, at, index, D: tl.constexpr, TM: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The four sums of ``path_sums`` for tokens ``at``."""
     size = tl.zeros([TM, CHUNK], tl.float32)
     moved = tl.zeros([TM, CHUNK], tl.float32)
     along = tl.zeros([TM, CHUNK], tl.float32)
     past = tl.zeros([TM, CHUNK], tl.float32)
-    for start in range(0, D, CHUNK):
+    for start in tl.range(0, D, CHUNK, num_stages=STAGES):
         k = (start + tl.arange(0, CHUNK))[None, :]
         places = at[:, None] * D + k
         now = tl.load(hbar + places, mask=k < D, other=0.0).to(tl.float32)
@@ -78,7 +79,8 @@ def prompt_kernel(
     index, threshold, tokens,
     D: tl.constexpr, H: tl.constexpr, M: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr, MP: tl.constexpr,
-    TM: tl.constexpr, TN: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
+    TM: tl.constexpr, TN: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
     NORM_EPS: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
     MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +89,7 @@ def prompt_kernel(
     live = token < tokens
     # Rows past the end repeat the last token and store nothing.
     at = tl.minimum(token, tokens - 1).to(tl.int64)
-    size, moved, along, past = along_path(hbar, last, before, at, index, D, TM, CHUNK)
+    size, moved, along, past = along_path(hbar, last, before, at, index, D, TM, CHUNK, STAGES)
     m_before = tl.load(m + at, mask=live & (index > 0), other=1.0)
     row = projected + at * (PARTS * 2 * H)
 
@@ -177,5 +179,6 @@ def prompt_launch(
     # Tensor cores multiply sixteen columns or more.
     given["MP"] = max(16, triton.next_power_of_2(given["M"]))
     given["TN"] = min(COLUMNS, max(16, triton.next_power_of_2(given["H"])))
-    given |= {"TM": TOKENS, "CHUNK": CHUNK, "PARTS": projected.shape[1] // len(router.merged)}
+    given |= {"TM": TOKENS, "CHUNK": CHUNK, "STAGES": STAGES}
+    given["PARTS"] = projected.shape[1] // len(router.merged)
     return Launch(prompt_kernel, (triton.cdiv(tokens, TOKENS),), given, WARPS)
