@@ -51,7 +51,7 @@ from workflows.runtime.program import (
 )
 from workflows.runtime.provenance import fit_parts, provenance
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
-from workflows.timing.modes import Bench, Case, Line, time_block, time_training
+from workflows.timing.modes import Bench, Case, Line, time_block, time_training, time_update
 
 INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
 MODES = ("block", *INFERENCE, "training")
@@ -180,7 +180,8 @@ def show(line: Line) -> None:
     print(
         f"{line['mode']:9} {line['case']:18} "
         + ("" if line["bypass"] is None else f"bypass {line['bypass']:.3f}  ")
-        + f"over dense {line['over_dense']:.3f}  bound {line['bound']:.3f}  "
+        + f"over {'LoRA' if line['mode'] == 'training' else 'dense'} {line['over_dense']:.3f}  "
+        + ("" if line["bound"] is None else f"bound {line['bound']:.3f}  ")
         + ("" if share is None else f"{100 * share:.0f} % of the possible saving")
         + ("  masked" if line.get("masked") else ""),
         flush=True,
@@ -213,12 +214,19 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     if "not_applicable" in card:
         return
     loaded = load(args.model, device=bench.device)
-    fold_lora(loaded.model)
     dtype = (card["start"] or card)["backbone"]["dtype"]
     dense = load_backbone(dense_folder(args.model), dtype, bench.device).model
     data = Data(loaded.tokenizer, int(dense.config.vocab_size), probe_file=args.texts)
     ids = [token for document in data.probe() for token in document.ids]
-    yield from inference(dense, loaded.model, Texts(torch.tensor(ids)), None, args, bench)
+    texts, row = Texts(torch.tensor(ids)), loaded.model
+    trains = loaded.method.kind != "static" and any(p.requires_grad for p in row.parameters())
+    if trains and "training" in args.modes.split(","):
+        for case in cases(args.training):
+            rows = texts.rows(*case).to(bench.device)
+            measure = partial(_one, time_update, row, dense, rows, bench)
+            yield Piece(f"training {_words(case)}", measure)
+    yield Piece("folded", partial(_folded, row))
+    yield from inference(dense, row, texts, None, args, bench)
 
 
 def inference(
@@ -244,6 +252,12 @@ def _words(case: Case) -> str:
 
 def _one(function: Callable[..., Line], *given: object) -> list[Line]:
     return [function(*given)]
+
+
+def _folded(row: PreTrainedModel) -> list[Line]:
+    """LoRA goes into its matrices, as a model is used."""
+    fold_lora(row)
+    return []
 
 
 def _cast(routed: PreTrainedModel) -> list[Line]:

@@ -48,23 +48,23 @@ def _on_gpu(function: Callable[[], Any]) -> float:
     return before.elapsed_time(after) / 1000
 
 
-def compared(seconds: list[float], dense: list[float], bound: float) -> dict[str, Any]:
+def compared(seconds: list[float], dense: list[float], bound: float | None) -> dict[str, Any]:
     """A measurement over dense: median of paired ratios with a 95 % interval, beside its bound.
 
     Args:
         seconds: Of the variant, call by call.
         dense: Of the dense model, same length, interleaved with them.
-        bound: Smallest ratio that the work allows.
+        bound: Smallest ratio that the work allows; None: not known.
 
     Returns:
-        Ratio, interval, bound, the realised share of the possible saving (None where the bound
-        allows none) and the raw seconds.
+        Ratio, interval, bound, the realised share of the possible saving (None where there is no
+        bound or it allows none) and the raw seconds.
     """
     ratios = np.array(seconds) / np.array(dense)
     draws = np.random.default_rng(0).integers(len(ratios), size=(2000, len(ratios)))
     low, high = np.quantile(np.median(ratios[draws], axis=1), [0.025, 0.975])
     ratio = float(np.median(ratios))
-    possible = 1 - bound
+    possible = 0.0 if bound is None else 1 - bound
     return {
         "over_dense": ratio,
         "interval": [float(low), float(high)],

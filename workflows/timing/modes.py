@@ -1,4 +1,4 @@
-"""What is timed of random weights at a forced bypass rate: a block, a training step."""
+"""What is timed beside prompts and new tokens: a block, a training step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from methods.core.backbone import attention, count, decoder, ffn, layers
 from methods.core.routing.dispatch import dispatch
 from methods.core.routing.routed import router_of
-from methods.core.routing.router import Router
+from methods.core.routing.router import Context, Router
 from methods.core.seeds import generator
 from methods.core.shapes import ATTENTION, FFN
 from methods.core.training.lora import add_lora
@@ -137,14 +137,40 @@ def time_training(
     return {"mode": "training", "case": name, "bypass": real, **found}
 
 
-def _with_lora(routed: PreTrainedModel) -> PreTrainedModel:
-    """The backbone of a routed model, its weights not copied, with LoRA on every linear layer."""
-    config = routed.config
+def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench: Bench) -> Line:
+    """One step (forward, backward) of a row as it trains, over LoRA on every linear layer of dense.
+
+    Args:
+        row: As loaded: what it trained asks for gradients. A router decides as at the end of
+            training, with noise where it samples.
+        dense: Its backbone.
+        ids: Texts (sequences, tokens), the same in every turn.
+        bench: Device and rounds.
+    """
+    lora, routed = _with_lora(dense), router_of(row) is not None
+
+    def step() -> None:
+        context = {"context": Context(generator=generator(0, "noise"))} if routed else {}
+        _training_step(row, ids, context)
+
+    row.train()
+    try:
+        seconds = bench.time(step, partial(_training_step, lora, ids, {}))
+    finally:
+        row.zero_grad(set_to_none=True)
+        row.eval()
+    case = "x".join(map(str, ids.shape))
+    return {"mode": "training", "case": case, "bypass": None, **compared(*seconds, None)}
+
+
+def _with_lora(model: PreTrainedModel) -> PreTrainedModel:
+    """The backbone of a model, its weights not copied, with LoRA on every linear layer."""
+    config = model.config
     with torch.device("meta"):
-        lora = AutoModelForCausalLM.from_config(config, dtype=routed.dtype).train()
-    shared = {name.replace(".base_layer", ""): part for name, part in routed.state_dict().items()}
+        lora = AutoModelForCausalLM.from_config(config, dtype=model.dtype).train()
+    shared = {name.replace(".base_layer", ""): part for name, part in model.state_dict().items()}
     lora.load_state_dict(shared, strict=False, assign=True)
-    lora.model.rotary_emb = decoder(routed).rotary_emb
+    lora.model.rotary_emb = decoder(model).rotary_emb
     rank = max(1, round(128 * config.hidden_size / 4096))
     return add_lora(lora, (*ATTENTION, *FFN), range(config.num_hidden_layers), rank, rank, 0)
 

@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.routing.router import Unit
+from methods.core.routing.kernels import choose
+from methods.core.routing.kernels.launch import Launch
+from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero.heads import Sizes, Variant
 from methods.hero.kernels.router import PACKED, pack, project, router_step, router_workspace
 from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
 from methods.hero.memory import ListMemory
 from methods.hero.router import HeroRouter, PathState
 from tests.interpreted import DEVICE, mend
+from tests.unit.methods.test_hero_host import Operations
 
 pytest.importorskip("triton", reason="Triton is not installed")
 mend()
@@ -139,6 +142,25 @@ def test_a_tie_executes(kernel: bool, batch: int) -> None:
     router_step(0, [stream(batch, 48, 5)[0]], packed, space, 0.5, kernel)
     assert space.gate.tolist() == [0.5] * batch
     assert space.execute.all()
+
+
+@pytest.mark.parametrize(("batch", "launches"), [(2, 2), (16, 2), (40, 1)])
+@torch.no_grad()
+def test_few_operations_beside_the_launches(
+    batch: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a decode step what holds the results; for a prompt its product as well."""
+    launched: list[Launch] = []
+    monkeypatch.setattr(choose, "missing", lambda tensor: None)
+    monkeypatch.setattr(Launch, "run", launched.append)
+    router, streams = make_router(), stream(batch, 48, 8)[:, None]
+    tokens = Tokens(None, torch.zeros(1, batch), torch.ones(1, batch, dtype=torch.bool))
+    state = router.start(tokens, streams[0], Context())
+    for index, hbar in enumerate(streams):
+        with Operations() as operations:
+            _, state = router.gate(index, hbar, hbar, state, Context())
+        assert operations.count <= 5
+        assert len(launched) == launches * (index + 1)
 
 
 def test_what_does_not_fit_is_named() -> None:

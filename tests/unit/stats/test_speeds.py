@@ -14,11 +14,13 @@ from tests import steps
 from tests.made_records import write_suite
 
 
-def line(mode: str, case: str, over_dense: float, bound: float, **more: Any) -> dict[str, Any]:
+def line(
+    mode: str, case: str, over_dense: float, bound: float | None, **more: Any
+) -> dict[str, Any]:
     return {
         "mode": mode, "case": case, "bypass": 0.5, "over_dense": over_dense, "bound": bound,
         "interval": [over_dense - 0.05, over_dense + 0.05],
-        "realised_share": (1 - over_dense) / (1 - bound), **more,
+        "realised_share": None if bound is None else (1 - over_dense) / (1 - bound), **more,
     }  # fmt: skip
 
 
@@ -28,6 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("speeds")
     results = write_suite(folder / "results", ("pooled", "each"))
     lines = [
+        line("training", "8x64", 0.4, None),
         line("prefill", "8x64", 0.8, 0.75),
         line("decode", "2x64", 1.25, 0.5, predicted={"1": 0.25, "2": 0.5, "4": 0.8}),
         line("decode", "1x64", 0.5, 0.25, predicted={"1": 0.25}),
@@ -42,13 +45,14 @@ def test_every_measurement_is_a_line(report: Path) -> None:
     frame = pd.read_csv(report / "tables/speeds.csv")
     assert set(frame["row"]) == {"hero"}
     assert set(frame["match"]) == {"pooled"}
-    assert frame["case"].tolist() == ["8x64", "2x64", "1x64"]
-    assert frame["speed"].tolist() == [1.25, 0.8, 2.0]
-    assert frame["bound"].tolist() == pytest.approx([1 / 0.75, 2, 4], abs=1e-4)
-    assert frame["realised"].tolist() == pytest.approx([80, -50, 200 / 3], abs=1e-3)
-    assert frame["predicted"].tolist()[1:] == [2, 4]
-    shown = (report / "tables/speeds.md").read_text().splitlines()[2:5]
-    assert [line.split("|")[-3].strip() for line in shown] == ["80", "–", "67"]
+    assert frame["case"].tolist() == ["8x64", "8x64", "2x64", "1x64"]
+    assert frame["speed"].tolist() == [2.5, 1.25, 0.8, 2.0]
+    assert frame["bound"].isna().tolist() == [True, False, False, False]
+    assert frame["bound"].tolist()[1:] == pytest.approx([1 / 0.75, 2, 4], abs=1e-4)
+    assert frame["realised"].tolist()[1:] == pytest.approx([80, -50, 200 / 3], abs=1e-3)
+    assert frame["predicted"].tolist()[2:] == [2, 4]
+    shown = (report / "tables/speeds.md").read_text().splitlines()[2:6]
+    assert [line.split("|")[-3].strip() for line in shown] == ["–", "80", "–", "67"]
     assert (frame["speed_low"] < frame["speed"]).all()
     assert (frame["speed"] < frame["speed_high"]).all()
 

@@ -78,9 +78,13 @@ def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
 
     Over the realised skip, which says nothing of rows of one budget: these stand below each other.
     """
-    if data.speeds.empty:
+    speeds = data.speeds
+    if not speeds.empty:
+        # Of training it is not dense that a row's time is over.
+        speeds = speeds[speeds["mode"] != "training"]
+    if speeds.empty:
         return {}
-    times = data.speeds.merge(data.retain[[*KEYS, "kind", "skip"]].dropna(subset="skip"), on=KEYS)
+    times = speeds.merge(data.retain[[*KEYS, "kind", "skip"]].dropna(subset="skip"), on=KEYS)
     shown = with_part(times, data.methods).assign(
         y=1 / times["speed"], low=1 / times["speed_high"], high=1 / times["speed_low"],
         bound=1 / times["bound"],
