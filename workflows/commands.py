@@ -69,7 +69,9 @@ def task_data(suite: Suite, task: str) -> str:
 def timing(suite: Suite) -> str:
     """Arguments of the efficiency step beside model and texts."""
     cases = suite.config.get("timing", {})
-    return shlex.join([word for key in cases for word in (f"--{key}", str(cases[key]))])
+    modes = ["prefill", "decode", *["training"][: "training" in cases]]
+    words = [word for key in cases for word in (f"--{key}", str(cases[key]))]
+    return shlex.join(["--modes", ",".join(modes), *words])
 
 
 def _shared(suite: Suite) -> list[str]:

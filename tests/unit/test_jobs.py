@@ -43,7 +43,9 @@ def test_each_row_is_timed_once_per_target(root: Path) -> None:
         "toy/shortgpt/b25/s42/speed.json",
         "toy/shortgpt/b40/s42/speed.json",
     ]
-    assert commands.timing(suite) == "--prefill 8x64 --rounds 5"
+    assert commands.timing(suite) == "--modes prefill,decode --prefill 8x64 --rounds 5"
+    suite = read_suite(config(timing={"training": "2x8"}, data=data), root)
+    assert commands.timing(suite) == "--modes prefill,decode,training --training 2x8"
     assert suite.timed_texts == "results/tiny/data/probe.jsonl"
     assert read_suite(config(), root).speed_files() == []
 

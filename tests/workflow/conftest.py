@@ -73,7 +73,7 @@ def toy_checkout(folder: Path) -> Path:
         "retain_tasks": ["toy_choice"],
         "task_folder": "toy/tasks",
         "noise_batch_sizes": [3],
-        "timing": {"prefill": "2x8", "decode": "1x8,2x8", "rounds": 3},
+        "timing": {"prefill": "2x8", "decode": "1x8,2x8", "training": "2x8", "rounds": 3},
         "data": {
             "calibration": {"source": "toy/data/calibration.jsonl", "rows": 6},
             "probe": {"source": "toy/data/probe.jsonl"},

@@ -101,7 +101,7 @@ def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
         "data": {part: rows for part, rows in parts.items() if part in suite["data"]},
         "batch_size": 8,
         "noise_batch_sizes": [2],
-        "timing": {"prefill": "1x16", "decode": "1x16", "rounds": 2},
+        "timing": {"prefill": "1x16", "decode": "1x16", "training": "1x16", "rounds": 2},
         "max_length": 256,
         "resources": {"mem_mb": 2000},
     }
@@ -127,7 +127,9 @@ def check_tables(rehearsal: Rehearsal, files: list[str], name: str) -> None:
     assert set(pd.read_csv(tables / "retain.csv")["row"]) == {job.row for job in suite.jobs}
     timed = pd.read_csv(tables / "speeds.csv").groupby("row")["mode"].agg(set)
     assert set(timed.index) == {job.row for job in suite.jobs}
-    assert all(modes == {"prefill", "decode"} for modes in timed)
+    trained = {job.row for job in suite.jobs if job.method.trained}
+    for row, modes in timed.items():
+        assert modes == {"prefill", "decode", *["training"][: row in trained]}, row
     for _, own in pd.read_csv(tables / "scores.csv").groupby(
         ["row", "target", "seed"], dropna=False
     ):

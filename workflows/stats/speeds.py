@@ -26,7 +26,7 @@ NOTE = (
     "were work alone to cost time (multiplications of a prompt, bytes read for a new token). "
     "Realised: share of that saving; a dash where the row is slower than dense. Predicted: the "
     "bound of a decode step by decisions on single tokens. Training: forward and backward pass of "
-    "one update, in the place of dense LoRA on every linear layer; no bound."
+    "one update, its speed over that of LoRA on every linear layer; without a bound."
 )
 
 

@@ -219,8 +219,7 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     data = Data(loaded.tokenizer, int(dense.config.vocab_size), probe_file=args.texts)
     ids = [token for document in data.probe() for token in document.ids]
     texts, row = Texts(torch.tensor(ids)), loaded.model
-    trains = loaded.method.kind != "static" and any(p.requires_grad for p in row.parameters())
-    if trains and "training" in args.modes.split(","):
+    if loaded.method.trained and "training" in args.modes.split(","):
         for case in cases(args.training):
             rows = texts.rows(*case).to(bench.device)
             measure = partial(_one, time_update, row, dense, rows, bench)
