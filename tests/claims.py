@@ -136,7 +136,7 @@ def claims() -> dict[Path, list[str]]:
 
 def first() -> Iterator[str]:
     """What the first screen says."""
-    frames, clock = Frames("headline"), {"row": "hero", "mode": "decode"}
+    frames, clock = Frames("headline"), {"row": "hero", "mode": "decode", "case": "1x128"}
     kept = {
         match: [
             frames.figure("retain", name, row="hero", target=25, match=match)
