@@ -37,7 +37,7 @@ from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.kernels.router import KernelSteps, pack, refresh, router_workspace
 from methods.hero.kernels.streams import read_streams
 from methods.hero.kernels.weights import PackedRouter
-from methods.hero.memory import EPS, ListMemory
+from methods.hero.memory import EPS, ListMemory, StackedMemory
 
 # Least squared length of a delta that has a slope: of float32, far below any that moves.
 LEAST = 1e-30
@@ -55,7 +55,7 @@ class PathState(NamedTuple):
     step: Tensor | None
     p: Tensor
     m: Tensor
-    memory: ListMemory
+    memory: ListMemory | StackedMemory
     streams: tuple[Tensor, ...] = ()
 
     def whole(self) -> PathState:
@@ -189,7 +189,8 @@ class HeroRouter(Router):
     def empty(self, hidden: Tensor) -> PathState:
         """The state of tokens (B, T, D) that have passed no block."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
-        return PathState(None, None, ones, ones, ListMemory())
+        memory = StackedMemory() if use_streams(hidden) else ListMemory()
+        return PathState(None, None, ones, ones, memory)
 
     def _packed(self, first: bool) -> HostWeights:
         """Weights packed with the first token decoded behind a prompt, and kept until the next one.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from methods.hero.memory import ListMemory, phi
+from methods.hero.memory import ListMemory, StackedMemory, phi
 from tests.reference.recurrent_memory import RecurrentMemory
 
-FORMS = pytest.mark.parametrize("form", [ListMemory, RecurrentMemory])
+FORMS = pytest.mark.parametrize("form", [ListMemory, StackedMemory, RecurrentMemory])
 
 
-def written(form: type, values: Tensor, keys: Tensor, rho: Tensor) -> ListMemory | RecurrentMemory:
+def written(form: type, values: Tensor, keys: Tensor, rho: Tensor) -> Any:
     memory = form()
     for key, value, decay in zip(keys, values, rho, strict=True):
         memory = memory.write(key, value, decay)
@@ -32,9 +33,11 @@ def entries(count: int, width: int = 8, seed: int = 3) -> tuple[Tensor, Tensor, 
 def test_memory_forms_agree_as_units() -> None:
     """Property 5, first part."""
     query, keys, values, rho = entries(9)
-    pair = [written(form, values, keys, rho).read(query) for form in (ListMemory, RecurrentMemory)]
-    torch.testing.assert_close(*pair, rtol=0, atol=1e-12)
-    assert pair[0].abs().max() > 0.1
+    forms = (RecurrentMemory, ListMemory, StackedMemory)
+    first, *others = [written(form, values, keys, rho).read(query) for form in forms]
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=0, atol=1e-12)
+    assert first.abs().max() > 0.1
 
 
 @FORMS

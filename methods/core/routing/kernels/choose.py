@@ -101,7 +101,7 @@ def use_streams(hbar: Tensor) -> bool:
     """Whether a router that learns reads its streams by kernels: where they run.
 
     Args:
-        hbar: The residual stream (B, T, D).
+        hbar: The residual stream, or what enters the pass (B, T, D).
     """
     return torch.is_grad_enabled() and available(hbar)
 
