@@ -152,7 +152,7 @@ def test_few_operations_beside_the_launches(
     """In a decode step what holds the results; for a prompt its product as well."""
     launched: list[Launch] = []
     monkeypatch.setattr(choose, "missing", lambda tensor: None)
-    monkeypatch.setattr(Launch, "run", launched.append)
+    monkeypatch.setattr(Launch, "run", lambda self: launched.append(self))
     router, streams = make_router(), stream(batch, 48, 8)[:, None]
     tokens = Tokens(None, torch.zeros(1, batch), torch.ones(1, batch, dtype=torch.bool))
     state = router.start(tokens, streams[0], Context())
