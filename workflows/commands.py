@@ -69,9 +69,9 @@ def task_data(suite: Suite, task: str) -> str:
 def timing(suite: Suite) -> str:
     """Arguments of the efficiency step beside model and texts."""
     cases = suite.config.get("timing", {})
-    modes = ["prefill", "decode", *["training"][: "training" in cases]]
+    modes = "prefill,decode,training" if "training" in cases else "prefill,decode"
     words = [word for key in cases for word in (f"--{key}", str(cases[key]))]
-    return shlex.join(["--modes", ",".join(modes), *words])
+    return shlex.join(["--modes", modes, *words])
 
 
 def _shared(suite: Suite) -> list[str]:
