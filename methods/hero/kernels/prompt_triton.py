@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from methods.core.routing.kernels.launch import Launch
-from methods.hero.kernels.router_triton import by_age, deciding, phi, silu
+from methods.hero.kernels.router_triton import by_age, deciding, moves, phi, silu
 from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
 
 TOKENS, COLUMNS, WARPS = 16, 64, 4
@@ -58,11 +58,7 @@ def along_path(
     for start in tl.range(0, D, CHUNK, num_stages=STAGES):
         k = (start + tl.arange(0, CHUNK))[None, :]
         places = at[:, None] * D + k
-        now = tl.load(hbar + places, mask=k < D, other=0.0).to(tl.float32)
-        old = tl.load(last + places, mask=(k < D) & (index > 0), other=0.0).to(tl.float32)
-        older = tl.load(before + places, mask=(k < D) & (index > 1), other=0.0).to(tl.float32)
-        delta = tl.where(index > 0, now - old, 0.0)
-        previous = tl.where(index > 1, old - older, 0.0)
+        now, delta, previous = moves(hbar, last, before, places, k < D, index)
         size += now * now
         moved += delta * delta
         along += delta * previous

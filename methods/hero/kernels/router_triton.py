@@ -43,6 +43,15 @@ def project_kernel(
 
 
 @triton.jit
+def moves(hbar, last, before, places, inside, index):
+    """The stream at ``places``, delta and the delta before in float32; 0 where there is none."""
+    now = tl.load(hbar + places, mask=inside, other=0.0).to(tl.float32)
+    old = tl.load(last + places, mask=inside & (index > 0), other=0.0).to(tl.float32)
+    older = tl.load(before + places, mask=inside & (index > 1), other=0.0).to(tl.float32)
+    return now, tl.where(index > 0, now - old, 0.0), tl.where(index > 1, old - older, 0.0)
+
+
+@triton.jit
 def path_sums(
     hbar, last, before, sums, index, token, D: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
@@ -54,11 +63,7 @@ def path_sums(
     for start in range(0, D, CHUNK):
         k = start + tl.arange(0, CHUNK)
         places = token * D + k
-        now = tl.load(hbar + places, mask=k < D, other=0.0).to(tl.float32)
-        old = tl.load(last + places, mask=(k < D) & (index > 0), other=0.0).to(tl.float32)
-        older = tl.load(before + places, mask=(k < D) & (index > 1), other=0.0).to(tl.float32)
-        delta = tl.where(index > 0, now - old, 0.0)
-        previous = tl.where(index > 1, old - older, 0.0)
+        now, delta, previous = moves(hbar, last, before, places, k < D, index)
         size += now * now
         moved += delta * delta
         along += delta * previous

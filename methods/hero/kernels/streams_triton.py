@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from methods.core.routing.kernels.launch import Launch
-from methods.hero.kernels.router_triton import CHUNK, by_age, path_sums
+from methods.hero.kernels.router_triton import CHUNK, by_age, moves, path_sums
 
 WARPS = 4
 
@@ -37,11 +37,7 @@ def gradients_kernel(
         k = start + tl.arange(0, CHUNK)
         places = token * D + k
         inside = k < D
-        now = tl.load(hbar + places, mask=inside, other=0.0).to(tl.float32)
-        old = tl.load(last + places, mask=inside & (index > 0), other=0.0).to(tl.float32)
-        older = tl.load(before + places, mask=inside & (index > 1), other=0.0).to(tl.float32)
-        delta = tl.where(index > 0, now - old, 0.0)
-        previous = tl.where(index > 1, old - older, 0.0)
+        now, delta, previous = moves(hbar, last, before, places, inside, index)
         along = moved * delta + turned * previous
         across = tl.where(index > 1, turned * delta + past * previous, 0.0)
         total = tl.load(base + places, mask=inside, other=0.0) + own * now + along
