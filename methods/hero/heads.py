@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
-
-from methods.hero.memory import EPS
 
 TEMPERATURE = 0.9
 PATH, PATH_HIDDEN, PATH_OUT, HIDDEN_OUT = 6, 64, 16, 48
@@ -46,9 +45,9 @@ def named(mlp: nn.Sequential, prefix: str) -> dict[str, Tensor]:
     }
 
 
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine over the last dimension, eps in the denominator."""
-    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1) + EPS)
+def cosine(product: Tensor, size: Tensor, other: Tensor, eps: Tensor) -> Tensor:
+    """Of two vectors, from their product and their sizes; eps in the denominator."""
+    return product / torch.addcmul(eps, size, other)
 
 
 def history_parameters(sizes: Sizes, routed: int) -> int:

@@ -9,9 +9,9 @@ Unrolled, this is attention over the at most R - 1 earlier blocks with decayed, 
 
     w_ji = (prod_{r=i+1}^{j-1} rho_r) phi(q_j).phi(k_i),   c_j = sum_i w_ji v_i / (sum_i w_ji + eps)
 
-``ListMemory`` computes the second form: 128 numbers per token and block instead of 4,160, and a
-quarter of the multiplications. ``StackedMemory`` reads all entries at once, for a GPU, where an
-operation more costs more than a copy. The tests hold both to the first form, to rounding.
+``Memory`` computes the second form: 129 numbers per token and block instead of 4,160, a quarter of
+the multiplications, and as many operations however many entries there are. The tests hold it to the
+first form, to rounding.
 """
 
 from __future__ import annotations
@@ -30,52 +30,37 @@ def phi(x: Tensor) -> Tensor:
     return elu(x) + 1.0
 
 
-class ListMemory(NamedTuple):
-    """Written entries, oldest first.
-
-    ``keys`` hold phi(k_i) (B, T, M), ``values`` v_i (B, T, M), ``decays`` the product of rho since
-    the write (scalars); an entry is not decayed by its own write.
-    """
-
-    keys: tuple[Tensor, ...] = ()
-    values: tuple[Tensor, ...] = ()
-    decays: tuple[Tensor, ...] = ()
-
-    def read(self, query: Tensor) -> Tensor:
-        """The context c (B, T, M) for a query (B, T, M); exactly zero before the first write."""
-        if not self.keys:
-            return torch.zeros_like(query)
-        similar = phi(query)
-        above, below = torch.zeros_like(query), query.new_full((*query.shape[:-1], 1), EPS)
-        for key, value, decay in zip(*self, strict=True):
-            weight = decay * (similar * key).sum(-1, keepdim=True)
-            above = above + weight * value
-            below = below + weight
-        return above / below
-
-    def write(self, key: Tensor, value: Tensor, rho: Tensor) -> ListMemory:
-        """The memory after block j wrote key and value (B, T, M) with its decay ``rho``."""
-        decays = (*(decay * rho for decay in self.decays), torch.ones_like(rho))
-        return ListMemory((*self.keys, phi(key)), (*self.values, value), decays)
+def decays(rho: Tensor) -> Tensor:
+    """(R, R) of rho (R,): [j, i] is the product of rho over the blocks between i and j > i."""
+    blocks = torch.arange(len(rho), device=rho.device)
+    later = blocks[:, None] > blocks
+    products = torch.where(later, rho[:, None], 1.0).cumprod(0)
+    return torch.cat([torch.ones_like(products[:1]), products[:-1]])
 
 
-class StackedMemory(NamedTuple):
-    """The same; ``decays`` are one tensor (n,) of as many as there are entries, at first None."""
+class Memory(NamedTuple):
+    """Written entries, oldest first: phi(k_i) (B, T, M), and v_i with a one behind it."""
 
     keys: tuple[Tensor, ...] = ()
     values: tuple[Tensor, ...] = ()
-    decays: Tensor | None = None
 
-    def read(self, query: Tensor) -> Tensor:
-        """As of ``ListMemory``; some ten operations, however many entries there are."""
-        if self.decays is None:
-            return torch.zeros_like(query)
-        alike = (phi(query) * torch.stack(self.keys)).sum(-1, keepdim=True)
-        weights = self.decays.view(-1, *[1] * query.dim()) * alike
-        return (weights * torch.stack(self.values)).sum(0) / (weights.sum(0) + EPS)
+    def read(self, query: Tensor, decays: Tensor) -> Tensor:
+        """The context c (B, T, M).
 
-    def write(self, key: Tensor, value: Tensor, rho: Tensor) -> StackedMemory:
-        """As of ``ListMemory``."""
-        newest = rho.new_ones(1)
-        decays = newest if self.decays is None else torch.cat([self.decays * rho, newest])
-        return StackedMemory((*self.keys, phi(key)), (*self.values, value), decays)
+        Args:
+            query: phi(q) (B, T, M).
+            decays: What is left of each entry (n,); there is at least one.
+        """
+        alike = (query * torch.stack(self.keys)).sum(-1, keepdim=True)
+        weights = alike * decays.view(-1, *[1] * query.dim())
+        sums = (weights * torch.stack(self.values)).sum(0)
+        return sums[..., :-1] / (sums[..., -1:] + EPS)
+
+    def write(self, key: Tensor, value: Tensor) -> Memory:
+        """Behind phi(k) (B, T, M) and [v ; 1] (B, T, M + 1) of one more block."""
+        return Memory((*self.keys, key), (*self.values, value))
+
+    def alone(self) -> Memory:
+        """The newest entry as a copy, where a view would keep alive what it is cut from."""
+        kept = [(*entries[:-1], *(each.clone() for each in entries[-1:])) for entries in self]
+        return Memory(*kept)

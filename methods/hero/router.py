@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 
 from methods.core.routing.kernels.choose import use_device, use_host, use_streams
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, of_this_pass
 from methods.hero.branch import Adapter
+from methods.hero.folded import Folded, fold
 from methods.hero.heads import (
     HIDDEN_OUT,
     LOCAL,
@@ -24,7 +25,6 @@ from methods.hero.heads import (
     PATH_HIDDEN,
     PATH_OUT,
     STATE,
-    TEMPERATURE,
     TWINS,
     Sizes,
     Variant,
@@ -37,7 +37,7 @@ from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.kernels.router import KernelSteps, pack, refresh, router_workspace
 from methods.hero.kernels.streams import read_streams
 from methods.hero.kernels.weights import PackedRouter
-from methods.hero.memory import EPS, ListMemory, StackedMemory
+from methods.hero.memory import Memory, phi
 
 # Least squared length of a delta that has a slope: of float32, far below any that moves.
 LEAST = 1e-30
@@ -46,16 +46,19 @@ LEAST = 1e-30
 class PathState(NamedTuple):
     """What a token carries from block to block in one forward pass.
 
-    ``last`` and ``step`` are hbar_{j-1} and delta_{j-1} (B, T, D) in float32, None where there is
-    none yet; ``p`` and ``m`` (B, T) are the recorded score and its running product; ``streams``
-    hold hbar_{j-2} and hbar_{j-1} as they were given, where gradients flow.
+    ``p`` and ``m`` (B, T) are the recorded score and its running product. ``last`` and ``step`` are
+    hbar_{j-1} and delta_{j-1} (B, T, D) in float32, ``moved`` (B, T) the length of the latter, None
+    where there is none yet; ``streams`` hold hbar_{j-2} and hbar_{j-1} as they were given, where
+    gradients flow. ``folded`` are the weights of the pass, None without a history.
     """
 
-    last: Tensor | None
-    step: Tensor | None
+    folded: Folded | None
     p: Tensor
     m: Tensor
-    memory: ListMemory | StackedMemory
+    memory: Memory = Memory()
+    last: Tensor | None = None
+    step: Tensor | None = None
+    moved: Tensor | None = None
     streams: tuple[Tensor, ...] = ()
 
     def whole(self) -> PathState:
@@ -80,16 +83,21 @@ class Reading(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Every intermediate of one gate, for tests: context (B, T, M), the rest (B, T)."""
+    """Every intermediate of one gate, for tests: context (B, T, M), path (B, T, 6), rest (B, T)."""
 
     gate: Tensor
     history_logit: Tensor
     local_logit: Tensor
     p: Tensor
     m: Tensor
-    novelty: Tensor
+    known: Tensor
     context: Tensor
     path: Tensor
+
+    @property
+    def novelty(self) -> Tensor:
+        """One minus the cosine ``known``."""
+        return 1 - self.known
 
 
 class HeroRouter(Router):
@@ -189,8 +197,11 @@ class HeroRouter(Router):
     def empty(self, hidden: Tensor) -> PathState:
         """The state of tokens (B, T, D) that have passed no block."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
-        memory = StackedMemory() if use_streams(hidden) else ListMemory()
-        return PathState(None, None, ones, ones, memory)
+        folded = None
+        if self.variant not in LOCAL:
+            parted = use_streams(hidden) and hidden.dtype is torch.bfloat16
+            folded = fold(self.formula_parameters(), self.eps, parted)
+        return PathState(folded, ones, ones)
 
     def _packed(self, first: bool) -> HostWeights:
         """Weights packed with the first token decoded behind a prompt, and kept until the next one.
@@ -198,8 +209,7 @@ class HeroRouter(Router):
         As a cache of keys and values: weights that change ask for a sequence from its start.
         """
         if first or self._host is None:
-            weights = self.formula_parameters()
-            self._host = HostWeights(weights, self.eps, TEMPERATURE, self.variant)
+            self._host = HostWeights(fold(self.formula_parameters(), self.eps), self.variant)
         return self._host
 
     def _kernel_steps(self, hidden: Tensor) -> KernelSteps:
@@ -268,7 +278,8 @@ class HeroRouter(Router):
         states = [self.bare(state), state]
 
         def run(hbar: Tensor) -> tuple[Trace, PathState]:
-            return self.step(index, hbar, of_this_pass(states))
+            trace, after = self.step(index, hbar, of_this_pass(states))
+            return trace, after._replace(memory=after.memory.alone())
 
         made: tuple[Trace, PathState] = checkpoint(
             run, hbar, use_reentrant=False, preserve_rng_state=False
@@ -286,71 +297,83 @@ class HeroRouter(Router):
                 extra = zero if self.variant == "no-history" else self.second_head(hbar).squeeze(-1)
                 gate = torch.sigmoid(local + extra)
                 return Trace(gate, extra, local, zero, zero, zero, zero, zero), state
+            folded = state.folded
+            assert folded is not None
             if use_streams(hbar):
-                reading = self._read_by_kernels(hbar, state)
+                reading = self._read_by_kernels(hbar, state, folded)
             else:
-                reading, state = self._read_plainly(hbar.float(), state.whole())
-            trace, after = self._history_step(index, reading, state)
+                reading, state = self._read_plainly(hbar.float(), state.whole(), folded)
+            trace, after = self._history_step(index, reading, state, folded)
             return trace, after._replace(streams=streams)
 
-    def _read_plainly(self, hbar: Tensor, state: PathState) -> tuple[Reading, PathState]:
+    def _read_plainly(
+        self, hbar: Tensor, state: PathState, folded: Folded
+    ) -> tuple[Reading, PathState]:
         """Written out; the state then holds hbar and delta of this block."""
-        local, delta = self.local_head[0](hbar), None
-        distance = bend = torch.zeros_like(state.p)
-        if state.last is not None:
-            delta = hbar - state.last
-            distance = delta.norm(dim=-1)
-        if delta is not None and state.step is not None:
-            bend = cosine(delta, state.step)
-        normed = hbar * torch.rsqrt(hbar.pow(2).mean(-1, keepdim=True) + self.eps)
-        hidden = self.hidden_down(normed * self.norm_weight)
-        return Reading(local, hidden, distance, bend), state._replace(last=hbar, step=delta)
+        wide = linear(hbar, folded.wide, folded.wide_bias)
+        hidden, local = wide.split([self.sizes.head] * 2, dim=-1)
+        hidden = hidden / torch.hypot(hbar.norm(dim=-1, keepdim=True), folded.floor)
+        if state.last is None:
+            none = torch.zeros_like(state.p)
+            return Reading(local, hidden, none, none), state._replace(last=hbar)
+        step = hbar - state.last
+        moved = step.norm(dim=-1)
+        if state.step is None or state.moved is None:
+            bend = torch.zeros_like(moved)
+        else:
+            bend = cosine((step * state.step).sum(-1), moved, state.moved, folded.eps)
+        after = state._replace(last=hbar, step=step, moved=moved)
+        return Reading(local, hidden, moved, bend), after
 
-    def _read_by_kernels(self, hbar: Tensor, state: PathState) -> Reading:
+    def _read_by_kernels(self, hbar: Tensor, state: PathState, folded: Folded) -> Reading:
         """The same of the streams of this block and the two before, each read once."""
         streams = [each.flatten(0, 1).contiguous() for each in (*state.streams, hbar)]
-        down, first = self.hidden_down.weight * self.norm_weight, self.local_head[0]
-        assert isinstance(first, nn.Linear)
-        projected, sums = read_streams(streams, torch.cat([down, first.weight]))
-        hidden, local = projected.unflatten(0, hbar.shape[:2]).chunk(2, dim=-1)
-        size, moved, along, past = sums.unflatten(0, hbar.shape[:2]).unbind(-1)
-        rstd = torch.rsqrt(size / hbar.shape[-1] + self.eps)
+        projected, sums = read_streams(streams, folded.wide, folded.parts)
+        wide = projected.unflatten(0, hbar.shape[:2]) + folded.wide_bias
+        hidden, local = wide.split([self.sizes.head] * 2, dim=-1)
+        sums = sums.unflatten(0, hbar.shape[:2])
         # A root has no slope at zero, where there is no delta.
-        distance, before = (each.clamp(min=LEAST).sqrt() for each in (moved, past))
-        bend = along / (distance * before + EPS)
-        return Reading(local + first.bias, hidden * rstd[..., None], distance, bend)
+        size, distance, _, before = sums.clamp(min=LEAST).sqrt().unbind(-1)
+        hidden = hidden / torch.hypot(size, folded.floor)[..., None]
+        bend = cosine(sums[..., 2], distance, before, folded.eps)
+        return Reading(local, hidden, distance, bend)
 
     def _history_step(
-        self, index: int, reading: Reading, state: PathState
+        self, index: int, reading: Reading, state: PathState, folded: Folded
     ) -> tuple[Trace, PathState]:
-        local = self.local_head[2](silu(reading.local)).squeeze(-1)
-        path = self._path(index, reading, state)
-        z_hidden = self.hidden_up(silu(reading.hidden))
-        if self.variant == "no-aux":
-            z_path = path.new_zeros(*path.shape[:-1], PATH_OUT)
-        else:
-            z_path = self.path_mlp(path)
-        s = torch.cat([z_hidden, z_path], dim=-1)
-        context = state.memory.read(self.query(s))
-        if self.variant == "no-memread":
-            context = torch.zeros_like(context)
-        novelty = torch.zeros_like(local)
+        path, inner = self._path(index, reading, state, folded), [reading.hidden]
+        if folded.path is not None:
+            inner.append(linear(path, folded.path, folded.path_bias))
+        s = linear(silu(torch.cat(inner, dim=-1)), folded.encoder, folded.encoder_bias)
+        memory, head = self.sizes.memory, self.sizes.head
+        asked, value, expected, first = linear(s, folded.readers, folded.readers_bias).split(
+            [2 * memory, memory + 1, STATE, head], dim=-1
+        )
+        query, key = phi(asked).chunk(2, dim=-1)
         if index > 0 and self.variant != "no-memread":
-            novelty = 1 - cosine(self.novelty_state(s), self.novelty_context(context))
-        a = self.history_head(torch.cat([s, context, novelty[..., None]], dim=-1)).squeeze(-1)
-        p = torch.sigmoid(a / TEMPERATURE)
+            context = state.memory.read(query, folded.decays[index, :index])
+            answer = linear(context, folded.answers, folded.answers_bias)
+            found, more = answer.split([STATE, head], dim=-1)
+            sizes = expected.norm(dim=-1), found.norm(dim=-1)
+            known = cosine((expected * found).sum(-1), *sizes, folded.eps)
+            first = torch.addcmul(first + more, known[..., None], folded.novelty, value=-1)
+        else:
+            context, known = torch.zeros_like(query), torch.ones_like(state.p)
+        hidden = silu(torch.cat([first, reading.local], dim=-1))
+        logits = linear(hidden, folded.heads, folded.heads_bias)
+        a, b = logits[..., :2].unbind(-1)
+        p, gate = torch.sigmoid(logits[..., 2:]).unbind(-1)
         m = state.m * p
-        memory = state.memory.write(self.key(s), self.value(s), torch.sigmoid(self.eta[index]))
-        trace = Trace(torch.sigmoid(a + local), a, local, p, m, novelty, context, path)
-        return trace, state._replace(p=p, m=m, memory=memory)
+        trace = Trace(gate, a, b, p, m, known, context, path)
+        return trace, state._replace(p=p, m=m, memory=state.memory.write(key, value))
 
-    def _path(self, index: int, reading: Reading, state: PathState) -> Tensor:
+    def _path(self, index: int, reading: Reading, state: PathState, folded: Folded) -> Tensor:
         """The path vector x_j (B, T, 6)."""
-        position = torch.full_like(state.p, (index + 1) / len(self.units))
-        features = [position, 1 - position, reading.distance, reading.bend]
+        first = [folded.place[index].expand(*state.p.shape, 2)]
+        first += [each[..., None] for each in (reading.distance, reading.bend)]
         if self.variant == "no-position":
-            features = [torch.zeros_like(position)] * 4
-        return torch.stack([*features, state.p, state.m], dim=-1)
+            first = [torch.zeros_like(state.p)[..., None].expand(-1, -1, 4)]
+        return torch.cat([*first, state.p[..., None], state.m[..., None]], dim=-1)
 
     def formula_parameters(self) -> dict[str, Tensor]:
         """Parameters under the names of the formulas: weights are (out, in)."""

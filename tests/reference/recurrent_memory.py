@@ -7,26 +7,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from methods.hero.memory import EPS, phi
+from methods.hero.memory import EPS
 
 
 class RecurrentMemory(NamedTuple):
-    """The running sums: ``matrix`` S (B, T, M, M), [key feature, value feature]; ``mass`` zeta."""
+    """The running sums behind ``written`` blocks with decays ``rho`` (R,).
 
-    matrix: Tensor | None = None
-    mass: Tensor | None = None
+    ``sums`` (B, T, M, M + 1) are S, [key feature, value feature], and zeta as its last column.
+    """
 
-    def read(self, query: Tensor) -> Tensor:
-        """As :meth:`ListMemory.read`."""
-        if self.matrix is None or self.mass is None:
-            return torch.zeros_like(query)
-        similar = phi(query)
-        above = torch.einsum("...k,...kv->...v", similar, self.matrix)
-        return above / ((similar * self.mass).sum(-1, keepdim=True) + EPS)
+    rho: Tensor
+    written: int = 0
+    sums: Tensor | None = None
 
-    def write(self, key: Tensor, value: Tensor, rho: Tensor) -> RecurrentMemory:
-        """As :meth:`ListMemory.write`."""
-        outer = phi(key)[..., :, None] * value[..., None, :]
-        if self.matrix is None or self.mass is None:
-            return RecurrentMemory(outer, phi(key))
-        return RecurrentMemory(rho * self.matrix + outer, rho * self.mass + phi(key))
+    def read(self, query: Tensor, decays: Tensor) -> Tensor:
+        """As :meth:`Memory.read`; the decays are already in the sums."""
+        assert self.sums is not None
+        read = torch.einsum("...k,...kv->...v", query, self.sums)
+        return read[..., :-1] / (read[..., -1:] + EPS)
+
+    def write(self, key: Tensor, value: Tensor) -> RecurrentMemory:
+        """As :meth:`Memory.write`."""
+        sums = key[..., :, None] * value[..., None, :]
+        if self.sums is not None:
+            sums = self.rho[self.written] * self.sums + sums
+        return self._replace(written=self.written + 1, sums=sums)

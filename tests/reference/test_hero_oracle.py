@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.hero.memory import ListMemory
 from methods.hero.router import HeroRouter
 from tests.reference import hero_oracle as oracle
 from tests.reference.hero_router import NORM_EPS, make_router, run, stacked, streams
@@ -75,8 +74,9 @@ def test_other_memory_widths_equal_the_oracle(memory: int) -> None:
 @pytest.mark.usefixtures("in_double")
 def test_memory_forms_agree_in_values_and_gradients(blocks: int) -> None:
     gates, gradients = [], []
-    for memory in (ListMemory(), RecurrentMemory()):
+    for recurrent in (False, True):
         router, hbar = make_router(blocks).double(), streams(blocks).double().requires_grad_()
+        memory = RecurrentMemory(torch.sigmoid(router.eta)) if recurrent else None
         gate = torch.stack([trace.gate for trace in run(router, hbar, memory)])
         weights = torch.linspace(-1, 1, gate.numel(), dtype=gate.dtype).view_as(gate)
         gates.append(gate)

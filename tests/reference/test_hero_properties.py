@@ -13,8 +13,7 @@ from methods.core.ledger import Ledger, Tally
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Unit, ffn_units
 from methods.hero.heads import Sizes
-from methods.hero.memory import ListMemory
-from methods.hero.router import HeroRouter, PathState
+from methods.hero.router import HeroRouter
 from tests import toy
 from tests.reference.hero_router import (
     NORM_EPS,
@@ -181,7 +180,7 @@ def test_the_gate_is_decided_in_float32_whatever_the_stream_holds() -> None:
 def test_the_threshold_decides_and_the_gate_scales() -> None:
     router = make_router(2)
     hbar = streams(1)[0]
-    start = PathState(None, None, torch.ones(2, 3), torch.ones(2, 3), ListMemory())
+    start = router.empty(hbar)
     gate = router.step(0, hbar, start)[0].gate
     gate = gate.detach()
     router.threshold = float(gate.median())

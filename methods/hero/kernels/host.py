@@ -4,18 +4,17 @@ At one token the formulas are about a hundred small operations per block, and wh
 bookkeeping. Here the matrices are packed, so that three products and some thirty operations of
 NumPy, on the memory of the tensors, are left:
 
-    [z ; l] = [W_hd diag(w) ; W_local1] hbar
-    r       = [E W_hu , E W_path2] SiLU([z / rms(hbar) ; W_path1 x_j + b_path1]) + bias
-    answer  = [W_c ; W_hist1 on c] c_j
+    [z ; l]                  =  wide hbar
+    [q ; k ; v ; 1 ; n ; h]  =  (readers encoder) SiLU(y) + bias
+    [n' ; h']                =  answers c + bias
 
-E holds all that read s_j: W_q, W_k, W_v, W_n and W_hist1 on s. The products stay torch's, whose
-threads a step fixes. Vectors are float32, single numbers Python's.
+Names as in ``methods/hero/folded.py``. The products stay torch's, whose threads a step fixes.
+Vectors are float32, single numbers Python's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -24,6 +23,8 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.core.routing.router import Decision
+from methods.hero.folded import Folded
+from methods.hero.heads import TEMPERATURE
 from methods.hero.memory import EPS
 
 Array = NDArray[np.float32]
@@ -33,50 +34,38 @@ class HostWeights:
     """The weights of a router with history, packed.
 
     Args:
-        weights: By the names of the formulas, float32 on the CPU; copied.
-        eps: Of the RMSNorm.
-        temperature: Of the recorded score.
+        folded: As a pass puts them together, float32 on the CPU; copied.
         variant: Of the router.
     """
 
-    def __init__(
-        self, weights: Mapping[str, Tensor], eps: float, temperature: float, variant: str
-    ) -> None:
-        named = {name: weight.detach() for name, weight in weights.items()}
-        self.eps, self.temperature, self.variant = eps, temperature, variant
-        self.head, self.width = named["W_hd"].shape
-        self.memory, self.state = named["W_q"].shape
-        self.merged = torch.cat([named["W_hd"] * named["rms_w"], named["local_W1"]])
-        history = named["hist_W1"].split([self.state, self.memory, 1], dim=1)
-        self.of_context = torch.cat([named["W_c"], history[1]])
-        self.of_novelty = _array(history[2][:, 0])
-        readers = torch.cat([*(named[f"W_{kind}"] for kind in "qkvn"), history[0]])
-        unbiased = readers.new_zeros(len(readers) - self.head)
-        bias = torch.cat([unbiased, named["hist_b1"]])
-        up = len(named["W_hu"])
-        self.readers, self.path = readers[:, :up] @ named["W_hu"], None
-        if variant != "no-aux":
+    def __init__(self, folded: Folded, variant: str) -> None:
+        self.variant = variant
+        self.head, self.memory = len(folded.novelty), folded.answers.shape[1]
+        self.width = folded.wide.shape[1]
+        self.merged = folded.wide.detach()
+        self.answers, self.answers_bias = folded.answers.detach(), _array(folded.answers_bias)
+        self.readers = (folded.readers @ folded.encoder).detach()
+        bias = folded.readers @ folded.encoder_bias + folded.readers_bias
+        self.bias, self.novelty = _array(bias), _array(folded.novelty)
+        self.path = None
+        if folded.path is not None and folded.path_bias is not None:
             # The bias as a seventh feature that is one.
-            self.path = _array(torch.cat([named["path_W1"], named["path_b1"][:, None]], dim=1).T)
-            of_path = readers[:, up:]
-            self.readers = torch.cat([self.readers, of_path @ named["path_W2"]], dim=1)
-            bias = bias + of_path @ named["path_b2"]
-        self.bias = _array(bias)
-        self.local_bias = _array(named["local_b1"])
-        self.history_out, self.local_out = (_array(named[f"{n}_W2"][0]) for n in ("hist", "local"))
-        self.history_last, self.local_last = (named[f"{n}_b2"].item() for n in ("hist", "local"))
-        self.rho = _array(torch.sigmoid(named["eta"]))
+            self.path = _array(torch.cat([folded.path, folded.path_bias[:, None]], dim=1).T)
+        self.local_bias = _array(folded.wide_bias[self.head :])
+        self.history_out = _array(folded.heads[0, : self.head])
+        self.local_out = _array(folded.heads[1, self.head :])
+        self.history_last, self.local_last = folded.heads_bias[:2].tolist()
+        self.decays, self.floor = _array(folded.decays), folded.floor.item()
 
 
 class HostSteps:
     """The gates of one pass, block by block from the first, and what the token carries along."""
 
     def __init__(self, weights: HostWeights) -> None:
-        self.weights, blocks = weights, len(weights.rho)
-        # The memory's entries, oldest first: phi(k), v with a one behind it, the decay since.
+        self.weights, blocks = weights, len(weights.decays)
+        # The memory's entries, oldest first: phi(k), v with a one behind it.
         self.keys = np.empty((blocks, weights.memory), np.float32)
-        self.values = np.ones((blocks, weights.memory + 1), np.float32)
-        self.decays = np.ones(blocks, np.float32)
+        self.values = np.empty((blocks, weights.memory + 1), np.float32)
         # x_j and the one that carries its bias.
         self.path = np.array([0, 0, 0, 0, 1, 1, 1], np.float32)
         self.last: Array | None = None
@@ -102,7 +91,7 @@ class HostSteps:
         silu(self.hidden, inplace=True)
         a = float(hidden[:head].dot(weights.history_out)) + weights.history_last
         b = float(hidden[head:].dot(weights.local_out)) + weights.local_last
-        path[4] = p = _sigmoid(a / weights.temperature)
+        path[4] = p = _sigmoid(a / TEMPERATURE)
         path[5] *= p
         gate = np.float32(_sigmoid(a + b))
         runs, scales, gates = self.decided
@@ -112,9 +101,9 @@ class HostSteps:
         return Decision(made[0], made[1], made[2])
 
     def _read(self, index: int, hbar: Array, wide: Array) -> Array:
-        """What reads s_j: query, key, value (M,), W_n s_j (64,), the history head's part (H,)."""
+        """What reads s_j: query, key (M,), value (M + 1,), W_n s_j (64,), the head's part (H,)."""
         weights, inner = self.weights, self.inner.numpy()[0]
-        size = math.sqrt(hbar.dot(hbar) / weights.width + weights.eps)
+        size = math.hypot(math.sqrt(hbar.dot(hbar)), weights.floor)
         np.divide(wide, size, out=inner[: weights.head])
         if weights.path is not None:
             if weights.variant != "no-position":
@@ -126,7 +115,7 @@ class HostSteps:
     def _follow(self, index: int, hbar: Array) -> None:
         """Position, its rest, ||delta_j|| and cos(delta_j, delta_{j-1}) into x_j."""
         path = self.path
-        path[0] = position = (index + 1) / len(self.decays)
+        path[0] = position = (index + 1) / len(self.weights.decays)
         path[1] = 1 - position
         if self.last is not None:
             delta = hbar - self.last
@@ -139,26 +128,24 @@ class HostSteps:
     def _history(self, index: int, read: Array) -> Array:
         """The history head's hidden layer (H,); reads the memory and appends to it."""
         weights, memory = self.weights, self.weights.memory
-        query_key, asked = read[: 2 * memory], read[3 * memory : -weights.head]
+        query_key, value = read[: 2 * memory], read[2 * memory : 3 * memory + 1]
+        expected, first = read[len(query_key) + len(value) : -weights.head], read[-weights.head :]
         # ELU + 1.
         phi = np.exp(np.minimum(query_key, 0)) + np.maximum(query_key, 0)
-        first = read[-weights.head :]
         if index > 0 and weights.variant != "no-memread":
-            alike = self.keys[:index].dot(phi[:memory]) * self.decays[:index]
+            alike = self.keys[:index].dot(phi[:memory]) * weights.decays[index, :index]
             sums = alike.dot(self.values[:index])
-            context = torch.from_numpy(sums[:memory] / (sums[memory] + EPS))
-            answer = linear(context[None], weights.of_context).numpy()[0]
-            novelty = 1 - _cosine(asked, answer[: len(asked)])
-            first = first + answer[len(asked) :] + weights.of_novelty * novelty
-        self.keys[index] = phi[memory:]
-        self.values[index, :memory] = read[2 * memory : 3 * memory]
-        self.decays[:index] *= weights.rho[index]
+            context = torch.from_numpy(sums[:-1] / (sums[-1] + EPS))
+            answer = linear(context[None], weights.answers).numpy()[0] + weights.answers_bias
+            known = _cosine(expected, answer[: -weights.head])
+            first = first + answer[-weights.head :] - known * weights.novelty
+        self.keys[index], self.values[index] = phi[memory:], value
         return first
 
 
 def _array(weight: Tensor) -> Array:
     """A copy, contiguous."""
-    return np.array(weight.numpy(), order="C")
+    return np.array(weight.detach().numpy(), order="C")
 
 
 def _cosine(a: Array, b: Array) -> float:

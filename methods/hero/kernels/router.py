@@ -1,6 +1,6 @@
 """HeRo's router for tokens through which no gradient flows, without a look from the host.
 
-What ``HeroRouter.step`` computes with some sixty operations per block are two launches:
+What ``HeroRouter.step`` computes with some forty operations per block are two launches:
 
     project  the two wide projections of hbar as one matrix, [W_hd diag(w) ; W_local1] hbar
     decide   everything else: path, state, memory read over the list of earlier blocks, novelty,
@@ -22,15 +22,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, logsigmoid, silu
+from torch.nn.functional import linear, silu
 
 from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
 from methods.core.routing.kernels.decode import check_tensors
 from methods.core.routing.router import Decision
 from methods.hero.heads import HIDDEN_OUT, TEMPERATURE, Variant
-from methods.hero.kernels.streams import path_sums, product, split
+from methods.hero.kernels.streams import parts, path_sums, product
 from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
-from methods.hero.memory import EPS, phi
+from methods.hero.memory import EPS, decays, phi
 
 PACKED = ("full", "no-memread", "no-aux", "no-position")
 
@@ -50,16 +50,13 @@ def pack(weights: Mapping[str, Tensor], eps: float, variant: Variant) -> PackedR
         raise ValueError(f"variant '{variant}' has no kernels; these have: {PACKED}")
     named = {name: w.detach().float().contiguous() for name, w in weights.items()}
     memory, state = named["W_q"].shape
-    parts = named["hist_W1"].split([state, memory, 1], dim=1)
-    by_input = [part.contiguous() for part in parts]
-    # Of rho's product over i + 1 to j - 1: sums of logarithms up to j, less those up to i + 1.
-    logs = logsigmoid(named["eta"].double()).cumsum(0)
-    sums = torch.cat([logs.new_zeros(1), logs])
-    decays = (sums[:-1, None] - sums[None, 1:]).exp().tril(-1).float()
+    columns = named["hist_W1"].split([state, memory, 1], dim=1)
+    by_input = [part.contiguous() for part in columns]
+    products = decays(torch.sigmoid(named["eta"].double())).tril(-1).float()
     merged = torch.cat([named["W_hd"] * named["rms_w"], named["local_W1"]])
     return PackedRouter(
         merged=merged,
-        parts=torch.cat(split(merged)),
+        parts=parts(merged),
         hidden_up=named["W_hu"],
         path_in=named.get("path_W1"),
         path_in_bias=named.get("path_b1"),
@@ -78,7 +75,7 @@ def pack(weights: Mapping[str, Tensor], eps: float, variant: Variant) -> PackedR
         local_bias=named["local_b1"],
         local_out=named["local_W2"][0],
         last_biases=torch.cat([named["hist_b2"], named["local_b2"]]),
-        decays=decays,
+        decays=products,
         eps=eps,
         variant=variant,
     )

@@ -37,8 +37,16 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float()
 
 
+def parts(merged: Tensor) -> Tensor:
+    """Weights (2H, D) as bfloat16 streams meet them (4H, D): both of :func:`split`."""
+    return torch.cat(split(merged.detach()))
+
+
 def read_streams(
-    streams: Sequence[Tensor], merged: Tensor, triton: bool | None = None
+    streams: Sequence[Tensor],
+    merged: Tensor,
+    parts: Tensor | None,
+    triton: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What one block's gates are made of, with gradients for streams and weights.
 
@@ -46,6 +54,7 @@ def read_streams(
         streams: Residual stream behind attention (N, D), contiguous and of one dtype, of this block
             and of up to two before it, the newest last; sums of a delta there is none of are 0.
         merged: Weights (2H, D), float32.
+        parts: What :func:`parts` makes of them where streams are bfloat16.
         triton: True forces the kernels, False plain PyTorch; None lets the device decide.
 
     Returns:
@@ -56,51 +65,55 @@ def read_streams(
     """
     kernel = use_triton(streams[-1], triton)
     with torch.autocast(merged.device.type, enabled=False):
-        made: tuple[Tensor, Tensor] = _Read.apply(merged, kernel, *streams)
+        made: tuple[Tensor, Tensor] = _Read.apply(merged, parts, kernel, *streams)
     return made
 
 
 class _Read(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, merged: Tensor, kernel: bool, *streams: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(merged, *streams)
+    def forward(
+        ctx: Any, merged: Tensor, parts: Tensor | None, kernel: bool, *streams: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weights = merged if parts is None else parts
+        ctx.save_for_backward(weights, *streams)
         ctx.kernel = kernel
-        return _project(streams[-1], merged), path_sums(streams, kernel)
+        return _project(streams[-1], weights), path_sums(streams, kernel)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_projected: Tensor, by_sums: Tensor) -> tuple[Tensor | None, ...]:
-        merged, *streams = ctx.saved_tensors
-        weights, _, *through = ctx.needs_input_grad
-        with torch.autocast(merged.device.type, enabled=False):
+        weights, *streams = ctx.saved_tensors
+        learned, _, _, *through = ctx.needs_input_grad
+        with torch.autocast(weights.device.type, enabled=False):
             base, by_merged = _project_backward(
-                by_projected, streams[-1], merged, weights, any(through)
+                by_projected, streams[-1], weights, learned, any(through)
             )
-            if base is None:
-                return by_merged, None, *[None] * len(streams)
-            return by_merged, None, *path_gradients(streams, base, by_sums.contiguous(), ctx.kernel)
+            made: Sequence[Tensor | None] = [None] * len(streams)
+            if base is not None:
+                made = path_gradients(streams, base, by_sums.contiguous(), ctx.kernel)
+            return by_merged, None, None, *made
 
 
-def _project(hbar: Tensor, merged: Tensor) -> Tensor:
-    if hbar.dtype is not torch.bfloat16:
-        return linear(hbar.float(), merged)
-    first, second = product(hbar, torch.cat(split(merged)).T).chunk(2, dim=-1)
+def _project(hbar: Tensor, weights: Tensor) -> Tensor:
+    if weights.dtype is not torch.bfloat16:
+        return linear(hbar.float(), weights)
+    first, second = product(hbar, weights.T).chunk(2, dim=-1)
     return first + second
 
 
 def _project_backward(
-    gradient: Tensor, hbar: Tensor, merged: Tensor, weights: bool, through: bool
+    gradient: Tensor, hbar: Tensor, weights: Tensor, learned: bool, through: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Of hbar (N, D) and of the weights, float32; None where nobody asks."""
-    if hbar.dtype is not torch.bfloat16:
-        by_hbar = gradient @ merged if through else None
-        return by_hbar, gradient.T @ hbar.float() if weights else None
+    if weights.dtype is not torch.bfloat16:
+        by_hbar = gradient @ weights if through else None
+        return by_hbar, gradient.T @ hbar.float() if learned else None
     by_hbar = by_merged = None
     first, second = split(gradient)
     if through:
-        left, right = split(merged)
+        left, right = weights.chunk(2)
         by_hbar = product(torch.cat([first, second, first], 1), torch.cat([left, left, right]))
-    if weights:
+    if learned:
         above, below = product(torch.cat([first, second], 1).T, hbar).chunk(2)
         by_merged = above + below
     return by_hbar, by_merged

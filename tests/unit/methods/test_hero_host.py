@@ -16,8 +16,8 @@ from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero import router as hero_router
 from methods.hero.heads import Sizes, Variant
+from methods.hero.kernels import streams as hero_streams
 from methods.hero.kernels.host import HostSteps, HostWeights
-from methods.hero.memory import ListMemory
 from methods.hero.router import HeroRouter, PathState, Trace
 from tests import training_toys
 from tests.near import assert_near
@@ -53,8 +53,7 @@ def begun(router: HeroRouter, hbar: Tensor) -> Any:
 
 @torch.no_grad()
 def by_formula(router: HeroRouter, steps: Tensor) -> list[Trace]:
-    ones = torch.ones(steps.shape[1:3])
-    state, traces = PathState(None, None, ones, ones, ListMemory()), []
+    state, traces = router.empty(steps[0]), []
     for index, hbar in enumerate(steps):
         trace, state = router.step(index, hbar, state)
         traces.append(trace)
@@ -187,16 +186,34 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("form", ["host", "formulas"])
 @torch.no_grad()
-def test_a_block_calls_no_more_operations_than_it_did(form: str) -> None:
-    """The formulas look at each earlier block in turn; on the host their number does not matter."""
+def test_a_block_on_the_host_calls_at_most_5_operations() -> None:
     router, steps = make_router(), stream()
     state = begun(router, steps[0])
-    if form == "formulas":
-        ones = torch.ones(1, 1)
-        state = PathState(None, None, ones, ones, ListMemory())
+    assert max(operations(router, state, steps)) <= 5
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["written out", "streams by kernels"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_block_calls_at_most_45_operations(
+    dtype: torch.dtype, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many blocks came before; where a kernel reads the streams, beside its launch."""
+    sums = torch.ones(1, 4)
+    if streams:
+        monkeypatch.setattr(hero_router, "use_streams", lambda hidden: True)
+        monkeypatch.setattr(hero_streams, "path_sums", lambda streams, kernel: sums)
+    router, steps = make_router(), stream().to(dtype)
+    counts = operations(router, router.empty(steps[0]), steps)
+    assert counts[2:] == [counts[2]] * (BLOCKS - 2)
+    assert 30 < max(counts) <= 45
+
+
+def operations(router: HeroRouter, state: Any, steps: Tensor) -> list[int]:
+    """Of torch, that are no views, by block."""
+    counts = []
     for index, hbar in enumerate(steps):
-        with Operations() as operations:
+        with Operations() as counted:
             _, state = router.gate(index, hbar, hbar, state, Context())
-        assert operations.count <= (5 if form == "host" else 71 + 7 * index)
+        counts.append(counted.count)
+    return counts

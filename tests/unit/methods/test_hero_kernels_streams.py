@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.hero.kernels.streams import read_streams
+from methods.hero.kernels.streams import parts, read_streams
 from tests.interpreted import DEVICE, mend
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -57,7 +57,8 @@ def test_values_and_gradients_are_those_of_the_formulas(
     by_projected = torch.randn(tokens, HEADS, generator=outer).to(DEVICE)
     by_sums = torch.randn(tokens, 4, generator=outer).to(DEVICE)
 
-    found, expected = read_streams(streams, merged, kernel), written_out(exact, weights)
+    halves = parts(merged) if dtype is torch.bfloat16 else None
+    found, expected = read_streams(streams, merged, halves, kernel), written_out(exact, weights)
     torch.autograd.backward(found, (by_projected, by_sums))
     torch.autograd.backward(expected, (by_projected.double(), by_sums.double()))
     single = torch.finfo(torch.float32).eps
@@ -78,13 +79,15 @@ def test_what_nobody_asks_for_is_left_out(asked: str) -> None:
     streams, merged = streams_of(2, 5, 16, torch.bfloat16), weights_of(16)
     streams = [stream.requires_grad_(asked == "streams") for stream in streams]
     merged.requires_grad_(asked == "weights")
-    sum(part.sum() for part in read_streams(streams, merged, True)).backward()  # type: ignore[union-attr]
+    found = read_streams(streams, merged, parts(merged), True)
+    sum(part.sum() for part in found).backward()  # type: ignore[union-attr]
     assert (merged.grad is not None) == (asked == "weights")
     assert [stream.grad is not None for stream in streams] == [asked == "streams"] * 2
 
 
 def test_nothing_but_streams_and_weights_is_kept() -> None:
     streams, merged = streams_of(3, 5, 16, torch.bfloat16), weights_of(16)
+    halves = parts(merged)
     kept: list[int] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -92,5 +95,5 @@ def test_nothing_but_streams_and_weights_is_kept() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        read_streams(streams, merged, True)
-    assert set(kept) == {each.data_ptr() for each in (merged, *streams)}
+        read_streams(streams, merged, halves, True)
+    assert set(kept) == {each.data_ptr() for each in (halves, *streams)}
