@@ -219,7 +219,9 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     data = Data(loaded.tokenizer, int(dense.config.vocab_size), probe_file=args.texts)
     ids = [token for document in data.probe() for token in document.ids]
     texts, row = Texts(torch.tensor(ids)), loaded.model
-    if loaded.method.trained and "training" in args.modes.split(","):
+    if not loaded.method.trained and "training" in args.modes.split(","):
+        print(f"'{card['row']}' trains nothing: no line of training", flush=True)
+    elif "training" in args.modes.split(","):
         for case in cases(args.training):
             rows = texts.rows(*case).to(bench.device)
             measure = partial(_one, time_update, row, dense, rows, bench)
