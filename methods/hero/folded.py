@@ -11,8 +11,7 @@ With x_j the path vector and u the column of W_hist1 that reads the novelty, 1 -
 
 where W_hist1 stands for those of its columns that read s, or c; before the first write h' and the
 cosine are left out. RMSNorm(hbar) = sqrt(D) w hbar / hypot(||hbar||, sqrt(D eps)): its factor is
-applied to what it scales. A block is then at most 45 operations, on few numbers per token: what
-they cost is calling them.
+applied to what it scales. A block is then at most 45 operations of torch, views not counted.
 """
 
 from __future__ import annotations

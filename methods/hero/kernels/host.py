@@ -1,8 +1,8 @@
 """HeRo's router for one new token of one sequence, on a CPU.
 
-At one token the formulas are about a hundred small operations per block, and what they cost is
-bookkeeping. Here the matrices are packed, so that three products and some thirty operations of
-NumPy, on the memory of the tensors, are left:
+At one token the formulas are some forty operations of torch per block, and what they cost is
+bookkeeping. Here three products are left, and some thirty operations of NumPy on the memory of the
+tensors:
 
     [z ; l]                  =  wide hbar
     [q ; k ; v ; 1 ; n ; h]  =  (readers encoder) SiLU(y) + bias
@@ -41,7 +41,6 @@ class HostWeights:
     def __init__(self, folded: Folded, variant: str) -> None:
         self.variant = variant
         self.head, self.memory = len(folded.novelty), folded.answers.shape[1]
-        self.width = folded.wide.shape[1]
         self.merged = folded.wide.detach()
         self.answers, self.answers_bias = folded.answers.detach(), _array(folded.answers_bias)
         self.readers = (folded.readers @ folded.encoder).detach()
