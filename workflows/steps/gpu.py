@@ -94,7 +94,7 @@ def note(file: Path, command: list[str], timeout: float) -> None:
     with log.open("wb") as said:
         child = subprocess.Popen(
             [sys.executable, "-u", *command], cwd=ROOT, start_new_session=True,
-            stdout=said, stderr=subprocess.STDOUT,
+            stdout=said, stderr=subprocess.STDOUT, preexec_fn=heed_interrupts,
         )  # fmt: skip
         try:
             status = ended(child, timeout)
@@ -112,6 +112,11 @@ def note(file: Path, command: list[str], timeout: float) -> None:
     with whole_file(file) as partial:
         write_json(partial, told)
     print(f"{file.stem}: status {status}, {told['seconds']} s\n{text[-1500:]}", flush=True)
+
+
+def heed_interrupts() -> None:
+    """What a shell starts with ``&`` is told to ignore them, and so is all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ended(child: subprocess.Popen[bytes], timeout: float) -> int | None:

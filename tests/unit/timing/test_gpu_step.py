@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,8 +34,9 @@ def test_how_a_part_ended_is_noted(tmp_path: Path) -> None:
     assert file.with_suffix(".log").read_text() == "so far\n"
 
 
-def test_time_that_is_up_ends_a_part_with_its_children(tmp_path: Path) -> None:
-    """One that is asked to stop and does not, among them."""
+@pytest.mark.parametrize("heard", [True, False])
+def test_time_that_is_up_ends_a_part_with_its_children(tmp_path: Path, heard: bool) -> None:
+    """One that is asked to stop and does not, among them; also behind a shell's ``&``."""
     file, started = tmp_path / "part.json", tmp_path / "child"
     stubborn = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     words = f"""
@@ -46,7 +48,11 @@ Path({str(started)!r}).write_text(str(child.pid))
 print("begun")
 time.sleep(60)
 """
-    gpu.note(file, ["-c", words], timeout=5)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler if heard else signal.SIG_IGN)
+    try:
+        gpu.note(file, ["-c", words], timeout=5)
+    finally:
+        signal.signal(signal.SIGINT, before)
     told = json.loads(file.read_text())
     assert told["status"] is None
     assert told["said"].startswith("begun\n")
