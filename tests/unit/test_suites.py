@@ -15,6 +15,7 @@ from methods import discover
 from workflows import ROOT, commands
 from workflows.config import read_configs
 from workflows.evaluation import tasklist
+from workflows.evaluation.stock import Stock
 from workflows.jobs import read_suite
 from workflows.planning.model import model_of
 from workflows.planning.runs import run_of
@@ -30,7 +31,8 @@ SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
 @pytest.fixture
 def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks of lm-eval are looked up once, in the test of the suites alone."""
-    monkeypatch.setattr(tasklist, "stock_names", lambda wanted: {w: {} for w in wanted})
+    nothing = Stock(Path(), {})
+    monkeypatch.setattr(tasklist, "stock_names", lambda wanted: dict.fromkeys(wanted, nothing))
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in SUITES.glob("*.yaml")))

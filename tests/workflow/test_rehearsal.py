@@ -84,6 +84,8 @@ def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
     tasks = []
     for task in suite["tasks"]:
         small = dict(task) | {"limit": 2}
+        if "gsm8k_llama" in task["task"]:
+            small["num_fewshot"] = 1
         if "gsm8k" in task["task"] or "humaneval" in task["task"]:
             written = {"until": [], "do_sample": False, "max_gen_toks": 8}
             small["config"] = task.get("config", {}) | {"generation_kwargs": written}
@@ -94,6 +96,8 @@ def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "training": SHORT,
+        # Greedy searches, which score every candidate of every round on each of them.
+        "params": {"blockpruner": {"samples": 2}, "sleb": {"samples": 2}},
         "first": [],
         "budgets": suite["budgets"][:1],
         "row_seeds": {name: [42] for name in suite.get("row_seeds", {})},

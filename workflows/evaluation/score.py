@@ -22,6 +22,7 @@ from workflows.evaluation import sandbox
 from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import CannotRun, explained, load
+from workflows.evaluation.stock import stock_names
 from workflows.evaluation.taskfiles import check_files
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, own_task_names
 from workflows.evaluation.traces import sample_text
@@ -123,13 +124,20 @@ def _score_one(lm: CountingLM, entry: TaskEntry, manager: TaskManager, reason: s
 
 
 def task_manager(entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> TaskManager:
-    """Knows the tasks here, and lm-eval's own, which take seconds to list, where one is meant."""
+    """Knows the tasks here, and those of lm-eval beside the ones that entries name.
+
+    To read all of lm-eval's takes many seconds; only a group may have members anywhere among them.
+    """
     folders = [OWN_TASKS, *task_folders]
     for folder in folders:
         check_files(folder)
     own = own_task_names(folders)
-    stock = any(e.task not in own and not e.is_perplexity for e in entries)
-    return TaskManager(include_path=[str(f) for f in folders], include_defaults=stock)
+    stock = stock_names([e.task for e in entries if e.task not in own and not e.is_perplexity])
+    beside = sorted({found.folder for found in stock.values()})
+    return TaskManager(
+        include_path=[str(folder) for folder in (*beside, *folders)],
+        include_defaults=any(found.group for found in stock.values()),
+    )
 
 
 def run_task(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -26,26 +26,26 @@ class _Plain(yaml.SafeLoader):
 _Plain.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
-def stock_names(wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Those of ``wanted`` that lm-eval knows.
+class Stock(NamedTuple):
+    """A task or group of lm-eval: the folder of its file, and a group's content (empty: a task)."""
 
-    Args:
-        wanted: Names of tasks or of groups.
+    folder: Path
+    group: dict[str, Any]
 
-    Returns:
-        Name -> content of a group's file; empty for a task.
-    """
+
+def stock_names(wanted: Sequence[str]) -> dict[str, Stock]:
+    """Those of ``wanted``, tasks or groups, that lm-eval knows; of equal names the first file."""
     if not wanted:
         return {}
     line = re.compile(
         rf"""^["']?(task|group)["']?:[ \t]*["']?({_any(wanted)})["']?[ \t]*(?:\#.*)?$""".encode(),
         re.M,
     )
-    found: dict[str, dict[str, Any]] = {}
-    for text in _files():
+    found: dict[str, Stock] = {}
+    for file, text in _files():
         for kind, name in line.findall(text):
             group = yaml.load(text, _Plain) if kind == b"group" else {}
-            found.setdefault(name.decode(), group)
+            found.setdefault(name.decode(), Stock(file.parent, group))
         if len(found) == len(set(wanted)):
             break
     return found
@@ -56,7 +56,7 @@ def tagged(tag: str) -> list[str]:
     name = re.compile(
         rf"""^(?:["']?tag["']?:|[ \t]*-)[ \t]+["']?{re.escape(tag)}["']?[ \t]*$""".encode(), re.M
     )
-    told = [yaml.load(text, _Plain) for text in _files() if name.search(text)]
+    told = [yaml.load(text, _Plain) for _, text in _files() if name.search(text)]
     return sorted(str(task["task"]) for task in told if tag in listed(task.get("tag")))
 
 
@@ -79,12 +79,13 @@ def check_group(name: str, told: Mapping[str, Any]) -> None:
         )
 
 
-def _files() -> Iterator[bytes]:
-    """Content of each task file of lm-eval; none without it."""
+def _files() -> Iterator[tuple[Path, bytes]]:
+    """Each task file of lm-eval with its content, in lm-eval's order; none without it."""
     spec = find_spec("lm_eval")
     if spec is not None and spec.origin is not None:
-        for file in (Path(spec.origin).parent / "tasks").rglob("*.yaml"):
-            yield file.read_bytes()
+        folder = Path(spec.origin).parent / "tasks"
+        for file in sorted(folder.rglob("*.yaml"), key=Path.as_posix):
+            yield file, file.read_bytes()
 
 
 def _any(names: Sequence[str]) -> str:

@@ -208,8 +208,9 @@ def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TAS
             f"those that run in one are {guarded}"
         )
     stock = stock_names(others)
-    for name in (name for name in others if stock.get(name)):
-        check_group(name, stock[name])
+    for name, found in stock.items():
+        if found.group:
+            check_group(name, found.group)
     unknown = sorted(set(others) - set(stock))
     if unknown and (members := tagged(unknown[0])):
         raise ValueError(

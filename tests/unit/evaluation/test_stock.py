@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from lm_eval.tasks import TaskManager
 
+from workflows.evaluation.score import task_manager
 from workflows.evaluation.stock import UNGUARDED, check_group, stock_names, tagged
 from workflows.evaluation.tasklist import check_names, parse_tasks
 
@@ -11,9 +13,19 @@ from workflows.evaluation.tasklist import check_names, parse_tasks
 def test_tasks_and_groups_are_found_however_their_keys_are_quoted() -> None:
     found = stock_names(["piqa", "mmlu_anatomy", "mmlu", "toy_choice"])
     assert set(found) == {"piqa", "mmlu_anatomy", "mmlu"}
-    assert (found["piqa"], found["mmlu_anatomy"]) == ({}, {})
-    assert found["mmlu"]["aggregate_metric_list"] == [{"metric": "acc", "weight_by_size": True}]
+    assert (found["piqa"].group, found["mmlu_anatomy"].group) == ({}, {})
+    assert found["mmlu"].group["aggregate_metric_list"] == [
+        {"metric": "acc", "weight_by_size": True}
+    ]
     assert stock_names([]) == {}
+
+
+def test_the_tasks_that_a_run_knows_are_those_of_lm_eval() -> None:
+    names = ["piqa", "boolq", "arc_challenge", "gsm8k", "mmlu_anatomy"]
+    entries = parse_tasks(",".join(names))
+    few, every = task_manager(entries, []).task_index, TaskManager().task_index
+    assert len(few) < len(every) / 10
+    assert [few[name] for name in names] == [every[name] for name in names]
 
 
 def test_a_group_needs_a_mean_over_its_items() -> None:
