@@ -24,7 +24,7 @@ from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import CannotRun, explained, load
 from workflows.evaluation.stock import stock_names
 from workflows.evaluation.taskfiles import check_files
-from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, own_task_names
+from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, foreign, own_task_names
 from workflows.evaluation.traces import sample_text
 from workflows.records import SAMPLE
 from workflows.runtime.files import read_text
@@ -131,12 +131,12 @@ def task_manager(entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> 
     folders = [OWN_TASKS, *task_folders]
     for folder in folders:
         check_files(folder)
-    own = own_task_names(folders)
-    stock = stock_names([e.task for e in entries if e.task not in own and not e.is_perplexity])
-    beside = sorted({found.folder for found in stock.values()})
+    stock = stock_names(foreign(entries, own_task_names(folders)))
+    every = any(found.group for found in stock.values())
+    beside = set() if every else {found.folder for found in stock.values()}
     return TaskManager(
-        include_path=[str(folder) for folder in (*beside, *folders)],
-        include_defaults=any(found.group for found in stock.values()),
+        include_path=[str(folder) for folder in (*sorted(beside), *folders)],
+        include_defaults=every,
     )
 
 

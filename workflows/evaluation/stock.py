@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,8 @@ class Stock(NamedTuple):
     group: dict[str, Any]
 
 
-def stock_names(wanted: Sequence[str]) -> dict[str, Stock]:
+@cache
+def stock_names(wanted: tuple[str, ...]) -> dict[str, Stock]:
     """Those of ``wanted``, tasks or groups, that lm-eval knows; of equal names the first file."""
     if not wanted:
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,11 @@ def own_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
     return names
 
 
+def foreign(entries: Sequence[TaskEntry], own: Collection[str]) -> tuple[str, ...]:
+    """Tasks that are lm-eval's if anybody's: neither ``own`` names nor texts, as entries go."""
+    return tuple(e.task for e in entries if e.task not in own and not e.is_perplexity)
+
+
 def fetched_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
     """Those of the tasks below the folders whose own file names a data set of the hub."""
     data = re.compile(r"^dataset_path:\s*[\w.-]+/[\w.-]+\s*$", re.M)
@@ -200,7 +205,7 @@ def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TAS
     for folder in folders:
         check_files(folder)
     own = own_task_names(folders)
-    others = [e.task for e in entries if e.task not in own and not e.is_perplexity]
+    others = foreign(entries, own)
     for name in filter(UNGUARDED.fullmatch, others):
         guarded = ", ".join(sorted(own_task_names([PROGRAM_TASKS])))
         raise ValueError(
@@ -208,9 +213,8 @@ def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TAS
             f"those that run in one are {guarded}"
         )
     stock = stock_names(others)
-    for name, found in stock.items():
-        if found.group:
-            check_group(name, found.group)
+    for name in (name for name in others if name in stock and stock[name].group):
+        check_group(name, stock[name].group)
     unknown = sorted(set(others) - set(stock))
     if unknown and (members := tagged(unknown[0])):
         raise ValueError(

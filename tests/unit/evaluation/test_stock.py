@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from lm_eval.tasks import TaskManager
 
+from workflows.evaluation import score, tasklist
 from workflows.evaluation.score import task_manager
-from workflows.evaluation.stock import UNGUARDED, check_group, stock_names, tagged
-from workflows.evaluation.tasklist import check_names, parse_tasks
+from workflows.evaluation.stock import UNGUARDED, Stock, check_group, stock_names, tagged
+from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
 
 
 def test_tasks_and_groups_are_found_however_their_keys_are_quoted() -> None:
-    found = stock_names(["piqa", "mmlu_anatomy", "mmlu", "toy_choice"])
+    found = stock_names(("piqa", "mmlu_anatomy", "mmlu", "toy_choice"))
     assert set(found) == {"piqa", "mmlu_anatomy", "mmlu"}
     assert (found["piqa"].group, found["mmlu_anatomy"].group) == ({}, {})
     assert found["mmlu"].group["aggregate_metric_list"] == [
         {"metric": "acc", "weight_by_size": True}
     ]
-    assert stock_names([]) == {}
+    assert stock_names(()) == {}
 
 
 def test_the_tasks_that_a_run_knows_are_those_of_lm_eval() -> None:
@@ -26,6 +30,22 @@ def test_the_tasks_that_a_run_knows_are_those_of_lm_eval() -> None:
     few, every = task_manager(entries, []).task_index, TaskManager().task_index
     assert len(few) < len(every) / 10
     assert [few[name] for name in names] == [every[name] for name in names]
+
+
+def test_a_group_has_members_anywhere_and_each_file_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[dict[str, Any]]()
+    monkeypatch.setattr(score, "TaskManager", lambda **given: asked.append(given))
+    task_manager(parse_tasks("piqa,mmlu"), [])
+    assert asked == [{"include_path": [str(OWN_TASKS)], "include_defaults": True}]
+
+
+def test_of_two_wrong_groups_the_first_entry_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Stock(Path(), {"group": "any", "task": ["piqa"]})
+    monkeypatch.setattr(tasklist, "stock_names", lambda wanted: dict.fromkeys("ab", wrong))
+    with pytest.raises(ValueError, match="group 'b' of lm-eval"):
+        check_names(parse_tasks("b,a"))
 
 
 def test_a_group_needs_a_mean_over_its_items() -> None:
