@@ -3,17 +3,18 @@
 Builds the dense and the routed model from random weights of a true shape (or loads --model), forces
 a bypass rate, times them in turn and writes each ratio beside its physical bound:
 
-    block      one routed FFN on 2,048 tokens, forward, and forward with backward
-    prefill    a prompt, logits of its last token
-    decode     one new token per sequence behind a cached prompt
-    static     the same in a static cache, on a GPU as one CUDA graph
-    training   one step of the method, over LoRA on every linear layer
+    block          one routed FFN on 2,048 tokens, forward, and forward with backward
+    prefill        a prompt, logits of its last token
+    decode         one new token per sequence behind a cached prompt
+    static         the same in a static cache, on a GPU as one CUDA graph
+    training       one step of the method, over LoRA on every linear layer
+    training-ffn   the same, over LoRA on the FFNs of the routed layers alone
 
 The file holds every line as soon as it is measured.
 
 With --model the gates are the model's own and no rate is forced, LoRA is folded into its matrices,
-prompts come from --texts, and a block and training are left out; any row can be timed so, static
-ones too. `snakemake` does it for every row of a suite with the key `timing`.
+prompts come from --texts, and a block and training-ffn are left out; any row can be timed so,
+static ones too. `snakemake` does it for every row of a suite with the key `timing`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ from workflows.timing.inference import Texts, time_decode, time_prefill, time_st
 from workflows.timing.modes import Bench, Case, Line, time_block, time_training, time_update
 
 INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
-MODES = ("block", *INFERENCE, "training")
+# Whether LoRA, beside which a step is timed, is on the FFNs of the routed layers alone.
+TRAINING = {"training": False, "training-ffn": True}
+MODES = ("block", *INFERENCE, *TRAINING)
 
 
 class Piece(NamedTuple):
@@ -178,9 +181,9 @@ def show(line: Line) -> None:
     """A line in words."""
     share = line["realised_share"]
     print(
-        f"{line['mode']:9} {line['case']:18} "
+        f"{line['mode']:12} {line['case']:18} "
         + ("" if line["bypass"] is None else f"bypass {line['bypass']:.3f}  ")
-        + f"over {'LoRA' if line['mode'] == 'training' else 'dense'} {line['over_dense']:.3f}  "
+        + f"over {'LoRA' if line['mode'] in TRAINING else 'dense'} {line['over_dense']:.3f}  "
         + ("" if line["bound"] is None else f"bound {line['bound']:.3f}  ")
         + ("" if share is None else f"{100 * share:.0f} % of the possible saving")
         + ("  masked" if line.get("masked") else ""),
@@ -193,12 +196,13 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
     texts = Texts.random(dense.config.vocab_size)
     chosen = args.modes.split(",")
-    if "training" in chosen:
-        for rate, case in product(rates(args.bypass), cases(args.training)):
-            for recompute in (False, True):
-                name = f"training {_words(case)} bypass {rate}" + " recomputed" * recompute
-                measure = partial(_one, time_training, routed, case, rate, recompute, bench)
-                yield Piece(name, measure)
+    training = [mode for mode in TRAINING if mode in chosen]
+    for mode, rate, case in product(training, rates(args.bypass), cases(args.training)):
+        for recompute in (False, True):
+            name = f"{mode} {_words(case)} bypass {rate}" + " recomputed" * recompute
+            what = (routed, case, rate, recompute, bench, TRAINING[mode])
+            yield Piece(name, partial(_one, time_training, *what))
+    if training:
         yield Piece("cast", partial(_cast, routed))
     else:
         cast_branches(routed)

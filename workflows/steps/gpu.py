@@ -3,7 +3,8 @@
     tests      tests/gpu, with the kernels' own
     decode     batch 1, 8, 32 at forced bypass rates, as CUDA graphs and eagerly
     prefill    prompts at the same rates
-    training   one step over LoRA on every linear layer, with and without recomputation
+    training   one step over LoRA on every linear layer, or on the FFNs of the routed layers alone,
+               with and without recomputation
 
 Each part is a process of its own and leaves DIR/PART.json, rewritten after every line, and what it
 says in a log; one that fails or runs out of time leaves the others untouched. `--device cpu
@@ -41,7 +42,7 @@ TIMED = {
         2.0,
         "--modes prefill --bypass 0.765,0.5,0,0.25,1 --prefill 8x2048,1x2048,1x8192,1x512",
     ),
-    "training": (2.5, "--modes training --bypass 0.765,0.5 --training 2x2048"),
+    "training": (2.5, "--modes training,training-ffn --bypass 0.765,0.5 --training 2x2048"),
 }
 # A part that begins nothing more still ends what it began.
 GRACE = 60

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from methods.core.training.lora import add_lora
 from methods.core.training.losses import lm_loss_sum
 from workflows.stats.bounds import Shape, training_flops
 from workflows.timing.clock import compared, interleaved
+from workflows.timing.meters import peak_memory
 
 Case = tuple[int, int]  # sequences, tokens each
 Line = dict[str, Any]
@@ -98,7 +99,12 @@ def time_block(routed: PreTrainedModel, bypass: float, bench: Bench) -> list[Lin
 
 
 def time_training(
-    routed: PreTrainedModel, case: Case, bypass: float, recompute: bool, bench: Bench
+    routed: PreTrainedModel,
+    case: Case,
+    bypass: float,
+    recompute: bool,
+    bench: Bench,
+    ffns: bool = False,
 ) -> Line:
     """One step (forward, backward) over LoRA on every linear layer of the same backbone.
 
@@ -108,13 +114,17 @@ def time_training(
         bypass: Rate that is forced.
         recompute: Whether layers run again in the backward pass.
         bench: Device and rounds.
+        ffns: LoRA is on the FFNs of the routed layers alone: its gradients reach no further down
+            than those of the row.
     """
     sequences, length = case
-    lora = _with_lora(routed)
-    trained = sum(p.numel() for p in lora.parameters() if p.requires_grad)
-    ids = _ids(routed, sequences, length, bench.device)
     router = router_of(routed)
     assert router is not None
+    everywhere = range(len(layers(routed)))
+    adapted = sorted({unit.layer for unit in router.units}) if ffns else everywhere
+    lora = _with_lora(routed, FFN if ffns else (*ATTENTION, *FFN), adapted)
+    trained = sum(p.numel() for p in lora.parameters() if p.requires_grad)
+    ids = _ids(routed, sequences, length, bench.device)
     gates = forced_gates(router, sequences, length, bypass, bench.device)
     forced, real = {"gates": gates}, 1 - float(gates.float().mean())
     if recompute:
@@ -122,19 +132,26 @@ def time_training(
         # transformers also asks for gradients of the embeddings, which LoRA has no use for.
         lora.disable_input_require_grads()
     routed.model.checkpointing = recompute
+    steps = partial(_training_step, routed, ids, forced), partial(_training_step, lora, ids, {})
     try:
-        routed_time, lora_time = bench.time(
-            partial(_training_step, routed, ids, forced), partial(_training_step, lora, ids, {})
-        )
+        seconds = bench.time(*steps)
+        memory = peak_memory(steps)
     finally:
         routed.model.checkpointing = False
+        routed.zero_grad(set_to_none=True)
+    reached = len(everywhere) - adapted[0]
     work = [
         training_flops(shape_of(routed), length, real, 0, recompute),
-        training_flops(_dense_shape(routed), length, 0.0, trained, recompute),
+        training_flops(_dense_shape(routed), length, 0.0, trained, recompute, reached),
     ]
-    found = compared(routed_time, lora_time, work[0] / work[1])
-    name = f"{sequences}x{length}" + (" recomputed" if recompute else "")
-    return {"mode": "training", "case": name, "bypass": real, **found}
+    found = compared(*seconds, work[0] / work[1])
+    line = {
+        "mode": "training-ffn" if ffns else "training",
+        "case": f"{sequences}x{length}" + (" recomputed" if recompute else ""),
+        "bypass": real,
+        **found,
+    }
+    return line | {"tokens_per_second": ids.numel() / found["seconds"][50]} | memory
 
 
 def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench: Bench) -> Line:
@@ -147,7 +164,8 @@ def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench
         ids: Texts (sequences, tokens), the same in every turn.
         bench: Device and rounds.
     """
-    lora, routed = _with_lora(dense), router_of(row) is not None
+    everywhere = range(len(layers(dense)))
+    lora, routed = _with_lora(dense, (*ATTENTION, *FFN), everywhere), router_of(row) is not None
 
     def step() -> None:
         context = {"context": Context(generator=generator(0, "noise"))} if routed else {}
@@ -163,8 +181,10 @@ def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench
     return {"mode": "training", "case": case, "bypass": None, **compared(*seconds, None)}
 
 
-def _with_lora(model: PreTrainedModel) -> PreTrainedModel:
-    """The backbone of a model, its weights not copied, with LoRA on every linear layer."""
+def _with_lora(
+    model: PreTrainedModel, projections: Sequence[str], adapted: Sequence[int]
+) -> PreTrainedModel:
+    """The backbone of a model, its weights not copied, with LoRA on projections of some layers."""
     config = model.config
     with torch.device("meta"):
         lora = AutoModelForCausalLM.from_config(config, dtype=model.dtype).train()
@@ -172,7 +192,7 @@ def _with_lora(model: PreTrainedModel) -> PreTrainedModel:
     lora.load_state_dict(shared, strict=False, assign=True)
     lora.model.rotary_emb = decoder(model).rotary_emb
     rank = max(1, round(128 * config.hidden_size / 4096))
-    return add_lora(lora, (*ATTENTION, *FFN), range(config.num_hidden_layers), rank, rank, 0)
+    return add_lora(lora, projections, adapted, rank, rank, 0)
 
 
 def _block_step(function: Callable[[Tensor], Tensor], leaf: Tensor) -> None:

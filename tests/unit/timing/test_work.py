@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from methods import load_method
 from methods.core.routing.routed import router_of
+from methods.core.shapes import ATTENTION, FFN
 from methods.core.surgery.layers import remove_sublayers
 from tests import toy
 from tests.routing_toys import built
@@ -210,14 +212,24 @@ def test_texts_go_on_and_begin_anew() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_lora_is_timed_on_the_weights_of_the_routed_model(tied: bool) -> None:
+@pytest.mark.parametrize(
+    ("projections", "adapted"), [((*ATTENTION, *FFN), range(6)), (FFN, range(3, 6))]
+)
+def test_lora_is_timed_on_the_weights_of_the_routed_model(
+    projections: tuple[str, ...], adapted: range, tied: bool
+) -> None:
     dense = toy.make_model("llama", hidden_size=64, tie_word_embeddings=tied)
     structure = {"layers": [3, 4, 5], "seed": 0, "threshold": 0.5}
     model: Any = load_method("hero").build(toy.wrap(dense), structure)
-    lora = _with_lora(model)
+    lora = _with_lora(model, projections, adapted)
     held = {parameter.data_ptr() for parameter in model.parameters()}
-    for parameter in lora.parameters():
+    trained = set()
+    for name, parameter in lora.named_parameters():
         assert (parameter.data_ptr() in held) != parameter.requires_grad
+        if parameter.requires_grad:
+            _, _, layer, _, projection, *_ = name.split(".")
+            trained.add((int(layer), projection))
+    assert trained == set(product(adapted, projections))
     ids = Texts.random(60).rows(2, 8)
     with torch.no_grad():
         expected = toy.make_model("llama", hidden_size=64, tie_word_embeddings=tied)(ids)
@@ -229,8 +241,13 @@ def test_lora_is_timed_on_the_weights_of_the_routed_model(tied: bool) -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_line_of_training_says_what_was_measured(recompute: bool) -> None:
     model = hero()
-    line = time_training(model, (2, 8), 0.5, recompute, BENCH)
+    line, short = (
+        time_training(model, (2, 8), 0.5, recompute, BENCH, ffns) for ffns in (False, True)
+    )
+    assert (line["mode"], short["mode"]) == ("training", "training-ffn")
     assert line["case"] == "2x8" + " recomputed" * recompute
     assert len(line["raw"]) == 2
-    assert line["bound"] > 0
+    assert line["tokens_per_second"] == pytest.approx(16 / line["seconds"][50])
+    # Gradients of LoRA reach every layer, or the upper three of six alone.
+    assert 0 < line["bound"] < 0.8 * short["bound"]
     assert not model.model.checkpointing
