@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from methods import discover
 from tests.made_records import dense, place_of, record, score, write_run, write_suite
 from tests.unit.report.figure_frames import reference
 from workflows.report import figures
-from workflows.report.figures import FIGURES, draw_all, use
+from workflows.report.figures import FIGURES, draw_all, start_deaf, use
 from workflows.report.figures.data import Data, run_frames
 from workflows.report.figures.lines import parts, with_part
 from workflows.report.figures.scatter import on_frontier
@@ -314,6 +317,19 @@ def test_what_fails_beside_is_told_here(
     with pytest.raises(FileExistsError, match="one_column"):
         draw_all(made.retain, made.differences, made.layers, tmp_path)
     assert capfd.readouterr().err == ""
+
+
+def test_the_process_beside_says_nothing_of_an_interrupt(capfd: pytest.CaptureFixture[str]) -> None:
+    """Nor does it end: whoever started it does that."""
+    before = signal.getsignal(signal.SIGINT)
+    other = get_context("spawn").Process(target=sleep, args=(0.3,), daemon=True)
+    start_deaf(other)
+    assert other.pid is not None
+    while other.is_alive():
+        os.kill(other.pid, signal.SIGINT)
+        sleep(0.02)
+    assert (other.exitcode, capfd.readouterr().err) == (0, "")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_lines_of_two_protocols_are_named_apart(made: Data) -> None:

@@ -8,8 +8,10 @@ SVG (text as text) and PNG (300 dpi). A new figure is a function in a module her
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +66,25 @@ def draw_all(
     # A fresh process: a copy of this one would lack its threads and keep their locks.
     other = get_context("spawn").Process(target=_draw_silently, args=(data, 1, folder), daemon=True)
     if len(retain) > MANY and len(os.sched_getaffinity(0)) > 1:
-        other.start()
+        start_deaf(other)
     _draw(data, 2, folder)
     if other.pid is not None:
         other.join()
     if other.exitcode != 0:
         # Not begun; or what failed there fails here, in words.
         _draw(data, 1, folder)
+
+
+def start_deaf(process: BaseProcess) -> None:
+    """Start a daemon that Ctrl-C does not reach: it would print where its imports were.
+
+    It ends with the process that started it.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _draw(data: Data, columns: int, folder: Path) -> None:
