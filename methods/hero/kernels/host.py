@@ -1,14 +1,14 @@
 """HeRo's router for one new token of one sequence, on a CPU.
 
 At one token the formulas are some forty operations of torch per block, and what they cost is
-bookkeeping. Here three products are left, and some thirty operations of NumPy on the memory of the
+bookkeeping. Here two products are left, and some thirty operations of NumPy on the memory of the
 tensors:
 
-    [z ; l]                  =  wide hbar
-    [q ; k ; v ; 1 ; n ; h]  =  (readers encoder) SiLU(y) + bias
-    [n' ; h']                =  answers c + bias
+    [z ; l]                          =  wide hbar
+    [q ; k ; answers v ; 1 ; n ; h]  =  (readers encoder) SiLU(y) + bias
 
-Names as in ``methods/hero/folded.py``. The products stay torch's, whose threads a step fixes.
+Names as in ``methods/hero/folded.py``. The memory keeps ``answers v`` in place of v: c is a mean of
+the v, and [n' ; h'] the same mean of these. The products stay torch's, whose threads a step fixes.
 Vectors are float32, single numbers Python's.
 """
 
@@ -41,20 +41,23 @@ class HostWeights:
     def __init__(self, folded: Folded, variant: str) -> None:
         self.variant = variant
         self.head, self.memory = len(folded.novelty), folded.answers.shape[1]
-        self.merged = folded.wide.detach()
-        self.answers, self.answers_bias = folded.answers.detach(), _array(folded.answers_bias)
-        self.readers = (folded.readers @ folded.encoder).detach()
-        bias = folded.readers @ folded.encoder_bias + folded.readers_bias
-        self.bias, self.novelty = _array(bias), _array(folded.novelty)
+        self.wide = folded.wide.detach()
+        parts = [2 * self.memory, self.memory, len(folded.readers) - 3 * self.memory]
+        asked, value, rest = folded.readers.split(parts)
+        readers = torch.cat([asked, folded.answers @ value, rest])
+        # W_v has no bias.
+        asked, _, rest = folded.readers_bias.split(parts)
+        bias = torch.cat([asked, torch.zeros_like(folded.answers_bias), rest])
+        self.readers = (readers @ folded.encoder).detach()
+        self.bias = _array(readers @ folded.encoder_bias + bias)
+        self.answers_bias, self.novelty = _array(folded.answers_bias), _array(folded.novelty)
         self.path = None
         if folded.path is not None and folded.path_bias is not None:
             # The bias as a seventh feature that is one.
             self.path = _array(torch.cat([folded.path, folded.path_bias[:, None]], dim=1).T)
         self.local_bias = _array(folded.wide_bias[self.head :])
-        self.history_out = _array(folded.heads[0, : self.head])
-        self.local_out = _array(folded.heads[1, self.head :])
-        self.history_last, self.local_last = folded.heads_bias[:2].tolist()
-        self.decays, self.floor = _array(folded.decays), folded.floor.item()
+        self.heads, self.heads_bias = _array(folded.heads[:2]), folded.heads_bias[:2].tolist()
+        self.decays, self.floor = _array(folded.decays), folded.floor.item() ** 2
 
 
 class HostSteps:
@@ -62,9 +65,9 @@ class HostSteps:
 
     def __init__(self, weights: HostWeights) -> None:
         self.weights, blocks = weights, len(weights.decays)
-        # The memory's entries, oldest first: phi(k), v with a one behind it.
+        # The memory's entries, oldest first: phi(k); answers v with a one behind it.
         self.keys = np.empty((blocks, weights.memory), np.float32)
-        self.values = np.empty((blocks, weights.memory + 1), np.float32)
+        self.values = np.empty((blocks, len(weights.answers_bias) + 1), np.float32)
         # x_j and the one that carries its bias.
         self.path = np.array([0, 0, 0, 0, 1, 1, 1], np.float32)
         self.last: Array | None = None
@@ -72,44 +75,42 @@ class HostSteps:
         # Hidden layers: of the encoders of s_j, of both heads.
         self.inner = torch.empty(1, weights.readers.shape[1])
         self.hidden = torch.empty(1, 2 * weights.head)
-        # Who executes, scale, gate.
-        shape = (blocks, 1, 1)
-        self.decided = (
-            np.empty(shape, bool),
-            np.empty(shape, np.float32),
-            np.empty(shape, np.float32),
-        )
+        self.inner_row, self.hidden_row = self.inner.numpy()[0], self.hidden.numpy()[0]
+        # Of every block: who executes, scale, gate.
+        self.runs = np.empty((blocks, 1, 1), bool)
+        self.scales, self.gates = np.empty((2, blocks, 1, 1), np.float32)
+        each = (torch.from_numpy(made).unbind() for made in (self.runs, self.scales, self.gates))
+        self.decisions = [Decision(*made) for made in zip(*each, strict=True)]
 
     def decide(self, index: int, hbar: Tensor, threshold: float) -> Decision:
         """Decide block j = ``index`` + 1 from hbar (1, 1, D)."""
-        weights, path, head = self.weights, self.path, self.weights.head
-        rows, hidden = hbar[0].float(), self.hidden.numpy()[0]
-        wide = linear(rows, weights.merged).numpy()[0]
-        hidden[:head] = self._history(index, self._read(index, rows.numpy()[0], wide[:head]))
-        np.add(wide[head:], weights.local_bias, out=hidden[head:])
+        weights, path, hidden = self.weights, self.path, self.hidden_row
+        rows = hbar[0].float()
+        wide = linear(rows, weights.wide).numpy()[0]
+        read = self._read(index, rows.numpy()[0], wide[: weights.head])
+        hidden[: weights.head] = self._history(index, read)
+        np.add(wide[weights.head :], weights.local_bias, out=hidden[weights.head :])
         silu(self.hidden, inplace=True)
-        a = float(hidden[:head].dot(weights.history_out)) + weights.history_last
-        b = float(hidden[head:].dot(weights.local_out)) + weights.local_last
+        a, b = weights.heads.dot(hidden).tolist()
+        a, b = a + weights.heads_bias[0], b + weights.heads_bias[1]
         path[4] = p = _sigmoid(a / TEMPERATURE)
         path[5] *= p
         gate = np.float32(_sigmoid(a + b))
-        runs, scales, gates = self.decided
-        runs[index] = execute = gate >= threshold
-        scales[index], gates[index] = gate if execute else 1 - gate, gate
-        made = [torch.from_numpy(each[index]) for each in self.decided]
-        return Decision(made[0], made[1], made[2])
+        self.runs[index] = execute = gate >= threshold
+        self.scales[index], self.gates[index] = gate if execute else 1 - gate, gate
+        return self.decisions[index]
 
     def _read(self, index: int, hbar: Array, wide: Array) -> Array:
-        """What reads s_j: query, key (M,), value (M + 1,), W_n s_j (64,), the head's part (H,)."""
-        weights, inner = self.weights, self.inner.numpy()[0]
-        size = math.hypot(math.sqrt(hbar.dot(hbar)), weights.floor)
-        np.divide(wide, size, out=inner[: weights.head])
+        """What reads s_j: query, key (M,), its answer, 1, W_n s_j (64,), the head's part (H,)."""
+        weights, inner = self.weights, self.inner_row
+        np.multiply(wide, 1 / math.sqrt(hbar.dot(hbar) + weights.floor), out=inner[: len(wide)])
         if weights.path is not None:
             if weights.variant != "no-position":
                 self._follow(index, hbar)
-            self.path.dot(weights.path, out=inner[weights.head :])
-        read = linear(silu(self.inner, inplace=True), weights.readers).numpy()[0]
-        return read + weights.bias
+            self.path.dot(weights.path, out=inner[len(wide) :])
+        read: Array = linear(silu(self.inner, inplace=True), weights.readers).numpy()[0]
+        read += weights.bias
+        return read
 
     def _follow(self, index: int, hbar: Array) -> None:
         """Position, its rest, ||delta_j|| and cos(delta_j, delta_{j-1}) into x_j."""
@@ -126,17 +127,17 @@ class HostSteps:
 
     def _history(self, index: int, read: Array) -> Array:
         """The history head's hidden layer (H,); reads the memory and appends to it."""
-        weights, memory = self.weights, self.weights.memory
-        query_key, value = read[: 2 * memory], read[2 * memory : 3 * memory + 1]
-        expected, first = read[len(query_key) + len(value) : -weights.head], read[-weights.head :]
+        weights, memory, width = self.weights, self.weights.memory, len(self.weights.answers_bias)
+        asked, value, own = read[: 2 * memory], read[2 * memory : -width], read[-width:]
+        first: Array = own[-weights.head :]
         # ELU + 1.
-        phi = np.exp(np.minimum(query_key, 0)) + np.maximum(query_key, 0)
+        below = np.minimum(asked, 0)
+        phi = np.exp(below) + (asked - below)
         if index > 0 and weights.variant != "no-memread":
             alike = self.keys[:index].dot(phi[:memory]) * weights.decays[index, :index]
             sums = alike.dot(self.values[:index])
-            context = torch.from_numpy(sums[:-1] / (sums[-1] + EPS))
-            answer = linear(context[None], weights.answers).numpy()[0] + weights.answers_bias
-            known = _cosine(expected, answer[: -weights.head])
+            answer = sums[:-1] * (1 / (sums[-1] + EPS)) + weights.answers_bias
+            known = _cosine(own[: -weights.head], answer[: -weights.head])
             first = first + answer[-weights.head :] - known * weights.novelty
         self.keys[index], self.values[index] = phi[memory:], value
         return first
