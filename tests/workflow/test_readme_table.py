@@ -64,6 +64,42 @@ def test_rows_matched_where_it_counts_meet_both_budgets_or_say_so(suite: str) ->
             assert all(off[kind] <= most + 0.005 for kind, most in held.items()), line
 
 
+def lines_of(name: str) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = json.loads((REFERENCE / f"{name}.json").read_text())["lines"]
+    return lines
+
+
+def took(line: dict[str, Any]) -> str:
+    low, high = line["interval"]
+    return f"{line['over_dense']:.3f} ({low:.3f} to {high:.3f})"
+
+
+def share(line: dict[str, Any]) -> str:
+    realised = line["realised_share"]
+    return "–" if realised is None else f"{100 * realised:.0f} %"
+
+
+def test_the_tables_of_one_thread_are_what_the_files_hold() -> None:
+    """Every line of the files that they are copied from, and no other."""
+    page = (REFERENCE / "README.md").read_text(encoding="utf-8")
+    expected = []
+    for name in ("hero_cpu_512", "hero_cpu_512_training", "efficiency_cpu"):
+        for line in lines_of(name):
+            # Decoding at this width is in the table of two CPUs.
+            if (name, line["mode"]) != ("efficiency_cpu", "decode"):
+                left = f"| {line['mode']} | {line['case']} | {100 * line['bypass']:.1f} % "
+                right = f"| {took(line)} | {line['bound']:.3f} | {share(line)} |"
+                expected.append(left + right)
+    for name in ("hero_cpu_1024_decode", "hero_cpu_llama32_1b"):
+        for line, other in zip(lines_of(name), lines_of(f"{name}_epyc"), strict=True):
+            assert all(line[key] == other[key] for key in ("mode", "case", "bypass", "bound"))
+            cells = [took(line), share(line), took(other), share(other)]
+            left = f"| {100 * line['bypass']:.1f} % | {line['bound']:.3f} "
+            expected.append(left + f"| {' | '.join(cells)} |")
+    shown = re.findall(r"^\|.* \d\.\d{3} \(\d.*\|$", page, re.M)
+    assert sorted(shown) == sorted(expected)
+
+
 def test_the_committed_scores_of_dense_are_still_those_of_the_demo(tmp_path: Path) -> None:
     """World, backbone and harness are scored again: another machine may move two items."""
     tasks = ["demo_facts", "demo_ordering"]
