@@ -4,6 +4,7 @@ CORES ?= all
 VENV := .venv
 PINS := $(VENV)/.ready
 READY := $(VENV)/bin/skipbench
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .PHONY: demo test test-cpus test-kernels rehearsal slurm lock chaos
@@ -47,7 +48,7 @@ test-cpus: $(READY)
 # Kernels under Triton's interpreter and compiler. A CUDA build of torch brings a Triton of its own.
 test-kernels: $(READY)
 	@$(VENV)/bin/python -c "import triton" 2>/dev/null \
-		|| $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps triton==3.6.0
+		|| $(PIP) --no-deps triton==3.6.0
 	@$(RUN) pytest $(KERNELS)
 
 # A small suite under kills and other faults, an hour or more; reports/chaos.csv says what came of each.
@@ -55,17 +56,22 @@ KILLS ?= 100
 chaos: $(READY)
 	@$(RUN) python -m tests.chaos --kills $(KILLS) --out reports/chaos.csv
 
-# After a change of the pins, where they are installed.
-lock: $(READY)
+# After a change of the pins: installs them with the newest of what they need, and writes down which.
+lock: $(VENV)/bin/python
+	@$(PIP) --upgrade --upgrade-strategy eager --requirement requirements.txt
 	@$(RUN) python -m tests.lock
 
-# The environment counts as ready only when every pin is installed; an interrupted install starts over.
-$(PINS): requirements.txt
-	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+$(VENV)/bin/python:
+	@$(PYTHON) -m venv $(VENV)
+
+# The versions of the lock without its hashes, which are those of one platform's files. The environment
+# counts as ready only when every pin is installed; an interrupted install starts over.
+$(PINS): requirements.txt requirements.lock | $(VENV)/bin/python
+	@sed 's/ --hash=.*//' requirements.lock > $(VENV)/versions.txt
+	@$(PIP) --constraint $(VENV)/versions.txt --requirement requirements.txt
 	@touch $@
 
 # The command skipbench runs the files of this checkout; setuptools comes with torch.
 $(READY): $(PINS) pyproject.toml
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
