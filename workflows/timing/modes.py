@@ -50,9 +50,14 @@ def shape_of(model: PreTrainedModel) -> Shape:
 
 
 def forced_gates(router: Router, rows: int, length: int, bypass: float, device: str) -> Tensor:
-    """Independent decisions (B, U, T): True executes, False with probability ``bypass``."""
-    shape = (rows, len(router.units), length)
-    return (torch.rand(shape, generator=generator(0, f"gates {bypass}")) >= bypass).to(device)
+    """Decisions (B, U, T): True executes, False with probability ``bypass``.
+
+    How many units of a token are bypassed differs by one at most, so that steps compare.
+    """
+    units, rng = len(router.units), generator(0, f"gates {bypass}")
+    order = torch.rand(rows, units, length, generator=rng).argsort(dim=1).argsort(dim=1)
+    start = torch.rand(rows, 1, length, generator=rng)
+    return (order + start >= bypass * units).to(device)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ as used. Evicting blocks (``methods/core/routing/eviction.py``) leave nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.caches import EvictingCache, StaticEvictingCache
 from methods.core.routing.dispatch import Branch, dispatch
 from methods.core.routing.eviction import IMPLEMENTATION, evicting_block
-from methods.core.routing.kernels.choose import MOST_ROWS, available
+from methods.core.routing.kernels.choose import MOST_ROWS, available, one_token
 from methods.core.routing.kernels.decode import decode_fused
 from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
 from methods.core.routing.kernels.weights import branches
@@ -60,11 +60,11 @@ class RoutedOutput(BaseModelOutputWithPast):
 class Call(NamedTuple):
     """What the layers of one forward pass share.
 
-    ``gates``, ``at`` and ``static`` as in :meth:`RoutedDecoder.forward`; ``valid`` (B, T) is False
-    on pads; ``arguments`` go to every layer.
+    ``at`` and ``static`` as in :meth:`RoutedDecoder.forward`, ``gates`` (B, T) by unit; ``valid``
+    (B, T) is False on pads; ``arguments`` go to every layer.
     """
 
-    gates: Tensor | None
+    gates: Sequence[Tensor] | None
     at: Context
     static: bool
     valid: Tensor
@@ -143,7 +143,8 @@ class RoutedDecoder(nn.Module):
         if self._recomputes:
             at = replace(at, settled={})
         state = self.router.start(tokens, hidden, at)
-        call = Call(gates, at, static, tokens.valid, shared)
+        forced = None if gates is None else gates.unbind(dim=1)
+        call = Call(forced, at, static, tokens.valid, shared)
         decisions: dict[int, Decision] = {}
         for number, layer in enumerate(self.layers):
             arguments = {"attention_mask": masks[number], **shared}
@@ -203,15 +204,20 @@ class RoutedDecoder(nn.Module):
             index = units[kind]
             if call.gates is not None:
                 # First: a router settles what it decides itself.
-                call.at.settle(index, call.gates[:, index])
+                call.at.settle(index, call.gates[index])
             decision, state = self.router.gate(index, hidden, post_attention, state, call.at)
             if call.gates is not None:
-                decision = Decision(call.gates[:, index], None, decision.soft)
+                decision = Decision(call.gates[index], None, decision.soft)
             # Numbers of rows follow from it, which a recomputation must not change.
-            decision = decision._replace(execute=call.at.settle(index, decision.execute))
+            settled = call.at.settle(index, decision.execute)
+            if settled is not decision.execute:
+                decision = decision._replace(execute=settled)
             decided[index] = decision
             return decision
 
+        if one_token(hidden) and not call.static and "evicting" not in units:
+            after = _one_token_layer(layer, hidden, units, decide, self.router, call)
+            return after, decided, state
         whole = next((decide(kind, None) for kind in _WHOLE if kind in units), None)
         reading = decide("attention", None) if "attention" in units else None
         if whole is not None and "evicting" in units and not call.static:
@@ -231,6 +237,48 @@ class RoutedDecoder(nn.Module):
         decision, otherwise = decide("ffn", middle), self.router.otherwise(units["ffn"])
         after = _with_ffn(middle, rows, decision, ffn(layer), otherwise, call.static)
         return after, decided, state
+
+
+def _one_token_layer(
+    layer: nn.Module,
+    hidden: Tensor,
+    units: Mapping[Kind, int],
+    decide: Callable[[Kind, Tensor | None], Decision],
+    router: Router,
+    call: Call,
+) -> Tensor:
+    """A layer for one token: the host looks at each decision and runs what it says, alone."""
+    whole = decide("block", None) if "block" in units else None
+    reading = decide("attention", None) if "attention" in units else whole
+    heads, normed = attention(layer), attention_norm(layer)(hidden)
+    if reading is None or _runs(reading):
+        mixed = heads(hidden_states=normed, **call.arguments)[0]
+    else:
+        # Leaves the token's key and value; the update is zero.
+        attend(heads, normed, reading.execute, call.arguments)
+        mixed = None
+    if whole is not None:
+        if mixed is None:
+            return hidden
+        return _onto(hidden, mixed + ffn(layer)(ffn_norm(layer)(hidden + mixed)), whole)
+    middle = hidden if mixed is None else _onto(hidden, mixed, reading)
+    decision = decide("ffn", middle) if "ffn" in units else None
+    branch: Branch | None = ffn(layer)
+    if decision is not None and not _runs(decision):
+        branch = router.otherwise(units["ffn"])
+    return middle if branch is None else _onto(middle, branch(ffn_norm(layer)(middle)), decision)
+
+
+def _runs(decision: Decision) -> bool:
+    """Whether the unit of one token runs."""
+    return decision.dense or bool(decision.execute)
+
+
+def _onto(base: Tensor, update: Tensor, decision: Decision | None) -> Tensor:
+    """The stream behind a unit of one token that ran."""
+    if decision is None or decision.scale is None:
+        return base + update
+    return base + update * decision.scale.to(update.dtype)
 
 
 def _by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:

@@ -55,23 +55,35 @@ def use_triton(tensor: Tensor, forced: bool | None = None) -> bool:
     raise RuntimeError(f"the Triton kernels were asked for: {reason}")
 
 
-def use_host(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether a router decides with NumPy: one new token of one sequence, on a CPU in float32.
+def one_token(hidden: Tensor) -> bool:
+    """Whether the host may look at each decision: one new token of one sequence, on a CPU.
 
-    Not where something learns, is compiled or traced, or is cast by autocast.
+    Not where something learns, is compiled or traced.
+
+    Args:
+        hidden: What enters the pass (B, T, D).
+    """
+    return (
+        hidden.shape[:2] == (1, 1)
+        and hidden.device.type == "cpu"
+        and type(hidden) is Tensor
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def use_host(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether a router decides with NumPy: one token, in float32, not cast by autocast.
 
     Args:
         hidden: What enters the pass (B, T, D).
         weight: Any of the router's.
     """
     return (
-        hidden.shape[:2] == (1, 1)
-        and hidden.device.type == weight.device.type == "cpu"
+        one_token(hidden)
+        and weight.device.type == "cpu"
         and weight.dtype is torch.float32
-        and type(hidden) is Tensor
-        and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
 
 

@@ -111,18 +111,40 @@ def test_decisions_equal_a_loop_over_layers(unit: str) -> None:
     assert torch.equal(output.executed, expected)
 
 
+@pytest.mark.parametrize("sequences", [1, 2])
 @pytest.mark.parametrize("unit", sorted(MAKERS))
 @pytest.mark.parametrize("kind", sorted(toy.SHAPES))
-def test_cached_steps_equal_the_full_forward(kind: str, unit: str) -> None:
-    model, _ = routed(kind, unit)
+def test_cached_steps_equal_the_full_forward(kind: str, unit: str, sequences: int) -> None:
+    model, _ = routed(kind, unit, scale=0.5)
+    ids = IDS[:sequences]
     with torch.no_grad():
-        full = model(IDS).logits
-        step = model(IDS[:, :5], use_cache=True)
+        full = model(ids).logits
+        step = model(ids[:, :5], use_cache=True)
         parts = [step.logits]
         for t in range(5, 12):
-            step = model(IDS[:, t : t + 1], past_key_values=step.past_key_values, use_cache=True)
+            step = model(ids[:, t : t + 1], past_key_values=step.past_key_values, use_cache=True)
             parts.append(step.logits)
     assert_near(torch.cat(parts, dim=1), full)
+
+
+@pytest.mark.parametrize("unit", sorted(MAKERS))
+def test_a_step_of_one_token_runs_what_it_decides_alone(unit: str) -> None:
+    """One new token of one sequence, on a CPU."""
+    model, router = routed("llama", unit, scale=0.5)
+    ran: list[tuple[str, int]] = []
+    for number, layer in enumerate(layers(model)):
+        for name, part in (("attention", attention(layer).o_proj), ("ffn", ffn(layer))):
+            part.register_forward_hook(lambda *_, here=(name, number): ran.append(here))
+    ids = IDS[:1]
+    with torch.no_grad():
+        cache = model(ids[:, :11], use_cache=True).past_key_values
+        ran.clear()
+        executed = model.model(ids[:, 11:], past_key_values=cache, use_cache=True).executed
+    decided = zip(router.units, executed[0, :, 0].tolist(), strict=True)
+    skipped = {(unit.kind, unit.layer) for unit, runs in decided if not runs}
+    assert 0 < len(skipped) < len(router.units)
+    parts = [(name, n) for n in range(len(layers(model))) for name in ("attention", "ffn")]
+    assert ran == [(name, n) for name, n in parts if not {(name, n), ("block", n)} & skipped]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
