@@ -294,8 +294,7 @@ class LayerRouter(Router):
         """Which tokens always execute (B, T), and the noise of all units (B, U, T) or None."""
         always = tokens.valid & (tokens.positions < self.params.reserved)
         if at.generator is None and self.params.evaluation == "sample":
-            every = range(len(self.units))
-            return always, torch.stack([hashed_noise(self.seed, n, tokens) for n in every], dim=1)
+            return always, hashed_noise(self.seed, len(self.units), tokens)
         return always, logistic_noise(len(self.units), tokens, at)
 
     def gate(

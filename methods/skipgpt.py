@@ -188,8 +188,7 @@ class PairRouter(Router):
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
         """The noise of all units (B, U, T), None without noise."""
         if at.generator is None and self.params.evaluation == "sample":
-            every = range(len(self.units))
-            return torch.stack([hashed_noise(self.seed, n, tokens) for n in every], dim=1)
+            return hashed_noise(self.seed, len(self.units), tokens)
         return logistic_noise(len(self.units), tokens, at)
 
     def gate(

@@ -120,17 +120,19 @@ class RandomBypass(_WithAdapters):
         """Whether it must be told which positions are deciding."""
         return self.key == "kind"
 
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tokens, Tensor]:
-        """Positions and ids, for the hash; the place (B, T) of each token among the K rates."""
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tensor, Tensor]:
+        """The draws (B, R, T); the place (B, T) of each token among the K rates."""
         if tokens.ids is None:
             raise ValueError("random bypassing hashes token ids, so it needs input_ids")
+        layers = [unit.layer for unit in self.units]
+        draws = uniform_hash(self.seed, layers, tokens.positions, tokens.ids)
         if self.key == "token":
-            return tokens, tokens.ids
+            return draws, tokens.ids
         if self.key == "block":
-            return tokens, torch.zeros_like(tokens.ids)
+            return draws, torch.zeros_like(tokens.ids)
         if at.deciding is None:
             raise ValueError("variant 'by-kind' must be told which positions are deciding")
-        return tokens, (at.deciding > 0).long()
+        return draws, (at.deciding > 0).long()
 
     def gate(
         self,
@@ -141,11 +143,10 @@ class RandomBypass(_WithAdapters):
         at: Context,
     ) -> tuple[Decision, Any]:
         """The draw of block ``index``."""
-        tokens, places = state
-        draw = uniform_hash(self.seed, self.units[index].layer, tokens.positions, tokens.ids)
+        draws, places = state
         logits = self.get_buffer("logits")[index]
         shift = math.log(self.threshold / (1 - self.threshold))
-        execute = draw >= torch.sigmoid(logits + shift)[places]
+        execute = draws[:, index] >= torch.sigmoid(logits + shift)[places]
         return Decision(execute, None, execute.float()), state
 
 

@@ -27,15 +27,15 @@ def logistic_noise(units: int, tokens: Tokens, at: Context) -> Tensor | None:
     return _logit(uniform).to(tokens.valid.device, non_blocking=True)
 
 
-def hashed_noise(seed: int, number: int, tokens: Tokens) -> Tensor:
-    """Noise (B, T) of unit ``number`` from a hash: the same in a cached and in a full forward.
+def hashed_noise(seed: int, units: int, tokens: Tokens) -> Tensor:
+    """Noise (B, U, T) from a hash: the same in a cached and in a full forward.
 
     Raises:
         ValueError: The tokens have no ids.
     """
     if tokens.ids is None:
         raise ValueError("sampled gates hash token ids, so they need input_ids")
-    return _logit(uniform_hash(seed, number, tokens.positions, tokens.ids).double())
+    return _logit(uniform_hash(seed, range(units), tokens.positions, tokens.ids))
 
 
 def sampled(difference: Tensor, noise: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def uniform_hash(seed: int, lane: int, positions: Tensor, ids: Tensor) -> Tensor:
+def uniform_hash(seed: int, lanes: Sequence[int], positions: Tensor, ids: Tensor) -> Tensor:
     """Uniform numbers in [0, 1) that depend on nothing but their arguments.
 
     Args:
         seed: Of the run.
-        lane: Which independent draw of a token; a layer number.
+        lanes: Which independent draws of a token (U,); numbers of layers or units.
         positions: (B, T) int64.
         ids: Token ids (B, T) int64.
 
     Returns:
-        (B, T) float64; chained rounds of the splitmix64 finaliser, 53 bits kept.
+        (B, U, T) float64; chained rounds of the splitmix64 finaliser, 53 bits kept.
     """
-    mixed = torch.full_like(ids, seed)
-    for part in (torch.full_like(ids, lane), positions, ids):
+    mixed = torch.full_like(ids, seed)[:, None]
+    for part in (ids.new_tensor(lanes)[:, None], positions[:, None], ids[:, None]):
         mixed = _splitmix(mixed ^ _splitmix(part))
     return _shift(mixed, 11).to(torch.float64) * 2.0**-53
 

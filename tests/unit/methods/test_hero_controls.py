@@ -48,7 +48,8 @@ def test_random_bypass_follows_the_hash_of_layer_position_and_token() -> None:
     state = router.start(Tokens(ids, positions, ids >= 0), hidden, Context())
     for index, (layer, rate) in enumerate(((4, 0.2), (7, 0.7))):
         decision, _ = router.gate(index, hidden, hidden, state, Context())
-        assert torch.equal(decision.execute, uniform_hash(9, layer, positions, ids) >= rate)
+        drawn = uniform_hash(9, [layer], positions, ids)[:, 0]
+        assert torch.equal(decision.execute, drawn >= rate)
         assert float((~decision.execute).double().mean()) == pytest.approx(rate, abs=0.03)
         assert decision.scale is None
     with pytest.raises(ValueError, match="input_ids"):

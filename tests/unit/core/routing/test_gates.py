@@ -118,13 +118,13 @@ def test_training_noise_follows_its_generator_and_ends_with_training() -> None:
 
 def test_hashed_noise_depends_on_token_position_unit_and_seed_alone() -> None:
     whole = tokens(4, 400)
-    noise = hashed_noise(7, 2, whole)
+    noise = hashed_noise(7, 3, whole)
     part = Tokens(*(values[1:3, 100:] for values in whole))
-    assert torch.equal(hashed_noise(7, 2, part), noise[1:3, 100:])
-    for seed, unit in ((8, 2), (7, 3)):
-        assert (hashed_noise(seed, unit, whole) != noise).all()
+    assert torch.equal(hashed_noise(7, 2, part), noise[1:3, :2, 100:])
+    assert (noise[:, 0] != noise[:, 1]).all()
+    assert (hashed_noise(8, 3, whole) != noise).all()
     moved = whole._replace(positions=whole.positions + 1)
-    assert (hashed_noise(7, 2, moved) != noise).all()
+    assert (hashed_noise(7, 3, moved) != noise).all()
     for x in (-2.0, 0.0, 1.0):
         expected = 1 / (1 + math.exp(-x))
         assert float((noise <= x).double().mean()) == pytest.approx(expected, abs=0.04)
