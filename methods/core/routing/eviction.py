@@ -19,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from methods.core.routing.attend import Executing, executing, put, take
 from methods.core.routing.caches import EvictingCache
+from methods.core.routing.kernels.choose import one_token
 from methods.core.routing.router import Decision
 
 IMPLEMENTATION = "skipbench_key_weights"
@@ -92,6 +93,14 @@ def evicting_block(
         assert decision.scale is not None
         after = layer(hidden, key_weights=decision.scale, **arguments)
         return hidden + (after - hidden) * decision.scale[..., None].to(hidden.dtype)
+    cache = arguments["past_key_values"]
+    if cache is not None and one_token(hidden):
+        if not bool(decision.execute & valid):
+            return hidden
+        # What was kept comes before it, without pads.
+        after = layer(hidden, **arguments | {"attention_mask": None})
+        _note(cache, number, torch.full((1, 1), cache.get_seq_length() - 1))
+        return after
     chosen = executing(decision.execute & valid)
     if chosen.places.shape[1] == 0:
         return hidden
@@ -117,8 +126,7 @@ def _narrowed(
         # Packed documents end where positions start again.
         mask = document[:, :, None] == document[:, None, :]
     else:
-        stored = cache.columns.get(number, keys[:, :0])
-        keys = cache.columns[number] = torch.cat([stored, keys], dim=1)
+        keys = _note(cache, number, keys)
     mask = mask & (keys[:, None, :] >= 0) & (keys[:, None, :] <= queries[:, :, None])
     # A padded query may read anything: a row without keys would be NaN.
     mask = mask | ~live[:, :, None]
@@ -128,3 +136,10 @@ def _narrowed(
         "position_ids": positions.gather(1, places),
         "position_embeddings": (take(cosine, places), take(sine, places)),
     }
+
+
+def _note(cache: EvictingCache, number: int, keys: Tensor) -> Tensor:
+    """The columns (B, P) of what a layer holds, those of this call's keys (B, m) behind them."""
+    stored = cache.columns.get(number, keys[:, :0])
+    cache.columns[number] = torch.cat([stored, keys], dim=1)
+    return cache.columns[number]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from methods.core.backbone import attention, decoder, ffn, ffn_norm, layers
 from methods.core.routing.caches import EvictingCache
@@ -87,25 +88,31 @@ def test_both_forms_equal_the_slow_loop(dense: bool) -> None:
     assert not skipped[..., :2].any()
 
 
+@pytest.mark.parametrize("pads", [0, 3])
+@pytest.mark.parametrize("sequences", [1, 2])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "tied"])
 @torch.no_grad()
-def test_cached_steps_equal_the_full_forward(kind: str) -> None:
+def test_cached_steps_equal_the_full_forward(kind: str, sequences: int, pads: int) -> None:
     model = evicting(kind=kind)
-    full = model(IDS).logits
-    step = model(IDS[:, :5], use_cache=True)
-    parts = [step.logits]
-    for t in range(5, 12):
-        step = model(IDS[:, t : t + 1], past_key_values=step.past_key_values, use_cache=True)
+    given = IDS[:sequences]
+    full, ran = model(given).logits, model.model(given).executed
+    ids, mask = (pad(part, (pads, 0)) for part in (given, torch.ones_like(given)))
+    cache, parts, first = None, [], pads + 5
+    for start, stop in ((0, first), *((t, t + 1) for t in range(first, pads + 12))):
+        positions = (torch.arange(start, stop) - pads).clamp(min=0)[None]
+        step = model(
+            ids[:, start:stop], attention_mask=mask[:, :stop], position_ids=positions,
+            past_key_values=cache, use_cache=True,
+        )  # fmt: skip
+        cache = step.past_key_values
         parts.append(step.logits)
-    assert_near(torch.cat(parts, dim=1), full)
-    cache = step.past_key_values
-    assert cache.get_seq_length() == 12
+    assert_near(torch.cat(parts, dim=1)[:, pads:], full)
+    assert cache.get_seq_length() == pads + 12
     # What is stored is what ran, per sequence, padded to the longest.
-    ran = model.model(IDS).executed
     for unit, number in enumerate(range(1, len(layers(model)))):
-        kept = (cache.columns[number] >= 0).sum(dim=1)
-        assert torch.equal(kept, ran[:, unit].sum(dim=1))
-        assert cache.layers[number].keys.shape[2] < 12
+        for row, kept in enumerate(cache.columns[number]):
+            assert torch.equal(kept[kept >= 0] - pads, ran[row, unit].nonzero()[:, 0])
+        assert cache.layers[number].keys.shape[2] == ran[:, unit].sum(dim=1).max() < 12
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
