@@ -114,8 +114,8 @@ class RandomRouter(Router):
         super().__init__()
         self.units, self.seed, self.skipped = units, seed, skipped
 
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tensor, ...]:
-        """Draw all decisions of the pass: who executes (B, T), bool, of each unit."""
+    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
+        """Draw all decisions of the pass: executed units (B, U, T), bool."""
         if tokens.ids is None:
             raise ValueError("random skipping hashes token ids, so it needs input_ids")
         places, layers = tokens.positions, [unit.layer for unit in self.units]
@@ -123,7 +123,7 @@ class RandomRouter(Router):
         rank = draws.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
         start = seed_for(self.seed, "random skip") * 2.0**-63
         number = torch.floor(self.skipped + torch.frac(places.double() * GOLDEN + start))
-        return (rank >= number[:, None]).unbind(dim=1)
+        return rank >= number[:, None]
 
     def gate(
         self,
@@ -134,4 +134,4 @@ class RandomRouter(Router):
         at: Context,
     ) -> tuple[Decision, Any]:
         """Read the draw."""
-        return Decision(state[index]), state
+        return Decision(state[:, index]), state

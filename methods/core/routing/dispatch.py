@@ -35,12 +35,12 @@ def dispatch(
     Returns:
         Updates (N, D). One transfer to the host per call: the number of executing rows.
     """
-    executing = int(execute if len(rows) == 1 else execute.sum())
+    executing = int(execute.sum())
     learns = torch.is_grad_enabled()
     if executing == len(rows) and (otherwise is None or not learns):
-        return _scaled(branch(rows), scale)
+        return scaled(branch(rows), scale)
     if not executing and not learns:
-        return torch.zeros_like(rows) if otherwise is None else _scaled(otherwise(rows), scale)
+        return torch.zeros_like(rows) if otherwise is None else scaled(otherwise(rows), scale)
     order = executing_first(execute, executing)
     update = branch(rows[order[:executing]])
     if otherwise is None:
@@ -49,7 +49,7 @@ def dispatch(
         # Where gradients flow both branches run even on zero rows: the graph does not depend on the
         # decisions.
         update = torch.cat([update, otherwise(rows[order[executing:]]).to(update.dtype)])
-    update = _scaled(update, None if scale is None else scale[order])
+    update = scaled(update, None if scale is None else scale[order])
     # Rows are unique, so index_copy needs no atomics and is deterministic in both directions.
     return update.new_zeros(rows.shape).index_copy(0, order, update)
 
@@ -77,8 +77,9 @@ def dispatch_masked(
 ) -> Tensor:
     """The same function of the same arguments as :func:`dispatch`, computed without sorting."""
     other = torch.zeros_like(rows) if otherwise is None else otherwise(rows)
-    return _scaled(torch.where(execute[:, None], branch(rows), other), scale)
+    return scaled(torch.where(execute[:, None], branch(rows), other), scale)
 
 
-def _scaled(update: Tensor, scale: Tensor | None) -> Tensor:
-    return update if scale is None else update * scale[:, None].to(update.dtype)
+def scaled(update: Tensor, scale: Tensor | None) -> Tensor:
+    """The update (..., D) by its scale (...), in the update's dtype; None means 1."""
+    return update if scale is None else update * scale[..., None].to(update.dtype)

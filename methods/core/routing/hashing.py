@@ -21,7 +21,9 @@ def uniform_hash(seed: int, lanes: Sequence[int], positions: Tensor, ids: Tensor
         (B, U, T) float64; chained rounds of the splitmix64 finaliser, 53 bits kept.
     """
     mixed = torch.full_like(ids, seed)[:, None]
-    for part in (ids.new_tensor(lanes)[:, None], positions[:, None], ids[:, None]):
+    # Filled on the device: a CUDA graph may hold no copy from the host.
+    units = torch.cat([ids.new_full((1, 1), lane) for lane in lanes])
+    for part in (units, positions[:, None], ids[:, None]):
         mixed = _splitmix(mixed ^ _splitmix(part))
     return _shift(mixed, 11).to(torch.float64) * 2.0**-53
 

@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from methods.core.backbone import attention, attention_kinds, attention_norm, decoder, ffn, ffn_norm
 from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.caches import EvictingCache, StaticEvictingCache
-from methods.core.routing.dispatch import Branch, dispatch
+from methods.core.routing.dispatch import Branch, dispatch, scaled
 from methods.core.routing.eviction import IMPLEMENTATION, evicting_block
 from methods.core.routing.kernels.choose import MOST_ROWS, available, one_token
 from methods.core.routing.kernels.decode import decode_fused
@@ -209,9 +209,7 @@ class RoutedDecoder(nn.Module):
             if call.gates is not None:
                 decision = Decision(call.gates[index], None, decision.soft)
             # Numbers of rows follow from it, which a recomputation must not change.
-            settled = call.at.settle(index, decision.execute)
-            if settled is not decision.execute:
-                decision = decision._replace(execute=settled)
+            decision = decision._replace(execute=call.at.settle(index, decision.execute))
             decided[index] = decision
             return decision
 
@@ -276,9 +274,7 @@ def _runs(decision: Decision) -> bool:
 
 def _onto(base: Tensor, update: Tensor, decision: Decision | None) -> Tensor:
     """The stream behind a unit of one token that ran."""
-    if decision is None or decision.scale is None:
-        return base + update
-    return base + update * decision.scale.to(update.dtype)
+    return base + (update if decision is None else scaled(update, decision.scale))
 
 
 def _by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
@@ -364,7 +360,7 @@ def _gated(
         values = branch(values)
     if not decision.dense:
         values = torch.where(decision.execute[..., None], values, 0)
-    return values if decision.scale is None else values * decision.scale[..., None].to(values.dtype)
+    return scaled(values, decision.scale)
 
 
 def route(model: PreTrainedModel, router: Router) -> PreTrainedModel:

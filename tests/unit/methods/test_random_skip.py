@@ -17,6 +17,7 @@ from methods.core.data import Data
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.random_skip import RandomRouter, uniform_hash
+from tests.unit.core.routing.test_decoding import Recorder
 
 UNITS = [Unit(n, "ffn", 100) for n in range(6)]
 MASK = (1 << 64) - 1
@@ -38,7 +39,7 @@ def slow_hash(seed: int, lane: int, position: int, token: int) -> float:
 
 def draw(router: RandomRouter, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     tokens = Tokens(ids, positions.expand_as(ids), torch.ones_like(ids, dtype=torch.bool))
-    return torch.stack(router.start(tokens, torch.empty(0), Context()), dim=1)
+    return router.start(tokens, torch.empty(0), Context())
 
 
 def test_splitmix_gives_the_published_numbers() -> None:
@@ -55,6 +56,14 @@ def test_hash_equals_unsigned_arithmetic() -> None:
     for row, unit, column in product(range(2), range(2), range(4)):
         position, token = int(positions[row, column]), int(ids[row, column])
         assert fast[row, unit, column].item() == slow_hash(42, (5, 31)[unit], position, token)
+
+
+def test_hash_copies_nothing_from_the_host() -> None:
+    ids = torch.arange(4)[None]
+    with Recorder() as recorder:
+        uniform_hash(42, (5, 31), ids, ids)
+    assert len(recorder.seen) > 10
+    assert not [name for name, _ in recorder.seen if "lift_fresh" in name]
 
 
 def test_hash_is_uniform() -> None:

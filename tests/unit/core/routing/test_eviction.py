@@ -97,13 +97,13 @@ def test_cached_steps_equal_the_full_forward(kind: str, sequences: int, pads: in
     given = IDS[:sequences]
     full, ran = model(given).logits, model.model(given).executed
     ids, mask = (pad(part, (pads, 0)) for part in (given, torch.ones_like(given)))
+    padding: dict[str, Any] = {}
     cache, parts, first = None, [], pads + 5
     for start, stop in ((0, first), *((t, t + 1) for t in range(first, pads + 12))):
-        positions = (torch.arange(start, stop) - pads).clamp(min=0)[None]
-        step = model(
-            ids[:, start:stop], attention_mask=mask[:, :stop], position_ids=positions,
-            past_key_values=cache, use_cache=True,
-        )  # fmt: skip
+        if pads:
+            positions = (torch.arange(start, stop) - pads).clamp(min=0)[None]
+            padding = {"attention_mask": mask[:, :stop], "position_ids": positions}
+        step = model(ids[:, start:stop], past_key_values=cache, use_cache=True, **padding)
         cache = step.past_key_values
         parts.append(step.logits)
     assert_near(torch.cat(parts, dim=1)[:, pads:], full)

@@ -111,11 +111,14 @@ def test_decisions_equal_a_loop_over_layers(unit: str) -> None:
     assert torch.equal(output.executed, expected)
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("sequences", [1, 2])
 @pytest.mark.parametrize("unit", sorted(MAKERS))
 @pytest.mark.parametrize("kind", sorted(toy.SHAPES))
-def test_cached_steps_equal_the_full_forward(kind: str, unit: str, sequences: int) -> None:
-    model, _ = routed(kind, unit, scale=0.5)
+def test_cached_steps_equal_the_full_forward(
+    kind: str, unit: str, sequences: int, scale: float | None
+) -> None:
+    model, _ = routed(kind, unit, scale)
     ids = IDS[:sequences]
     with torch.no_grad():
         full = model(ids).logits
