@@ -1,7 +1,4 @@
-"""Frames of suites for figures: what reports/reference holds, and the rest made up.
-
-``many_rows`` is a table of 77 runs that reports/reference held once.
-"""
+"""Frames of suites for figures: what reports/reference holds, and the rest made up."""
 
 from __future__ import annotations
 
@@ -15,14 +12,12 @@ from workflows import ROOT
 from workflows.report.figures.data import CURVES, ROUTES, Data
 from workflows.report.figures.lines import KEYS
 
-SUITES = ("demo", "headline", "many_rows")
 LEAD = [*KEYS, "title", "kind"]
 
 
 def reference(suite: str) -> Data:
     """The committed frames of a suite; times, curves and routes are drawn at random."""
-    home = ROOT / ("tests/golden" if suite == "many_rows" else "reports/reference")
-    folder = home / suite
+    folder = ROOT / "reports/reference" / suite
     retain = pd.read_csv(folder / "retain.csv")
     rng = np.random.default_rng(5)
     lines = retain[LEAD]
