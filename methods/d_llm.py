@@ -11,9 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request
+from methods.base import Request
 from methods.core.backbone import Backbone, attention_kinds
-from methods.core.budget import unmet
 from methods.core.data import Data, Document, task_weights
 from methods.core.ledger import Rates
 from methods.core.routing.gates import (
@@ -23,7 +22,6 @@ from methods.core.routing.gates import (
     straight_through,
     thresholded,
 )
-from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import (
     Context,
     Decision,
@@ -33,11 +31,10 @@ from methods.core.routing.router import (
     block_units,
     evicting_units,
 )
-from methods.core.routing.steering import Aim, Steering, unit_shares
+from methods.core.routing.steering import Aim, Steering
 from methods.core.seeds import generator
-from methods.core.training.fit import fit_routed
 from methods.core.training.loop import KINDS, Penalty
-from methods.core.training.lora import add_lora
+from methods.core.training.method import Lora, Plan, RoutedMethod
 from methods.core.training.packing import lay_out
 from methods.core.training.params import TrainingParams
 
@@ -46,7 +43,7 @@ STEERED = 100
 MODULES = {"qkv": ("q_proj", "k_proj", "v_proj"), "qv": ("q_proj", "v_proj")}
 
 
-class DLLM(Method):
+class DLLM(RoutedMethod):
     """A router per layer lets each token skip the layer; what it skips, later tokens cannot read.
 
     Routers and LoRA on every layer are trained together; the backbone stays frozen.
@@ -129,70 +126,76 @@ class DLLM(Method):
             if self.reserved < 0:
                 raise ValueError(f"param 'reserved' is {self.reserved}, must be at least 0")
 
-    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Eviction needs full attention, and the routed layers must hold the budget."""
-        if self.params.evict and "sliding_attention" in attention_kinds(backbone.config):
-            return "it evicts keys and values, which a sliding window does not allow"
-        shares = self._shares(backbone)
-        return unmet(self.params.omega, "omega", "layers", shares, request.budget)
+    knob = "omega"
+    parts = "layers"
 
-    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Train routers and LoRA; under a budget calibrate the threshold."""
-        params, shares, total = self.params, self._shares(backbone), backbone.layer_count
-        structure: dict[str, Any] = {"seed": request.seed, "threshold": 0.5}
-        if params.omega is None:
-            assert request.budget is not None
-            omegas = dict.fromkeys(KINDS[request.match], 0.0)
-            for kind in omegas:
-                rest = 1 - reserved_share(data.training(), params.reserved, kind)
-                omegas[kind] = omega_for(request.budget / rest, shares, total)
-            unit = STEERED * params.penalty_weight
-            steering = partial(Steering, shares, request.budget, 0.0, limits=(0.0, 0.1), unit=unit)
-        else:
-            request = request.pinned()
-            omegas = {"pooled": params.omega}
-            steering = partial(Steering, shares, None, params.penalty_weight)
+    @property
+    def reserved(self) -> int:
+        """Param ``reserved``."""
+        return int(self.params.reserved)
 
-        def penalty(kind: str, steering: Steering) -> Penalty:
-            omega = omegas[kind]
-            made: Penalty = partial(depth_penalty, omega=omega, layers=total, steering=steering)
-            if params.penalty == "batch":
-                made = Aim(torch.full_like(shares, 1 / total), 1 - omega, steering)
-            return partial(ramped, made) if params.ramp == "sine" and not request.budget else made
-
-        model = self.build(backbone, structure)
-        decisions = fit_routed(model, params, data, request, steering, penalty, params.reserved)
-        structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
-        return Fitted(model, structure, {"omega": omegas, **decisions})
-
-    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with routers and LoRA, which alone ask for gradients."""
-        params, model, seed = self.params, backbone.model.requires_grad_(False), structure["seed"]
-        alpha = params.rank if params.lora_alpha is None else params.lora_alpha
-        units, every = self._units(backbone), range(backbone.layer_count)
-        model = add_lora(model, MODULES[params.modules], every, params.rank, alpha, seed)
-        width, eps = int(backbone.config.hidden_size), float(backbone.config.rms_norm_eps)
-        with birthplace(model):
-            router = LayerRouter(units, width, eps, params, seed)
-        router.threshold = float(structure["threshold"])
-        return route(model, router.requires_grad_(True))
-
-    def authors_skip(self, rates: Rates) -> float:
-        """The share of layers that a token skips, of all layers."""
-        return sum(1 - share for share in rates.executed) / rates.ledger.dense_layers
-
-    def _units(self, backbone: Backbone) -> list[Unit]:
-        total = backbone.layer_count
-        start = self.params.start_layer
+    def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
+        """From param ``start_layer`` on."""
+        total, start = backbone.layer_count, self.params.start_layer
         if start is None:
             start = max(1, round(2 * total / 32))
         if start >= total:
             raise ValueError(f"param 'start_layer' is {start}, the last layer is {total - 1}")
-        make = evicting_units if self.params.evict else block_units
-        return make(backbone.model, range(start, total))
+        return list(range(start, total))
 
-    def _shares(self, backbone: Backbone) -> Tensor:
-        return unit_shares(self._units(backbone), backbone.parameters)
+    def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        """Whole layers."""
+        return (evicting_units if self.params.evict else block_units)(backbone.model, layers)
+
+    def router(
+        self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]
+    ) -> LayerRouter:
+        """A router per layer."""
+        width, eps = int(backbone.config.hidden_size), float(backbone.config.rms_norm_eps)
+        return LayerRouter(units, width, eps, self.params, structure["seed"])
+
+    def lora(self) -> Lora:
+        """On every layer."""
+        rank, alpha = self.params.rank, self.params.lora_alpha
+        return Lora(MODULES[self.params.modules], rank, rank if alpha is None else alpha)
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """Eviction needs full attention, and the routed layers must hold the budget."""
+        if self.params.evict and "sliding_attention" in attention_kinds(backbone.config):
+            return "it evicts keys and values, which a sliding window does not allow"
+        return super().skip_reason(backbone, request)
+
+    def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
+        """Omega of each kind of position: the param, or what the budget leaves to run."""
+        budget, omegas = plan.request.budget, dict.fromkeys(KINDS[plan.request.match], 0.0)
+        for kind in omegas:
+            if budget is None:
+                omegas[kind] = self.params.omega
+            else:
+                rest = 1 - reserved_share(data.training(), self.reserved, kind)
+                omegas[kind] = omega_for(budget / rest, plan.shares, backbone.layer_count)
+        plan.decisions |= {"omega": omegas}
+
+    def steering(self, kind: str, plan: Plan) -> Steering:
+        """Of lambda_max: to the budget from 0, or the authors'."""
+        weight, budget = self.params.penalty_weight, plan.request.budget
+        if budget is None:
+            return Steering(plan.shares, None, weight)
+        return Steering(plan.shares, budget, 0.0, limits=(0.0, 0.1), unit=STEERED * weight)
+
+    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
+        """Pulls each token, or the mean, to omega; without a budget along the ramp."""
+        params, omega = self.params, plan.decisions["omega"][kind]
+        total = plan.structure["layers"][-1] + 1
+        made: Penalty = partial(depth_penalty, omega=omega, layers=total, steering=steering)
+        if params.penalty == "batch":
+            made = Aim(torch.full_like(plan.shares, 1 / total), 1 - omega, steering)
+        ramps = params.ramp == "sine" and plan.request.budget is None
+        return partial(ramped, made) if ramps else made
+
+    def authors_skip(self, rates: Rates) -> float:
+        """The share of layers that a token skips, of all layers."""
+        return sum(1 - share for share in rates.executed) / rates.ledger.dense_layers
 
 
 def omega_for(budget: float, shares: Tensor, layers: int) -> float:

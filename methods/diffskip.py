@@ -10,23 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from methods.base import Fitted, Method, Request, check_least
+from methods.base import check_least
 from methods.core.backbone import Backbone, attention, decoder, ffn, layers
-from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data, Document, batches
 from methods.core.ledger import Rates
-from methods.core.routing.routed import birthplace, route, router_of
-from methods.core.routing.router import Context, Decision, Tokens, ffn_units
+from methods.core.routing.router import Context, Decision, Tokens, Unit, ffn_units
 from methods.core.routing.slim import SlimRouter
-from methods.core.routing.steering import steered_use, unit_shares
-from methods.core.training.fit import fit_routed
+from methods.core.routing.steering import Steering, squared_use
+from methods.core.training.loop import Penalty
+from methods.core.training.method import Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 
 # Of a layer, by the name of what it changes.
 PARTS = {"attention": attention, "ffn": ffn}
 
 
-class DiffSkip(Method):
+class DiffSkip(RoutedMethod):
     """A router reads what attention changed and lets a token skip the FFN; a slim FFN runs instead.
 
     Attention always runs, so the cache is complete; router and adapters are trained, the backbone
@@ -83,46 +82,31 @@ class DiffSkip(Method):
             super().__post_init__()
             check_least(self, 1, "router_width", "adapter_width")
 
-    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """The candidates may be too small for the budget, or nothing may say how much to skip."""
-        shares = self._shares(backbone, request)
-        return unmet(self.params.alpha, "alpha", "candidates", shares, request.budget)
+    def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        """FFNs."""
+        return ffn_units(backbone.model, layers)
 
-    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Train router and adapters, then calibrate the threshold."""
-        alpha, shares = self.params.alpha, self._shares(backbone, request)
-        chosen = self._layers(backbone, request)
-        structure: dict[str, Any] = {"layers": chosen, "seed": request.seed, "threshold": 0.5}
-        correlation = correlations(backbone, data.probe(), chosen)
-        model = self.build(backbone, structure)
-        if alpha is not None:
-            request = request.pinned()
-        use = steered_use(shares, request.budget, alpha)
-        decisions = fit_routed(model, self.params, data, request, *use)
-        structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
-        return Fitted(model, structure, {**decisions, "correlation": correlation})
+    def router(
+        self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]
+    ) -> DifferenceRouter:
+        """A head and an adapter per layer."""
+        beside = int(self.params.append_norm)
+        return DifferenceRouter(
+            units, backbone.config, self.params, structure["seed"], beside=beside
+        )
 
-    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with router and adapters, which alone ask for gradients."""
-        params, model = self.params, backbone.model.requires_grad_(False)
-        with birthplace(model):
-            units = ffn_units(model, structure["layers"])
-            router = DifferenceRouter(
-                units, backbone.config, params, structure["seed"], beside=int(params.append_norm)
-            )
-        router.threshold = float(structure["threshold"])
-        return route(model, router.requires_grad_(True))
+    def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
+        """Note how attention and FFN go together."""
+        layers = plan.structure["layers"]
+        plan.decisions["correlation"] = correlations(backbone, data.probe(), layers)
+
+    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
+        """Of the squared use."""
+        return squared_use
 
     def authors_skip(self, rates: Rates) -> float:
         """Skipped FFNs over all layers."""
         return sum(1 - ran for ran in rates.executed) / rates.ledger.dense_layers
-
-    def _layers(self, backbone: Backbone, request: Request) -> list[int]:
-        return routed_layers(self.params.candidates, backbone.layer_count, request.budget)
-
-    def _shares(self, backbone: Backbone, request: Request) -> Tensor:
-        units = ffn_units(backbone.model, self._layers(backbone, request))
-        return unit_shares(units, backbone.parameters)
 
 
 class DifferenceRouter(SlimRouter):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent
 NOT_METHODS = {"__init__", "base", "core", "discovery", "order", "registration"}
+# Of these a file's class derives; methods.api exports them.
+BASES = {"Method", "RoutedMethod"}
 LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "causal")
 
 
@@ -74,10 +76,12 @@ def _read_rows(source: Path, module: str, path: Path) -> list[Row]:
         raise ValueError(f"method file {path.name} is not valid Python: {error}") from error
     for node in tree.body:
         bases = [ast.unparse(base) for base in getattr(node, "bases", [])]
-        if isinstance(node, ast.ClassDef) and any(b.split(".")[-1] == "Method" for b in bases):
+        if isinstance(node, ast.ClassDef) and BASES & {base.split(".")[-1] for base in bases}:
             break
     else:
-        raise ValueError(f"method file {path.name} defines no class that derives from Method")
+        raise ValueError(
+            f"method file {path.name} defines no class that derives from Method or RoutedMethod"
+        )
     literals = {}
     for statement in node.body:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:

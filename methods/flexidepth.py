@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from methods.base import Fitted, Method, Request, check_least
+from methods.base import check_least
 from methods.core.backbone import Backbone, attention_norm, layers
-from methods.core.budget import routed_layers, unmet
-from methods.core.data import Data
 from methods.core.ledger import Rates
-from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Context, Decision, Tokens, Unit, module_units
 from methods.core.routing.slim import SlimRouter
-from methods.core.routing.steering import steered_use, unit_shares
-from methods.core.training.fit import fit_routed
+from methods.core.routing.steering import Steering, squared_use
+from methods.core.training.loop import Penalty
+from methods.core.training.method import Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 
 
-class FlexiDepth(Method):
+class FlexiDepth(RoutedMethod):
     """A router per layer lets a token skip attention and FFN together; a slim FFN runs instead.
 
     Router and adapters are trained, the backbone stays frozen. Keys and values are always made.
@@ -80,44 +79,24 @@ class FlexiDepth(Method):
             super().__post_init__()
             check_least(self, 1, "router_width", "adapter_width")
 
-    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """The candidates may be too small for the budget, or nothing may say how much to skip."""
-        shares = self._shares(backbone, request)
-        return unmet(self.params.alpha, "alpha", "candidates", shares, request.budget)
+    def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        """Attention and FFN of each layer, which share a decision."""
+        return module_units(backbone.model, layers)
 
-    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Train router and adapters, then calibrate the threshold."""
-        alpha, shares = self.params.alpha, self._shares(backbone, request)
-        chosen = self._layers(backbone, request)
-        structure: dict[str, Any] = {"layers": chosen, "seed": request.seed, "threshold": 0.5}
-        model = self.build(backbone, structure)
-        if alpha is not None:
-            request = request.pinned()
-        use = steered_use(shares, request.budget, alpha, units=2)
-        decisions = fit_routed(model, self.params, data, request, *use)
-        structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
-        return Fitted(model, structure, decisions)
+    def router(
+        self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]
+    ) -> LayerRouter:
+        """A head and an adapter per layer."""
+        norms = [attention_norm(layers(backbone.model)[unit.layer]) for unit in units[::2]]
+        return LayerRouter(units, backbone.config, self.params, structure["seed"], tuple(norms))
 
-    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with router and adapters, which alone ask for gradients."""
-        model, chosen = backbone.model.requires_grad_(False), structure["layers"]
-        norms = tuple(attention_norm(layers(model)[number]) for number in chosen)
-        with birthplace(model):
-            units = module_units(model, chosen)
-            router = LayerRouter(units, backbone.config, self.params, structure["seed"], norms)
-        router.threshold = float(structure["threshold"])
-        return route(model, router.requires_grad_(True))
+    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
+        """Of the squared use, a layer's gate counted once."""
+        return partial(squared_use, units=2)
 
     def authors_skip(self, rates: Rates) -> float:
         """Skipped layers over all layers."""
         return sum(1 - ran for ran in rates.executed[::2]) / rates.ledger.dense_layers
-
-    def _layers(self, backbone: Backbone, request: Request) -> list[int]:
-        return routed_layers(self.params.candidates, backbone.layer_count, request.budget)
-
-    def _shares(self, backbone: Backbone, request: Request) -> Tensor:
-        units = module_units(backbone.model, self._layers(backbone, request))
-        return unit_shares(units, backbone.parameters)
 
 
 class LayerRouter(SlimRouter):

@@ -10,13 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone, attention_norm, layers
-from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.routing.gates import straight_through, thresholded
-from methods.core.routing.routed import birthplace, route, router_of
+from methods.core.routing.routed import router_of
 from methods.core.routing.router import (
     Context,
     Decision,
@@ -27,9 +25,10 @@ from methods.core.routing.router import (
     block_units,
     ffn_units,
 )
-from methods.core.routing.steering import Steering, unit_shares
+from methods.core.routing.steering import Steering
 from methods.core.seeds import generator
-from methods.core.training.fit import fit_routed
+from methods.core.training.loop import Penalty
+from methods.core.training.method import Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 
 UNITS: Mapping[str, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
@@ -42,7 +41,7 @@ UNITS: Mapping[str, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
 STEERED = 8.0
 
 
-class MindSkip(Method):
+class MindSkip(RoutedMethod):
     """Router tuning: routers alone are trained, a vector per layer, on the layer's normed input.
 
     Formula: z = LN1(h), s = sigmoid(v . z), execute m = 1[s >= 0.5], a tie executes, with the
@@ -105,42 +104,41 @@ class MindSkip(Method):
             if self.target_capacity is not None and self.gradient_scale is None:
                 raise ValueError("param 'target_capacity' needs param 'gradient_scale'")
 
-    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """The targets may be too small for the budget, or nothing may say how much to skip."""
-        pinned, what = self.params.gradient_scale, f"{self.params.target} targets"
-        shares = self._shares(backbone, request)
-        return unmet(pinned, "gradient_scale", what, shares, request.budget)
+    knob = "gradient_scale"
 
-    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Train the routers; under a budget steer the penalty and calibrate the threshold."""
-        params, shares = self.params, self._shares(backbone, request)
-        chosen = routed_layers(params.candidates, backbone.layer_count, request.budget)
-        structure: dict[str, Any] = {"layers": chosen, "seed": request.seed, "threshold": 0.5}
-        model = self.build(backbone, structure)
-        if params.gradient_scale is None:
-            steering = partial(Steering, shares, request.budget, 0.0, unit=STEERED)
-        else:
-            request = request.pinned()
-            steering = partial(Steering, shares, None, params.gradient_scale)
-        made = partial(penalty, capacity=params.target_capacity)
-        decisions = fit_routed(model, params, data, request, steering, lambda *_: made)
+    @property
+    def parts(self) -> str:
+        """Attentions, FFNs or layers."""
+        return f"{self.params.target} targets"
+
+    def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        """The target of each layer."""
+        return UNITS[self.params.target](backbone.model, layers)
+
+    def router(
+        self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]
+    ) -> VectorRouter:
+        """A vector per layer."""
+        norms = tuple(attention_norm(layers(backbone.model)[unit.layer]) for unit in units)
+        width = int(backbone.config.hidden_size)
+        return VectorRouter(units, width, self.params, norms, structure["seed"])
+
+    def steering(self, kind: str, plan: Plan) -> Steering:
+        """To the budget from 0, or param ``gradient_scale``."""
+        if self.params.gradient_scale is None:
+            return Steering(plan.shares, plan.request.budget, 0.0, unit=STEERED)
+        return Steering(plan.shares, None, self.params.gradient_scale)
+
+    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
+        """Of the mean gates."""
+        return partial(penalty, capacity=self.params.target_capacity)
+
+    def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
+        """Note how long the vectors have become."""
+        super().train(model, data, plan)
         router = router_of(model)
         assert isinstance(router, VectorRouter)
-        structure["threshold"] = router.threshold
-        norms = [float(vector.detach().norm()) for vector in router.parameters()]
-        return Fitted(model, structure, {**decisions, "router_norms": norms})
-
-    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with routers, which alone ask for gradients."""
-        params, chosen = self.params, structure["layers"]
-        model = backbone.model.requires_grad_(False)
-        norms = tuple(attention_norm(layers(model)[number]) for number in chosen)
-        units = UNITS[params.target](model, chosen)
-        with birthplace(model):
-            width = int(backbone.config.hidden_size)
-            router = VectorRouter(units, width, params, norms, structure["seed"])
-        router.threshold = float(structure["threshold"])
-        return route(model, router.requires_grad_(True))
+        plan.decisions["router_norms"] = [float(v.detach().norm()) for v in router.parameters()]
 
     def batchable(self) -> bool:
         """Pads of a batch would enter the mean of a sequence: lm-eval masks none."""
@@ -149,11 +147,6 @@ class MindSkip(Method):
     def authors_skip(self, rates: Rates) -> float:
         """Skipped targets over all layers."""
         return sum(1 - ran for ran in rates.executed) / rates.ledger.dense_layers
-
-    def _shares(self, backbone: Backbone, request: Request) -> Tensor:
-        chosen = routed_layers(self.params.candidates, backbone.layer_count, request.budget)
-        units = UNITS[self.params.target](backbone.model, chosen)
-        return unit_shares(units, backbone.parameters)
 
 
 class VectorRouter(Router):

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
-from methods.base import Fitted, Method, Request
+from methods.base import Request
 from methods.core.backbone import Backbone, decoder
-from methods.core.budget import unmet
 from methods.core.data import Data
 from methods.core.ledger import Rates
-from methods.core.routing.calibration import Weighted, calibrated, weighted
-from methods.core.routing.routed import birthplace, route, router_of
+from methods.core.routing.calibration import Weighted, weighted
+from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, module_units
-from methods.core.routing.steering import Steering, unit_shares
+from methods.core.routing.steering import Steering
 from methods.core.seeds import generator
-from methods.core.training.fit import fit_routed
-from methods.core.training.lora import add_lora
+from methods.core.training.loop import Penalty
+from methods.core.training.method import Lora, Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 
 
-class MoDD(Method):
+class MoDD(RoutedMethod):
     """The tokens of a document compete: those with the largest router weights run the module.
 
     One scalar router per attention and FFN of every layer but the first and the last, trained with
@@ -98,60 +96,74 @@ class MoDD(Method):
                 if getattr(self, name) < 0:
                     raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 0")
 
+    knob = "capacity"
+    parts = "modules"
+
+    def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
+        """Those that are not protected."""
+        last = backbone.layer_count - self.params.protected_last
+        return list(range(self.params.protected_first, last))
+
+    def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        """Attention and FFN, in the order in which they run."""
+        return module_units(backbone.model, layers)
+
+    def router(
+        self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]
+    ) -> CompetingRouter:
+        """A scalar router per module."""
+        width = int(backbone.config.hidden_size)
+        router = CompetingRouter(
+            units, width, self.params, structure["capacity"], structure["seed"]
+        )
+        router.levels = structure["levels"]
+        return router
+
+    def lora(self) -> Lora:
+        """On queries and values of every layer."""
+        rank, alpha = self.params.rank, self.params.lora_alpha
+        return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
+
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """Too few layers, units too small for the budget, or nothing says how much to skip."""
-        if not self._units(backbone):
+        if not self.layers(backbone, request.budget):
             return f"none of the {backbone.layer_count} layers is left between the protected ones"
-        shares = self._shares(backbone)
-        return unmet(self.params.capacity, "capacity", "modules", shares, request.budget)
+        return super().skip_reason(backbone, request)
 
-    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Train routers and LoRA, then measure the taus and calibrate them."""
-        params, shares = self.params, self._shares(backbone)
-        capacity = running = params.capacity
+    def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
+        """The capacity: the param, or what the budget leaves to run of the probe documents."""
+        capacity = self.params.capacity
         if capacity is None:
-            assert request.budget is not None
-            running = 1 - request.budget / float(shares.sum())
             held = [len(document.ids) for document in data.probe()]
-            if request.match == "each":
+            if plan.request.match == "each":
                 held = [n - d.deciding_positions for n, d in zip(held, data.probe(), strict=True)]
-            capacity = capacity_for(running, [n for n in held if n], params.compare)
-        else:
-            request = request.pinned()
-        structure: dict[str, Any] = {
-            "seed": request.seed, "capacity": capacity, "threshold": 0.5, "levels": None,
-        }  # fmt: skip
-        model = self.build(backbone, structure)
-        router = router_of(model)
-        assert isinstance(router, CompetingRouter)
-        router.running = running if request.match == "each" else None
-        # The competition keeps the rate; what is calibrated are its taus, once they are measured.
-        params = replace(params, capacity=capacity)
-        training = replace(request, budget=None)
-        each = request.match == "each"
-        steering = partial(Steering, shares, None, params.membership_weight if each else 0.0)
-        penalty = (lambda *_: membership) if each else None
-        decisions = fit_routed(model, params, data, training, steering, penalty)
-        if params.inference == "threshold":
-            probe = weighted(data.probe(), "deciding" if each else "pooled")
-            router.levels = structure["levels"] = measure_levels(model, router, probe, each)
-            if request.budget is not None:
-                decisions |= calibrated(model, data, shares, request)
-            structure["threshold"] = router.threshold
-        return Fitted(model, structure, {"capacity": capacity, **decisions})
+            capacity = capacity_for(_running(plan), [n for n in held if n], self.params.compare)
+        plan.structure |= {"capacity": capacity, "levels": None}
+        plan.decisions["capacity"] = capacity
 
-    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with routers and LoRA, which alone ask for gradients."""
-        params, model, seed = self.params, backbone.model.requires_grad_(False), structure["seed"]
-        alpha = 2 * params.rank if params.lora_alpha is None else params.lora_alpha
-        units, every = self._units(backbone), range(backbone.layer_count)
-        model = add_lora(model, ("q_proj", "v_proj"), every, params.rank, alpha, seed)
-        with birthplace(model):
-            router = CompetingRouter(
-                units, int(backbone.config.hidden_size), params, structure["capacity"], seed
-            )
-        router.threshold, router.levels = float(structure["threshold"]), structure["levels"]
-        return route(model, router.requires_grad_(True))
+    def steering(self, kind: str, plan: Plan) -> Steering:
+        """A fixed weight: the competition keeps the rate."""
+        each = plan.request.match == "each"
+        return Steering(plan.shares, None, self.params.membership_weight if each else 0.0)
+
+    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty | None:
+        """Where kinds compete apart, teaches routers who wins."""
+        return membership if plan.request.match == "each" else None
+
+    def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
+        """While tokens compete, under ``match: each`` by kind."""
+        if plan.request.match == "each":
+            _competing(model).running = _running(plan)
+        super().train(model, data, plan)
+
+    def calibrate(self, model: nn.Module, data: Data, plan: Plan) -> None:
+        """Measure the taus, then shift them to the budget."""
+        if self.params.inference == "topk":
+            return
+        router, each = _competing(model), plan.request.match == "each"
+        probe = weighted(data.probe(), "deciding" if each else "pooled")
+        router.levels = plan.structure["levels"] = measure_levels(model, router, probe, each)
+        super().calibrate(model, data, plan)
 
     def batchable(self) -> bool:
         """Under the training rule the pads of a batch would compete: lm-eval masks none."""
@@ -161,13 +173,11 @@ class MoDD(Method):
         """The share of routed modules skipped: 1 - C, but for the comparison."""
         return 1.0 - sum(rates.executed) / len(rates.executed)
 
-    def _units(self, backbone: Backbone) -> list[Unit]:
-        """Attention and FFN of the layers that are not protected, in the order they run."""
-        last = backbone.layer_count - self.params.protected_last
-        return module_units(backbone.model, range(self.params.protected_first, last))
 
-    def _shares(self, backbone: Backbone) -> Tensor:
-        return unit_shares(self._units(backbone), backbone.parameters)
+def _running(plan: Plan) -> float:
+    """Share of the tokens that a budget leaves to run in every module."""
+    assert plan.request.budget is not None
+    return 1 - plan.request.budget / float(plan.shares.sum())
 
 
 class Level(NamedTuple):
@@ -246,6 +256,12 @@ class CompetingRouter(Router):
         tau = upper_quantile(found, apart, self.running)
         execute |= (apart > 0) & (found > tau)
         return Decision(execute, weights, torch.sigmoid((weights - tau) / (found.std() + 1e-6)))
+
+
+def _competing(model: nn.Module) -> CompetingRouter:
+    router = router_of(model)
+    assert isinstance(router, CompetingRouter)
+    return router
 
 
 class Taus(NamedTuple):

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request
 from methods.core.backbone import Backbone
-from methods.core.budget import unmet
-from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.routing.gates import (
     hashed_noise,
@@ -23,19 +19,17 @@ from methods.core.routing.gates import (
     straight_through,
     thresholded,
 )
-from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, module_units
-from methods.core.routing.steering import Aim, Steering, unit_shares
+from methods.core.routing.steering import Aim, Steering
 from methods.core.seeds import generator
-from methods.core.training.fit import fit_routed
-from methods.core.training.lora import add_lora
+from methods.core.training.method import Lora, Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 
 # Temperatures at the first update and behind the last.
 FIRST, LAST = 5.0, 1.0
 
 
-class SkipGPT(Method):
+class SkipGPT(RoutedMethod):
     """Two routers per layer, one for attention and one for the FFN, let each token skip either.
 
     RT ("router tuning") trains the routers on a frozen backbone; Joint trains LoRA beside them.
@@ -98,64 +92,46 @@ class SkipGPT(Method):
             if self.sparsity is not None and not 0 < self.sparsity < 1:
                 raise ValueError(f"param 'sparsity' is {self.sparsity}, must be between 0 and 1")
 
-    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """The units may be too small for the budget, or nothing may say how much to skip."""
-        shares = self._shares(backbone)
-        return unmet(self.params.sparsity, "sparsity", "modules", shares, request.budget)
+    knob = "sparsity"
+    parts = "modules"
 
-    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Train the routers, and LoRA beside them; under a budget calibrate the threshold."""
-        params, shares = self.params, self._shares(backbone)
-        structure: dict[str, Any] = {"seed": request.seed, "threshold": 0.5}
-        model = self.build(backbone, structure)
-        if params.sparsity is None:
-            params = replace(params, sparsity=request.budget)
-        else:
-            request = request.pinned()
+    def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
+        """All of them."""
+        return list(range(backbone.layer_count))
+
+    def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        """Attention and FFN, in the order in which they run."""
+        return module_units(backbone.model, layers)
+
+    def router(
+        self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]
+    ) -> PairRouter:
+        """Two routers per layer."""
+        return PairRouter(units, int(backbone.config.hidden_size), self.params, structure["seed"])
+
+    def lora(self) -> Lora | None:
+        """For Joint: on queries and values."""
+        rank, alpha = self.params.rank, self.params.lora_alpha
+        if self.params.tuning == "RT":
+            return None
+        return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
+
+    def steering(self, kind: str, plan: Plan) -> Steering:
+        """The weight stays; what is corrected under a budget is the penalty's own target."""
+        weight, budget = self.params.penalty_weight, plan.request.budget
+        return Steering(plan.shares, budget, weight, 0.0, 0.0, limits=(0.0, math.inf))
+
+    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Aim:
+        """Pulls the mean skipped share to the target."""
+        params, shares = self.params, plan.shares
+        target = plan.request.budget if params.sparsity is None else params.sparsity
+        assert target is not None
         by_module = torch.full_like(shares, 1 / len(shares))
-        counted = shares if params.measure == "params" else by_module
-        # The weight stays; what is corrected under a budget is the penalty's own target.
-        steering = partial(
-            Steering,
-            shares,
-            request.budget,
-            params.penalty_weight,
-            0.0,
-            0.0,
-            limits=(0.0, math.inf),
-        )
-
-        def penalty(kind: str, steering: Steering) -> Aim:
-            return Aim(counted, params.sparsity, steering)
-
-        decisions = fit_routed(model, params, data, request, steering, penalty)
-        structure["threshold"] = router_of(model).threshold  # type: ignore[union-attr]
-        return Fitted(model, structure, decisions)
-
-    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with routers, and LoRA for Joint, which alone ask for gradients."""
-        params, model, seed = self.params, backbone.model.requires_grad_(False), structure["seed"]
-        # Sizes are those of the backbone, so units are made before LoRA joins it.
-        units = self._units(backbone)
-        if params.tuning == "Joint":
-            alpha = 2 * params.rank if params.lora_alpha is None else params.lora_alpha
-            every = range(backbone.layer_count)
-            model = add_lora(model, ("q_proj", "v_proj"), every, params.rank, alpha, seed)
-        with birthplace(model):
-            router = PairRouter(units, int(backbone.config.hidden_size), params, seed)
-        router.threshold = float(structure["threshold"])
-        return route(model, router.requires_grad_(True))
+        return Aim(shares if params.measure == "params" else by_module, target, steering)
 
     def authors_skip(self, rates: Rates) -> float:
         """The share of modules skipped, attention and FFN alike."""
         return 1.0 - sum(rates.executed) / len(rates.executed)
-
-    def _units(self, backbone: Backbone) -> list[Unit]:
-        """Attention and FFN of every layer, in the order in which they run."""
-        return module_units(backbone.model, range(backbone.layer_count))
-
-    def _shares(self, backbone: Backbone) -> Tensor:
-        return unit_shares(self._units(backbone), backbone.parameters)
 
 
 class PairRouter(Router):

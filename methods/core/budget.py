@@ -33,12 +33,14 @@ def shortfall(what: str, held: float, budget: float) -> str | None:
     return None
 
 
-def unmet(pinned: object, knob: str, what: str, shares: Tensor, budget: float | None) -> str | None:
+def unmet(
+    pinned: object, knob: str | None, what: str, shares: Tensor, budget: float | None
+) -> str | None:
     """Why a row that a budget or a pinned param steers does not apply, or None.
 
     Args:
         pinned: Value of the param; what is pinned is not judged.
-        knob: Its name.
+        knob: Its name; None: only a budget steers the row.
         what: Parts that can be skipped, in the plural.
         shares: Of the dense parameters in each of them.
         budget: Fraction to skip.
@@ -46,7 +48,7 @@ def unmet(pinned: object, knob: str, what: str, shares: Tensor, budget: float | 
     if pinned is not None:
         return None
     if budget is None:
-        return f"neither a budget nor '{knob}' is given"
+        return "no budget is given" if knob is None else f"neither a budget nor '{knob}' is given"
     return shortfall(what, float(shares.sum()), budget)
 
 

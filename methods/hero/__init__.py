@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request, check_least
+from methods.base import Request, check_least
 from methods.core.backbone import Backbone
-from methods.core.budget import nearest, routed_layers, shortfall
+from methods.core.budget import nearest, shortfall
 from methods.core.data import Data
-from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Router, Unit, ffn_units, module_units
-from methods.core.routing.steering import steered_use, unit_shares
+from methods.core.routing.steering import Steering, squared_use, steered_use
 from methods.core.seeds import generator
-from methods.core.training.fit import fit_routed
+from methods.core.training.loop import Penalty
+from methods.core.training.method import Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 from methods.hero.blocks import BlockRouter
 from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
@@ -31,7 +32,7 @@ RATES: dict[str, Literal["block", "kind", "token"]] = {
 LENT = 2000
 
 
-class Hero(Method):
+class Hero(RoutedMethod):
     """A router with a memory over depth lets each token replace late FFNs by small adapters.
 
     Router and adapters are trained, the backbone stays frozen; training and inference use the same
@@ -119,43 +120,43 @@ class Hero(Method):
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The candidates may be too small for the budget, or nothing may say how much to skip."""
         if request.budget is None:
-            return (
-                None if self.params.alpha is not None else "neither a budget nor 'alpha' is given"
-            )
-        held = float(self._shares(backbone, self._layers(backbone, request.budget)).sum())
+            return super().skip_reason(backbone, request)
+        # Also where alpha is pinned: rates of controls follow from the budget.
+        held = float(self.shares(backbone, request.budget).sum())
         return shortfall("candidates", held, request.budget)
 
-    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Train router and adapters, then calibrate the threshold."""
-        layers = self._layers(backbone, request.budget)
-        shares = self._shares(backbone, layers)
-        structure: dict[str, Any] = {"layers": layers, "seed": request.seed, "threshold": 0.5}
-        alpha, budget = self.params.alpha, request.budget
+    def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        """FFNs, or attention and FFN of each layer, which then share a gate."""
+        make = ffn_units if self.params.unit == "ffn" else module_units
+        return make(backbone.model, layers)
+
+    def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
+        """What a control takes in place of gates."""
         if self.params.variant in RATES:
-            structure["rates"] = self._rates(budget, shares)
+            plan.structure["rates"] = self._rates(plan.budget, plan.shares)
         elif self.params.variant == "static":
-            structure["closed"] = self._closed(budget, shares)
-        model = self.build(backbone, structure)
-        if alpha is not None:
-            request = request.pinned()
-        steered = None if self.params.variant in ("static", *RATES) else request.budget
-        use = steered_use(shares, steered, alpha, units=2 if self.params.unit == "block" else 1)
-        decisions = fit_routed(model, self.params, data, request, *use)
-        structure["threshold"] = getattr(router_of(model), "threshold", 0.5)
-        if (self.params.variant, self.params.unit) == ("full", "ffn") and budget is not None:
-            decisions |= measured_rates(model, data.training()[:LENT])
-        return Fitted(model, structure, decisions)
+            plan.structure["closed"] = self._closed(plan.budget, plan.shares)
 
-    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with router and adapters, which alone ask for gradients."""
-        model = backbone.model.requires_grad_(False)
-        with birthplace(model):
-            router = self._router(backbone, structure)
-        return route(model, router.requires_grad_(True))
+    def steering(self, kind: str, plan: Plan) -> Steering:
+        """To the budget, unless a control keeps it by itself."""
+        free = self.params.variant in ("static", *RATES)
+        return steered_use(plan.shares, None if free else plan.request.budget, self.params.alpha)
 
-    def _router(self, backbone: Backbone, structure: Mapping[str, Any]) -> Router:
+    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
+        """Of the squared use, a layer's gate counted once."""
+        return partial(squared_use, units=2 if self.params.unit == "block" else 1)
+
+    def calibrate(self, model: nn.Module, data: Data, plan: Plan) -> None:
+        """Set the threshold; lend the rates to controls."""
+        super().calibrate(model, data, plan)
+        lends = (self.params.variant, self.params.unit) == ("full", "ffn")
+        if lends and plan.budget is not None:
+            plan.decisions |= measured_rates(model, data.training()[:LENT])
+
+    def router(self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]) -> Router:
+        """HeRo's, or that of a control."""
         width, params = int(backbone.config.hidden_size), self.params
-        units = ffn_units(backbone.model, structure["layers"])
+        blocks = ffn_units(backbone.model, structure["layers"])
         meta = backbone.model.device.type == "meta"
         rng = None if meta else generator(structure["seed"], "initial values")
         adapter = params.adapter_width
@@ -167,31 +168,15 @@ class Hero(Method):
         )
         if params.variant == "static":
             return StaticGates(units, sizes, params.initial_bias, structure["closed"], rng)
-        router: HeroRouter | BlockRouter | RandomBypass
         if params.variant in RATES:
             rates = torch.tensor(structure["rates"], dtype=torch.float64, device="cpu")
             if params.variant == "by-token":
                 rates = token_table(structure["rates"], int(backbone.config.vocab_size))
             key = RATES[params.variant]
-            router = RandomBypass(units, sizes, rates, key, structure["seed"], rng)
-        else:
-            eps = float(backbone.config.rms_norm_eps)
-            router = HeroRouter(units, sizes, eps, params.variant, params.initial_bias, rng)
-            if params.unit == "block":
-                router = BlockRouter(router, self._units(backbone, structure["layers"]))
-        router.threshold = float(structure["threshold"])
-        return router
-
-    def _layers(self, backbone: Backbone, budget: float | None) -> list[int]:
-        return routed_layers(self.params.candidates, backbone.layer_count, budget)
-
-    def _units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
-        make = ffn_units if self.params.unit == "ffn" else module_units
-        return make(backbone.model, layers)
-
-    def _shares(self, backbone: Backbone, layers: list[int]) -> Tensor:
-        units = self._units(backbone, layers)
-        return unit_shares(units, backbone.parameters)
+            return RandomBypass(units, sizes, rates, key, structure["seed"], rng)
+        eps = float(backbone.config.rms_norm_eps)
+        router = HeroRouter(blocks, sizes, eps, params.variant, params.initial_bias, rng)
+        return BlockRouter(router, units) if params.unit == "block" else router
 
     def _closed(self, budget: float | None, shares: Tensor) -> int:
         """The number of blocks nearest to the budget; they are equal."""

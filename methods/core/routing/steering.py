@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -156,17 +155,12 @@ def squared_use(
     return (soft[:, ::units].float().sum(dim=1).pow(2) * counted).sum()
 
 
-def steered_use(
-    shares: Tensor, budget: float | None, alpha: float | None, units: int = 1
-) -> tuple[Callable[[], Steering], Callable[..., Any]]:
-    """What ``fit_routed`` takes of a row with :func:`squared_use`: its steering and its penalty.
+def steered_use(shares: Tensor, budget: float | None, alpha: float | None) -> Steering:
+    """The steering of :func:`squared_use`.
 
     Args:
         shares: Of the dense parameters in each unit (U,).
         budget: Fraction to skip.
         alpha: Weight of the penalty; None: steered to the budget, where there is one.
-        units: Of a routed block.
     """
-    budget, first = (budget, START) if alpha is None else (None, alpha)
-    penalty = partial(squared_use, units=units)
-    return partial(Steering, shares, budget, first), lambda *_: penalty
+    return Steering(shares, budget, START) if alpha is None else Steering(shares, None, alpha)

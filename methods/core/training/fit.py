@@ -1,4 +1,4 @@
-"""Fitting a routed model: training, then the threshold at which the budget is met."""
+"""Training a routed model, its steering corrected by what inference skips."""
 
 from __future__ import annotations
 
@@ -9,43 +9,42 @@ from torch import nn
 
 from methods.base import Request
 from methods.core.data import Data
-from methods.core.routing.calibration import HasThreshold, bypass_rates, calibrated, weighted
+from methods.core.routing.calibration import HasThreshold, bypass_rates, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import Steering
-from methods.core.training.loop import KINDS, Penalty, Trainer, named, thinned
+from methods.core.training.loop import Penalty, Trainer, named, thinned
 from methods.core.training.params import TrainingParams
 
 # Share of the updates, the last ones, over which the rate at the end of training is taken.
 ENDING = 0.1
 
 
-def fit_routed(
+def train_routed(
     model: nn.Module,
     params: TrainingParams,
     data: Data,
     request: Request,
-    steering: Callable[[], Steering],
-    penalty: Callable[[str, Steering], Penalty] | None,
+    structure: Mapping[str, Any],
+    steerings: Mapping[str, Steering],
+    penalties: Mapping[str, Penalty],
     reserved: int = 0,
 ) -> dict[str, Any]:
-    """Train a routed model in place and, under a budget, calibrate its router's threshold.
+    """Train a routed model in place.
 
     Args:
         model: Routed causal LM; what trains asks for a gradient.
         params: Of the training.
-        data: Training documents, and probe documents for the calibration.
-        request: Budget, the tokens that shall meet it, seed, folder of snapshots.
-        steering: Makes what gives the weight of a kind's penalty; its budget is None where the
-            penalty itself aims at one.
-        penalty: Kind of position and its steering -> what routing adds to the loss; None: nothing.
+        data: Training documents, and probe documents that correct the steering.
+        request: Seed, folder of snapshots.
+        structure: Of the model; a snapshot of another one is left alone.
+        steerings: Kind of position -> what gives the weight of its penalty; its budget is None
+            where the penalty itself aims at one.
+        penalties: Kind -> what routing adds to the loss.
         reserved: Tokens at the start of a document that the penalty leaves out.
 
     Returns:
-        Decisions: training log, skip at the end of training by kind, threshold, trace of the
-        calibration, share of tokens that skip each unit.
+        Decisions: training log, skip at the end of training by kind.
     """
-    kinds = KINDS[request.match]
-    steerings = {kind: steering() for kind in kinds}
     trainer = Trainer(
         model,
         params,
@@ -53,17 +52,17 @@ def fit_routed(
         request.seed,
         request.workdir,
         steerings,
-        {} if penalty is None else {kind: penalty(kind, each) for kind, each in steerings.items()},
+        penalties,
         reserved,
         _survey(model, data, steerings),
+        structure,
     )
     log = trainer.run()
     last = log[-max(1, round(ENDING * len(log))) :]
-    ended = {kind: sum(entry[named("skip", kind)] for entry in last) / len(last) for kind in kinds}
-    decisions: dict[str, Any] = {"training": thinned(log), "trained_skip": ended}
-    if request.budget is not None and isinstance(router_of(model), HasThreshold):
-        decisions |= calibrated(model, data, steerings[kinds[0]].sizes, request)
-    return decisions
+    ended = {
+        kind: sum(entry[named("skip", kind)] for entry in last) / len(last) for kind in steerings
+    }
+    return {"training": thinned(log), "trained_skip": ended}
 
 
 def _survey(

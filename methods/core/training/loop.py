@@ -74,6 +74,8 @@ class Trainer:
         reserved: Tokens at the start of a document that no penalty counts.
         survey: Kind -> share of the parameters that inference skips on probe texts; asked for a few
             times, it corrects the steering.
+        structure: Of a routed model: what its fit decided before; snapshots of others are left
+            alone.
     """
 
     model: nn.Module
@@ -85,6 +87,7 @@ class Trainer:
     penalties: Mapping[str, Penalty] = field(default_factory=dict)
     reserved: int = 0
     survey: Callable[[], Mapping[str, float]] | None = None
+    structure: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -338,11 +341,11 @@ class Trainer:
 
     @cached_property
     def _identity(self) -> str:
-        """What a snapshot must share with this run: params, seed, data, backbone, budget."""
+        """What a snapshot must share with this run: all that its updates follow from."""
         shapes = [(name, tuple(p.shape)) for name, p in self.trained.items()]
         budgets = [(kind, steering.budget) for kind, steering in self.steering.items()]
         frozen = [p for p in self.model.parameters() if not p.requires_grad]
-        settings = repr((self.params, self.seed, shapes, budgets))
+        settings = repr((self.params, self.seed, shapes, budgets, self.structure))
         return digest(settings, self.documents, frozen)
 
     def _resume(self) -> int:

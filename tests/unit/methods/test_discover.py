@@ -80,6 +80,12 @@ def test_a_folder_is_a_method_too(tmp_path: Path) -> None:
     assert (row.name, row.module, row.path) == ("large", "methods.large", root / "large")
 
 
+def test_a_routed_method_is_a_method_too(tmp_path: Path) -> None:
+    text = FILE.replace("methods.base import Method", "methods.api import RoutedMethod")
+    (row,) = discover(folder(tmp_path, new=text.replace("(Method)", "(RoutedMethod)"))).values()
+    assert row.title == "New"
+
+
 def test_nothing_is_executed(tmp_path: Path) -> None:
     assert list(discover(folder(tmp_path, bomb="raise RuntimeError\n" + FILE))) == ["bomb"]
 

@@ -129,7 +129,7 @@ def test_what_a_skipped_attention_saves(
 def test_omega_for_a_budget(shape: str, budget: float, omega: float, skipped: float) -> None:
     """A skipped layer saves all of its parameters: what it evicts is not computed either."""
     backbone = empty(shape)
-    found = omega_for(budget, load_method("d-llm")._shares(backbone), backbone.layer_count)
+    found = omega_for(budget, load_method("d-llm").shares(backbone, budget), backbone.layer_count)
     assert found == pytest.approx(omega, abs=6e-4)
     assert (1 - found) * backbone.layer_count == pytest.approx(skipped, abs=6e-3)
     units = routed("d-llm", backbone).model.router.units
@@ -156,7 +156,7 @@ def test_capacity_for_a_budget(
     """
     backbone = empty(shape)
     routed_layers = backbone.layer_count - 2
-    shares = load_method("mod-d")._shares(backbone)
+    shares = load_method("mod-d").shares(backbone, budget)
     sizes = {whole: routed_layers * BLOCK[shape] / backbone.parameters}
     sizes[without_keys] = float(shares.sum())
     for expected, share in sizes.items():

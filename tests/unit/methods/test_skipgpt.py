@@ -223,20 +223,20 @@ def test_what_a_fit_asks_of_its_penalty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     made: list[tuple[Tensor, float, float]] = []
-    real = skipgpt.fit_routed
+    real = skipgpt.SkipGPT.penalty
 
-    def spy(model: Any, own: Any, data: Any, request: Any, steering: Any, penalty: Any) -> Any:
-        steered = steering()
-        aim = penalty("pooled", steered)
+    def spy(self: Any, kind: str, plan: Any, steering: Any) -> Any:
+        aim = real(self, kind, plan, steering)
         assert isinstance(aim, Aim)
-        made.append((aim.weights, aim.target, steered.alpha))
-        assert steered.budget == request.budget
-        steered.observe(0.9, 0.9, 0.1)
-        steered.observe(0.0, 0.0, 1.0)
-        assert steered.alpha == 20.0
-        return real(model, own, data, request, steering, penalty)
+        made.append((aim.weights, aim.target, steering.alpha))
+        assert steering.budget == plan.request.budget
+        trial = self.steering(kind, plan)
+        trial.observe(0.9, 0.9, 0.1)
+        trial.observe(0.0, 0.0, 1.0)
+        assert trial.alpha == 20.0
+        return aim
 
-    monkeypatch.setattr(skipgpt, "fit_routed", spy)
+    monkeypatch.setattr(skipgpt.SkipGPT, "penalty", spy)
     fitted = fit("skipgpt-rt", tmp_path, updates=2, **params)
     weights, aimed, alpha = made[0]
     dense = toy.make_model()

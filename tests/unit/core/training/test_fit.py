@@ -12,6 +12,7 @@ from methods.core.data import Document
 from methods.core.routing.routed import route
 from methods.core.routing.steering import Steering, squared_use
 from methods.core.training import fit
+from methods.core.training.loop import KINDS
 from methods.core.training.params import TrainingParams
 from tests import toy
 from tests.training_toys import ByNumber, trainer_for
@@ -43,16 +44,12 @@ def fitted(
 ) -> dict[str, Steering]:
     model = toy.make_model().requires_grad_(False)
     route(model, Threshold(model))
-    made = list[Steering]()
-
-    def steering() -> Steering:
-        made.append(Steering(SIZES, budget, 0.0))
-        return made[-1]
-
+    made = {kind: Steering(SIZES, budget, 0.0) for kind in KINDS[match]}
     params = TrainingParams(updates=updates, batch_tokens=8, row_length=0, learning_rate=1e-9)
     request = Request(budget, 1, workdir, match)
-    decisions = fit.fit_routed(model, params, Data(), request, steering, lambda *_: squared_use)
-    return dict(zip(decisions["trained_skip"], made, strict=True))
+    penalties = dict.fromkeys(made, squared_use)
+    fit.train_routed(model, params, Data(), request, {}, made, penalties)
+    return made
 
 
 @pytest.mark.parametrize(

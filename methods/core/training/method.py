@@ -1,0 +1,174 @@
+"""A method whose router decides per token: it says what; the core fits, builds, calibrates."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from methods.base import Fitted, Method, Request
+from methods.core.backbone import Backbone
+from methods.core.budget import routed_layers, unmet
+from methods.core.data import Data
+from methods.core.routing.calibration import HasThreshold, calibrated
+from methods.core.routing.routed import birthplace, route, router_of
+from methods.core.routing.router import Router, Unit
+from methods.core.routing.steering import Steering, steered_use, unit_shares
+from methods.core.training.fit import train_routed
+from methods.core.training.loop import KINDS, Penalty
+from methods.core.training.lora import add_lora
+
+
+class Lora(NamedTuple):
+    """Adapters of ``rank`` on projections of every layer, scaled by ``alpha / rank``."""
+
+    projections: tuple[str, ...]
+    rank: int
+    alpha: int
+
+
+@dataclass
+class Plan:
+    """A fit in progress.
+
+    Args:
+        budget: As asked.
+        request: What trains and calibrates; without a budget where a param pins how much to skip.
+        shares: Of the dense parameters in each unit (U,).
+        structure: What :meth:`RoutedMethod.build` needs; becomes ``Fitted.structure``.
+        decisions: Becomes ``Fitted.decisions``.
+    """
+
+    budget: float | None
+    request: Request
+    shares: Tensor
+    structure: dict[str, Any]
+    decisions: dict[str, Any] = field(default_factory=dict)
+
+
+class RoutedMethod(Method):
+    """A method with a router on a frozen backbone.
+
+    A file says which layers it routes (:meth:`layers`), which units of them tokens may skip
+    (:meth:`units`) and what decides (:meth:`router`). Where ``trained``, ``Params`` derive from
+    ``TrainingParams``, and the file says what the router's training adds to the loss
+    (:meth:`steering`, :meth:`penalty`) and what trains beside it (:meth:`lora`).
+
+    A fit goes through :meth:`prepare`, :meth:`build`, :meth:`train` and :meth:`calibrate`; each
+    can be extended. A router with a ``threshold`` is calibrated to the budget.
+
+    Class attributes:
+        knob: The param that pins how much is skipped in place of a budget; None: there is none.
+    """
+
+    knob: ClassVar[str | None] = "alpha"
+
+    @property
+    def parts(self) -> str:
+        """What tokens may skip, in the plural, for messages."""
+        return "candidates"
+
+    @property
+    def reserved(self) -> int:
+        """Tokens at the start of a document that the penalty leaves out."""
+        return 0
+
+    def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
+        """The layers to route, 0-based: those that param ``candidates`` stands for."""
+        return routed_layers(self.params.candidates, backbone.layer_count, budget)
+
+    @abstractmethod
+    def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
+        """What a token may skip in ``layers``."""
+
+    @abstractmethod
+    def router(self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]) -> Router:
+        """The router, as it starts; its initial values follow from ``structure["seed"]``.
+
+        Args:
+            backbone: What it decides in; LoRA has joined it.
+            units: Of :meth:`units`.
+            structure: ``layers``, ``seed``, ``threshold`` and what :meth:`prepare` entered.
+        """
+
+    def lora(self) -> Lora | None:
+        """What trains beside the router; None: nothing."""
+        return None
+
+    def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
+        """Look at the dense backbone and the data; enter what follows into the plan."""
+
+    def steering(self, kind: str, plan: Plan) -> Steering:
+        """What gives the weight of a kind's penalty: steered to the budget, or param ``alpha``."""
+        return steered_use(plan.shares, plan.request.budget, self.params.alpha)
+
+    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty | None:
+        """What routing adds to the loss on positions of a kind; None: nothing."""
+        return None
+
+    def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
+        """The units may be too small for the budget, or nothing may say how much to skip."""
+        shares = self.shares(backbone, request.budget)
+        return unmet(self._pinned, self.knob, self.parts, shares, request.budget)
+
+    def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
+        """Prepare, build, train, calibrate."""
+        layers = self.layers(backbone, request.budget)
+        plan = Plan(
+            request.budget,
+            request if self._pinned is None else request.pinned(),
+            self.shares(backbone, request.budget),
+            {"layers": layers, "seed": request.seed, "threshold": 0.5},
+        )
+        self.prepare(backbone, data, plan)
+        model = self.build(backbone, plan.structure)
+        if self.trained:
+            self.train(model, data, plan)
+        self.calibrate(model, data, plan)
+        router = router_of(model)
+        if isinstance(router, HasThreshold):
+            plan.structure["threshold"] = router.threshold
+        return Fitted(model, plan.structure, plan.decisions)
+
+    def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
+        """The frozen backbone with router and LoRA, which alone ask for gradients."""
+        model, lora = backbone.model.requires_grad_(False), self.lora()
+        # Sizes are those of the backbone, so units are made before LoRA joins it.
+        layers = structure["layers"] if "layers" in structure else self.layers(backbone, None)
+        units = self.units(backbone, layers)
+        if lora is not None:
+            every = range(backbone.layer_count)
+            add_lora(model, lora.projections, every, lora.rank, lora.alpha, structure["seed"])
+        with birthplace(model):
+            router = self.router(backbone, units, structure)
+        if isinstance(router, HasThreshold):
+            router.threshold = float(structure["threshold"])
+        return route(model, router.requires_grad_(True))
+
+    def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
+        """Train the routed model in place."""
+        steerings = {kind: self.steering(kind, plan) for kind in KINDS[plan.request.match]}
+        penalties = {kind: self.penalty(kind, plan, each) for kind, each in steerings.items()}
+        plan.decisions |= train_routed(
+            model, self.params, data, plan.request, plan.structure, steerings,
+            {kind: penalty for kind, penalty in penalties.items() if penalty is not None},
+            self.reserved,
+        )  # fmt: skip
+
+    def calibrate(self, model: nn.Module, data: Data, plan: Plan) -> None:
+        """Under a budget set the router's threshold, if it has one."""
+        if plan.request.budget is not None and isinstance(router_of(model), HasThreshold):
+            plan.decisions |= calibrated(model, data, plan.shares, plan.request)
+
+    def shares(self, backbone: Backbone, budget: float | None) -> Tensor:
+        """Of the dense parameters in each unit (U,)."""
+        units = self.units(backbone, self.layers(backbone, budget))
+        return unit_shares(units, backbone.parameters)
+
+    @property
+    def _pinned(self) -> object:
+        """Value of the param that pins how much is skipped, None where a budget says so."""
+        return None if self.knob is None else getattr(self.params, self.knob)
