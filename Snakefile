@@ -21,7 +21,6 @@ from workflows.jobs import check_again, read_suite
 from workflows.planning.progress import RunNames, TimeLeft, at_once
 from workflows.planning.show import opening
 from workflows.report import FRAMES
-from workflows.runtime.arithmetic import ARITHMETIC
 
 # A default `configfile:` would merge into every other suite, so the demo is loaded only when no
 # suite was given.
@@ -62,7 +61,6 @@ wildcard_constraints:
     budget="b[^/]+",
     seed=r"s\d+",
     task="[^/]+",
-    arithmetic="|".join(ARITHMETIC),
 
 
 rule all:

@@ -166,7 +166,7 @@ def hero_rates(made: Mapping[str, Any], skip: float) -> dict[str, Any]:
 
 
 def write_suite(folder: Path, matches: Sequence[str] = ("pooled",)) -> Path:
-    """The runs of :func:`suite` below ``folder``, two of the noise floor, one of a refit."""
+    """The runs of :func:`suite` below ``folder``, two of the noise floor."""
     runs = suite(matches)
     for made in runs:
         write_run(folder, made)
@@ -178,8 +178,4 @@ def write_suite(folder: Path, matches: Sequence[str] = ("pooled",)) -> Path:
             entry["items"][entry["items"].index(1)] = 0.0
         entry["k"], entry["value"] = int(sum(entry["items"])), float(np.mean(entry["items"]))
         write(folder / f"toy/dense/b0/s42/noise/batch{size}.json", again)
-    own, other = ([r for r in runs if (r["row"], r["budget"]) == ("hero", 0.25)])[:2]
-    fit = own["fit"] | {"cpu_capability": "AVX2", "threads": 2}
-    again = own | {"scores": other["scores"], "rates": other["rates"], "fit": fit}
-    write(place_of(folder, own) / "noise/fit-two-threads.json", again)
     return folder

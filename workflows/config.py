@@ -21,6 +21,11 @@ TASKS = "tasks"  # source of a probe that is made of the suite's tasks
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
 SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
+# Keys of earlier versions -> what does their work now.
+RETIRED = {
+    "training_noise": "run the suite under other variables (ATEN_CPU_CAPABILITY=avx2) and another "
+    "name (--config suite=NAME), then hold both results folders against each other with `compare`",
+}
 
 
 def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
@@ -64,6 +69,8 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: The config breaks the schema; the message names the key and what is allowed.
     """
+    for key in (key for key in RETIRED if key in config):
+        raise ValueError(f"suite config, {key}: this key is gone; {RETIRED[key]}")
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     complete = json.loads(json.dumps(config))
     _fill(complete, schema, schema)
@@ -185,21 +192,6 @@ def check_first(config: Mapping[str, Any], known: Container[str]) -> None:
     for row in config["first"]:
         if row not in known:
             raise ValueError(f"suite config, first: there is no row '{row}'")
-
-
-def check_training_noise(config: Mapping[str, Any], table: Mapping[str, Any]) -> None:
-    """Only a fit that trains is worth repeating under other arithmetic.
-
-    Raises:
-        ValueError: A row is not of the suite, or not trained.
-    """
-    trained = [name for name, line in table.items() if line.method.trained]
-    for row in config.get("training_noise", {}).get("rows", []):
-        if row not in trained:
-            known = ", ".join(trained)
-            raise ValueError(
-                f"suite config, training_noise.rows: '{row}' is no trained row here ({known})"
-            )
 
 
 def check_timing(config: Mapping[str, Any]) -> None:

@@ -23,7 +23,6 @@ from workflows.config import (
     check_paths,
     check_retain,
     check_timing,
-    check_training_noise,
     is_local,
     protocols,
     with_defaults,
@@ -154,17 +153,6 @@ class Suite:
         sizes = self.config["noise_batch_sizes"]
         return [f"{folder}/noise/batch{size}.json" for folder in first.values() for size in sizes]
 
-    def refit_files(self) -> list[str]:
-        """Records of fits under other arithmetic: each row's first target and seed."""
-        wanted = self.config.get("training_noise", {"rows": [], "under": []})
-        first: dict[tuple[str, str], tuple[float | None, int]] = {}
-        files = []
-        for job in self.jobs:
-            run = job.budget, job.seed
-            if job.row in wanted["rows"] and run == first.setdefault((job.backbone, job.row), run):
-                files += [f"{job.folder}/noise/fit-{name}.json" for name in wanted["under"]]
-        return files
-
     def speed_files(self) -> list[str]:
         """Times of each row at each target, of its first seed."""
         first: dict[tuple[str, ...], str] = {}
@@ -256,7 +244,6 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     check_names(entries, [OWN_TASKS, *([root / folder] if folder else [])])
     check_retain(complete, entries, table)
     check_first(complete, {**rows, **table})
-    check_training_noise(complete, table)
     check_timing(complete)
     check_paths(complete, root)
     jobs = [

@@ -93,6 +93,7 @@ WRONG = [
     ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),
     ({"keep_models": "yes"}, "keep_models: 'yes' is not one of [True, False, 'trained']"),
     ({"first": ["heroo"]}, "first: there is no row 'heroo'"),
+    ({"training_noise": {}}, "training_noise: this key is gone; run the suite under .*`compare`"),
 ]
 
 

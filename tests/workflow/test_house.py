@@ -58,28 +58,6 @@ def test_without_a_suite_the_demo_runs(plain_copy: Path, run_snakemake: Snakemak
     assert "results/demo/demo/shortgpt/b25/s42/record.json" in said
 
 
-def test_training_noise_is_a_fit_under_other_arithmetic(
-    plain_copy: Path, run_snakemake: Snakemake, tmp_path: Path
-) -> None:
-    wanted = {"training_noise": {"rows": ["lora"], "under": ["baseline", "two-threads"]}}
-    noisy = RIGHT | {"rows": ["dense", "lora"], "suite": "noisy"} | wanted
-    (tmp_path / "noisy.yaml").write_text(yaml.safe_dump(noisy))
-    status, said = run_snakemake(plain_copy, "-np", "--configfile", str(tmp_path / "noisy.yaml"))
-    assert status == 0, said
-    fits = [line for line in said.splitlines() if "workflows.steps.compress --method lora" in line]
-    run = "results/noisy/demo/lora/b0/s42"
-    for out, before, threads in (
-        ("model", "command:  python", 1),
-        ("noise/fit-baseline", "env ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41", 1),
-        ("noise/fit-two-threads", "env python", 2),
-    ):
-        (fit,) = [line for line in fits if f"--out {run}/{out} " in line]
-        assert before in fit
-        assert f"--threads {threads} " in fit
-    assert f"--model {run}/noise/fit-baseline --tasks" in said
-    assert f"--out {run}/noise/fit-two-threads.json" in said
-
-
 def test_lint(plain_copy: Path, run_snakemake: Snakemake) -> None:
     status, said = run_snakemake(plain_copy, "--lint")
     assert status == 0, said

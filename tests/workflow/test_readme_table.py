@@ -153,12 +153,9 @@ def test_publishing_writes_every_frame_and_the_readme(published: Path) -> None:
     assert "| Hero | 25 | 25.03 ± 0.01 |" in text
     assert "not applicable: its widths do not fit" in text
     assert "batch size 8 moves 2 of 140 items" in text
-    (refit,) = pd.read_csv(published / "reference/training_noise.csv").to_dict("records")
-    moved = f"moves the Retain of Hero at 25 % (pooled) by {refit['difference']:+.2f} points."
-    assert f"Training noise: the same seed fitted again under `two-threads` {moved}" in text
     names = {file.stem for file in (published / "reference").glob("*.csv")}
     assert names == {
-        "retain", "ranks", "differences", "budgets", "costs", "noise", "training_noise", "scores",
+        "retain", "ranks", "differences", "budgets", "costs", "noise", "scores",
         "paper_values", "paper_order", "paper_agreement", "speeds",
     }  # fmt: skip
     _, shown, _ = read_block(published / "README.md", "made")

@@ -73,14 +73,6 @@ def nothing_solved(results: Path) -> None:
     write_run(results, dense(*scores))
 
 
-def refit_of_nothing(results: Path) -> None:
-    hero(results).rename(results / "toy/hero/b25/fit-avx2.json")
-    (results / "toy/hero/b25/s42/noise").mkdir()
-    (results / "toy/hero/b25/fit-avx2.json").rename(
-        results / "toy/hero/b25/s42/noise/fit-avx2.json"
-    )
-
-
 def not_json(results: Path) -> None:
     (results / "suite.json").write_text("{")
 
@@ -102,7 +94,6 @@ CASES: dict[str, tuple[Edit, str]] = {
     "one run twice": (twins, "are records of one run; name one folder"),
     "a task less": (one_task_less, "'hero at 25 %' was not scored on task 'right'"),
     "nothing solved": (nothing_solved, "'dense' on 'toy' solves nothing, so no Retain is"),
-    "a refit of nothing": (refit_of_nothing, "repeats a run that has no record.json in"),
     "suite": (not_json, "suite.json is not valid JSON"),
 }
 

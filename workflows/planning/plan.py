@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,36 +55,29 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
     }
 
 
-def repeats(suite: Suite) -> dict[str, tuple[int, int]]:
-    """Folder of a run -> fits and evaluations beyond its own: noise floor, other arithmetic."""
-    found: dict[str, tuple[int, int]] = {}
-    for files, fits in ((suite.noise_files(), 0), (suite.refit_files(), 1)):
-        for file in files:
-            folder = file.split("/noise/")[0]
-            more = found.get(folder, (0, 0))
-            found[folder] = more[0] + fits, more[1] + 1
-    return found
+def repeats(suite: Suite) -> Counter[str]:
+    """Folder of a run -> evaluations beyond its own, for the noise floor."""
+    return Counter(file.split("/noise/")[0] for file in suite.noise_files())
 
 
-def totals(runs: Sequence[Run], again: dict[str, tuple[int, int]]) -> dict[str, Any]:
+def totals(runs: Sequence[Run], again: Mapping[str, int]) -> dict[str, Any]:
     """The sums over runs, and the peaks."""
-    fits = evaluations = 0
+    evaluations = 0
     trained = scored = flops = 0.0
     seconds, longest = no_hours(), no_hours()
     for run in runs:
-        more = again.get(run.job.folder, (0, 0))
-        fits, evaluations = fits + 1 + more[0], evaluations + 1 + more[1]
-        trained += (1 + more[0]) * run.fit.tokens
-        scored += (1 + more[1]) * run.evaluation.tokens
-        flops += (1 + more[0]) * run.fit.flops + (1 + more[1]) * run.evaluation.flops
+        times = 1 + again.get(run.job.folder, 0)
+        evaluations += times
+        trained += run.fit.tokens
+        scored += times * run.evaluation.tokens
+        flops += run.fit.flops + times * run.evaluation.flops
         for machine in MACHINES:
             fit, evaluation = (run.seconds(work, machine) for work in (run.fit, run.evaluation))
-            taken = (1 + more[0]) * fit + (1 + more[1]) * evaluation
-            seconds[machine.name] += taken / machine.jobs
+            seconds[machine.name] += (fit + times * evaluation) / machine.jobs
             longest[machine.name] = max(longest[machine.name], fit + evaluation)
     return {
         "basis": "derived",
-        "fits": fits,
+        "fits": len(runs),
         "evaluations": evaluations,
         "training_tokens": round(trained),
         "scored_tokens": round(scored),

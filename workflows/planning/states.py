@@ -78,14 +78,9 @@ def _run_steps(suite: Suite, root: Path, logs: Path) -> Iterator[Step]:
         record = Path(job.folder) / "record.json"
         yield Step(f"{names:{key}}: fit", logs / key / "compress.log", (Path(job.model), record))
         yield Step(f"{names:{key}}: score", logs / key / "evaluate.log", (record,))
-    for record in map(Path, [*suite.refit_files(), *suite.noise_files()]):
+    for record in map(Path, suite.noise_files()):
         run, log = record.parents[1].relative_to(root), logs / record.relative_to(root)
-        name = f"{names:{run}}: {record.stem}"
-        if record.stem.startswith("fit-"):
-            fitted = record.with_suffix("")
-            again = log.with_name(f"compress-{record.stem.removeprefix('fit-')}.log")
-            yield Step(f"{name}, fit", again, (fitted, record))
-        yield Step(f"{name}, score", log.with_suffix(".log"), (record,))
+        yield Step(f"{names:{run}}: {record.stem}, score", log.with_suffix(".log"), (record,))
     for speed in map(Path, suite.speed_files()):
         run = speed.parent.relative_to(root)
         yield Step(f"{names:{run}}: time", logs / run / "time.log", (speed,))

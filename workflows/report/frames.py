@@ -12,7 +12,7 @@ from workflows.report.paper.beside import known_backbones, value_frame
 from workflows.report.paper.order import agreement_frame, order_frame
 from workflows.report.results import Results
 from workflows.stats.lines import Record
-from workflows.stats.noise import noise_frame, training_noise_frame
+from workflows.stats.noise import noise_frame
 from workflows.stats.ranking import rank_frame
 from workflows.stats.speeds import speed_frame
 from workflows.stats.tables import budget_frame, cost_frame, retain_frame, score_frame
@@ -31,7 +31,6 @@ def make_frames(results: Results) -> Frames:
         "costs": cost_frame(results.panels),
         "speeds": speed_frame(results.panels, results.speeds),
         "noise": noise_frame(results.panels, results.repeats, results.repeat_items),
-        "training_noise": training_noise_frame(results.panels, results.refits),
     }
     retain = with_seed_deviation(retain_frame(results.panels), results.records)
     order = order_frame(retain, known_backbones(results.panels))

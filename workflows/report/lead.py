@@ -29,7 +29,6 @@ Frames = Mapping[str, pd.DataFrame]
 
 HOW = {"pooled": "over all tokens", "each": "on prompts and deciding tokens apart"}
 TWINS = "same weights as "
-AGAIN = "Again: what the same seed, fitted under other arithmetic, moves the Retain by."
 
 
 def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
@@ -167,7 +166,7 @@ def lead_table(frames: Frames, match: str, updates: str = "") -> Table:
     made.columns["Row"] = given.pop("Row")
     made.add("Note", both["note"].tolist())
     made.columns |= given
-    _add_scores(made, both, frames["training_noise"])
+    _add_scores(made, both)
     made.group = "skip"
     skips = [plus(v, s) for v, s in zip(both["skip"], both["skip_std"], strict=True)]
     made.add("Skip", skips)
@@ -191,24 +190,18 @@ def lead_table(frames: Frames, match: str, updates: str = "") -> Table:
     note = " ".join([MATCHES[match], DEFINED, SKIPS, MARKED])  # type: ignore[index]
     if "Between seeds" in made.columns:
         note += f" {seeds_note(updates)}"
-    note += f" {AGAIN}" if "Again" in made.columns else ""
     return made.table(
         "lead", "Everything", f"{note} {SPEEDS}" if "Decode" in made.columns else note
     )
 
 
-def _add_scores(made: Builder, both: pd.DataFrame, refits: pd.DataFrame) -> None:
+def _add_scores(made: Builder, both: pd.DataFrame) -> None:
     """Retain with what is known of its spread, and the rank."""
     kept = [plus(v, s) for v, s in zip(both["retain"], both["retain_std"], strict=True)]
     made.add("Retain", kept, retain_marks(both))
     made.add("95 % interval", spans(both, "retain_low", "retain_high"))
     if both["seed_std"].notna().any():
         made.numbers(both, {"Between seeds": ("seed_std", "± {:.2f}")})
-    moved: dict[str, list[str]] = {}
-    for told in refits.to_dict("records"):
-        moved.setdefault(line_id(told), []).append(f"{told['difference']:+.2f}")
-    if moved:
-        made.add("Again", [", ".join(moved.get(name, ["–"])) for name in made.ids])
     made.numbers(both, {"Rank": ("rank", "{:.0f}")})
     made.add("95 % of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
 

@@ -15,10 +15,7 @@ from workflows.stats.speeds import COLUMNS
 WHOLE = {"costs": ["trained_parameters", "training_tokens"], "scores": ["k"]}
 WORDS = {"retain": ["note"], "budgets": ["missed"]}
 # What tables of older code lack: there, that seeds are several is not known.
-LACKING: dict[str, dict[str, Any]] = {
-    "ranks": {"one_seed": True},
-    "training_noise": {"match": None},
-}
+LACKING: dict[str, dict[str, Any]] = {"ranks": {"one_seed": True}}
 
 
 def read_frames(folder: Path) -> Frames:

@@ -19,7 +19,6 @@ from workflows.runtime.heartbeat import read_status
 from workflows.scoring import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
-from workflows.stats.noise import Refit
 from workflows.stats.speeds import Speeds, key
 
 
@@ -35,7 +34,6 @@ class Results:
         panels: Their lines, one panel per backbone and protocol of matching.
         repeats: The reference scored again at other batch sizes.
         repeat_items: Index of a repeat -> its frame of items.
-        refits: Runs fitted again under other arithmetic.
         speeds: What was measured of runs on the clock.
         missing: Runs of the suite that have no record yet, by row and budget, and why some failed.
     """
@@ -47,7 +45,6 @@ class Results:
     panels: list[Panel]
     repeats: list[dict[str, Any]]
     repeat_items: dict[int, pd.DataFrame]
-    refits: list[Refit]
     speeds: Speeds
     missing: list[str]
 
@@ -60,14 +57,13 @@ def read_results(folder: Path) -> Results:
             are of one run, or they cannot stand in one table.
     """
     known = {name: position for position, name in enumerate(ORDER)}
-    found, noise, refits, missing = _wanted(folder)
+    found, noise, missing = _wanted(folder)
     loaded = [(read_record(file), file) for file in found]
     loaded.sort(key=lambda pair: _position(pair[0], known))
     records, files = [record for record, _ in loaded], [file for _, file in loaded]
     _check_twins(records, files)
     repeats = [read_record(file) for file in noise]
-    again = _read_refits(refits, dict(zip(files, records, strict=True)))
-    every = [*records, *repeats, *(refit.again for refit in again)]
+    every = [*records, *repeats]
     _leave_out(every, {task for record in every for task, _ in _not_run(record)})
     check_comparable(every)
     items = _read_items(records, files)
@@ -76,15 +72,13 @@ def read_results(folder: Path) -> Results:
     panels = make_panels(records, items, tasks, settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
     speeds = _read_speeds(records, files)
-    return Results(
-        folder, settings, records, files, panels, repeats, repeat_items, again, speeds, missing
-    )
+    return Results(folder, settings, records, files, panels, repeats, repeat_items, speeds, missing)
 
 
 def gaps(results: Results) -> list[str]:
     """What tables do without: runs without a record, tasks not run or beyond the reference."""
     told = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
-    every = [*results.records, *results.repeats, *(refit.again for refit in results.refits)]
+    every = [*results.records, *results.repeats]
     rows: dict[tuple[str, str], list[str]] = {}
     for record in every:
         for task, reason in _not_run(record):
@@ -143,31 +137,28 @@ def _falling(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list
     return [task for task in tasks if task in found]
 
 
-def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[Path], list[str]]:
-    """Records of runs, of the noise floor, of refits, and the runs without one.
+def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
+    """Records of runs, of the noise floor, and the runs without one.
 
     What a suite no longer lists stays out.
     """
     files = sorted(folder.rglob("record.json"))
-    beside = sorted(f for f in folder.rglob("noise/*.json") if not f.name.endswith(DECISIONS))
-    noise = [file for file in beside if file.name.startswith("batch")]
-    noise.sort(key=lambda file: (len(file.name), file.name))
-    refits = [file for file in beside if file.name.startswith("fit-")]
+    beside = (f for f in folder.rglob("noise/batch*.json") if not f.name.endswith(DECISIONS))
+    noise = sorted(sorted(beside), key=lambda file: (len(file.name), file.name))
     if not files:
         raise ValueError(f"{folder} holds no record.json")
     try:
         suite = read_suite(read_suite_file(folder))
     except ValueError:
         # No suite, or one that cannot run here, say without its backbone: every record counts.
-        return files, noise, refits, []
-    names = [f"{job.folder}/record.json" for job in suite.jobs]
-    names += [*suite.noise_files(), *suite.refit_files()]
+        return files, noise, []
+    names = [*(f"{job.folder}/record.json" for job in suite.jobs), *suite.noise_files()]
     listed = {folder.joinpath(*Path(name).parts[2:]) for name in names}
-    runs, floor, again = ([f for f in kind if f in listed] for kind in (files, noise, refits))
+    runs, floor = ([f for f in kind if f in listed] for kind in (files, noise))
     here = {str(file.relative_to(folder).parent) for file in runs}
     absent = [job for job in suite.jobs if "/".join(job.key) not in here]
     told = [*_named(absent, suite.jobs), *_failed(folder, absent)]
-    return runs or files, floor, again, told if runs else []
+    return runs or files, floor, told if runs else []
 
 
 def _named(absent: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
@@ -253,24 +244,6 @@ def read_texts(file: Path) -> pd.DataFrame:
     """``task``, ``item`` and ``sample`` (JSON) of the items of a record that keeps texts."""
     frame = _read_frame(file.with_suffix(".items.parquet"), texts=True)
     return frame.reindex(columns=["task", "item", SAMPLE]).dropna(subset=SAMPLE)
-
-
-def _read_refits(files: Sequence[Path], runs: Mapping[Path, dict[str, Any]]) -> list[Refit]:
-    """Refits in the order of the runs that they repeat, whose folders they lie in."""
-    for file in files:
-        if file.parents[1] / "record.json" not in runs:
-            raise ValueError(f"{file} repeats a run that has no record.json in {file.parents[1]}")
-    order = list(runs)
-    files = sorted(files, key=lambda file: order.index(file.parents[1] / "record.json"))
-    records = [read_record(file) for file in files]
-    items = _read_items(records, files)
-    return [
-        Refit(
-            file.stem.removeprefix("fit-"), runs[file.parents[1] / "record.json"], record,
-            items.get(number),
-        )
-        for number, (file, record) in enumerate(zip(files, records, strict=True))
-    ]  # fmt: skip
 
 
 def _listed(value: Any) -> list[Any]:

@@ -18,7 +18,6 @@ from workflows.stats.display import (
     rank_table,
     retain_table,
     score_table,
-    training_noise_table,
 )
 from workflows.stats.speeds import speed_table, with_speed
 
@@ -57,11 +56,7 @@ def frame_tables(frames: Frames) -> Tables:
             speed_table(own["speeds"]),
         ):
             _add(found, table, match)
-    for table in (
-        noise_table(frames["noise"]),
-        training_noise_table(frames["training_noise"]),
-        score_table(frames["scores"], titles),
-    ):
+    for table in (noise_table(frames["noise"]), score_table(frames["scores"], titles)):
         found[table.name] = [table]
     for table in (
         *order_tables(frames["paper_order"], frames["paper_agreement"]),

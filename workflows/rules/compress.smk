@@ -1,4 +1,4 @@
-"""One fit: a row on a backbone at a budget under a seed; and some again under other arithmetic."""
+"""One fit: a row on a backbone at a budget under a seed."""
 
 
 rule compress:
@@ -27,14 +27,12 @@ rule compress:
         data=data_arguments,
         workdir=f"{RUN}/checkpoints",
         device=DEVICE,
-        prefix="",
-        threads=1,
     message:
         f"{RUN_NAME}: fit{TIMED}"
     shell:
-        "{params.prefix} python -m workflows.steps.compress {params.run}"
+        "python -m workflows.steps.compress {params.run}"
         " --backbone {params.start:q} {params.data} --workdir {params.workdir}"
-        " --device {params.device} --threads {params.threads} --out {output} > {log} 2>&1"
+        " --device {params.device} --threads 1 --out {output} > {log} 2>&1"
 
 
 # What a suite names first is fitted before its other trained rows.
@@ -54,19 +52,3 @@ use rule compress as compress_untrained with:
         mem_mb=RESOURCES["mem_mb"],
         runtime=RESOURCES["runtime"],
         gpu=GPU,
-
-
-use rule compress as refit with:
-    output:
-        temp(directory(f"{RUN}/noise/fit-{{arithmetic}}")),
-    log:
-        f"{LOG}/noise/compress-{{arithmetic}}.log",
-    benchmark:
-        f"{LOG}/noise/compress-{{arithmetic}}.tsv"
-    threads: lambda wildcards: ARITHMETIC[wildcards.arithmetic].threads
-    params:
-        workdir=f"{RUN}/noise/checkpoints-{{arithmetic}}",
-        prefix=lambda wildcards: ARITHMETIC[wildcards.arithmetic].prefix,
-        threads=lambda wildcards: ARITHMETIC[wildcards.arithmetic].threads,
-    message:
-        f"{RUN_NAME}: fit again under {{wildcards.arithmetic}}{TIMED}"

@@ -47,16 +47,3 @@ use rule evaluate as noise with:
         ),
     message:
         f"{RUN_NAME}: score again at batch size {{wildcards.size}}{TIMED}"
-
-
-use rule evaluate as training_noise with:
-    input:
-        model=f"{RUN}/noise/fit-{{arithmetic}}",
-    output:
-        f"{RUN}/noise/fit-{{arithmetic}}.json",
-    log:
-        f"{LOG}/noise/fit-{{arithmetic}}.log",
-    benchmark:
-        f"{LOG}/noise/fit-{{arithmetic}}.tsv"
-    message:
-        f"{RUN_NAME}: score what was fitted under {{wildcards.arithmetic}}{TIMED}"

@@ -4,7 +4,7 @@
 rule report:
     input:
         records=[f"{job.folder}/record.json" for job in SUITE.jobs],
-        noise=[*SUITE.noise_files(), *SUITE.refit_files()],
+        noise=SUITE.noise_files(),
         speeds=SUITE.speed_files(),
         checked=CHECKED,
         code=watched(SUITE.report_code()),

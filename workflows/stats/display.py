@@ -349,27 +349,6 @@ def noise_table(frame: pd.DataFrame) -> Table:
     return made.table("noise", "Noise floor", note)
 
 
-def training_noise_table(frame: pd.DataFrame) -> Table:
-    """The same seeds fitted again under other arithmetic."""
-    made = Builder()
-    made.lead(frame)
-    made.add("Seed", frame["seed"].tolist())
-    for head, column in (("Fitted under", "setting"), ("torch reports", "cpu_capability")):
-        made.add(head, frame[column].fillna("–").tolist())
-    named = {
-        "Threads": ("threads", "{:d}"), "Items": ("items", "{:,d}"),
-        "Changed": ("changed", "{:,d}"), "Retain": ("retain", "{:.2f}"),
-        "Again": ("again", "{:.2f}"), "Difference": ("difference", "{:+.2f}"),
-        "of skip": ("skip_difference", "{:+.2f}"),
-    }  # fmt: skip
-    made.numbers(frame, named)
-    note = (
-        "The same seed fitted again under another instruction set or number of threads, scored as "
-        "before: what another CPU may do to a trained row."
-    )
-    return made.table("training_noise", "Training noise", note)
-
-
 def comparison_table(frame: pd.DataFrame, agreed: pd.DataFrame, folders: Sequence[str]) -> Table:
     """Two folders side by side: Retain of both, the differences of every task, what is equal."""
     main = frame[frame["measure"] == RETAIN].reset_index(drop=True)

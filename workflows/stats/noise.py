@@ -1,14 +1,13 @@
-"""What moves a number by itself: another batch size in scoring, other arithmetic in training."""
+"""The noise floor: what another batch size of scoring moves by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from workflows.stats.lines import Line, Panel, Record, item_values
+from workflows.stats.lines import Panel, Record, item_values
 from workflows.stats.resample import Run
 from workflows.stats.retain import retain
 
@@ -45,7 +44,8 @@ def noise_frame(
                 "row": repeat["row"],
                 "batch_size": repeat["evaluation"]["batch_size"],
                 "against": record["evaluation"]["batch_size"],
-                **_changed(again, run),
+                "items": sum(len(values) for values in run.values()),
+                "changed": sum(int(np.sum(again[task] != run[task])) for task in run),
                 "retain": 100 * float(retain(means, base)),
                 "largest": 100 * max(moved),
             }
@@ -64,14 +64,6 @@ def _same_items(frame: pd.DataFrame, repeat: Record, run: Run) -> Run:
     return again
 
 
-def _changed(again: Run, run: Run) -> dict[str, int]:
-    """Items, and how many of them are now right or now wrong."""
-    return {
-        "items": sum(len(values) for values in run.values()),
-        "changed": sum(int(np.sum(again[task] != run[task])) for task in run),
-    }
-
-
 def _reference(panels: Sequence[Panel], repeat: Record) -> tuple[Record, Run, Sequence[str]]:
     """The record that a repeat repeats, with its items and the tasks of the Retain."""
     wanted = repeat["backbone"]["name"], repeat["row"], repeat["seed"]
@@ -82,76 +74,4 @@ def _reference(panels: Sequence[Panel], repeat: Record) -> tuple[Record, Run, Se
     raise ValueError(
         f"a noise record of row '{repeat['row']}', seed {repeat['seed']}, on "
         f"'{repeat['backbone']['name']}' is not of this table's reference"
-    )
-
-
-@dataclass(frozen=True)
-class Refit:
-    """A run fitted again under other arithmetic, with the same seed.
-
-    Args:
-        arithmetic: Its name.
-        own: The record of the run that it repeats, one of a panel's.
-        again: Its own record.
-        items: Its frame of items; None where the row is not applicable.
-    """
-
-    arithmetic: str
-    own: Record
-    again: Record
-    items: pd.DataFrame | None
-
-
-def training_noise_frame(panels: Sequence[Panel], refits: Sequence[Refit]) -> pd.DataFrame:
-    """Every refit held against the run that it repeats.
-
-    Args:
-        panels: The lines of each backbone.
-        refits: In the table's order.
-
-    Returns:
-        Columns backbone, target, row, title, seed, setting, cpu_capability and threads of the
-        second fit, items, changed (items that are now right or now wrong), retain, again (percent),
-        difference, skip_difference (points).
-
-    Raises:
-        ValueError: Items of a refit are not those of the run.
-    """
-    lines = []
-    for refit in refits:
-        if refit.items is None:
-            continue
-        panel, line, run = _repeated(panels, refit.own)
-        again = _same_items(refit.items, refit.again, run)
-        before, after = panel.retain(run), panel.retain(again)
-        skip, skip_again = (100 * r["rates"]["all"]["skip"] for r in (refit.own, refit.again))
-        lines.append(
-            line.labels
-            | {
-                "seed": refit.own["seed"],
-                "setting": refit.arithmetic,
-                "cpu_capability": refit.again["fit"].get("cpu_capability"),
-                "threads": refit.again["fit"]["threads"],
-                **_changed(again, run),
-                "retain": before,
-                "again": after,
-                "difference": after - before,
-                "skip_difference": skip_again - skip,
-            }
-        )
-    columns = (
-        "backbone target match row title seed setting cpu_capability threads items changed retain "
-        "again difference skip_difference"
-    ).split()
-    return pd.DataFrame(lines, columns=columns)
-
-
-def _repeated(panels: Sequence[Panel], record: Record) -> tuple[Panel, Line, Run]:
-    """Where a record stands: its panel, its line, its items."""
-    return next(
-        (panel, line, run)
-        for panel in panels
-        for line in panel.done
-        for own, run in line.pairs
-        if own is record
     )

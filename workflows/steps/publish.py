@@ -117,8 +117,8 @@ def _named(row: str, match: str | None) -> str:
 
 def block(folder: Path, page: Path) -> str:
     """The main table of published frames, one per protocol, with its source, as Markdown."""
-    names = ("retain", "ranks", "noise", "training_noise")
-    retain, ranks, noise, refits = (pd.read_csv(folder / f"{name}.csv") for name in names)
+    names = ("retain", "ranks", "noise")
+    retain, ranks, noise = (pd.read_csv(folder / f"{name}.csv") for name in names)
     told = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
     commits = ", ".join(commit[:12] for commit in told["commits"])
     made = (
@@ -138,21 +138,7 @@ def block(folder: Path, page: Path) -> str:
         if len(own := retain[retain["match"] == match])
     ]
     below = [f"{escape_markdown(text)}\n" for text in (DEFINED, SKIPS, MARKED, *told["cautions"])]
-    return "\n".join([*tables, *below, " ".join([made, *floor, *training_noise(refits)])])
-
-
-def training_noise(refits: pd.DataFrame) -> list[str]:
-    """What other arithmetic moves, one sentence per setting."""
-    if refits.empty:
-        return []
-    targets = zip(refits["target"], refits["match"], strict=True)
-    where = ["" if pd.isna(goal) else f" at {goal:g} % ({match})" for goal, match in targets]
-    moved = refits["title"] + where + [f" by {points:+.2f}" for points in refits["difference"]]
-    return [
-        f"Training noise: the same seed fitted again under `{setting}` moves the Retain of "
-        f"{', '.join(part)} points."
-        for setting, part in moved.groupby(refits["setting"], sort=False)
-    ]
+    return "\n".join([*tables, *below, " ".join([made, *floor])])
 
 
 def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:

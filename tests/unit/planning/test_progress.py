@@ -16,10 +16,8 @@ from workflows.planning.progress import RunNames, TimeLeft, at_once, in_words
 @pytest.fixture(scope="module")
 def suite() -> Suite:
     changes = {"rows": ["dense", "lora", "hero", "shortgpt"], "derive": {}, "row_seeds": {}}
-    more = {"first": [], "params": {}, "seeds": [42, 43], "training_noise": {}}
-    config = read_configs(["headline"]) | changes | more
-    config.pop("training_noise")
-    return read_suite(config)
+    more = {"first": [], "params": {}, "seeds": [42, 43]}
+    return read_suite(read_configs(["headline"]) | changes | more)
 
 
 def log(row: str, run: str, step: str) -> str:
@@ -72,8 +70,6 @@ def test_the_nearest_earlier_job_says_how_long_one_takes(
     assert told(suite, hero).startswith("takes about 20 min; ")
     put(1800, *hero)
     assert told(suite, hero).startswith("takes about 30 min; ")
-    again = ("hero", "b25/s42", "noise/compress-avx2")
-    assert told(suite, again).startswith("takes about 25 min; ")
 
 
 def test_what_is_left_is_the_sum_of_what_is_known(

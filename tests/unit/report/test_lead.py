@@ -134,7 +134,3 @@ def test_the_note_stands_beside_the_row_and_columns_are_in_groups(made: Path) ->
     assert table.groups["left acc"] == "scores"
     assert table.groups["Fit (s)"] == "cost"
     assert "Retain" not in table.groups
-    place = list(table.columns).index("Again")
-    again = {name: line[place].text for name, line in zip(table.ids, table.lines, strict=True)}
-    assert again.pop("toy/hero/25/pooled") not in ("–", "")
-    assert set(again.values()) == {"–"}

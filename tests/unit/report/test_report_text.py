@@ -13,7 +13,6 @@ import pytest
 from tests import steps
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
-NOISE = ["noise", "training_noise"]
 MATCHED = ["retain", "ranks", "differences_dense", "differences_hero", "budgets", "costs"]
 
 
@@ -27,7 +26,7 @@ def frame_of(made: Path, name: str) -> pd.DataFrame:
     return frame[frame["match"] == ("each" if name.endswith("_each") else "pooled")]
 
 
-@pytest.mark.parametrize("name", [*MATCHED, *(f"{name}_each" for name in MATCHED), *NOISE])
+@pytest.mark.parametrize("name", [*MATCHED, *(f"{name}_each" for name in MATCHED), "noise"])
 def test_what_people_read_is_the_frame_rounded(made: Path, name: str) -> None:
     frame = frame_of(made, name)
     known = frame.select_dtypes("number").to_numpy(dtype=float).ravel()
@@ -70,10 +69,6 @@ HEADS = {
     "noise": {
         "Batch size": "batch_size", "Against": "against", "Items": "items", "Changed": "changed",
         "Retain": "retain", "Largest change of a task": "largest",
-    },
-    "training_noise": {
-        "Threads": "threads", "Items": "items", "Changed": "changed", "Retain": "retain",
-        "Again": "again", "Difference": "difference", "of skip": "skip_difference",
     },
 }  # fmt: skip
 
