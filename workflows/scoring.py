@@ -1,7 +1,7 @@
 """A suite's key ``scoring``: on which splits of ARC its Retain stands.
 
 The paper's dense Llama-3.1-8B and its ablations fit ARC's validation splits, its other rows the
-test splits (``python -m workflows.steps.audit``). ``standard`` scores the test splits, all rows.
+test splits (``reports/reference/paper``). ``standard`` scores the test splits, all rows.
 ``paper-literal`` scores the validation splits beside them and takes those into the Retain, so that
 each printed score has one of ours on its own split. Both splits never enter one Retain. Prompts and
 templates are the same under both.

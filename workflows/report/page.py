@@ -14,8 +14,6 @@ from markupsafe import Markup
 from workflows import ROOT
 from workflows.report.lead import Frames, lead_table, verdict
 from workflows.report.page_data import page_data
-from workflows.report.paper.audit import findings
-from workflows.report.paper.claims import claims
 from workflows.report.paper.show import without_record
 from workflows.report.render import html_table
 from workflows.report.results import Results
@@ -65,7 +63,6 @@ def page(
         home=home,
         beside="" if figures is None else "tables/",
         lacking=without_record(frames["paper_values"]),
-        audited=[*findings(), *claims()],
         figures=_images(figures),
         data=embedded(page_data(frames, results) | {"updates": updates}),
         style=asset("page.css"),

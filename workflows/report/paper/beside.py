@@ -8,11 +8,10 @@ from functools import cached_property
 from math import sqrt
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from scipy import stats
 
-from workflows.report.paper.audit import retains, without_arc
-from workflows.report.paper.lattice import EITHER, UNKNOWN, split_of
 from workflows.report.paper.printed import (
     ARC,
     AVERAGE,
@@ -31,11 +30,15 @@ from workflows.report.paper.printed import (
     numbers_of,
     of_group,
     printed,
+    split_of,
 )
 from workflows.report.paper.verdict import CANNOT, Ours, Paper, verdict
 from workflows.stats.budget import TOLERANCE
 from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import Sample, interval, mean_of_tasks
+from workflows.stats.retain import retain
+
+HALF = 0.005  # half a unit of the last printed digit of every score
 
 COLUMNS = [
     "backbone", "match", "table", "paper_backbone", "target", "family", "method", "row", "seeds",
@@ -140,9 +143,7 @@ class Beside:
             del found[RETAIN]
         elif set(ARC) <= set(numbers_of(self.group)[method]):
             # The deviation of the whole Retain stands for its own, which is not printed.
-            bound = of_group(retains(), self.group).set_index("method")["bound"][method]
-            value = without_arc(self.group, method)
-            found[WITHOUT_ARC] = Paper(value, bound, found[RETAIN].std)
+            found[WITHOUT_ARC] = Paper(*without_arc(self.group, method), found[RETAIN].std)
         return found
 
     def compared(
@@ -224,12 +225,12 @@ class Beside:
 
     def other_items(self, method: str, name: str, task: str | None, line: Line) -> str:
         """What of a score's items, metric or demonstrations is not the paper's; mostly empty."""
-        split = self.printed_split(method, name)
+        split = split_of(self.group, method, name)
         short = name.split(" ")[0]
-        if split == UNKNOWN and name not in numbers_of(self.group)[method]:
+        if split is None and name not in numbers_of(self.group)[method]:
             return f"split: the paper prints no {short} of {method}"
         own = next(s for s, of in BENCHMARKS[name].items() if task in of.tasks)
-        if split == UNKNOWN:
+        if split is None:
             return f"split: the paper's {short} of {method} fits none"
         if split != own:
             return f"split: the paper's {short} of {method} is of {split}, ours of {own}"
@@ -243,20 +244,9 @@ class Beside:
             return f"shots: {short} with {score['shots']}, the paper's with {SHOTS[name]}"
         return ""
 
-    def printed_split(self, method: str, name: str) -> str:
-        """The split of a printed score; where both fit, that of the other score, else test."""
-        line = numbers_of(self.group)[method]
-        if name not in line:  # the memory's table prints no scores
-            return UNKNOWN if name in ARC else next(iter(BENCHMARKS[name]))
-        found = split_of(line[name], name)
-        if found != EITHER:
-            return found
-        others = {split_of(line[other], other) for other in ARC if other != name}
-        return "validation" if others == {"validation"} else "test"
-
     def task_of(self, method: str, name: str) -> str | None:
         """Our task on the split of a printed score, else on the one of our Retain; None if none."""
-        wanted = BENCHMARKS[name].get(self.printed_split(method, name))
+        wanted = BENCHMARKS[name].get(split_of(self.group, method, name) or "")
         found = [task for task in wanted.tasks if task in self.tasks] if wanted else []
         return found[0] if found else self.standard_task(name)
 
@@ -270,6 +260,20 @@ class Beside:
     def tasks(self) -> Mapping[str, Any]:
         """What was scored."""
         return self.panel.samples
+
+
+def without_arc(group: Group, method: str) -> tuple[float, float]:
+    """Retain over the benchmarks that have one split, from the printed scores.
+
+    Returns:
+        It and the most that rounding makes of the whole Retain, both in percent.
+    """
+    rows = [numbers_of(group)[row] for row in (method, REFERENCES[group.table])]
+    own, base = ({name: row[name] for name in benchmarks_of(group)} for row in rows)
+    rounded = [HALF * (1 + own[name] / base[name]) / base[name] for name in base]
+    for name in ARC:
+        del own[name], base[name]
+    return 100 * float(retain(own, base)), 100 * float(np.mean(rounded)) + HALF
 
 
 def skip_of(line: Line) -> Ours:

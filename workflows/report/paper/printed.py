@@ -1,7 +1,9 @@
 """The tables of the HeRo paper as printed, and what their benchmarks, backbones and rows are here.
 
 hero_tables.csv holds one line per printed number, in percent, with the deviation over three seeds
-where one is printed. rows.yaml says which rows of ours stand for a method of the paper.
+where one is printed. Its column ``split`` is not printed: on which split of ARC a score lies (a
+whole number k of its n items gives it), where both fit that of the row's other score, else test;
+empty where neither fits. rows.yaml says which rows of ours stand for a method of the paper.
 """
 
 from __future__ import annotations
@@ -103,11 +105,6 @@ class Group(NamedTuple):
         return float(self.target.removesuffix("%"))
 
     @property
-    def place(self) -> str:
-        """Backbone and target in a sentence."""
-        return f"{self.backbone} at {self.percent:g} %"
-
-    @property
     def name(self) -> str:
         """For files and headings of a page."""
         return f"{self.table}_{SHAPE_OF[self.backbone]}_{self.percent:g}"
@@ -115,7 +112,7 @@ class Group(NamedTuple):
     @property
     def title(self) -> str:
         """What a reader sees."""
-        return f"{TITLES[self.table]}, {self.place}"
+        return f"{TITLES[self.table]}, {self.backbone} at {self.percent:g} %"
 
 
 @dataclass(frozen=True)
@@ -136,8 +133,8 @@ def printed() -> pd.DataFrame:
     """Every printed number.
 
     Returns:
-        Columns of ``KEYS``, method, metric, value and std (percent), half (half a unit of the last
-        printed digit).
+        Columns of ``KEYS``, method, metric, value and std (percent), split (of ARC), half (half a
+        unit of the last printed digit).
     """
     frame = pd.read_csv(HERE / "hero_tables.csv", dtype=str)
     digits = frame["value"].str.partition(".")[2].str.len()
@@ -163,6 +160,16 @@ def numbers_of(group: Group) -> dict[str, dict[str, float]]:
     for line in of_group(printed(), group).to_dict("records"):
         found.setdefault(line["method"], {})[line["metric"]] = line["value"]
     return found
+
+
+@cache
+def split_of(group: Group, method: str, name: str) -> str | None:
+    """The split that a printed score is of; None where it fits none or is not printed."""
+    if name not in ARC:
+        return next(iter(BENCHMARKS[name]))
+    own = of_group(printed(), group)
+    own = own[(own["method"] == method) & (own["metric"] == name)]
+    return next(iter(own["split"].dropna()), None)
 
 
 def benchmarks_of(group: Group) -> list[str]:
