@@ -48,10 +48,7 @@ def evaluate(suite: Suite, job: Job, batch_size: int | None = None) -> str:
 
 
 def probe(suite: Suite) -> str:
-    """Arguments of the probe step; a chat template is that of the first backbone.
-
-    What ``scoring`` adds stays out: another split of a task must not move a fit.
-    """
+    """Arguments of the probe step; a chat template is that of the first backbone."""
     source = suite.config["data"]["probe"]
     first = next(iter(suite.config["backbones"]))
     tasks = json.dumps(suite.probed, sort_keys=True)

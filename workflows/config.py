@@ -14,7 +14,7 @@ from methods.core.jsonfile import cut
 from workflows import ROOT
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
-from workflows.scoring import VALIDATION, check_one_split
+from workflows.splits import VALIDATION, check_one_split
 from workflows.stats.budget import Protocol
 
 TASKS = "tasks"  # source of a probe that is made of the suite's tasks
@@ -23,6 +23,7 @@ SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
 # Keys of earlier versions -> what does their work now.
 RETIRED = {
+    "scoring": "overlays/paper_literal lists the tasks on the validation splits of ARC",
     "training_noise": "run the suite under other variables (ATEN_CPU_CAPABILITY=avx2) and another "
     "name (--config suite=NAME), then hold both results folders against each other with `compare`",
 }
@@ -69,10 +70,12 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: The config breaks the schema; the message names the key and what is allowed.
     """
-    for key in (key for key in RETIRED if key in config):
-        raise ValueError(f"suite config, {key}: this key is gone; {RETIRED[key]}")
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     complete = json.loads(json.dumps(config))
+    if complete.get("scoring") == "standard":  # the default, in every suite.json of that time
+        del complete["scoring"]
+    for key in (key for key in RETIRED if key in complete):
+        raise ValueError(f"suite config, {key}: this key is gone; {RETIRED[key]}")
     _fill(complete, schema, schema)
     errors = jsonschema.Draft202012Validator(schema).iter_errors(complete)
     error = next(iter(sorted(errors, key=lambda e: list(map(str, e.absolute_path)))), None)

@@ -37,7 +37,6 @@ from workflows.evaluation.tasklist import (
 )
 from workflows.job import Job, data_parts, relative
 from workflows.runtime.provenance import SCORING, code_files
-from workflows.scoring import with_scoring, without_added
 from workflows.stats.budget import Protocol
 from workflows.table import TableLine, read_table
 
@@ -136,7 +135,8 @@ class Suite:
 
         A task that is added later must not calibrate anew what was fitted before.
         """
-        entries = without_added(self.config["tasks"])
+        tasks = self.config["tasks"]
+        entries = [raw for raw in tasks if isinstance(raw, str) or raw.get("probe", True)]
         probe = ROOT / self._made("probe")
         told = probe.with_suffix(MADE_OF)
         if not (probe.is_file() and told.is_file()):
@@ -234,7 +234,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     Raises:
         ValueError: A key, value, row, task or path is wrong; one sentence names it.
     """
-    complete = with_scoring(with_defaults(config))
+    complete = with_defaults(config)
     rows = discover()
     table = read_table(complete, rows, root)
     entries = read_entries(complete["tasks"])

@@ -16,7 +16,7 @@ from workflows.job import Job
 from workflows.jobs import read_suite
 from workflows.records import DECISIONS, SAMPLE, read_record, read_speeds
 from workflows.runtime.heartbeat import read_status
-from workflows.scoring import check_one_split, of_one_split
+from workflows.splits import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
 from workflows.stats.speeds import Speeds, key

@@ -1,4 +1,4 @@
-"""The key ``scoring``: what it adds and leaves alone, and that no Retain has two splits of ARC."""
+"""ARC on its validation splits: what the overlay adds, and that no Retain has two splits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from workflows.config import read_configs
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, fetched_task_names, own_task_names
 from workflows.jobs import Suite, read_suite
 from workflows.report.results import read_results
-from workflows.scoring import LITERAL, VALIDATION, check_one_split, with_scoring
+from workflows.splits import VALIDATION, check_one_split
 
-SUITES = ("llama31_8b", "llama2_7b", "llama2_13b")
 SPLIT = {"retain_tasks": ["arc_easy", "arc_challenge_validation"]}
 
 
@@ -25,13 +24,19 @@ def config(*names: str, **more: Any) -> dict[str, Any]:
     return read_configs(names) | more
 
 
-def literal(name: str) -> Suite:
-    return read_suite(config(name, "overlays/paper_literal"))
+@pytest.fixture(scope="module")
+def plain() -> Suite:
+    return read_suite(config("llama31_8b"))
 
 
-@pytest.mark.parametrize("name", SUITES)
-def test_both_splits_are_scored_and_the_validation_splits_enter_the_retain(name: str) -> None:
-    plain, suite = read_suite(config(name)), literal(name)
+@pytest.fixture(scope="module")
+def suite() -> Suite:
+    return read_suite(config("llama31_8b", "overlays/paper_literal"))
+
+
+def test_both_splits_are_scored_and_the_validation_splits_enter_the_retain(
+    plain: Suite, suite: Suite
+) -> None:
     added = suite.entries[len(plain.entries) :]
     assert suite.entries[: len(plain.entries)] == plain.entries
     assert [entry.task for entry in added] == list(VALIDATION.values())
@@ -40,32 +45,16 @@ def test_both_splits_are_scored_and_the_validation_splits_enter_the_retain(name:
     assert suite.config["retain_tasks"] == expected
 
 
-@pytest.mark.parametrize("name", SUITES)
-def test_no_fit_and_no_probe_knows_of_it(name: str) -> None:
-    plain, suite = read_suite(config(name)), literal(name)
+def test_no_fit_and_no_probe_knows_of_it(plain: Suite, suite: Suite) -> None:
     assert [job.key for job in suite.jobs] == [job.key for job in plain.jobs]
     assert commands.probe(suite) == commands.probe(plain)
-    assert suite.probed_files() == plain.probed_files() == plain.task_data_files()
+    assert suite.probed_files() == plain.probed_files() == plain.task_data_files()[:-1]
     for ours, other in zip(suite.jobs, plain.jobs, strict=True):
         assert commands.compress(suite, ours) == commands.compress(plain, other)
         assert suite.data_files(ours) == plain.data_files(other)
 
 
-def test_what_was_read_once_reads_the_same_again() -> None:
-    """A suite's own file in its results holds the complete config."""
-    suite = literal("llama31_8b")
-    assert read_suite(suite.config).config == suite.config
-
-
-def test_every_scored_task_enters_by_default() -> None:
-    given = {"scoring": LITERAL, "tasks": ["piqa", "arc_easy"]}
-    found = with_scoring(given)
-    assert found["tasks"] == ["piqa", "arc_easy", {"task": "arc_easy_validation"}]
-    assert found["retain_tasks"] == ["piqa", "arc_easy_validation"]
-
-
-def test_their_data_are_fetched() -> None:
-    suite = literal("llama31_8b")
+def test_their_data_are_fetched(suite: Suite) -> None:
     assert set(VALIDATION.values()) <= {Path(file).stem for file in suite.task_data_files()}
     assert set(VALIDATION.values()) <= fetched_task_names() <= own_task_names()
     assert not {name for name in fetched_task_names() if name.startswith(("demo", "small"))}
@@ -97,11 +86,11 @@ def told(folder: Path, task: str) -> dict[str, Any]:
     return included | own
 
 
-def test_a_suite_without_arc_has_no_letter_to_follow() -> None:
-    with pytest.raises(ValueError, match="scoring: paper-literal needs arc_easy or arc_challenge"):
-        read_suite(config("demo", scoring=LITERAL))
-    with pytest.raises(ValueError, match="scoring: 'paper' is not one of"):
-        read_suite(config("llama31_8b", scoring="paper"))
+def test_the_old_key_is_refused_but_its_default_is_no_fault(plain: Suite) -> None:
+    """Every suite.json of that time says `standard`."""
+    assert read_suite({**plain.config, "scoring": "standard"}).config == plain.config
+    with pytest.raises(ValueError, match="scoring: this key is gone; overlays/paper_literal lists"):
+        read_suite(config("llama31_8b", scoring="paper-literal"))
 
 
 def test_two_splits_never_enter_one_retain(tmp_path: Path) -> None:

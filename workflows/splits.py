@@ -1,0 +1,35 @@
+"""ARC's two splits with answers: one Retain never mixes them.
+
+The paper's dense Llama-3.1-8B and its ablations fit the validation splits, its other rows the test
+splits (``reports/reference/paper``). Suites score the test splits for all rows;
+``overlays/paper_literal`` scores the validation splits beside them and takes those into the Retain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+VALIDATION = {name: f"{name}_validation" for name in ("arc_easy", "arc_challenge")}
+
+
+def check_one_split(retain_tasks: Iterable[str]) -> None:
+    """A Retain takes ARC from one split.
+
+    Raises:
+        ValueError: Tasks of the test and of the validation splits are among its tasks.
+    """
+    names = list(retain_tasks)
+    test = [name for name in names if name in VALIDATION]
+    validation = [name for name in names if name in VALIDATION.values()]
+    if test and validation:
+        raise ValueError(
+            f"retain_tasks: {test[0]} is of ARC's test split, {validation[0]} of the validation "
+            "split; a Retain takes one of them"
+        )
+
+
+def of_one_split(tasks: Iterable[str]) -> list[str]:
+    """The tasks without those of a validation split that the test split stands beside."""
+    names = list(tasks)
+    both = any(name in VALIDATION for name in names)
+    return [name for name in names if not (both and name in VALIDATION.values())]
