@@ -16,6 +16,7 @@ from workflows.stats.display import (
     Builder,
     Table,
     line_id,
+    notes,
     number,
     plus,
     seeds_note,
@@ -28,7 +29,6 @@ from workflows.stats.speeds import KEYS, with_speed
 Frames = Mapping[str, pd.DataFrame]
 
 HOW = {"pooled": "over all tokens", "each": "on prompts and deciding tokens apart"}
-TWINS = "same weights as "
 
 
 def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
@@ -109,12 +109,12 @@ def without_twins(retain: pd.DataFrame) -> pd.DataFrame:
     """The frame with lines of the same weights as one, under both titles.
 
     Returns:
-        Its columns and ``also``: ids of the lines that went.
+        Its columns, the note as readers see it, and ``also``: ids of the lines that went.
     """
     lines: list[dict[Any, Any]] = []
-    for line in retain.to_dict("records"):
+    for line in retain.fillna({"same_weights": ""}).to_dict("records"):
         keys = [line["backbone"], line["target"], line["match"], line["retain"]]
-        titles = _twins(line["note"])
+        titles = line["same_weights"].split("; ")
         known = [
             other
             for other in lines
@@ -123,24 +123,13 @@ def without_twins(retain: pd.DataFrame) -> pd.DataFrame:
         ]
         if known:
             known[0]["title"] += f" = {line['title']}"
-            known[0]["note"] = _without(known[0]["note"], line["title"])
+            rest = known[0]["same_weights"].split("; ")
+            known[0]["same_weights"] = "; ".join(t for t in rest if t != line["title"])
             known[0]["also"].append(line_id(line))
         else:
             lines.append(line | {"alone": line["title"], "also": []})
-    return pd.DataFrame(lines, columns=[*retain.columns, "also", "alone"]).drop(columns="alone")
-
-
-def _twins(note: str) -> list[str]:
-    """Titles that a note of the retain frame calls the same weights."""
-    told = [part for part in note.split("; ") if part.startswith(TWINS)]
-    return told[0].removeprefix(TWINS).split(", ") if told else []
-
-
-def _without(note: str, title: str) -> str:
-    """The note where that title is told elsewhere."""
-    rest = [twin for twin in _twins(note) if twin != title]
-    parts = [part for part in note.split("; ") if not part.startswith(TWINS)]
-    return "; ".join([*parts, *([TWINS + ", ".join(rest)] if rest else [])])
+    kept = pd.DataFrame(lines, columns=[*retain.columns, "also", "alone"]).drop(columns="alone")
+    return kept.assign(note=notes(kept))
 
 
 def lead_table(frames: Frames, match: str, updates: str = "") -> Table:

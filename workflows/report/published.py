@@ -13,9 +13,13 @@ from workflows.stats.speeds import COLUMNS
 
 # Whole numbers with gaps, and words that may be missing, by frame.
 WHOLE = {"costs": ["trained_parameters", "training_tokens"], "scores": ["k"]}
-WORDS = {"retain": ["note"], "budgets": ["missed"]}
-# What tables of older code lack: there, that seeds are several is not known.
-LACKING: dict[str, dict[str, Any]] = {"ranks": {"one_seed": True}}
+WORDS = {"retain": ["same_weights", "note"], "budgets": ["missed"]}
+# What tables of older code lack: there, that seeds are several is not known, and the note says what
+# has the same weights.
+LACKING: dict[str, dict[str, Any]] = {
+    "ranks": {"one_seed": True},
+    "retain": {"same_weights": ""},
+}
 
 
 def read_frames(folder: Path) -> Frames:

@@ -196,6 +196,15 @@ def seeds_note(updates: str) -> str:
     return f"{told} The fits differ: {updates}." if updates else told
 
 
+def notes(frame: pd.DataFrame) -> list[str]:
+    """What a reader must know of each line of a retain frame, other rows of its weights last."""
+    both = frame[["note", "same_weights"]].fillna("").to_numpy().tolist()
+    words = [
+        (note, f"same weights as {same.replace('; ', ', ')}" if same else "") for note, same in both
+    ]
+    return ["; ".join(filter(None, told)) for told in words]
+
+
 def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], updates: str = "") -> Table:
     """The main table of one protocol's panels, one line per line of the frame."""
     found = [marks(panel) for panel in panels]
@@ -222,7 +231,7 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], updates: str = ""
         made.numbers(frame, named)
         note += f" {SPEEDS}"
     # Before the tasks: where a table is cut, its scores may go, the caveats may not.
-    made.add("Note", frame["note"].fillna("").tolist())
+    made.add("Note", notes(frame))
     for column in (name for name in frame.columns if ":" in name):
         values = [number(value) for value in frame[column]]
         made.add(short_name(column), values, marked(column.rsplit(":", 1)[0]))

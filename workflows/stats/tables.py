@@ -23,12 +23,13 @@ def retain_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     """One line per (backbone, target, protocol, row).
 
     Returns:
-        The columns of ``LEAD``, one column ``task:metric`` per scored task, and ``note``.
-        ``seed_std`` is empty: it needs runs of another suite.
+        The columns of ``LEAD``, one column ``task:metric`` per scored task, ``same_weights``
+        (titles of other lines, split by ``; ``) and ``note``. ``seed_std`` is empty: it needs runs
+        of another suite.
     """
     frame = pd.DataFrame([_retain_line(panel, line) for panel in panels for line in panel.lines])
     tasks = [name for name in frame.columns if ":" in name]
-    full = frame.reindex(columns=[*LEAD, *tasks, "note"])
+    full = frame.reindex(columns=[*LEAD, *tasks, "same_weights", "note"])
     numbers = [*LEAD[LEAD.index("skip") :], "target", *tasks]
     return full.assign(**{name: full[name].astype(float).round(4) for name in numbers})
 
@@ -53,6 +54,7 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
         "retain_low": 100 * low,
         "retain_high": 100 * high,
         **_score_columns(line),
+        "same_weights": "; ".join(_twins(panel, line)),
         "note": _note(panel, line),
     }
 
@@ -96,7 +98,7 @@ def _score_columns(line: Line) -> dict[str, float]:
 
 
 def _note(panel: Panel, line: Line) -> str:
-    """What a reader must know of a line: budget, causality, one-way gates, twins, code."""
+    """What a reader must know of a line: budget, causality, one-way gates, code."""
     told = [_missed(line, panel.retain_tasks), _ended_training(line, panel.retain_tasks)]
     words = [sentence for sentence in told if sentence]
     # Only a model whose routes pads would change is scored in batches of one length.
@@ -104,8 +106,6 @@ def _note(panel: Panel, line: Line) -> str:
         words.append("not causal")
     if stuck := sum(one_way(record["units"]) for record in line.records):
         words.append(f"gates all one way{_of(line, stuck)}")
-    if twins := _twins(panel, line):
-        words.append(f"same weights as {', '.join(twins)}")
     if any(record["dirty"] for record in line.records):
         words.append("code not committed")
     return "; ".join(words)

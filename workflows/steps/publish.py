@@ -41,6 +41,7 @@ from workflows.stats.display import (
     SKIPS,
     Builder,
     Table,
+    notes,
     number,
     plus,
     spans,
@@ -158,7 +159,7 @@ def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
     made.add("95 % interval", spans(both, "retain_low", "retain_high"))
     made.numbers(both, {"Rank": ("rank", "{:.0f}")})
     made.add("95 % interval of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
-    made.add("Note", both["note"].fillna("").tolist())
+    made.add("Note", notes(both))
     return made.table("short", "Retain", "")
 
 

@@ -73,19 +73,19 @@ def test_rows_without_a_budget_have_no_leader() -> None:
     assert told["Who leads"] == "No row has a budget to be compared at."
 
 
-def retain(row: str, value: float, note: str, **changes: Any) -> dict[str, Any]:
+def retain(row: str, value: float, same: str = "", **changes: Any) -> dict[str, Any]:
     line = {"backbone": "toy", "target": 25.0, "match": "pooled", "row": row, "title": row.upper()}
-    return line | {"retain": value, "note": note} | changes
+    return line | {"retain": value, "same_weights": same, "note": ""} | changes
 
 
 def test_rows_of_the_same_weights_are_one_under_both_names() -> None:
     frame = pd.DataFrame(
         [
-            retain("a", 50.0, "under budget by 2.0; same weights as B"),
-            retain("c", 50.0, ""),
-            retain("b", 50.0, "under budget by 2.0; same weights as A"),
-            retain("b", 30.0, "", target=40.0),
-            retain("d", 20.0, "same weights as A at 40 %"),
+            retain("a", 50.0, "B", note="under budget by 2.0"),
+            retain("c", 50.0),
+            retain("b", 50.0, "A", note="under budget by 2.0"),
+            retain("b", 30.0, target=40.0),
+            retain("d", 20.0, "A at 40 %"),
         ]
     )
     kept = without_twins(frame)

@@ -10,6 +10,7 @@ import pytest
 
 from tests import made_records
 from tests.made_records import record, score, split
+from workflows.stats.display import notes
 from workflows.stats.lines import Panel, make_panels
 from workflows.stats.tables import (
     budget_frame,
@@ -51,7 +52,7 @@ def other(skip: float = 0.25, **changes: Any) -> dict[str, Any]:
 
 def test_columns_and_numbers_by_hand() -> None:
     table = frame(dense(), other(0.25), other(0.27, seed=43))
-    assert list(table.columns) == [*COLUMNS, "a:acc", "b:acc", "note"]
+    assert list(table.columns) == [*COLUMNS, "a:acc", "b:acc", "same_weights", "note"]
     first, second = table.to_dict("records")
     assert [first[c] for c in ("skip", "retain", "retain_low", "retain_high")] == [0, 100, 100, 100]
     assert np.isnan(first["target"])
@@ -120,12 +121,17 @@ def test_rows_that_hold_the_same_weights_say_so() -> None:
         run("hero", "y"), run("hero", "z", seed=43), run("plain", None), run("plainer", None),
     ]  # fmt: skip
     table = frame(*runs)
-    told = dict(zip(zip(table["row"], table["target"], strict=True), table["note"], strict=True))
-    assert {line: note for line, note in told.items() if note} == {
-        ("cut", 25): "same weights as Taylor, Cut at 40 %",
-        ("taylor", 25): "same weights as Cut, Cut at 40 %",
-        ("cut", 40): "same weights as Cut at 25 %, Taylor at 25 %",
+    lines = list(zip(table["row"], table["target"], strict=True))
+    assert {
+        line: same for line, same in zip(lines, table["same_weights"], strict=True) if same
+    } == {
+        ("cut", 25): "Taylor; Cut at 40 %",
+        ("taylor", 25): "Cut; Cut at 40 %",
+        ("cut", 40): "Cut at 25 %; Taylor at 25 %",
     }
+    shown = dict(zip(lines, notes(table), strict=True))
+    assert shown["cut", 25] == "same weights as Taylor, Cut at 40 %"
+    assert shown["hero", 25] == ""
 
 
 @pytest.mark.parametrize(
