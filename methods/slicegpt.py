@@ -23,7 +23,7 @@ from methods.core.backbone import (
 from methods.core.budget import nearest
 from methods.core.data import Data
 from methods.core.ledger import Rates
-from methods.core.routing.routed import attention_masks
+from methods.core.routing.inputs import attention_masks
 from methods.core.seeds import generator
 from methods.core.surgery.sliced import by_rows, fuse_norms, slice_stream, sliced_parameters
 

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from methods.core.backbone import attention, attention_kinds, attention_norm, decoder, ffn, ffn_norm
+from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm
 from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.caches import EvictingCache, StaticEvictingCache
 from methods.core.routing.dispatch import Branch, dispatch, scaled
 from methods.core.routing.eviction import IMPLEMENTATION, evicting_block
+from methods.core.routing.inputs import attention_masks, tokens_of
 from methods.core.routing.kernels.choose import MOST_ROWS, available, one_token
 from methods.core.routing.kernels.decode import decode_fused
 from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
@@ -37,7 +37,6 @@ from methods.core.routing.router import (
     Decision,
     Kind,
     Router,
-    Tokens,
     Unit,
     of_this_pass,
 )
@@ -138,7 +137,7 @@ class RoutedDecoder(nn.Module):
             "past_key_values": cache,
             "use_cache": use_cache,
         }
-        tokens = _tokens(input_ids, attention_mask, position_ids, hidden)
+        tokens = tokens_of(input_ids, attention_mask, position_ids, hidden)
         at = context or Context()
         if self._recomputes:
             at = replace(at, settled={})
@@ -383,39 +382,3 @@ def router_of(model: nn.Module) -> Router | None:
     """The router of a routed model, None for any other."""
     inner = getattr(model, "model", None)
     return inner.router if isinstance(inner, RoutedDecoder) else None
-
-
-def _tokens(ids: Tensor | None, mask: Tensor | None, positions: Tensor, hidden: Tensor) -> Tokens:
-    batch, length = hidden.shape[:2]
-    if mask is None or mask.dim() != 2:
-        valid = torch.ones(batch, length, dtype=torch.bool, device=hidden.device)
-        return Tokens(ids, positions.expand(batch, length), valid)
-    # Counted from the first real token, whatever the side of the padding.
-    places = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-    return Tokens(ids, places[:, -length:], mask[:, -length:].bool())
-
-
-def attention_masks(
-    config: PreTrainedConfig,
-    hidden: Tensor,
-    mask: Tensor | None,
-    cache: Cache | None,
-    positions: Tensor,
-) -> list[Any]:
-    """One attention mask per layer, full or sliding as the config says."""
-    kinds = attention_kinds(config)
-    makers = {
-        "full_attention": create_causal_mask,
-        "sliding_attention": create_sliding_window_causal_mask,
-    }
-    made = {
-        kind: makers[kind](
-            config=config,
-            inputs_embeds=hidden,
-            attention_mask=mask,
-            past_key_values=cache,
-            position_ids=positions,
-        )
-        for kind in set(kinds)
-    }
-    return [made[kind] for kind in kinds]
