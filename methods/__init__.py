@@ -16,6 +16,7 @@ from methods.order import ORDER
 from methods.registration import register_with_transformers
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 __all__ = [
@@ -25,16 +26,23 @@ __all__ = [
 register_with_transformers()
 
 
-def load_model(folder: str | Path, backbone: str | Path | None = None) -> PreTrainedModel:
+def load_model(
+    folder: str | Path,
+    backbone: str | Path | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> PreTrainedModel:
     """The compressed model that ``compress`` wrote to ``folder``, as a causal LM in eval mode.
 
     Args:
         folder: Output of the compress step, or of ``save_pretrained`` of a loaded model.
         backbone: Where the dense backbone lies now, if it moved; its hash must match.
+        dtype: Of the model, such as ``"bfloat16"``; None: as it is stored. What decides which
+            layers run stays in float32.
 
     Raises:
-        ValueError: The folder is no such output, or the backbone is another one.
+        ValueError: The folder is no such output, the backbone is another one, or no model is
+            computed in ``dtype``.
     """
     from methods.core.checkpoint import load
 
-    return load(Path(folder), None if backbone is None else Path(backbone)).model
+    return load(Path(folder), None if backbone is None else Path(backbone), dtype=dtype).model

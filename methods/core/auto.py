@@ -30,6 +30,7 @@ class SkipbenchForCausalLM:
         folder: str | Path,
         *,
         dtype: Any = None,
+        torch_dtype: Any = None,
         device_map: Any = None,
         backbone: str | Path | None = None,
         **options: Any,
@@ -38,7 +39,8 @@ class SkipbenchForCausalLM:
 
         Args:
             folder: Output of the compress step or of ``save_pretrained``.
-            dtype: None, ``"auto"`` or the dtype in which the model is stored.
+            dtype: Of the model, one of torch's or its name; None and ``"auto"``: as it is stored.
+            torch_dtype: The same, as transformers called it.
             device_map: None, one device, ``{"": device}`` or ``"auto"``.
             backbone: Where the dense backbone lies now, if it moved.
             options: Of transformers, as far as they change nothing.
@@ -54,12 +56,8 @@ class SkipbenchForCausalLM:
             name = min(asked - WITHOUT_EFFECT)
             raise ValueError(f"{folder} loads as it was saved: option '{name}' is not supported")
         device = _device(device_map)
-        model = load(Path(folder), None if backbone is None else Path(backbone)).model
-        stored = str(model.dtype).removeprefix("torch.")
-        if dtype is not None and str(dtype).removeprefix("torch.") not in ("auto", stored):
-            raise ValueError(f"{folder} is stored in {stored}; load it so and convert the model")
-        torch.nn.Module.to(model, device)
-        return model
+        where = None if backbone is None else Path(backbone)
+        return load(Path(folder), where, device, torch_dtype if dtype is None else dtype).model
 
 
 def _device(device_map: Any) -> str:

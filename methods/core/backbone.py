@@ -189,6 +189,28 @@ def load_backbone(
     return Backbone(model, tokenizer, path, revision, hash_folder(path), count(model))
 
 
+def convert(model: PreTrainedModel, dtype: Any) -> None:
+    """Give a model that was just read another dtype, in place.
+
+    Args:
+        model: Causal LM on the CPU.
+        dtype: One of torch's or its name; None and ``"auto"``: the one it has.
+
+    Raises:
+        ValueError: No model is computed in it.
+    """
+    if dtype is None or dtype == "auto":
+        return
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype '{name}' is unknown (allowed: auto, {', '.join(DTYPES)})")
+    inner = decoder(model)
+    rotary = inner.rotary_emb
+    nn.Module.to(model, DTYPES[name])
+    # Angles of late tokens are far off in 16 bits: a fresh module computes the frequencies anew.
+    inner.rotary_emb = type(rotary)(model.config)
+
+
 def check_weights(path: Path, config: PreTrainedConfig) -> None:
     """Compare names and shapes in the safetensors files with what the config promises.
 

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone, decoder, empty_backbone, load_backbone
+from methods.core.backbone import Backbone, convert, decoder, empty_backbone, load_backbone
 from methods.core.finite import check_finite, check_parameters
 from methods.core.folder import (
     INDEX,
@@ -154,7 +154,9 @@ def origin(card: dict[str, Any]) -> dict[str, Any]:
     return {key: card[key] for key in START if key in card}
 
 
-def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loaded:
+def load(
+    folder: Path, backbone: Path | None = None, device: str = "cpu", dtype: Any = None
+) -> Loaded:
     """Read a compressed model back.
 
     Args:
@@ -162,6 +164,7 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
         backbone: Where the dense backbone lies now; default: where it was, relative to the folder
             first.
         device: Where the model goes.
+        dtype: As :func:`methods.core.backbone.convert`.
 
     Raises:
         ValueError: A part is missing or damaged, or the backbone is another one.
@@ -178,7 +181,8 @@ def load(folder: Path, backbone: Path | None = None, device: str = "cpu") -> Loa
         found = open_backbone(_locate(folder, card, backbone), dense["dtype"])
         model, tokenizer = _build(method, found, card, folder), found.tokenizer
         _fill_trained(model, folder)
-        cast_branches(model)
+    convert(model, dtype)
+    cast_branches(model)
     ledger = Ledger.of(model, dense["parameters"], dense["layers"])
     torch.nn.Module.to(model, device).eval()
     if card["structure"]:  # else it is the backbone, which needs no card
@@ -290,11 +294,8 @@ def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
 def cast_branches(model: PreTrainedModel) -> None:
     """Adapters in the dtype of the backbone: training keeps them in float32, cast at every call."""
     router = router_of(model)
-    if router is None:
-        return
-    for branch in map(router.otherwise, range(len(router.units))):
-        if isinstance(branch, torch.nn.Module):
-            branch.to(model.dtype)
+    for branch in [] if router is None else router.bypasses():
+        branch.to(model.dtype)
 
 
 def _assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:

@@ -33,12 +33,14 @@ from methods.core.routing.kernels.decode import decode_fused
 from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
 from methods.core.routing.kernels.weights import branches
 from methods.core.routing.router import (
+    Change,
     Context,
     Decision,
     Kind,
     Router,
     Unit,
     of_this_pass,
+    without_narrowing,
 )
 
 # Units that are a layer.
@@ -162,6 +164,13 @@ class RoutedDecoder(nn.Module):
             executed=torch.stack([d.execute for d in ordered], dim=1),
             soft=torch.stack(soft, dim=1) if soft else None,
         )
+
+    def _apply(self, fn: Change, recurse: bool = True) -> RoutedDecoder:
+        """Convert and move; rotary frequencies stay in 32 bits, as transformers loads them."""
+        for child in self.children() if recurse else ():
+            child._apply(without_narrowing(fn) if child is self.rotary_emb else fn)
+        super()._apply(fn, recurse=False)
+        return self
 
     def _cache(self, given: Cache | None, static: bool) -> Cache:
         """The cache of this call; evicting layers need one that keeps columns."""

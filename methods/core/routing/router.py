@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ from methods.core.backbone import attention, attention_norm, count, ffn, layers
 from methods.core.routing.dispatch import Branch
 
 Kind = Literal["attention", "ffn", "block", "evicting"]
+Change = Callable[[Tensor], Tensor]
 
 
 class Unit(NamedTuple):
@@ -131,6 +132,33 @@ class Router(nn.Module, ABC):
     def otherwise(self, index: int) -> Branch | None:
         """What runs instead of the FFN unit ``index``, (n, D) to (n, D); None means nothing."""
         return None
+
+    def bypasses(self) -> list[nn.Module]:
+        """The modules among what runs instead of a unit."""
+        branches = map(self.otherwise, range(len(self.units)))
+        return [branch for branch in branches if isinstance(branch, nn.Module)]
+
+    def _apply(self, fn: Change, recurse: bool = True) -> Router:
+        """Convert and move: bypasses follow the backbone, what decides stays in 32 bits."""
+        for branch in self.bypasses():
+            branch._apply(fn)
+        super()._apply(without_narrowing(fn), recurse)
+        return self
+
+
+def without_narrowing(change: Change) -> Change:
+    """What moves tensors as ``change`` does, yet leaves numbers of 32 bits and more as they are.
+
+    Args:
+        change: A conversion or a move, as modules apply to their tensors.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        after = change(tensor)
+        narrow = after.is_floating_point() and after.element_size() < min(4, tensor.element_size())
+        return tensor.to(after.device) if narrow else after
+
+    return move
 
 
 def of_this_pass(states: list[Any]) -> Any:

@@ -118,7 +118,7 @@ def test_options_that_change_nothing_are_taken(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"dtype": "bfloat16"}, "is stored in float32; load it so and convert the model"),
+        ({"dtype": "float64"}, "dtype 'float64' is unknown .allowed: auto, float32, bfloat16"),
         ({"load_in_8bit": True}, "option 'load_in_8bit' is not supported"),
         ({"device_map": {"model": 0, "lm_head": 1}}, "spreads a model that goes to one device"),
     ],
