@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -50,11 +50,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_tokenizer(extra: int = 0) -> PreTrainedTokenizerFast:
-    """Words parted by spaces; ``extra`` more tokens than the toys have embeddings."""
+def make_tokenizer(extra: int = 0, form: str = "$A") -> PreTrainedTokenizerFast:
+    """Words parted by spaces; ``extra`` more tokens than the toys have embeddings.
+
+    ``form`` says what stands around a text, such as ``<bos> $A``.
+    """
     words = [*WORDS, *SPECIAL, *(f"x{n}" for n in range(extra))]
     core = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = [("<bos>", BOS), ("<eos>", EOS)]
+    core.post_processor = processors.TemplateProcessing(single=form, special_tokens=ends)
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         unk_token="<unk>",

@@ -14,6 +14,9 @@ A file is JSON Lines, one document per row, in one of four forms:
 or, for calibration alone, a NumPy file of int64 ids (N, T), used as given. A row may name its
 "task". A folder NAME.tokens (``methods/core/tokens.py``) holds the documents of such a file.
 
+A text that begins with the BOS, as most chat templates write it, gets no second one; one that ends
+with the EOS, white space apart, no second EOS.
+
 A position is *deciding* where its output is scored: it predicts a token of an answer. In a document
 that ends in an answer, what follows its last deciding position is never fed to be scored: the
 prediction of the closing EOS, and the EOS itself.
@@ -28,16 +31,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from methods.core.chat import assistant_turns, check_turns, conversation
 from methods.core.jsonfile import parse_json
-from methods.core.tokens import SUFFIX, TokenFile, check_turns, tokenized_by
+from methods.core.tokens import SUFFIX, Encoder, TokenFile, read_ids, tokenized_by
 from methods.core.tokens import Document as Document
 
 # What is text in a row, where it is there.
@@ -164,20 +166,22 @@ class Data:
     def _encode(self, rows: Sequence[tuple[Any, str]]) -> list[Document]:
         """Rows of a file, each with its place, as token ids; EOS ends all but ``fed`` rows."""
         parts = [self._parts(row, where) for row, where in rows]
-        prompts = self._ids([prompt for prompt, _ in parts if prompt])
-        texts = self._ids([text for _, text in parts])
-        leads = iter([len(ids) for ids in prompts])
+        encoder = self._encoder
+        # A prompt begins as its text does: both with a BOS of the tokenizer's, or none.
+        own = [encoder.begins(text) for _, text in parts]
+        texts = encoder.encode([text for _, text in parts], own)
+        asked = [n for n, (prompt, _) in enumerate(parts) if prompt]
+        prompts = encoder.encode([parts[n][0] for n in asked], [own[n] for n in asked])
+        leads = dict(zip(asked, map(len, prompts), strict=True))
         documents = []
-        eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
-        for (row, _), (prompt, text), ids in zip(rows, parts, texts, strict=True):
-            closed, lead = ids, next(leads) if prompt else 0
-            if eos is not None and ids[-1:] != [eos] and "fed" not in row:
-                closed = [*ids, eos]
+        for number, ((row, _), (_, text), ids) in enumerate(zip(rows, parts, texts, strict=True)):
+            lead = leads.get(number, 0)
+            closed, end = (ids, len(ids) + 1) if "fed" in row else encoder.close(text, ids)
             if "messages" in row:
                 spans = self._assistant(row["messages"], text)
             else:
                 # An answer's first token is predicted by the last token of its prompt.
-                spans = [(max(0, lead - 1), len(closed) - (0 if "fed" in row else 2))]
+                spans = [(max(0, lead - 1), end - 1)]
             cut = array("i", closed[: self.max_length])
             deciding = [(first, min(stop, len(cut))) for first, stop in spans]
             documents.append(
@@ -191,18 +195,19 @@ class Data:
             )
         return documents
 
-    def _assistant(self, messages: list[dict[str, str]], whole: str) -> list[tuple[int, int]]:
-        """Positions that predict the assistant's words, as far as the template shows them."""
+    @cached_property
+    def _encoder(self) -> Encoder:
         assert self.tokenizer is not None
+        return Encoder(self.tokenizer)
+
+    def _assistant(self, messages: list[dict[str, str]], whole: str) -> list[tuple[int, int]]:
+        """Positions that predict the assistant's words."""
+        assert self.tokenizer is not None
+        starts = self._encoder.starts(whole)
         spans = []
-        placed = self._tokenized([whole], return_offsets_mapping=True)["offset_mapping"][0]
-        starts = [start for start, _ in placed]
-        for number in (n for n, turn in enumerate(messages) if turn["role"] == "assistant"):
-            before = self._chat(messages[:number], ask=True)
-            after = self._chat(messages[: number + 1])
-            if whole.startswith(before) and whole.startswith(after):
-                first, stop = (bisect_left(starts, len(text)) for text in (before, after))
-                spans.append((max(0, first - 1), stop - 1))
+        for turn in assistant_turns(self.tokenizer, messages, whole):
+            first, stop = (bisect_left(starts, place) for place in turn)
+            spans.append((max(0, first - 1), stop - 1))
         return spans
 
     def _parts(self, row: Any, where: str) -> tuple[str, str]:
@@ -220,46 +225,16 @@ class Data:
             prompt = row.get("prompt", "")
             if "messages" in row:
                 check_turns(row["messages"], where)
-                return "", self._chat(row["messages"])
+                try:
+                    return "", conversation(self.tokenizer, row["messages"])
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from error
             if "completion" in row:
                 return prompt, f"{prompt} {row['completion']}" if prompt else row["completion"]
             for name in ("text", "fed"):
                 if name in row:
                     return prompt if name == "fed" else "", row[name]
         raise ValueError(f"{where}: expected an object with text, completion, messages or fed")
-
-    def _chat(self, messages: list[dict[str, str]], ask: bool = False) -> str:
-        """A conversation in the tokenizer's chat template; base models have none.
-
-        Args:
-            messages: Turns.
-            ask: Whether the head of the assistant's next turn follows.
-        """
-        assert self.tokenizer is not None
-        if self.tokenizer.chat_template:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=ask
-                )
-            )
-        turns = [f"<|{turn['role']}|>\n{turn['content']}\n" for turn in messages]
-        return "".join(turns) + "<|assistant|>\n" * ask
-
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        assert self.tokenizer is not None or not texts
-        if not texts or self.tokenizer is None:
-            return []
-        ids: list[list[int]] = self._tokenized(texts)["input_ids"]
-        return ids
-
-    def _tokenized(self, texts: list[str], **options: Any) -> Any:
-        assert self.tokenizer is not None
-        bos = self.tokenizer.bos_token
-        # A chat template writes its own BOS, which must not be doubled.
-        own = bool(bos) and texts[0].startswith(str(bos))
-        return self.tokenizer(
-            texts, add_special_tokens=not own, return_attention_mask=False, **options
-        )
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
@@ -289,32 +264,6 @@ def check_file(path: Path, purpose: str) -> None:
         raise ValueError(f"{purpose} file {path} does not exist")
     elif path.suffix not in (".jsonl", ".npy"):
         raise ValueError(f"{purpose} file {path} must end in .jsonl, {SUFFIX} or .npy")
-
-
-def read_ids(path: Path, vocab_size: int) -> list[Document]:
-    """Documents from a NumPy file of ids (N, T).
-
-    Raises:
-        ValueError: Not two-dimensional integers, or an id outside the vocabulary.
-    """
-    try:
-        # Mapped: a header that promises more than the file holds must not take memory.
-        ids = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, TokenError, SyntaxError, OverflowError) as error:
-        raise ValueError(f"{path} is not a NumPy array file: {error}") from error
-    if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):
-        kind = getattr(ids, "dtype", type(ids).__name__)
-        raise ValueError(f"{path}: calibration ids must be integers, not {kind}")
-    if ids.ndim != 2 or len(ids) < 1 or ids.shape[1] < 2:
-        raise ValueError(
-            f"{path}: calibration ids must have shape (N, T), T at least 2, not {ids.shape}"
-        )
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocab_size:
-        raise ValueError(
-            f"{path}: ids reach from {low} to {high}, the vocabulary is 0 to {vocab_size - 1}"
-        )
-    return [Document(row, 0) for row in ids.tolist()]
 
 
 def _are_counts(given: Any) -> bool:

@@ -16,6 +16,7 @@ import json
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -161,17 +162,86 @@ def tokenized_by(tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> 
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def check_turns(messages: Any, where: str) -> None:
-    """A conversation is a list of turns, each of a role and a text.
+def read_ids(path: Path, vocab_size: int) -> list[Document]:
+    """Documents from a NumPy file of ids (N, T).
 
     Raises:
-        ValueError: It is something else.
+        ValueError: Not two-dimensional integers, or an id outside the vocabulary.
     """
-    turns = messages if isinstance(messages, list) else []
-    texts = [
-        isinstance(turn, dict) and isinstance(turn.get(key), str)
-        for turn in turns
-        for key in ("role", "content")
-    ]
-    if not texts or not all(texts):
-        raise ValueError(f"{where}: messages must be a list of objects with role and content")
+    try:
+        # Mapped: a header that promises more than the file holds must not take memory.
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, TokenError, SyntaxError, OverflowError) as error:
+        raise ValueError(f"{path} is not a NumPy array file: {error}") from error
+    if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):
+        kind = getattr(ids, "dtype", type(ids).__name__)
+        raise ValueError(f"{path}: calibration ids must be integers, not {kind}")
+    if ids.ndim != 2 or len(ids) < 1 or ids.shape[1] < 2:
+        raise ValueError(
+            f"{path}: calibration ids must have shape (N, T), T at least 2, not {ids.shape}"
+        )
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"{path}: ids reach from {low} to {high}, the vocabulary is 0 to {vocab_size - 1}"
+        )
+    return [Document(row, 0) for row in ids.tolist()]
+
+
+class Encoder:
+    """Texts as ids: one BOS before each, one EOS behind each document, whatever the tokenizer adds.
+
+    Args:
+        tokenizer: Of the backbone; without an EOS it closes nothing.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        # Each is looked up anew by a tokenizer.
+        self.bos, self.eos = str(tokenizer.bos_token or ""), str(tokenizer.eos_token or "")
+        self.eos_id: int | None = tokenizer.eos_token_id
+        special, plain = (
+            tokenizer("a", add_special_tokens=adds)["input_ids"] for adds in (True, False)
+        )
+        self.closes = special[-1:] == [self.eos_id] != plain[-1:]
+
+    def begins(self, text: str) -> bool:
+        """Whether a text has a BOS of its own, as most chat templates write it."""
+        return bool(self.bos) and text.startswith(self.bos)
+
+    def encode(self, texts: Sequence[str], own: Sequence[bool]) -> list[list[int]]:
+        """Ids of every text, with the BOS that the tokenizer puts before it and no EOS behind it.
+
+        Args:
+            texts: Of documents.
+            own: Which of them have a BOS of their own and must not get a second one.
+        """
+        ids: list[list[int]] = [[] for _ in texts]
+        for alone in set(own):
+            numbers = [n for n, has in enumerate(own) if has is alone]
+            part = [texts[number] for number in numbers]
+            made = self.tokenizer(part, add_special_tokens=not alone, return_attention_mask=False)
+            stop = -1 if self.closes and not alone else None
+            for number, one in zip(numbers, made["input_ids"], strict=True):
+                ids[number] = one[:stop]
+        return ids
+
+    def close(self, text: str, ids: list[int]) -> tuple[list[int], int]:
+        """A document with an EOS at its end, and how many tokens stand before that.
+
+        Args:
+            text: May end with an EOS, and white space behind it, as a chat template writes them.
+            ids: Of the text.
+        """
+        if self.eos_id is None:
+            return ids, len(ids)
+        if self.eos_id in ids and text.rstrip().endswith(self.eos):
+            return ids, len(ids) - 1 - ids[::-1].index(self.eos_id)
+        return [*ids, self.eos_id], len(ids)
+
+    def starts(self, text: str) -> list[int]:
+        """The character of a text at which each of its tokens begins."""
+        special = not self.begins(text)
+        made = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+        offsets = made["offset_mapping"]
+        return [start for start, _ in offsets[: -1 if self.closes and special else None]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import lm_eval.evaluator
@@ -25,6 +25,8 @@ from methods.core.finite import check_finite
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
 from methods.core.routing.router import Context
+from methods.core.tokens import Encoder
+from workflows.evaluation.chat import task_prompt
 from workflows.evaluation.shared import answer_requests
 
 # A position is deciding where its output is scored: it predicts a token of an answer that is
@@ -119,6 +121,12 @@ class CountingLM(HFLM):
         """Nothing: records carry the model's identity, and lm-eval would ask the hub for it."""
         return {}
 
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt of a task in the tokenizer's chat template."""
+        return task_prompt(self.tokenizer, chat_history, add_generation_prompt)
+
     def _count(self, kind: str, executed: Tensor | None, tokens: int) -> None:
         self.tallies[kind].add(executed, tokens)
 
@@ -160,18 +168,23 @@ class CountingLM(HFLM):
         return self._grouped(answer, requests, keys, options)
 
     def generate_until(self, requests: list[Any], **options: Any) -> list[Any]:
-        """lm-eval's own, one length of contexts after the other where pads would change routes."""
+        """lm-eval's own, which adds a BOS to all contexts of a batch or to none.
+
+        One length of contexts follows the other where pads would change routes.
+        """
         lengths = [len(self.tok_encode(request.args[0])) for request in requests]
         limits = [r.args[1].get("max_gen_toks", self.max_gen_toks) for r in requests]
         self._see([length + limit for length, limit in zip(lengths, limits, strict=True)])
-        keys = None if self.pads else lengths
+        begins = Encoder(self.tokenizer).begins
+        own = [begins(request.args[0]) for request in requests]
+        keys = [(has, 0 if self.pads else n) for has, n in zip(own, lengths, strict=True)]
         return self._grouped(super().generate_until, requests, keys, options)
 
     def _grouped(
         self,
         answer: Callable[..., list[Any]],
         requests: list[Any],
-        keys: Sequence[int] | None,
+        keys: Sequence[Hashable] | None,
         options: dict[str, Any],
     ) -> list[Any]:
         """Results in the order of requests; those of one key share batches, without keys all."""

@@ -22,7 +22,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from methods.core.seeds import seed_for
-from workflows.evaluation.loading import CannotRun, load
+from workflows.evaluation.chat import task_prompt
+from workflows.evaluation.loading import CannotRun, explained, load
 from workflows.evaluation.score import SEEDS, task_manager
 from workflows.evaluation.tasklist import TaskEntry
 
@@ -73,14 +74,11 @@ def probe_rows(
             continue
         except OSError as error:
             raise ValueError(f"the data of task '{entry.task}' are not here: {error}") from error
-        bos = str(tokenizer.bos_token) if tokenizer and tokenizer.bos_token else ""
         for task, stands_for in drawn:
             fed = dict.fromkeys(_fed(task, instance, entry) for instance in task.instances)
             rows = Counter(context for context, _ in fed)
-            for context, rest in fed:
-                # A template's own BOS goes: the reader of the file adds one.
-                prompt = context.removeprefix(bos)
-                sharing = rows[context] if share_prefix else 1
+            for prompt, rest in fed:
+                sharing = rows[prompt] if share_prefix else 1
                 if prompt + rest:
                     yield {
                         "fed": prompt + rest,
@@ -96,19 +94,7 @@ def _template(entry: TaskEntry, tokenizer: PreTrainedTokenizerBase | None) -> Te
         return None
     if tokenizer is None or not tokenizer.chat_template:
         raise ValueError(f"task '{entry.task}' asks for a chat template, and there is none")
-    apply = partial(tokenizer.apply_chat_template, tokenize=False)
-
-    def template(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        goes_on = not add_generation_prompt
-        return str(
-            apply(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=goes_on,
-            )
-        )
-
-    return template
+    return partial(task_prompt, tokenizer)
 
 
 def _drawn(
@@ -136,12 +122,13 @@ def _drawn(
         )
     rng = random.Random(seed_for(seed, f"probe {task.task_name}"))
     drawn = rng.sample(free, min(documents, len(free)))
-    task.build_all_requests(
-        samples=drawn,
-        apply_chat_template=template is not None,
-        fewshot_as_multiturn=True,
-        chat_template=template,
-    )
+    with explained(entry.task):
+        task.build_all_requests(
+            samples=drawn,
+            apply_chat_template=template is not None,
+            fewshot_as_multiturn=True,
+            chat_template=template,
+        )
     return task, min(len(asked), entry.limit or len(asked)) / len(drawn)
 
 

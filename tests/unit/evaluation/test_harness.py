@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 
 from methods.core.backbone import count, layers
 from methods.core.ledger import Ledger
@@ -303,3 +304,18 @@ def test_what_is_no_number_is_not_scored(model: Any, many: Path) -> None:
         model.lm_head.weight[3, 0] = torch.nan
     with pytest.raises(ValueError, match="log-likelihood of a request, 0 is nan"):
         score(harness(model, 4), parse_tasks("toy_choice"), [many])
+
+
+def test_a_context_in_a_batch_begins_as_it_does_alone(model: Any) -> None:
+    lm = harness(model, 4)
+    lm.tokenizer = toy.make_tokenizer(form="<bos> $A")
+    lm.tokenizer.pad_token = "w0"
+    contexts = ["<bos> w1 w2", "w3 w4 w5", "<bos> w6", "w7"]
+    options = {"until": STOPS, "max_gen_toks": 4, "do_sample": False}
+    requests = [
+        Instance("generate_until", {}, (context, options), number)
+        for number, context in enumerate(contexts)
+    ]
+    lm.generate_until(requests, disable_tqdm=True)
+    # All but the last token of each, one BOS among them.
+    assert lm.tallies["prompt"].tokens == 2 + 3 + 1 + 1

@@ -69,7 +69,7 @@ def write_task(folder: Path, name: str = "made", **changes: Any) -> Path:
 def written(folder: Path) -> Path:
     return write_task(
         folder, output_type="generate_until", doc_to_target="{{words}}", doc_to_choice=None,
-        generation_kwargs={"until": ["w1"]},
+        generation_kwargs={"until": ["w1"], "max_gen_toks": 4},
         metric_list=[{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     )  # fmt: skip
 
@@ -193,15 +193,74 @@ def test_a_scored_document_gives_no_probe_whatever_its_split(tmp_path: Path) -> 
     assert {row["prompt"] for row in rows(folder, 100)} == {TRAIN[0]["question"]}
 
 
-def test_a_chat_template_is_the_backbones_and_its_bos_is_left_to_the_reader(tmp_path: Path) -> None:
+def test_a_chat_template_is_the_backbones(tmp_path: Path) -> None:
     folder, tokenizer = written(tmp_path), toy.make_tokenizer()
     for given in (None, tokenizer):
         with pytest.raises(ValueError, match="task 'made' asks for a chat template, and there is"):
             rows(folder, 2, given, chat_template=True)
     tokenizer.chat_template = TEMPLATE
     (first, *_) = rows(folder, 100, tokenizer, chat_template=True)
-    assert first["prompt"] == f"user {TRAIN[0]['question']} w9 assistant "
+    assert first["prompt"] == f"<bos>user {TRAIN[0]['question']} w9 assistant "
     assert first["fed"] == first["prompt"] + TRAIN[0]["words"]
+
+
+@pytest.mark.parametrize("form", ["$A", "<bos> $A"])
+@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.removeprefix("{{ bos_token }}")])
+def test_a_reader_of_the_file_begins_texts_as_the_harness_does(
+    template: str, form: str, tmp_path: Path
+) -> None:
+    """Among rows of a task without a template."""
+    folder, tokenizer = written(tmp_path), toy.make_tokenizer(form=form)
+    tokenizer.chat_template = template
+    entries = [TaskEntry("made"), TaskEntry("made", chat_template=True)]
+    found = list(probe_rows(entries, [folder], 9, tokenizer))
+    file = toy.write_jsonl(tmp_path / "probe.jsonl", found)
+    read = Data(tokenizer, toy.VOCABULARY, probe_file=file).probe()
+    lm = make(toy.make_model(), 4, share=False)
+    lm.tokenizer = tokenizer
+    asked = [doc["question"] for doc in TRAIN]
+    contexts = [f"{question} " for question in asked]
+    contexts += [lm.apply_chat_template([{"role": "user", "content": text}]) for text in asked]
+    for document, context, doc in zip(read, contexts, TRAIN * 2, strict=True):
+        assert list(document.ids) == lm.tok_encode(context + doc["words"])
+        assert document.prompt == len(lm.tok_encode(context))
+
+
+def test_a_template_without_system_turns_leaves_the_description_out(tmp_path: Path) -> None:
+    """Where tasks are scored and in the probe alike."""
+    folder = written(tmp_path)
+    write_task(folder, "told", **yaml.safe_load((folder / "made.yaml").read_text()) | {
+        "task": "told", "description": "w55 w56",
+    })  # fmt: skip
+    plain, strict = toy.make_tokenizer(), toy.make_tokenizer()
+    plain.chat_template = TEMPLATE
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('No system') }}{% endif %}"
+    strict.chat_template = refusal + TEMPLATE
+    told = "the chat template refuses the conversation: No system; prompts go without their system"
+    without = [row | {"task": "told"} for row in rows(folder, 9, plain, chat_template=True)]
+    entry = TaskEntry("told", chat_template=True)
+    with pytest.warns(UserWarning, match=told):
+        assert list(probe_rows([entry], [folder], 9, strict)) == without
+    hashes = []
+    for tokenizer, task in ((plain, "made"), (strict, "told")):
+        lm = make(toy.make_model(), 4, share=False)
+        lm.tokenizer = tokenizer
+        (scored,) = score(lm, [TaskEntry(task, chat_template=True)], [folder]).scores
+        hashes.append(scored["prompt_hash"])
+    assert hashes[0] == hashes[1]
+
+
+def test_a_template_that_refuses_a_task_is_told_in_a_sentence(tmp_path: Path) -> None:
+    folder, tokenizer = written(tmp_path), toy.make_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('Nothing is right') }}"
+    said = "task 'made' cannot be scored: .*the chat template refuses the conversation: Nothing is"
+    entry = TaskEntry("made", chat_template=True)
+    with pytest.raises(ValueError, match=said):
+        list(probe_rows([entry], [folder], 9, tokenizer))
+    lm = make(toy.make_model(), 4, share=False)
+    lm.tokenizer = tokenizer
+    with pytest.raises(ValueError, match=said):
+        score(lm, [entry], [folder])
 
 
 def test_what_is_not_here_is_said_in_a_sentence(

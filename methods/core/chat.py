@@ -1,0 +1,111 @@
+"""Conversations as text: by a tokenizer's chat template, or in Tulu's plain form without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from methods.core.folder import first_line
+
+Turn = dict[str, str]
+# No text of a turn begins with it: a character for private use.
+MARK = "\ue000"
+
+
+def check_turns(messages: Any, where: str) -> None:
+    """A conversation is a list of turns, each of a role and a text.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    turns = messages if isinstance(messages, list) else []
+    texts = [
+        isinstance(turn, dict) and isinstance(turn.get(key), str)
+        for turn in turns
+        for key in ("role", "content")
+    ]
+    if not texts or not all(texts):
+        raise ValueError(f"{where}: messages must be a list of objects with role and content")
+
+
+def templated(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], **options: Any) -> str:
+    """A conversation in the tokenizer's chat template.
+
+    Args:
+        tokenizer: Has a template.
+        messages: Turns.
+        options: Of ``apply_chat_template``.
+
+    Raises:
+        ValueError: The template does not take the conversation; the message holds its reason.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+    except Exception as error:  # a template is a program of the tokenizer's maker
+        told = first_line(error)
+        raise ValueError(f"the chat template refuses the conversation: {told}") from error
+
+
+def conversation(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], ask: bool = False
+) -> str:
+    """A conversation as text; base models have no template.
+
+    Args:
+        tokenizer: Of the model.
+        messages: Turns.
+        ask: Whether the head of the assistant's next turn follows.
+
+    Raises:
+        ValueError: See :func:`templated`.
+    """
+    if tokenizer.chat_template:
+        return templated(tokenizer, messages, add_generation_prompt=ask)
+    turns = [f"<|{turn['role']}|>\n{turn['content']}\n" for turn in messages]
+    return "".join(turns) + "<|assistant|>\n" * ask
+
+
+def assistant_turns(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], whole: str
+) -> Iterator[tuple[int, int]]:
+    """First and stop of the assistant's words in a conversation, as far as its template shows them.
+
+    Args:
+        tokenizer: Of the model.
+        messages: Turns.
+        whole: Their text.
+    """
+    for number in (n for n, turn in enumerate(messages) if turn["role"] == "assistant"):
+        before = _before(tokenizer, messages, number)
+        if before is None:
+            continue
+        after = _shown(tokenizer, messages[: number + 1])
+        if after is None:
+            after = before + messages[number]["content"].strip()
+        if whole.startswith(before) and whole.startswith(after):
+            yield len(before), len(after)
+
+
+def _before(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], number: int
+) -> str | None:
+    """What stands before the words of a turn; None where the template does not show it."""
+    # A conversation without a turn is none to a template.
+    before = _shown(tokenizer, messages[:number], ask=True) if number else None
+    if before is None:
+        marked = {**messages[number], "content": MARK}
+        other = _shown(tokenizer, [*messages[:number], marked, *messages[number + 1 :]]) or ""
+        before = other.partition(MARK)[0] if MARK in other else None
+    return before
+
+
+def _shown(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], ask: bool = False
+) -> str | None:
+    """Text of a part; None where the template refuses the part, as it may though not the whole."""
+    with suppress(ValueError):
+        return conversation(tokenizer, messages, ask)
+    return None
