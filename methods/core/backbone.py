@@ -32,6 +32,7 @@ from methods.core.folder import (
     read_generation,
     read_tokenizer,
     weight_files,
+    window_of,
 )
 from methods.core.pretrained import guard
 from methods.core.shapes import ATTENTION, FFN, SHAPES
@@ -66,6 +67,11 @@ class Backbone:
     def config(self) -> PreTrainedConfig:
         """The model's config."""
         return self.model.config
+
+    @property
+    def window(self) -> int:
+        """Most tokens of a text that the model takes."""
+        return window_of(self.config)
 
     @property
     def layer_count(self) -> int:

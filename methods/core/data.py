@@ -15,7 +15,7 @@ or, for calibration alone, a NumPy file of int64 ids (N, T), used as given. A ro
 "task". A folder NAME.tokens (``methods/core/tokens.py``) holds the documents of such a file.
 
 A text that begins with the BOS, as most chat templates write it, gets no second one; one that ends
-with the EOS, white space apart, no second EOS.
+with the EOS, white space apart, no second EOS. No document is longer than the backbone's window.
 
 A position is *deciding* where its output is scored: it predicts a token of an answer. In a document
 that ends in an answer, what follows its last deciding position is never fed to be scored: the
@@ -24,6 +24,7 @@ prediction of the closing EOS, and the EOS itself.
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,7 @@ class Data:
         tokenizer: Of the backbone; needed for text only.
         vocab_size: Of the backbone; ids are checked against it.
         max_length: Documents are cut to so many tokens.
+        window: Most tokens that the backbone takes; no document is longer. None: any number.
         calibration_file: .npy or .jsonl; None if the method needs none.
         training_file: .jsonl, or a folder .tokens, which is mapped and not read.
         validation_file: .jsonl.
@@ -70,6 +72,7 @@ class Data:
     tokenizer: PreTrainedTokenizerBase | None
     vocab_size: int
     max_length: int = 2048
+    window: int | None = None
     calibration_file: Path | None = None
     training_file: Path | None = None
     validation_file: Path | None = None
@@ -144,7 +147,7 @@ class Data:
         if path.suffix == SUFFIX:
             return TokenFile(path, self.encoding)
         if path.suffix == ".npy":
-            return read_ids(path, self.vocab_size)
+            return read_ids(path, self.vocab_size, self.window)
         documents = list(self.documents(path))
         if not documents:
             raise ValueError(f"{purpose} file {path} holds no document")
@@ -154,14 +157,27 @@ class Data:
 
     def documents(self, path: Path) -> Iterator[Document]:
         """The documents of a .jsonl, as they are read."""
-        rows = read_rows(path)
+        rows, longest = read_rows(path), 0
         while part := list(islice(rows, 1000)):  # a tokenizer's own output is large
-            yield from self._encode(part)
+            for document in self._encode(part):
+                longest = max(longest, len(document.ids))
+                yield document
+        if longest == self.length < self.max_length:
+            warnings.warn(
+                f"{path}: documents are cut to the backbone's window of {longest} tokens, "
+                f"not to {self.max_length}",
+                stacklevel=2,
+            )
+
+    @property
+    def length(self) -> int:
+        """The tokens to which documents are cut."""
+        return self.max_length if self.window is None else min(self.max_length, self.window)
 
     @property
     def encoding(self) -> str:
         """What makes tokens of a text: the tokenizer, and where documents are cut."""
-        return tokenized_by(self.tokenizer, self.max_length)
+        return tokenized_by(self.tokenizer, self.length)
 
     def _encode(self, rows: Sequence[tuple[Any, str]]) -> list[Document]:
         """Rows of a file, each with its place, as token ids; EOS ends all but ``fed`` rows."""
@@ -182,12 +198,12 @@ class Data:
             else:
                 # An answer's first token is predicted by the last token of its prompt.
                 spans = [(max(0, lead - 1), end - 1)]
-            cut = array("i", closed[: self.max_length])
+            cut = array("i", closed[: self.length])
             deciding = [(first, min(stop, len(cut))) for first, stop in spans]
             documents.append(
                 Document(
                     cut,
-                    min(lead, self.max_length),
+                    min(lead, self.length),
                     row.get("task", ""),
                     tuple((first, stop) for first, stop in deciding if first < stop),
                     tuple(row.get("counts", (1.0, 1.0))),

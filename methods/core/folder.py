@@ -23,7 +23,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Sizes of a config, each at least 1.
 SIZES = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
-    "num_key_value_heads", "vocab_size",
+    "num_key_value_heads", "vocab_size", "max_position_embeddings",
 )  # fmt: skip
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -74,6 +74,11 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(f"{where}: {name} is {value!r}, must be a positive number")
     return config
+
+
+def window_of(config: PreTrainedConfig) -> int:
+    """Most tokens of a text that a model takes."""
+    return int(config.max_position_embeddings)
 
 
 def _scales(config: PreTrainedConfig) -> dict[str, Any]:

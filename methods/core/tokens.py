@@ -162,11 +162,12 @@ def tokenized_by(tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> 
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_ids(path: Path, vocab_size: int) -> list[Document]:
+def read_ids(path: Path, vocab_size: int, window: int | None = None) -> list[Document]:
     """Documents from a NumPy file of ids (N, T).
 
     Raises:
-        ValueError: Not two-dimensional integers, or an id outside the vocabulary.
+        ValueError: Not two-dimensional integers, more of them in a document than the backbone takes
+            (``window``), or an id outside the vocabulary.
     """
     try:
         # Mapped: a header that promises more than the file holds must not take memory.
@@ -179,6 +180,11 @@ def read_ids(path: Path, vocab_size: int) -> list[Document]:
     if ids.ndim != 2 or len(ids) < 1 or ids.shape[1] < 2:
         raise ValueError(
             f"{path}: calibration ids must have shape (N, T), T at least 2, not {ids.shape}"
+        )
+    if window is not None and ids.shape[1] > window:
+        raise ValueError(
+            f"{path}: documents of {ids.shape[1]} tokens are longer than the backbone's window of "
+            f"{window} (max_position_embeddings)"
         )
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:

@@ -141,6 +141,7 @@ def test_a_damaged_backbone(
         (np.array([[0.0, 1.0]]), "calibration ids must be integers, not float64"),
         (np.array([0, 1]), "calibration ids must have shape (N, T), T at least 2, not (2,)"),
         (np.array([[0], [1]]), "calibration ids must have shape (N, T), T at least 2, not (2, 1)"),
+        (np.zeros((2, 257), int), "documents of 257 tokens are longer than the backbone's window"),
     ],
 )
 def test_wrong_calibration_ids(
@@ -149,6 +150,34 @@ def test_wrong_calibration_ids(
     np.save(tmp_path / "ids.npy", values)
     command = [*fit(copy, tmp_path / "out"), "--calibration", tmp_path / "ids.npy"]
     assert said in refuse("compress", *command)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"backbones": {"toy": {"path": "toy", "max_length": 257}}},
+            "suite config, backbones.toy: max_length is 257, the backbone's window is 256 tokens",
+        ),
+        (
+            {"timing": {"decode": "1x64,2x512"}, "data": {"probe": {"source": "demo"}}},
+            "suite config, timing.decode: 1x64,2x512: the backbone's window is 256 tokens",
+        ),
+    ],
+)
+def test_lengths_that_a_backbone_does_not_take(
+    changes: dict[str, Any], said: str, refuse: steps.Refuse, copy: Path, tmp_path: Path
+) -> None:
+    config = {
+        "suite": "tiny", "backbones": {"toy": {}}, "rows": ["dense"], "budgets": [0.25],
+        "seeds": [1], "tasks": ["piqa"],
+    } | changes  # fmt: skip
+    config["backbones"]["toy"]["path"] = str(copy)
+    checking = ["--config", json.dumps(config), "--out", tmp_path / "suite.json"]
+    assert refuse("check", *checking) == said
+    length = ["--max-length", "257", "--out", tmp_path / "record.json"]
+    told = refuse("evaluate", "--model", copy, "--tasks", "piqa", *length)
+    assert told == "max_length is 257, the model's window is 256 tokens"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -360,6 +389,10 @@ def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:
         ("--method hero --shape cpu_16 --decode 0x4", "'0x4' must look like 1x512,8x2048"),
         ("--method hero --shape cpu_16 --modes all", "--modes: 'all' is unknown (allowed: block, "),
         ("--method hero", "--method needs --shape"),
+        (
+            "--method hero --shape cpu_16 --modes static --decode 1x16385",
+            "--decode 1x16385: the backbone's window is 16384 tokens",
+        ),
         (
             "--method shortgpt --shape cpu_16",
             "row 'shortgpt' is not routed; measure it with --model",

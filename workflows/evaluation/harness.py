@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.core.finite import check_finite
+from methods.core.folder import window_of
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
 from methods.core.routing.router import Context
@@ -81,10 +82,13 @@ class CountingLM(HFLM):
         tokenizer: Of the model.
         ledger: Sizes of the model's units.
         batch_size: Fixed; a changed batch size changes last bits.
-        max_length: Context window; None: the config's.
+        max_length: Context window, at most the config's; None: the config's.
         pads: Whether sequences of different lengths may share a batch.
         share_prefix: Run a context once for all its answers; of no effect without ``pads``, where
             what follows a token may decide with it.
+
+    Raises:
+        ValueError: The context window is longer than the config's.
     """
 
     def __init__(
@@ -97,6 +101,9 @@ class CountingLM(HFLM):
         pads: bool = True,
         share_prefix: bool = False,
     ) -> None:
+        own = window_of(model.config)
+        if max_length is not None and max_length > own:
+            raise ValueError(f"max_length is {max_length}, the model's window is {own} tokens")
         super().__init__(
             pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length
         )

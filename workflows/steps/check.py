@@ -11,10 +11,11 @@ from pathlib import Path
 from methods import load_method
 from methods.core.backbone import check_weights
 from methods.core.checkpoint import write_json
-from methods.core.folder import read_config, read_tokenizer
+from methods.core.folder import read_config, read_tokenizer, window_of
 from workflows.jobs import Suite, read_suite
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import json_argument, run, step_parser
+from workflows.timing.cases import check_length
 
 
 def arguments() -> argparse.Namespace:
@@ -35,12 +36,30 @@ def main() -> None:
     for name in suite.config["backbones"]:
         folder = Path(suite.backbone_folder(name))
         config = read_config(folder)
+        check_windows(suite, name, window_of(config))
         check_weights(folder, config)
         if read_tokenizer(folder, config) is None:
             raise ValueError(f"backbone '{name}' in {folder} has no tokenizer; tasks are text")
     with whole_file(args.out) as file:
         write_json(file, dict(suite.config))
     print(f"suite {suite.name}: {len(suite.jobs)} runs")
+
+
+def check_windows(suite: Suite, backbone: str, window: int) -> None:
+    """Hold the lengths that a suite names against what a backbone takes.
+
+    Raises:
+        ValueError: One is longer; the message names its key.
+    """
+    length = suite.config["backbones"][backbone].get("max_length", window)
+    if length > window:
+        raise ValueError(
+            f"suite config, backbones.{backbone}: max_length is {length}, "
+            f"the backbone's window is {window} tokens"
+        )
+    cases = suite.config.get("timing", {})
+    for key in (key for key in ("prefill", "decode", "training") if key in cases):
+        check_length(f"suite config, timing.{key}:", cases[key], window)
 
 
 def check_rows(suite: Suite) -> None:

@@ -74,7 +74,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--validation", type=Path, metavar="FILE", help=".jsonl; default: none")
     parser.add_argument("--probe", type=Path, metavar="FILE", help=".jsonl; default: --validation")
-    parser.add_argument("--max-length", type=int, default=2048, help="tokens per document")
+    parser.add_argument(
+        "--max-length", type=int, default=2048,
+        help="tokens per document, at most the backbone's window",
+    )  # fmt: skip
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="share a trained fit, one GPU each"
     )
@@ -173,6 +176,7 @@ def fit(
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,
         max_length=args.max_length,
+        window=backbone.window,
         calibration_file=args.calibration,
         training_file=args.train,
         validation_file=args.validation,

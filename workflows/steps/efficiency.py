@@ -28,13 +28,14 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from methods import find_row, load_method
 from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
 from methods.core.budget import check_budget
 from methods.core.checkpoint import cast_branches, dense_folder, load, write_json
 from methods.core.data import Data, check_file
+from methods.core.folder import window_of
 from methods.core.pretrained import read_card
 from methods.core.routing.routed import router_of
 from methods.core.shapes import SHAPES, candidate_layers
@@ -51,13 +52,18 @@ from workflows.runtime.program import (
     step_parser,
 )
 from workflows.runtime.provenance import fit_parts, provenance
+from workflows.timing.cases import Case, cases, check_length
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
-from workflows.timing.modes import Bench, Case, Line, time_block, time_training, time_update
+from workflows.timing.modes import Bench, Line, time_block, time_training, time_update
 
 INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
 # Whether LoRA, beside which a step is timed, is on the FFNs of the routed layers alone.
 TRAINING = {"training": False, "training-ffn": True}
 MODES = ("block", *INFERENCE, *TRAINING)
+# The option that holds the cases of a mode.
+CASES = {"prefill": "prefill", "decode": "decode", "static": "decode"} | dict.fromkeys(
+    TRAINING, "training"
+)
 
 
 class Piece(NamedTuple):
@@ -161,6 +167,17 @@ def check(args: argparse.Namespace) -> None:
     check_place(args.out)
 
 
+def check_window(args: argparse.Namespace, config: PreTrainedConfig) -> None:
+    """Refuse cases that the model was not made for.
+
+    Raises:
+        ValueError: One of a chosen mode is longer than its window.
+    """
+    chosen = {CASES[mode] for mode in args.modes.split(",") if mode in CASES}
+    for option in sorted(chosen):
+        check_length(f"--{option}", getattr(args, option), window_of(config))
+
+
 def write(
     args: argparse.Namespace, made_by: dict[str, Any], device: str, lines: list[Line], left: int
 ) -> None:
@@ -193,6 +210,7 @@ def show(line: Line) -> None:
 
 def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     """Random weights of a true shape under forced bypass rates."""
+    check_window(args, shape_config(args.shape))
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
     texts = Texts.random(dense.config.vocab_size)
     chosen = args.modes.split(",")
@@ -220,7 +238,9 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     loaded = load(args.model, device=bench.device)
     dtype = (card["start"] or card)["backbone"]["dtype"]
     dense = load_backbone(dense_folder(args.model), dtype, bench.device).model
-    data = Data(loaded.tokenizer, int(dense.config.vocab_size), probe_file=args.texts)
+    check_window(args, dense.config)
+    window, vocabulary = window_of(dense.config), int(dense.config.vocab_size)
+    data = Data(loaded.tokenizer, vocabulary, window=window, probe_file=args.texts)
     ids = [token for document in data.probe() for token in document.ids]
     texts, row = Texts(torch.tensor(ids)), loaded.model
     if not loaded.method.trained and "training" in args.modes.split(","):
@@ -283,22 +303,6 @@ def rates(text: str) -> list[float]:
         found = [-1.0]
     if not all(0 <= rate <= 1 for rate in found):
         raise ValueError(f"--bypass '{text}' must be rates from 0 to 1, such as 0.25,0.5")
-    return found
-
-
-def cases(text: str) -> list[Case]:
-    """``1x512,8x2048`` as pairs.
-
-    Raises:
-        ValueError: Not of that form.
-    """
-    try:
-        pairs = [tuple(int(part) for part in word.split("x")) for word in text.split(",")]
-        found = [(sequences, length) for sequences, length in pairs]
-    except ValueError:
-        found = [(0, 0)]
-    if min(map(min, found)) < 1:
-        raise ValueError(f"'{text}' must look like 1x512,8x2048")
     return found
 
 

@@ -73,7 +73,9 @@ def arguments() -> argparse.Namespace:
         "--limit", type=int, metavar="N", help="first N items of each task; default: all"
     )
     parser.add_argument("--batch-size", type=int, default=16, help="sequences per pass")
-    parser.add_argument("--max-length", type=int, help="context window; default: the config's")
+    parser.add_argument(
+        "--max-length", type=int, help="context window, at most the config's; default: that"
+    )
     parser.add_argument(
         "--share-prefix", action="store_true", help="run a context once for all its answers"
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from methods.core.data import Data, Document
-from methods.core.folder import read_config, read_tokenizer
+from methods.core.folder import read_config, read_tokenizer, window_of
 from methods.core.tokens import SUFFIX, write_tokens
 from workflows.runtime.files import whole_folder
 from workflows.runtime.program import check_positive, run, step_parser
@@ -23,7 +23,10 @@ def arguments() -> argparse.Namespace:
         "--backbone", required=True, type=Path, metavar="DIR", help="whose tokenizer"
     )
     parser.add_argument("--data", required=True, type=Path, metavar="FILE.jsonl", help="documents")
-    parser.add_argument("--max-length", type=int, default=2048, help="tokens per document")
+    parser.add_argument(
+        "--max-length", type=int, default=2048,
+        help="tokens per document, at most the backbone's window",
+    )  # fmt: skip
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="ends in .tokens")
     return parser.parse_args()
 
@@ -36,7 +39,7 @@ def main() -> None:
     check_positive(args, "max_length")
     config = read_config(args.backbone)
     tokenizer = read_tokenizer(args.backbone, config)
-    data = Data(tokenizer, config.vocab_size, args.max_length)
+    data = Data(tokenizer, config.vocab_size, args.max_length, window_of(config))
     with whole_folder(args.out) as folder:
         number = write_tokens(shown(data.documents(args.data)), folder, data.encoding)
         if not number:

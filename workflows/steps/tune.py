@@ -167,6 +167,7 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,
         max_length=suite.config["max_length"],
+        window=backbone.window,
         **{f"{part}_file": args.data / f"{part}.jsonl" for part in PARTS},
     )
     method = load_method(job.method.name, params)

@@ -16,9 +16,10 @@ from methods.core.routing.decoding import StaticDecoder
 from methods.core.routing.kernels.choose import available
 from methods.core.routing.routed import router_of
 from methods.core.seeds import generator
+from workflows.timing.cases import Case
 from workflows.timing.clock import compared
 from workflows.timing.meters import joules, peak_memory
-from workflows.timing.modes import Bench, Case, Line, forced_gates
+from workflows.timing.modes import Bench, Line, forced_gates
 from workflows.timing.work import Work
 
 Arguments = dict[str, Any]

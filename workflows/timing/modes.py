@@ -20,10 +20,10 @@ from methods.core.shapes import ATTENTION, FFN
 from methods.core.training.lora import add_lora
 from methods.core.training.losses import lm_loss_sum
 from workflows.stats.bounds import Shape, training_flops
+from workflows.timing.cases import Case
 from workflows.timing.clock import compared, interleaved
 from workflows.timing.meters import peak_memory
 
-Case = tuple[int, int]  # sequences, tokens each
 Line = dict[str, Any]
 
 

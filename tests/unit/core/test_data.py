@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,27 @@ def test_the_beginning_of_a_conversation_may_be_none_to_its_template(
     start = len(head)
     # The first turn's end is not shown: no template is asked for it alone.
     assert document.deciding == ((start, start + 2), (start + 7, start + 9))
+
+
+def test_no_document_is_longer_than_the_window(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, {"prompt": "w1 w2 w3", "completion": "w4 w5"}, {"text": "w1"})
+    told = r"rows.jsonl: documents are cut to the backbone's window of 4 tokens, not to 9"
+    with pytest.warns(UserWarning, match=told):
+        documents = read(file, window=4, max_length=9)
+    assert documents == [Document([1, 2, 3, 4], 3, "", ((2, 4),)), Document([1, EOS], 0)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read(file, window=4, max_length=4) == documents
+        assert len(read(file, window=7, max_length=9)[0].ids) == 6
+
+
+def test_ids_longer_than_the_window_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ids.npy"
+    np.save(file, np.zeros((2, 6), int))
+    data = Data(None, 64, window=5, calibration_file=file)
+    said = "ids.npy: documents of 6 tokens are longer than the backbone's window of 5"
+    with pytest.raises(ValueError, match=said):
+        list(data.calibration())
 
 
 def test_what_a_harness_feeds_decides_up_to_its_last_token(tmp_path: Path) -> None:

@@ -71,6 +71,23 @@ def test_tokens_of_another_making_are_refused(made: tuple[Path, Path]) -> None:
             changed.training()
 
 
+@pytest.mark.filterwarnings("ignore:.*cut to the backbone's window")
+def test_the_window_cuts_rows_and_the_folder_alike(llama: Path, tmp_path: Path) -> None:
+    text = " ".join(["w1"] * 300)
+    rows, folder = toy.write_jsonl(tmp_path / "rows.jsonl", [{"text": text}]), tmp_path / "a.tokens"
+    given = ["--params", '{"updates": 1, "batch_tokens": 40}']
+    with pytest.warns(UserWarning, match="cut to the backbone's window of 256 tokens, not to 2048"):
+        steps.call("tokens", "--backbone", llama, "--data", rows, "--out", folder)
+    fits = [
+        steps.compress("lora", llama, tmp_path / name, *given, "--train", file)
+        for name, file in (("rows", rows), ("folder", folder))
+    ]
+    (document,) = data(folder, 2048, window=256).training()
+    assert len(document.ids) == 256
+    made = [(fit / "trained.safetensors").read_bytes() for fit in fits]
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize(
     "harm",
     [

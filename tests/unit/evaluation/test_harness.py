@@ -306,6 +306,12 @@ def test_what_is_no_number_is_not_scored(model: Any, many: Path) -> None:
         score(harness(model, 4), parse_tasks("toy_choice"), [many])
 
 
+def test_a_window_longer_than_the_models_is_refused(model: Any) -> None:
+    assert harness(model, 4, max_length=256).max_length == 256
+    with pytest.raises(ValueError, match="max_length is 257, the model's window is 256 tokens"):
+        harness(model, 4, max_length=257)
+
+
 def test_a_context_in_a_batch_begins_as_it_does_alone(model: Any) -> None:
     lm = harness(model, 4)
     lm.tokenizer = toy.make_tokenizer(form="<bos> $A")
