@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -25,6 +24,7 @@ from transformers import (
 
 from methods.core.finite import check_parameters
 from methods.core.folder import (
+    check_no_adapter,
     fetched,
     first_line,
     hash_folder,
@@ -36,9 +36,11 @@ from methods.core.folder import (
 )
 from methods.core.pretrained import guard
 from methods.core.shapes import ATTENTION, FFN, SHAPES
+from methods.core.tensors import DTYPES, read_shapes
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# Computed from the config; folders of old versions of transformers hold it all the same.
+COMPUTED = "rotary_emb.inv_freq"
 
 
 @dataclass
@@ -220,27 +222,25 @@ def convert(model: PreTrainedModel, dtype: Any) -> None:
 def check_weights(path: Path, config: PreTrainedConfig) -> None:
     """Compare names and shapes in the safetensors files with what the config promises.
 
-    Without this a missing tensor would be filled with random numbers and a run would go on.
+    Without this a missing tensor would be filled with random numbers, the scales of quantized ones
+    would be left out, and a run would go on.
 
     Raises:
-        ValueError: A file is missing or damaged, a tensor is missing or has another shape, or the
-            config contradicts itself.
+        ValueError: A file is missing or damaged, a tensor is missing, unknown, quantized or of
+            another shape, an adapter lies beside them, or the config contradicts itself.
     """
+    check_no_adapter(path)
     found: dict[str, list[int]] = {}
     for file in weight_files(path):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                found |= {k: list(tensors.get_slice(k).get_shape()) for k in tensors.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} is damaged or incomplete: {first_line(error)}") from error
+        found |= read_shapes(file)
     last = max((int(n) for n in map(_layer_number, found) if n is not None), default=-1)
     if last + 1 != config.num_hidden_layers:
         raise ValueError(
             f"{path} has weights of {last + 1} layers, but config.json asks for "
             f"{config.num_hidden_layers} (num_hidden_layers)"
         )
-    model = empty_backbone(config, path).model
-    for name, tensor in model.state_dict().items():
+    wanted = empty_backbone(config, path).model.state_dict()
+    for name, tensor in wanted.items():
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if name not in found and not tied:
             raise ValueError(f"{path} has no tensor '{name}' (its config.json asks for it)")
@@ -249,6 +249,12 @@ def check_weights(path: Path, config: PreTrainedConfig) -> None:
                 f"{path}: tensor '{name}' has shape {found[name]}, "
                 f"but config.json asks for {list(tensor.shape)}"
             )
+    odd = sorted(name for name in found.keys() - wanted.keys() if not name.endswith(COMPUTED))
+    if odd:
+        raise ValueError(
+            f"{path} holds tensor '{odd[0]}', which its config.json does not ask for: remove it, "
+            "or dequantize the model first if it belongs to quantized weights"
+        )
 
 
 def _layer_number(tensor: str) -> str | None:

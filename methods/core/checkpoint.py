@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Fitted, Method, Request
@@ -32,6 +31,7 @@ from methods.core.finite import check_finite, check_parameters
 from methods.core.folder import (
     INDEX,
     WEIGHTS,
+    check_no_adapter,
     first_line,
     hash_folder,
     make_config,
@@ -43,6 +43,7 @@ from methods.core.jsonfile import cut
 from methods.core.ledger import Ledger
 from methods.core.pretrained import CARD, SkipbenchConfig, guard, read_card
 from methods.core.routing.routed import router_of
+from methods.core.tensors import read_tensors
 from methods.discovery import find_row, load_method
 
 # What a card keeps of the run it started from.
@@ -172,6 +173,7 @@ def load(
     card = read_card(folder)
     if "not_applicable" in card:
         raise ValueError(f"{folder} holds no model: {card['not_applicable']}")
+    check_no_adapter(folder)
     with _read_from(folder):
         method = load_method(card["row"], card["params"])
     dense = card["backbone"]
@@ -243,7 +245,7 @@ def _load_whole(
     config = model.config
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
-        tensors |= _read_tensors(file)
+        tensors |= read_tensors(file)
     if config.tie_word_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     _assign(model, tensors, folder)
@@ -284,7 +286,7 @@ def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
     """Load what a method trained into the parameters that ask for a gradient, exactly those."""
     wanted = {name for name, p in model.named_parameters() if p.requires_grad}
     file = folder / TRAINED
-    tensors = _read_tensors(file) if file.is_file() else {}
+    tensors = read_tensors(file) if file.is_file() else {}
     if wanted != set(tensors):
         odd = sorted(wanted ^ set(tensors))[0]
         raise ValueError(f"{file} does not fit the model: '{odd}' is on one side only")
@@ -308,16 +310,6 @@ def _assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Pa
     if empty or unknown:
         odd = [*empty, *unknown][0]
         raise ValueError(f"the weights in {folder} do not fit: '{odd}' is on one side only")
-
-
-def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        # Tensors of a mapped file lie at odd offsets, which moves last bits of a product.
-        tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is damaged or incomplete: {error}") from error
-    check_finite(tensors, str(file))
-    return tensors
 
 
 def _locate(folder: Path, card: dict[str, Any], given: Path | None) -> Path:

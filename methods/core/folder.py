@@ -27,7 +27,7 @@ SIZES = (
 )  # fmt: skip
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-GENERATION = "generation_config.json"
+GENERATION, ADAPTER = "generation_config.json", "adapter_config.json"
 SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 # What the fetch step knows of a folder that it downloaded.
 FETCHED = "fetched.json"
@@ -55,12 +55,17 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
         where: What to call it.
 
     Raises:
-        ValueError: Another family, a value of the wrong type, or a size below 1.
+        ValueError: Another family, quantized weights, a value of the wrong type, or a size below 1.
     """
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise ValueError(
             f"{where}: model_type {family!r} is not supported (allowed: {', '.join(FAMILIES)})"
+        )
+    if raw.get("quantization_config"):
+        raise ValueError(
+            f"{where} tells of quantized weights (quantization_config), which are not read: "
+            "dequantize the model first"
         )
     try:
         config: PreTrainedConfig = AutoConfig.for_model(**raw)
@@ -109,6 +114,18 @@ def weight_files(path: Path) -> list[Path]:
                 raise ValueError(f"{path / INDEX} names {name}, which is missing")
         return [path / name for name in sorted(set(shards))]
     raise ValueError(f"backbone folder {path} has no {WEIGHTS} and no {INDEX}")
+
+
+def check_no_adapter(path: Path) -> None:
+    """Refuse a folder whose weights are not all: transformers would put peft's adapter on them.
+
+    Raises:
+        ValueError: An adapter lies beside the weights.
+    """
+    if (path / ADAPTER).is_file():
+        raise ValueError(
+            f"{path} holds an adapter ({ADAPTER}): merge it into the weights, or move it away"
+        )
 
 
 def hash_folder(path: Path) -> str:

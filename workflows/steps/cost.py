@@ -20,11 +20,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from methods import find_row
-from methods.core.backbone import DTYPES, shape_config
+from methods.core.backbone import shape_config
 from methods.core.budget import check_budget
 from methods.core.checkpoint import write_json
 from methods.core.pretrained import read_card
 from methods.core.shapes import SHAPES
+from methods.core.tensors import DTYPES
 from workflows.job import data_parts, data_words
 from workflows.runtime.files import check_place, whole_file, whole_folder
 from workflows.runtime.program import (

@@ -31,7 +31,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from methods import find_row, load_method
-from methods.core.backbone import DTYPES, Backbone, count, load_backbone, shape_config
+from methods.core.backbone import Backbone, count, load_backbone, shape_config
 from methods.core.budget import check_budget
 from methods.core.checkpoint import cast_branches, dense_folder, load, write_json
 from methods.core.data import Data, check_file
@@ -39,6 +39,7 @@ from methods.core.folder import window_of
 from methods.core.pretrained import read_card
 from methods.core.routing.routed import router_of
 from methods.core.shapes import SHAPES, candidate_layers
+from methods.core.tensors import DTYPES
 from methods.core.training.lora import fold_lora
 from workflows.records import rows_of
 from workflows.runtime.devices import claim_device

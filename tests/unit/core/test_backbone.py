@@ -123,6 +123,46 @@ def test_a_tensor_of_another_shape_is_named(copy: Path) -> None:
         load_backbone(copy)
 
 
+WEIGHT = "model.layers.1.mlp.down_proj.weight"
+ONES = torch.ones(32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({WEIGHT: torch.ones(32, 64).to(torch.float8_e4m3fn), f"{WEIGHT}_scale": ONES}, "F8_E4M3"),
+        ({WEIGHT: torch.ones(32, 64, dtype=torch.int8), "model.layers.1.SCB": ONES}, "is in I8"),
+        ({WEIGHT: torch.ones(32, 64).double()}, "in F64, and weights must be in float32, bfloat16"),
+        ({f"{WEIGHT}_scale_inv": ONES}, "'.*weight_scale_inv', which its config.json does not ask"),
+        ({"model.layers.0.self_attn.q_proj.bias": ONES}, "q_proj.bias', which its config.json"),
+    ],
+)
+def test_weights_that_the_model_does_not_take_are_refused(
+    changes: dict[str, torch.Tensor], message: str, copy: Path
+) -> None:
+    """transformers would compute with them as they stand, or without them."""
+    edit_weights(copy, **changes)
+    with pytest.raises(ValueError, match=f"{message}.*(dequantize|convert)"):
+        load_backbone(copy)
+
+
+def test_frequencies_that_old_folders_hold_are_no_weights(copy: Path) -> None:
+    edit_weights(copy, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    assert load_backbone(copy).layer_count == 6
+
+
+def test_a_config_of_quantized_weights_is_refused(copy: Path) -> None:
+    edit_config(copy, quantization_config={"quant_method": "fp8", "weight_block_size": [8, 8]})
+    with pytest.raises(ValueError, match=r"\(quantization_config\).*: dequantize the model first"):
+        load_backbone(copy)
+
+
+def test_an_adapter_beside_the_weights_is_refused(copy: Path) -> None:
+    (copy / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds an adapter \(adapter_config.json\): merge it"):
+        load_backbone(copy)
+
+
 def test_a_tokenizer_larger_than_the_embeddings_is_refused(copy: Path) -> None:
     toy.make_tokenizer(extra=3).save_pretrained(copy)
     with pytest.raises(ValueError, match="has 67 tokens, the model only 64 embeddings"):

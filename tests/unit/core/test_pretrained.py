@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from methods import load_method, load_model
@@ -167,3 +169,30 @@ def test_a_plain_model_becomes_changed_and_back(llama: Path, tmp_path: Path) -> 
     model.model = inner
     model.save_pretrained(tmp_path)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(model))
+
+
+@pytest.fixture(scope="module", params=["shortgpt", "slicegpt", "random-skip"])
+def compressed(
+    request: pytest.FixtureRequest,
+    backbones: dict[str, Path],
+    data_files: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A row of each way to leave a model: plain, of a shape of its own, routed."""
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    params = {"round_to": 1} if request.param == "slicegpt" else {}
+    given = ["--budget", 0.25, "--params", json.dumps(params), "--calibration", data_files["ids"]]
+    return steps.compress(request.param, backbones["tied"], folder, *given)
+
+
+def test_a_compressed_folder_of_quantized_weights_is_refused(
+    compressed: Path, tmp_path: Path
+) -> None:
+    load_model(compressed).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        changed = tensors | {name: tensors[name].to(dtype), f"{name}_scale": torch.ones(1)}
+        save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=f"'{name}' is in .*: dequantize or convert the model"):
+            load_model(tmp_path)
