@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -133,6 +134,16 @@ def make_backbone(folder: Path, kind: str = "llama", seed: int = 0, **changes: A
     """A Hugging Face folder with model and tokenizer."""
     make_model(kind, seed, **changes).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def give_head(folder: Path, seed: int = 1) -> Path:
+    """Write a head of its own into a folder whose config ties it to the embedding."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    shape = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).shape
+    head = 0.2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    save_file(weights | {"lm_head.weight": head}, file, metadata={"format": "pt"})
     return folder
 
 

@@ -34,7 +34,7 @@ from methods.core.folder import (
     weight_files,
     window_of,
 )
-from methods.core.pretrained import guard
+from methods.core.pretrained import guard, untie_own_head
 from methods.core.shapes import ATTENTION, FFN, SHAPES
 from methods.core.tensors import DTYPES, read_shapes
 
@@ -186,6 +186,7 @@ def load_backbone(
         path, config=config, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True
     )
     guard(model)
+    untie_own_head(model)
     check_parameters(model, path)
     nn.Module.to(model, device).eval()
     if model.device.type == "cpu":

@@ -12,11 +12,8 @@ trained.safetensors   other methods: only what they trained; the backbone stays 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,24 +23,14 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone, convert, decoder, empty_backbone, load_backbone
+from methods.core.backbone import Backbone, convert, load_backbone
 from methods.core.finite import check_finite, check_parameters
-from methods.core.folder import (
-    INDEX,
-    WEIGHTS,
-    check_no_adapter,
-    first_line,
-    hash_folder,
-    make_config,
-    read_generation,
-    read_tokenizer,
-    weight_files,
-)
-from methods.core.jsonfile import cut
+from methods.core.folder import INDEX, WEIGHTS, check_no_adapter, hash_folder
 from methods.core.ledger import Ledger
 from methods.core.pretrained import CARD, SkipbenchConfig, guard, read_card
 from methods.core.routing.routed import router_of
 from methods.core.tensors import read_tensors
+from methods.core.whole import assign, build, guard_whole, hash_fitted, read_from, read_whole
 from methods.discovery import find_row, load_method
 
 # What a card keeps of the run it started from.
@@ -94,34 +81,22 @@ def save(
     check_finite(fitted.decisions, f"{fit}, decisions")
     check_parameters(model, fit)
     assert isinstance(model, PreTrainedModel)
-    guard(model, card)
+    guard_whole(model, method, card)
+    trained_file = folder / TRAINED
     if method.kind == "static":
         model.save_pretrained(folder)
     else:
         trained = {n: p.detach().cpu() for n, p in model.named_parameters() if p.requires_grad}
         if trained:
-            save_file({n: p.contiguous() for n, p in trained.items()}, folder / TRAINED)
+            save_file({n: p.contiguous() for n, p in trained.items()}, trained_file)
         SkipbenchConfig(row=card["row"]).save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     write_json(folder / DECISIONS, fitted.decisions)
-    weights = hash_fitted(folder, method, card["backbone"]["hash"], fitted.structure)
+    held = hash_folder(folder) if method.kind == "static" else card["backbone"]["hash"]
+    added = trained_file.read_bytes() if trained_file.is_file() else b""
+    weights = hash_fitted(method, held, fitted.structure, added)
     write_json(folder / CARD, card | {"weights_hash": weights})
-
-
-def hash_fitted(folder: Path, method: Method, backbone: str, structure: dict[str, Any]) -> str:
-    """What rows share that hold the same weights: 16 hex digits.
-
-    A static row is the whole model that it stores, whatever method made it. Any other is its
-    backbone and what its method makes of structure and trained tensors.
-    """
-    if method.kind == "static":
-        return hash_folder(folder)
-    told = json.dumps([type(method).__module__, backbone, structure], sort_keys=True)
-    digest = hashlib.sha256(told.encode())
-    if (folder / TRAINED).is_file():
-        digest.update((folder / TRAINED).read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def describe(
@@ -174,21 +149,23 @@ def load(
     if "not_applicable" in card:
         raise ValueError(f"{folder} holds no model: {card['not_applicable']}")
     check_no_adapter(folder)
-    with _read_from(folder):
+    with read_from(folder):
         method = load_method(card["row"], card["params"])
     dense = card["backbone"]
     if method.kind == "static" or any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
-        model, tokenizer = _load_whole(folder, method, card)
+        model, tokenizer = read_whole(folder, method, card)
     else:
         found = open_backbone(_locate(folder, card, backbone), dense["dtype"])
-        model, tokenizer = _build(method, found, card, folder), found.tokenizer
+        model, tokenizer = build(method, found, card, folder), found.tokenizer
         _fill_trained(model, folder)
     convert(model, dtype)
     cast_branches(model)
     ledger = Ledger.of(model, dense["parameters"], dense["layers"])
     torch.nn.Module.to(model, device).eval()
-    if card["structure"]:  # else it is the backbone, which needs no card
-        guard(model, card)
+    if card["structure"]:
+        guard_whole(model, method, card)
+    else:  # it is the backbone, which needs no card
+        guard(model)
     return Loaded(model, tokenizer, card, method, ledger)
 
 
@@ -218,68 +195,13 @@ def open_backbone(
         raise ValueError(
             f"{path} holds row '{loaded.card['row']}'; only a static row can be built on"
         )
-    total = loaded.card["backbone"]["parameters"]
-    return Backbone(
-        loaded.model, loaded.tokenizer, path, None, hash_folder(path), total, loaded.card
-    )
-
-
-def _load_whole(
-    folder: Path, method: Method, card: dict[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A model whose folder holds every weight; the shape comes from ``build``."""
-    start = card["start"]
-    dense = (start or card)["backbone"]
-    config = make_config(dense["config"], folder / CARD)
-    if config.num_hidden_layers != dense["layers"]:
+    total, found = loaded.card["backbone"]["parameters"], hash_folder(path)
+    if loaded.card.get("weights_hash", found) != found:
         raise ValueError(
-            f"{folder / CARD} tells of {dense['layers']} layers, its config of "
-            f"{config.num_hidden_layers} (num_hidden_layers)"
+            f"the files in {path} are not those that its {CARD} was written for: their hash is "
+            f"{found}, the card says {loaded.card['weights_hash']}; fit the row again"
         )
-    empty = empty_backbone(config, folder)
-    if start is not None:
-        with _read_from(folder):
-            first = load_method(start["row"], start["params"])
-        empty.model = _build(first, empty, start, folder)
-    model = _build(method, empty, card, folder)
-    config = model.config
-    tensors: dict[str, torch.Tensor] = {}
-    for file in weight_files(folder):
-        tensors |= read_tensors(file)
-    if config.tie_word_embeddings:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    _assign(model, tensors, folder)
-    # Rotary frequencies are not stored: a fresh module computes them from the config.
-    inner = decoder(model)
-    inner.rotary_emb = type(inner.rotary_emb)(config)
-    model.tie_weights()
-    told = read_generation(folder)
-    if told is not None:
-        model.generation_config = told
-    return model, read_tokenizer(folder, config)
-
-
-def _build(
-    method: Method, backbone: Backbone, card: dict[str, Any], folder: Path
-) -> PreTrainedModel:
-    """The shape of a fitted model from the structure in its card."""
-    with _read_from(folder):
-        model = method.build(backbone, card["structure"])
-        assert isinstance(model, PreTrainedModel)
-        return model
-
-
-@contextmanager
-def _read_from(folder: Path) -> Iterator[None]:
-    """What is wrong with a card's own values, as one sentence that names the card.
-
-    Raises:
-        ValueError: A value does not fit the row.
-    """
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / CARD} describes no model: {first_line(error)}") from error
+    return Backbone(loaded.model, loaded.tokenizer, path, None, found, total, loaded.card)
 
 
 def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
@@ -290,7 +212,7 @@ def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
     if wanted != set(tensors):
         odd = sorted(wanted ^ set(tensors))[0]
         raise ValueError(f"{file} does not fit the model: '{odd}' is on one side only")
-    _assign(model, tensors, folder)
+    assign(model, tensors, folder)
 
 
 def cast_branches(model: PreTrainedModel) -> None:
@@ -298,18 +220,6 @@ def cast_branches(model: PreTrainedModel) -> None:
     router = router_of(model)
     for branch in [] if router is None else router.bypasses():
         branch.to(model.dtype)
-
-
-def _assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    try:
-        _, unknown = model.load_state_dict(tensors, strict=False, assign=True)
-    except RuntimeError as error:
-        told = cut(" ".join(str(error).split()))
-        raise ValueError(f"the weights in {folder} do not fit: {told}") from error
-    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if empty or unknown:
-        odd = [*empty, *unknown][0]
-        raise ValueError(f"the weights in {folder} do not fit: '{odd}' is on one side only")
 
 
 def _locate(folder: Path, card: dict[str, Any], given: Path | None) -> Path:

@@ -9,7 +9,6 @@ until ``methods`` is imported, and then read with :func:`methods.load_model`.
 from __future__ import annotations
 
 import copy
-import json
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -19,6 +18,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from methods.core.jsonfile import cut, read_json
+from methods.core.tensors import DTYPES, check_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,55 +51,67 @@ class SkipbenchConfig(PreTrainedConfig):
         return named | {"architectures": ["SkipbenchForCausalLM"]}
 
 
-def guard(model: PreTrainedModel, card: dict[str, Any] | None = None) -> None:
-    """Let ``save_pretrained`` write the model as what it is, or refuse.
+def guard(model: PreTrainedModel) -> None:
+    """Let ``save_pretrained`` write a model that is its backbone, or refuse what it is no longer.
 
-    Args:
-        model: Causal LM; it may change later.
-        card: Content of ``skipbench.json``; None: the model is the backbone, as far as is known.
+    A compressed model has a guard of its own, in ``whole.py``.
     """
-    model.save_pretrained = partial(_save, model, card)  # type: ignore[method-assign]
+    model.save_pretrained = partial(_save, model)  # type: ignore[method-assign]
 
 
-def _save(
-    model: PreTrainedModel,
-    card: dict[str, Any] | None,
-    folder: str | Path,
-    *arguments: Any,
-    **options: Any,
-) -> None:
-    """``save_pretrained`` of a guarded model; the card comes last.
+def _save(model: PreTrainedModel, folder: str | Path, *arguments: Any, **options: Any) -> None:
+    """``save_pretrained`` of a model without a card; a card of another model there goes.
 
     Raises:
-        ValueError: The model is not what its config says, and no card says what it is.
+        ValueError: The model is not what its config says.
     """
-    held = model.config
+    check_storable(model)
     if not is_plain(model):
-        if card is None:
-            raise ValueError(
-                "this model is not what its config says: write it with the compress step or with "
-                "methods.core.checkpoint.save"
-            )
-        model.config = SkipbenchConfig(row=card["row"])
-    try:
-        type(model).save_pretrained(model, folder, *arguments, **options)
-    finally:
-        model.config = held
-    if card is not None:
-        text = json.dumps(card, indent=1, allow_nan=False, ensure_ascii=False)
-        (Path(folder) / CARD).write_text(text + "\n", encoding="utf-8")
+        raise ValueError(
+            "this model is not what its config says: write it with the compress step or with "
+            "methods.core.checkpoint.save"
+        )
+    type(model).save_pretrained(model, folder, *arguments, **options)
+    (Path(folder) / CARD).unlink(missing_ok=True)
+
+
+def check_storable(model: PreTrainedModel) -> None:
+    """Hold a model against what can be read again, and let its config say whether it is tied.
+
+    Raises:
+        ValueError: A parameter is in a dtype that is not read.
+    """
+    for name, parameter in model.named_parameters():
+        check_dtype(parameter.dtype, DTYPES.values(), f"parameter '{name}'")
+    untie_own_head(model)
+
+
+def untie_own_head(model: PreTrainedModel) -> None:
+    """Let the config of a model whose head differs from its embedding say so.
+
+    transformers loads such a head under ``tie_word_embeddings``, and whatever ties by the config
+    afterwards, lm-eval among them, would put the embedding in its place.
+    """
+    head = model.get_output_embeddings().get_parameter("weight")
+    embedding = model.get_input_embeddings().get_parameter("weight")
+    if model.config.tie_word_embeddings and head is not embedding:
+        model.config.tie_word_embeddings = torch.equal(head, embedding)
 
 
 def is_plain(model: PreTrainedModel) -> bool:
     """Whether its own class makes the same modules and shapes from its config alone."""
     with torch.device("meta"):
         stock = type(model)(copy.deepcopy(model.config))
-    return _parts(stock) == _parts(model)
+    return odd_part(model, stock) is None
 
 
-def _parts(model: torch.nn.Module) -> tuple[dict[str, type], dict[str, torch.Size]]:
-    modules = {name: type(module) for name, module in model.named_modules()}
-    return modules, {name: parameter.shape for name, parameter in model.named_parameters()}
+def odd_part(model: torch.nn.Module, other: torch.nn.Module) -> str | None:
+    """The first module of another type, or parameter of another shape, than in ``other``."""
+    modules = [{name: type(module) for name, module in m.named_modules()} for m in (model, other)]
+    shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, other)]
+    pairs: list[list[dict[str, Any]]] = [modules, shapes]
+    odd = (name for a, b in pairs for name in sorted({*a, *b}) if a.get(name) != b.get(name))
+    return next(odd, None)
 
 
 def read_card(folder: Path) -> dict[str, Any]:

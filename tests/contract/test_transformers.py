@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lm_eval.tasks import TaskManager
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import workflows.evaluation.registered  # noqa: F401
@@ -17,7 +18,7 @@ from methods.core.backbone import load_backbone
 from methods.core.checkpoint import load
 from tests import steps, toy
 from tests.contract.conftest import BUDGET, BUDGETS
-from workflows.evaluation.harness import simple_evaluate
+from workflows.evaluation.harness import CountingLM, simple_evaluate
 
 ROWS = discover()
 SHORT = {"updates": 2, "batch_tokens": 256, "row_length": 64}
@@ -58,6 +59,7 @@ class Folders:
         for kind in ("llama", "tied"):
             file = toy.make_backbone(home / kind, kind) / "generation_config.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | SHIPPED))
+        toy.give_head(toy.make_backbone(home / "own", "tied"))
 
     def fit(self, row: str, kind: str = "llama", **params: Any) -> Path:
         out = self.home / f"{kind}-{row}-{len(params)}"
@@ -193,6 +195,20 @@ def test_a_pipeline_writes_what_generate_writes(row: str, folders: Folders, capl
             == tokenizer.decode(expected, skip_special_tokens=True).split()
         )
     assert "is not supported" not in caplog.text
+
+
+@pytest.mark.parametrize("row", ["shortgpt", "llm-pruner", "random-skip"])
+def test_a_head_of_its_own_is_fitted_read_and_scored(row: str, folders: Folders) -> None:
+    """Under a config that ties it: its row counts it and lm-eval does not tie it away."""
+    head = load_file(folders.home / "own/model.safetensors")["lm_head.weight"]
+    for folder in (folders.fit(row, "own"), folders.save(row, "own")):
+        loaded, tokenizer = load(folder), toy.make_tokenizer()
+        CountingLM(loaded.model, tokenizer, loaded.ledger, batch_size=1, max_length=None)
+        assert torch.equal(loaded.model.lm_head.weight, head)
+        assert loaded.ledger.total == load(folders.fit(row, "tied")).ledger.total + head.numel()
+        assert torch.equal(
+            logits(loaded.model), logits(AutoModelForCausalLM.from_pretrained(folder))
+        )
 
 
 def scores(results: Any) -> dict[tuple[str, str], float]:

@@ -163,6 +163,31 @@ def test_an_adapter_beside_the_weights_is_refused(copy: Path) -> None:
         load_backbone(copy)
 
 
+def test_a_head_of_its_own_is_used_though_the_config_ties_it(
+    backbones: dict[str, Path], tmp_path: Path
+) -> None:
+    """As transformers loads it; whoever ties weights by the config later must not drop it."""
+    folder = toy.give_head(shutil.copytree(backbones["tied"], tmp_path / "own"))
+    stock, ids = AutoModelForCausalLM.from_pretrained(folder), torch.arange(10)[None]
+    backbone = load_backbone(folder)
+    backbone.model.tie_weights()
+    backbone.model.save_pretrained(tmp_path / "saved")
+    with torch.no_grad():
+        for model in (backbone.model, load_backbone(tmp_path / "saved").model):
+            assert torch.equal(model(ids).logits, stock(ids).logits)
+            assert not model.config.tie_word_embeddings
+    assert backbone.parameters == sum(p.numel() for p in stock.parameters())
+
+
+def test_a_copy_of_the_embedding_stays_tied(backbones: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(backbones["tied"], tmp_path / "copy")
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    edit_weights(folder, **{"lm_head.weight": embedding.clone()})
+    backbone = load_backbone(folder)
+    assert backbone.config.tie_word_embeddings
+    assert backbone.parameters == load_backbone(backbones["tied"]).parameters
+
+
 def test_a_tokenizer_larger_than_the_embeddings_is_refused(copy: Path) -> None:
     toy.make_tokenizer(extra=3).save_pretrained(copy)
     with pytest.raises(ValueError, match="has 67 tokens, the model only 64 embeddings"):

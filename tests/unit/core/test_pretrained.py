@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from methods import load_method, load_model
 from methods.core.backbone import Backbone, load_backbone
-from methods.core.checkpoint import dense_folder
+from methods.core.checkpoint import dense_folder, load
 from methods.core.pretrained import is_plain
 from methods.core.surgery.layers import narrow, remove_layers
 from tests import steps, toy
+from workflows.evaluation.models import load_any
 
 IDS = torch.arange(12)[None]
 
@@ -183,6 +187,98 @@ def compressed(
     params = {"round_to": 1} if request.param == "slicegpt" else {}
     given = ["--budget", 0.25, "--params", json.dumps(params), "--calibration", data_files["ids"]]
     return steps.compress(request.param, backbones["tied"], folder, *given)
+
+
+def edit_frozen(model: Any) -> None:
+    model.model.layers[0].self_attn.q_proj.weight.data.mul_(1.5)
+
+
+def give_head(model: Any) -> None:
+    shape = model.lm_head.weight.shape
+    head = 0.2 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    model.lm_head.weight = nn.Parameter(head)
+
+
+def lengthen(model: Any) -> None:
+    model.config.max_position_embeddings = 512
+
+
+def halve(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda model: model.resize_token_embeddings(70), give_head, edit_frozen, lengthen, halve],
+    ids=["vocabulary", "head", "weight", "config", "dtype"],
+)
+def test_what_was_changed_after_loading_is_saved(
+    change: Callable[[Any], Any], compressed: Path, tmp_path: Path
+) -> None:
+    model = load_model(compressed)
+    change(model)
+    model.save_pretrained(tmp_path)
+    for again in (load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert torch.equal(logits(again), logits(model))
+        for name in ("vocab_size", "tie_word_embeddings", "max_position_embeddings"):
+            assert getattr(again.config, name) == getattr(model.config, name)
+    assert f"torch.{load(tmp_path).card['backbone']['dtype']}" == str(model.dtype)
+
+
+def drop_layer(model: Any) -> None:
+    del model.model.layers[-1]
+
+
+def adapt(model: Any) -> None:
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (
+            drop_layer,
+            {},
+            r"not what skipbench.json says of it: 'model.layers.\d.*; undo the change",
+        ),
+        (adapt, {}, "'model.layers.0.self_attn.q_proj' is of another type or shape; undo"),
+        (lambda model: model.double(), {}, "is in torch.float64, and weights must be in float32"),
+        (lambda model: None, {"variant": "fp16"}, "option 'variant' is not taken"),
+    ],
+    ids=["layer", "adapters", "dtype", "variant"],
+)
+def test_what_could_not_be_read_back_is_not_saved(
+    change: Callable[[Any], Any],
+    options: dict[str, Any],
+    message: str,
+    compressed: Path,
+    tmp_path: Path,
+) -> None:
+    model = load_model(compressed)
+    change(model)
+    with pytest.raises(ValueError, match=message):
+        model.save_pretrained(tmp_path / "saved", **options)
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_dense_row_saved_in_its_place_leaves_no_card(llama: Path, tmp_path: Path) -> None:
+    folder = steps.compress("dense", llama, tmp_path / "model")
+    model = load_model(folder)
+    model.resize_token_embeddings(70)
+    model.save_pretrained(folder)
+    assert torch.equal(logits(load_any(folder, None, "cpu").model), logits(model))
+
+
+def test_a_head_that_was_put_into_a_compressed_folder_is_used(
+    compressed: Path, tmp_path: Path
+) -> None:
+    load_model(compressed).save_pretrained(tmp_path)
+    toy.give_head(tmp_path)
+    model = load_model(tmp_path)
+    model.tie_weights()
+    head = load_file(tmp_path / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(model.lm_head.weight, head)
 
 
 def test_a_compressed_folder_of_quantized_weights_is_refused(

@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from methods import load_method
+import pytest
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from methods import load_method, load_model
 from methods.base import Fitted, Request
 from methods.core.backbone import load_backbone
-from methods.core.checkpoint import describe, save
+from methods.core.checkpoint import describe, open_backbone, save
+from methods.core.folder import hash_folder
 from methods.core.pretrained import read_card
 
 RANDOM = {"layers": [3, 4, 5], "seed": 1, "skipped_units": 1.5}
@@ -47,3 +52,38 @@ def test_routed_rows_are_told_apart_by_what_routes_them(llama: Path, tmp_path: P
     }
     found = [weights(*given, llama, tmp_path / name) for name, given in others.items()]
     assert len({first, *found}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("row", "structure"), [("shortgpt", {"removed_layers": [2, 3]}), ("random-skip", RANDOM)]
+)
+def test_a_changed_model_is_saved_with_the_hash_of_its_weights(
+    row: str, structure: dict[str, Any], llama: Path, tmp_path: Path
+) -> None:
+    before = weights(row, structure, llama, tmp_path / "first")
+    model = load_model(tmp_path / "first")
+    model.save_pretrained(tmp_path / "unchanged")
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data.fill_(0.1)
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    load_model(tmp_path / "merged").save_pretrained(tmp_path / "again")
+    names = ("unchanged", "merged", "again")
+    unchanged, merged, again = (read_card(tmp_path / name)["weights_hash"] for name in names)
+    assert merged == again
+    assert merged not in (before, unchanged)
+    if row == "shortgpt":
+        assert unchanged == before
+        assert merged == hash_folder(tmp_path / "merged")
+
+
+def test_a_fit_starts_from_no_files_that_were_changed_in_place(llama: Path, tmp_path: Path) -> None:
+    weights("shortgpt", {"removed_layers": [2, 3]}, llama, tmp_path / "row")
+    assert open_backbone(tmp_path / "row").layer_count == 4
+    file = tmp_path / "row/model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"] *= 2
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="not those that its skipbench.json was written for"):
+        open_backbone(tmp_path / "row")
