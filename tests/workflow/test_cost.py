@@ -1,4 +1,4 @@
-"""The cost step: what fits of true shapes take, and where the figures are shown."""
+"""The cost step: what fits of true shapes take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from methods.core import shapes
 from tests import steps
-from workflows.steps.publish import COST, REFERENCE, cost_block, read_block
 
 TINY = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
@@ -47,10 +46,3 @@ def test_a_finished_row_is_not_fitted_again(shape: str, tmp_path: Path) -> None:
 def test_a_trained_row_is_refused(shape: str, refuse: steps.Refuse, tmp_path: Path) -> None:
     said = refuse("cost", "--shape", shape, "--rows", "lora", "--out", tmp_path / "cost.json")
     assert said == "--rows: 'lora' trains; the efficiency step times training"
-
-
-def test_the_reference_page_shows_the_committed_figures() -> None:
-    """Fails after an edit of either; `python -m workflows.steps.publish` writes it."""
-    assert (REFERENCE / COST).is_file()
-    _, shown, _ = read_block(REFERENCE / "README.md", "costs")
-    assert shown == cost_block(REFERENCE) + "\n"

@@ -12,8 +12,7 @@ import pytest
 
 from tests import steps
 from tests.made_records import write_suite
-from workflows.report.published import read_frames
-from workflows.steps.publish import REFERENCE
+from workflows.report.published import REFERENCE, read_frames
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,24 @@
-"""Tables as they lie in a folder of CSV files, read back into frames."""
+"""Tables as they lie in a folder of CSV files: read back into frames, held against the checkout."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from workflows import ROOT
+from workflows.jobs import Suite
 from workflows.report import FRAMES
 from workflows.report.lead import Frames
+from workflows.runtime.provenance import code_hash
 from workflows.stats.speeds import COLUMNS
+from workflows.stats.tables import protocol_column
 
+REFERENCE = ROOT / "reports" / "reference"
+# Beside the frames: which code, machine and settings made them.
+SOURCE = "source.json"
 # Whole numbers with gaps, and words that may be missing, by frame.
 WHOLE = {"costs": ["trained_parameters", "training_tokens"], "scores": ["k"]}
 WORDS = {"retain": ["same_weights", "note"], "budgets": ["missed"]}
@@ -42,3 +50,32 @@ def _read(file: Path) -> pd.DataFrame:
     frame = frame.assign(**{column: value for column, value in older if column not in frame})
     words = {column: frame[column].fillna("") for column in WORDS.get(name, [])}
     return frame.astype(dict.fromkeys(WHOLE.get(name, []), "Int64")).assign(**words)
+
+
+def stale(folder: Path, suite: Suite) -> list[str]:
+    """One sentence for everything that says a published table is older than the checkout.
+
+    Args:
+        folder: Of the published frames.
+        suite: As the checkout would run it now.
+    """
+    told = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+    table = pd.read_csv(folder / "retain.csv")
+    lines = zip(table["row"], protocol_column(table), strict=True)
+    shown = {_named(row, match) for row, match in lines}
+    listed = {_named(job.row, job.match) for job in suite.jobs}
+    sentences = []
+    if listed - shown:
+        sentences.append(f"the table lacks rows of the suite: {', '.join(sorted(listed - shown))}")
+    if shown - listed:
+        sentences.append(f"the suite lacks rows of the table: {', '.join(sorted(shown - listed))}")
+    if "code" not in told:
+        sentences.append("its records do not say which parts of the code made them")
+    changed = [part for part, made in told.get("code", {}).items() if made != [code_hash(part)]]
+    if changed:
+        sentences.append(f"{', '.join(changed)} changed since records were made")
+    return sentences
+
+
+def _named(row: str, match: str | None) -> str:
+    return f"{row} (match each)" if match == "each" else row

@@ -1,0 +1,75 @@
+"""The main table of a published suite as Markdown, with what a reader must know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from workflows.report.lead import Frames, retain_marks
+from workflows.report.render import escape_markdown, markdown
+from workflows.stats.display import (
+    DEFINED,
+    FLOOR,
+    MARKED,
+    MATCHES,
+    SKIPS,
+    Builder,
+    Table,
+    notes,
+    plus,
+    spans,
+)
+
+
+def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> str:
+    """One table per protocol, then definitions, cautions and the source.
+
+    Args:
+        frames: As published.
+        source: What stands in source.json.
+        link: Address of retain.csv.
+    """
+    retain, noise = frames["retain"], frames["noise"]
+    tables = [
+        f"{heading}\n\n{markdown(short_table(own, frames['ranks']))}"
+        for match, heading in MATCHES.items()
+        if len(own := retain[retain["match"] == match])
+    ]
+    notes = (DEFINED, SKIPS, MARKED, *source["cautions"])
+    below = [f"{escape_markdown(text)}\n" for text in notes]
+    commits = ", ".join(commit[:12] for commit in source["commits"])
+    origin = (
+        f"{source['runs']} runs of the suite `{source['suite']}` on "
+        f"{source['hardware']['processor']}, commit {commits}; scores per task, differences and "
+        f"cost beside [retain.csv]({link})."
+    )
+    floor = [
+        f"Noise floor: `{line['row']}` again at batch size {line['batch_size']} moves "
+        f"{line['changed']:,} of {line['items']:,} items."
+        for line in noise.to_dict("records")
+    ]
+    floor += [FLOOR] * bool(floor)
+    return "\n".join([*tables, *below, " ".join([origin, *floor])])
+
+
+def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
+    """Retain of one protocol without the columns of tasks, with ranks."""
+    keys = ["backbone", "target", "match", "row"]
+    both = retain.merge(
+        ranks[[*keys, "rank", "rank_low", "rank_high", "tied"]], on=keys, how="left"
+    )
+    made = Builder()
+    made.lead(both)
+    for head, name in (("Skip", "skip"), ("Retain", "retain")):
+        texts = [plus(v, s) for v, s in zip(both[name], both[f"{name}_std"], strict=True)]
+        made.add(head, texts, retain_marks(both) if name == "retain" else None)
+        if name == "skip":
+            made.skips(both)
+            made.numbers(both, {"Net": ("skip_net", "{:.2f}")})
+    made.add("95 % interval", spans(both, "retain_low", "retain_high"))
+    made.numbers(both, {"Rank": ("rank", "{:.0f}")})
+    made.add("95 % interval of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
+    made.add("Note", notes(both))
+    return made.table("short", "Retain", "")
