@@ -199,8 +199,8 @@ def token_table(rows: Sequence[Sequence[float]], vocab: int) -> Tensor:
     Raises:
         ValueError: The row of tokens that the texts lack is missing, or an id is too large.
     """
-    made = {"dtype": torch.float64, "device": "cpu"}  # also where weights have no numbers yet
-    found = {int(row[0]): torch.tensor(row[1:], **made) for row in rows}
+    with torch.device("cpu"):  # also where weights have no numbers yet
+        found = {int(row[0]): torch.tensor(row[1:], dtype=torch.float64) for row in rows}
     if -1 not in found or max(found) >= vocab:
         raise ValueError(f"param 'token_rates' needs a row -1 and ids below {vocab}")
     table = found.pop(-1)[:, None].repeat(1, vocab)
