@@ -145,6 +145,9 @@ def test_folders_of_different_things_are_refused(
             dense(*entries, backbone=other)
         ],
         "the folders score different tasks": [dense(entries[0])],
+        "the folders were scored by different headline metrics of 'left' (acc and acc_norm)": [
+            dense(score("left", [1] * 60, "acc_norm"), score("right", [1] * 80))
+        ],
         "the folders were scored on different numbers of items of 'left' (60 and 2)": [
             dense(*entries)
         ],

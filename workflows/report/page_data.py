@@ -17,7 +17,7 @@ from workflows.report.lead import Frames, without_twins
 from workflows.report.render import LATEX
 from workflows.report.results import Results, read_texts
 from workflows.stats.display import line_id, short_name
-from workflows.stats.lines import Line, Panel, Record
+from workflows.stats.lines import Line, Panel, Record, headlines
 from workflows.stats.speeds import with_speed
 
 # Items won and lost whose texts a page holds in all, and at most of one task of a run.
@@ -134,8 +134,7 @@ def _record(line: Line, file: Path) -> dict[str, Any]:
     scores = [
         {k: score[k] for k in ("task", "metric", "value", "k", "n")}
         | {"skip": {kind: rate["skip"] for kind, rate in score["rates"].items()}}
-        for score in record["scores"]
-        if score["primary"]
+        for score in headlines(record).values()
     ]
     copied = ("row", "method", "params", "start", "seed", "fit", "rates", "layers", "commit")
     return _short(
@@ -158,7 +157,7 @@ def _record(line: Line, file: Path) -> dict[str, Any]:
 
 
 def _seed_scores(record: Record) -> dict[str, float]:
-    return {s["task"]: s["value"] for s in record["scores"] if s["primary"]}
+    return {task: score["value"] for task, score in headlines(record).items()}
 
 
 def _short(value: Any) -> Any:

@@ -18,7 +18,7 @@ from workflows.records import DECISIONS, SAMPLE, read_record, read_speeds
 from workflows.runtime.heartbeat import read_status
 from workflows.splits import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
-from workflows.stats.lines import Panel, headline_items, make_panels
+from workflows.stats.lines import Panel, headline_items, headlines, make_panels
 from workflows.stats.speeds import Speeds, key
 
 
@@ -129,10 +129,10 @@ def _compared(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> lis
 def _falling(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Those of the tasks whose headline metric is better where it is less, as perplexities are."""
     found = {
-        score["task"]
+        task
         for record in records
-        for score in record.get("scores", [])
-        if score["primary"] and not score["higher_is_better"]
+        for task, score in headlines(record).items()
+        if not score["higher_is_better"]
     }
     return [task for task in tasks if task in found]
 
@@ -257,10 +257,10 @@ def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, 
         ValueError: The tasks of the Retain are of two splits of ARC.
     """
     scored = [
-        score["task"]
+        task
         for record in records
-        for score in record.get("scores", [])
-        if score["primary"] and score["higher_is_better"]
+        for task, score in headlines(record).items()
+        if score["higher_is_better"]
     ]
     settings = {
         "suite": records[0]["suite"],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from workflows.stats.lines import Record
+from workflows.stats.lines import Record, headlines
 
 # Rows that a caution names before it counts them.
 NAMED = 6
@@ -21,6 +22,12 @@ SAME_SCORE = {
     "version": "with different versions of",
     "shots": "with different numbers of demonstrations of",
     "chat_template": "with and without a chat template on",
+    "higher_is_better": "with more and with less as better on",
+}
+# Per task: what must be equal of its headline, or one column holds two metrics.
+SAME_HEADLINE = {
+    "metric": "by different headline metrics of",
+    "filter": "with different filters of the headline metric of",
 }
 
 
@@ -28,19 +35,18 @@ def check_comparable(records: Sequence[Record]) -> None:
     """Refuse records whose scores do not measure the same thing.
 
     Raises:
-        ValueError: Splits, prompts, items or task versions of a column differ, harness versions or
-            ``share_prefix`` differ, one name stands for two backbones, or a record does not say by
-            which protocol its budget was met.
+        ValueError: Headline metrics of a task, or splits, prompts, items or task versions of a
+            column differ, harness versions or ``share_prefix`` differ, one name stands for two
+            backbones, or a record does not say by which protocol its budget was met.
     """
     for record in records:
         _check_protocol(record)
     done = [record for record in records if record["status"] == "ok"]
     seen: dict[Any, tuple[Record, Record]] = {}
     for record in done:
-        for score in record["scores"]:
-            key = record["backbone"]["name"], score["task"], score["metric"], score["filter"]
+        for key, score, fields in _columns(record):
             known, other = seen.setdefault(key, (score, record))
-            difference = score_difference(known, score)
+            difference = score_difference(known, score, fields)
             if difference:
                 raise ValueError(
                     f"rows '{other['row']}' and '{record['row']}' were scored {difference}; "
@@ -54,6 +60,15 @@ def check_comparable(records: Sequence[Record]) -> None:
         _refuse(same, f"backbones under the name '{name}'", lambda r: r["backbone"]["hash"])
 
 
+def _columns(record: Record) -> Iterator[tuple[Any, Record, Mapping[str, str]]]:
+    """Key of each column with the record's score there, and what its scores must share."""
+    for task, score in headlines(record).items():
+        yield task, score, SAME_HEADLINE
+    for score in record["scores"]:
+        name = record["backbone"]["name"]
+        yield (name, score["task"], score["metric"], score["filter"]), score, SAME_SCORE
+
+
 def _check_protocol(record: Record) -> None:
     """A row that decides per token meets a budget by one protocol; every other run names none."""
     applies = record["kind"] == "dynamic" and record["budget"] is not None
@@ -65,9 +80,11 @@ def _check_protocol(record: Record) -> None:
         )
 
 
-def score_difference(known: Record, score: Record) -> str:
-    """What two scores of one metric do not share, as words behind "were scored"; mostly empty."""
-    for field, words in SAME_SCORE.items():
+def score_difference(
+    known: Record, score: Record, fields: Mapping[str, str] = MappingProxyType(SAME_SCORE)
+) -> str:
+    """What two scores do not share, as words behind "were scored"; mostly empty."""
+    for field, words in fields.items():
         if known[field] != score[field]:
             return f"{words} '{score['task']}' ({known[field]} and {score[field]})"
     return ""

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from workflows.demo.presets import PRESETS
+from workflows.evaluation.tasklist import PERPLEXITY
 from workflows.stats.budget import Protocol
 from workflows.stats.lines import Panel
 from workflows.stats.paired import LEVEL
@@ -180,7 +181,7 @@ def short_name(column: str) -> str:
     task, metric = column.rsplit(":", 1)
     label = task_name(task)
     # A perplexity is told apart from other perplexities by the name behind its colon.
-    return label if label.startswith("perplexity") else f"{label} {metric}"
+    return label if label.split(":")[0] == metric == PERPLEXITY else f"{label} {metric}"
 
 
 def seeds_note(updates: str) -> str:

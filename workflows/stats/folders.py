@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflows.stats.comparable import score_difference, settings
-from workflows.stats.lines import Line, Panel
+from workflows.stats.comparable import SAME_HEADLINE, score_difference, settings
+from workflows.stats.lines import Line, Panel, headlines
 from workflows.stats.resample import difference, interval, paired_difference
 from workflows.stats.versus import tested
 
@@ -68,12 +68,19 @@ def _check(one: Panel, two: Panel) -> None:
             f"the folders score different tasks: {', '.join(one.samples)} and "
             f"{', '.join(two.samples)}"
         )
-    known = {(s["task"], s["metric"], s["filter"]): s for s in one.reference.first["scores"]}
-    for score in two.reference.first["scores"]:
+    first, second = (panel.reference.first for panel in (one, two))
+    heads, others = headlines(first), headlines(second)
+    known = {(s["task"], s["metric"], s["filter"]): s for s in first["scores"]}
+    told = [
+        score_difference(heads[task], others[task], SAME_HEADLINE)
+        for task in one.samples
+        if task in heads
+    ]
+    for score in second["scores"]:
         other = known.get((score["task"], score["metric"], score["filter"]), score)
-        difference = score_difference(other, score)
-        if difference:
-            raise ValueError(f"the folders were scored {difference}")
+        told.append(score_difference(other, score))
+    if found := next(filter(None, told), None):
+        raise ValueError(f"the folders were scored {found}")
 
 
 def _line(panel: Panel, line: Line | None, measure: str, side: str) -> dict[str, Any]:

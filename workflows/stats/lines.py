@@ -179,13 +179,18 @@ def _lines(
     return lines
 
 
+def headlines(record: Record) -> dict[str, Record]:
+    """Task -> the score of its headline metric, the one of a task's metrics that tables show."""
+    return {score["task"]: score for score in record.get("scores", []) if score["primary"]}
+
+
 def item_values(frame: pd.DataFrame, record: Record) -> Run:
     """Task -> values (n,) of its headline metric, ordered by item; where more is better."""
-    values = {}
-    for score in record["scores"]:
-        if score["primary"] and score["higher_is_better"]:
-            _, values[score["task"]] = headline_items(frame, score)
-    return values
+    return {
+        task: headline_items(frame, score)[1]
+        for task, score in headlines(record).items()
+        if score["higher_is_better"]
+    }
 
 
 def headline_items(frame: pd.DataFrame, score: Record) -> tuple[NDArray[np.int64], Floats]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from workflows.stats.lines import Line, Panel
+from workflows.stats.lines import Line, Panel, headlines
 from workflows.stats.resample import RETAIN, difference, interval
 
 DIGITS = 2
@@ -51,10 +51,12 @@ def fields(panel: Panel) -> list[list[Line]]:
 def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
     """(line, measure) -> its mark, for Retain and every task.
 
-    A perplexity is no mean over items, so nothing says who is tied.
+    A headline metric of which less is better, as a perplexity, is no mean over items here, so
+    nothing says who is tied.
     """
     found = {}
-    perplexities = [s["task"] for s in panel.reference.first["scores"] if not s["higher_is_better"]]
+    heads = headlines(panel.reference.first)
+    falling = [task for task, score in heads.items() if not score["higher_is_better"]]
     for field in fields(panel):
         for measure, samples in panel.samples.items():
             values = [100 * samples[line.name].value for line in field]
@@ -63,7 +65,7 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
                 apart = difference(samples[line.name], best)
                 tied = place != 1 and interval(apart)[0] <= 0
                 found[line.name, measure] = Mark(place, tied)
-        for task in perplexities:
+        for task in falling:
             values = [_mean_score(line, task) for line in field]
             for line, place in zip(field, places(values, lower_is_better=True), strict=True):
                 found[line.name, task] = Mark(place)
@@ -72,7 +74,8 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
 
 def _mean_score(line: Line, task: str) -> float:
     """Of its headline metric, over seeds."""
-    values = [s["value"] for r in line.records for s in r["scores"] if s["task"] == task]
+    found = [headlines(record) for record in line.records]
+    values = [heads[task]["value"] for heads in found if task in heads]
     return float(np.mean(values)) if values else float("nan")
 
 

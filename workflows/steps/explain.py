@@ -20,7 +20,7 @@ from workflows.report.again import Again
 from workflows.report.results import Results, read_results
 from workflows.runtime.program import run, step_parser
 from workflows.stats.budget import deciding_skip, prompt_skip
-from workflows.stats.lines import Line, Panel, headline_items
+from workflows.stats.lines import Line, Panel, headline_items, headlines
 from workflows.stats.versus import difference_frame
 
 
@@ -123,7 +123,7 @@ def find_score(record: Any, task: str) -> Any:
     Raises:
         ValueError: The task was not scored.
     """
-    scores = {score["task"]: score for score in record["scores"] if score["primary"]}
+    scores = headlines(record)
     if task not in scores:
         raise ValueError(f"task '{task}' was not scored (tasks: {', '.join(scores)})")
     return scores[task]

@@ -150,6 +150,18 @@ def test_scores_and_layers_show_their_numbers(made: Data) -> None:
     assert np.allclose(np.asarray(axis.images[0].get_array()), made.layers[[0, 1, 2, 3]])
 
 
+def test_scores_of_which_less_is_better_are_no_percentages_whatever_their_name(
+    tmp_path: Path,
+) -> None:
+    falls = {"metric": "bits_per_byte", "higher_is_better": False, "k": None}
+    scores = score("a", [1, 0]), score("perplexity_bias", [1, 1]), score("text", [2.5], **falls)
+    write_run(tmp_path, dense(*scores))
+    write_run(tmp_path, record("hero", 0.25, *scores, budget=0.25))
+    (axis,) = one("scores_per_task", read(tmp_path)).axes
+    heads = [text.get_text() for text in axis.get_xticklabels()]
+    assert heads == ["a acc", "perplexity bias acc"]
+
+
 def swept(folder: Path) -> Data:
     """HeRo at three widths of its memory, at two pinned alphas, and under another setting too."""
     write_run(folder, dense(score("a", [1, 1, 1, 1])))

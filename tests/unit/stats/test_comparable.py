@@ -37,6 +37,10 @@ def test_equal_runs_pass_without_a_word() -> None:
         ({"shots": 5}, r"with different numbers of demonstrations of 'a' \(0 and 5\)"),
         ({"n": 3}, r"on different numbers of items of 'a' \(2 and 3\)"),
         ({"chat_template": True}, r"with and without a chat template on 'a' \(False and True\)"),
+        (
+            {"higher_is_better": False},
+            r"with more and with less as better on 'a' \(True and False\)",
+        ),
     ],
 )
 def test_scores_of_different_things_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -44,6 +48,24 @@ def test_scores_of_different_things_are_refused(changes: dict[str, Any], words: 
     records[1]["scores"][0] |= changes
     with pytest.raises(ValueError, match=f"rows 'dense' and 'hero' were scored {words}; evaluate"):
         check_comparable(records)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"metric": "acc_norm"}, "by different headline metrics of 'a' (acc and acc_norm)"),
+        ({"filter": "strict"}, "with different filters of the headline metric of 'a' (none and"),
+    ],
+)
+def test_a_column_has_one_headline_metric_also_where_all_rows_have_both(
+    changes: dict[str, Any], words: str
+) -> None:
+    usual = score("a", [1, 1], primary=False), score("a", [1, 0], **changes)
+    mixed = record("hero", 0.2, *usual, stochastic=False)
+    other = dense(score("a", [1, 0]), score("a", [0, 0], **(changes | {"primary": False})))
+    with pytest.raises(ValueError, match="rows 'dense' and 'hero' were scored ") as caught:
+        check_comparable([other, mixed])
+    assert words in str(caught.value)
 
 
 def test_other_harness_versions_are_refused() -> None:

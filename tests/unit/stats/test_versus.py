@@ -212,6 +212,26 @@ def test_the_lowest_perplexity_is_best() -> None:
     assert found["y at 25 %", "perplexity:x"] == Mark(2)
 
 
+def test_marks_follow_the_headline_whatever_other_metrics_a_task_has() -> None:
+    beside = {"primary": False, "higher_is_better": False, "k": None}
+    for other, moves in (
+        ({**beside, "metric": "perplexity"}, 40.0),
+        ({**beside, "metric": "x"}, -40),
+    ):
+        runs = [dense(), run("x", "most"), run("y", "half"), run("z", "few")]
+        for n, made in enumerate(runs):
+            made["scores"].append(score("a", [2.0], **other, value=50 + moves * n))
+        found = marks(panels(*runs)[0])
+        assert [found[f"{row} at 25 %", "a"].place for row in "xyz"] == [1, 2, 0]
+    # The other way round: less is better in the headline, more beside it.
+    runs = [dense(), run("x", "most"), run("y", "half"), run("z", "few")]
+    for n, made in enumerate(runs):
+        head = score("text", [2.0], "loss", higher_is_better=False, k=None, value=n)
+        made["scores"] += [head, score("text", [0.9 * n], "acc", primary=False)]
+    found = marks(panels(*runs)[0])
+    assert [found[f"{row} at 25 %", "text"].place for row in "xyz"] == [1, 2, 0]
+
+
 def test_ranks_by_hand() -> None:
     frame = rank_frame(panels(dense(), run("x", "few"), run("y", "most"), run("z", "most")))
     assert frame["rank"].tolist() == [3, 1, 1]

@@ -13,7 +13,7 @@ import pandas as pd
 
 from workflows.records import read_decisions
 from workflows.report.figures.lines import KEYS
-from workflows.stats.lines import Record
+from workflows.stats.lines import Record, headlines
 from workflows.stats.tables import unit_title
 
 LEAD = [*KEYS, "title", "kind"]
@@ -31,6 +31,7 @@ class Data:
             :func:`settings_frame`.
         curves: Training, see :func:`curve_frame`.
         routes: What ran for the tokens of a few prompts, see :func:`route_frame`.
+        directions: Of each column of scores, see :func:`direction_frame`.
     """
 
     retain: pd.DataFrame
@@ -40,6 +41,7 @@ class Data:
     settings: pd.DataFrame = field(default_factory=lambda: settings_frame([]))
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
     routes: pd.DataFrame = field(default_factory=pd.DataFrame)
+    directions: pd.DataFrame = field(default_factory=lambda: direction_frame([]))
 
     @property
     def methods(self) -> dict[str, str]:
@@ -48,7 +50,7 @@ class Data:
 
 
 def run_frames(records: Sequence[Record], files: Sequence[Path]) -> dict[str, pd.DataFrame]:
-    """``settings``, ``curves`` and ``routes`` of the runs of a suite, by name."""
+    """``settings``, ``curves``, ``routes``, ``directions`` of the runs of a suite, by name."""
     done = [
         (record, file)
         for record, file in zip(records, files, strict=True)
@@ -58,6 +60,7 @@ def run_frames(records: Sequence[Record], files: Sequence[Path]) -> dict[str, pd
         "settings": settings_frame([record for record, _ in done]),
         "curves": curve_frame(done),
         "routes": route_frame([record for record, _ in done]),
+        "directions": direction_frame([record for record, _ in done]),
     }
 
 
@@ -74,6 +77,17 @@ def settings_frame(records: Sequence[Record]) -> pd.DataFrame:
     ]
     frame = pd.DataFrame(lines, columns=["backbone", "row", "method", "params"])
     return frame.drop_duplicates(["backbone", "row"])
+
+
+def direction_frame(records: Sequence[Record]) -> pd.DataFrame:
+    """``column`` (``task:metric``) of every headline, and whether ``higher_is_better`` in it."""
+    found = {
+        f"{task}:{score['metric']}": score["higher_is_better"]
+        for record in records
+        for task, score in headlines(record).items()
+    }
+    frame = pd.DataFrame(found.items(), columns=["column", "higher_is_better"])
+    return frame.astype({"higher_is_better": bool})
 
 
 def curve_frame(runs: Sequence[tuple[Record, Path]]) -> pd.DataFrame:

@@ -22,9 +22,13 @@ BAR = 0.4  # inches that the scale needs
 
 
 def scores_per_task(data: Data, columns: int) -> dict[str, Figure]:
-    """Scores in percent, rows against tasks; the ground is the score over the column's best."""
+    """Scores in percent, rows against tasks; the ground is the score over the column's best.
+
+    Columns of which less is better, such as perplexities, are no percentages and left out.
+    """
     lines = with_part(data.retain[data.retain["retain"].notna()], data.methods)
-    tasks = [name for name in lines.columns if ":" in name and "perplexity" not in name]
+    falling = set(data.directions.loc[~data.directions["higher_is_better"], "column"])
+    tasks = [name for name in lines.columns if ":" in name and name not in falling]
     found = parts(_once(lines), MOST)
     if len(found) > 1:
         found = parts(lines, MOST)

@@ -34,7 +34,7 @@ from workflows.report.paper.printed import (
 )
 from workflows.report.paper.verdict import CANNOT, Ours, Paper, verdict
 from workflows.stats.budget import TOLERANCE
-from workflows.stats.lines import Line, Panel
+from workflows.stats.lines import Line, Panel, headlines
 from workflows.stats.resample import Sample, interval, mean_of_tasks
 from workflows.stats.retain import retain
 
@@ -234,7 +234,7 @@ class Beside:
             return f"split: the paper's {short} of {method} fits none"
         if split != own:
             return f"split: the paper's {short} of {method} is of {split}, ours of {own}"
-        score = next(s for s in line.first["scores"] if s["task"] == task and s["primary"])
+        score = headlines(line.first)[str(task)]
         items, metric = BENCHMARKS[name][own].items, name.split("(")[1].rstrip(")")
         if score["n"] != items:
             return f"limit: {short} on {score['n']:,} of {items:,} items"
