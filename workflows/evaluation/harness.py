@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import lm_eval.evaluator
 import torch
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -28,7 +29,7 @@ from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
 from methods.core.routing.router import Context
 from methods.core.tokens import Encoder
 from workflows.evaluation.chat import task_prompt
-from workflows.evaluation.shared import answer_requests
+from workflows.evaluation.shared import answer_requests, check_lengths
 
 # A position is deciding where its output is scored: it predicts a token of an answer that is
 # compared, or of one that is generated. The others are prompt.
@@ -137,8 +138,17 @@ class CountingLM(HFLM):
     def _count(self, kind: str, executed: Tensor | None, tokens: int) -> None:
         self.tallies[kind].add(executed, tokens)
 
+    def loglikelihood(self, requests: list[Any], **options: Any) -> list[Any]:
+        """lm-eval's own, which takes the first token of an answer without a context."""
+        for context, answer in (request.args for request in requests):
+            if not context and not self.tok_encode(answer, add_special_tokens=False):
+                check_lengths(0, 0, self.max_length)
+        return list(super().loglikelihood(requests, **options))
+
     def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[Any]:
         self._see([len(context) + len(answer) - 1 for _, context, answer in requests])
+        for _, context, answer in requests:
+            check_lengths(len(context), len(answer), self.max_length)
         found = self._likelihoods(requests, **options)
         check_finite([float(likelihood) for likelihood, _ in found], "log-likelihood of a request")
         return found
@@ -180,7 +190,13 @@ class CountingLM(HFLM):
         One length of contexts follows the other where pads would change routes.
         """
         lengths = [len(self.tok_encode(request.args[0])) for request in requests]
-        limits = [r.args[1].get("max_gen_toks", self.max_gen_toks) for r in requests]
+        if not all(lengths):
+            raise ValueError(
+                "a prompt has no token, and a model writes from one; this tokenizer adds none"
+            )
+        # A task may call the length by any of the names that lm-eval knows.
+        given = [normalize_gen_kwargs(r.args[1], self.max_gen_toks) for r in requests]
+        limits = [kwargs["max_gen_toks"] for kwargs in given]
         self._see([length + limit for length, limit in zip(lengths, limits, strict=True)])
         begins = Encoder(self.tokenizer).begins
         own = [begins(request.args[0]) for request in requests]
@@ -235,6 +251,7 @@ class CountingLM(HFLM):
         self.kinds.first = context.shape[1] - 1
         output = super()._model_generate(context, max_length, stop, **generation_kwargs)
         mask = generation_kwargs["attention_mask"].bool()
+        ends = self._ends(generation_kwargs.get("eos_token_id"))
         first, later = self.log.passes[0], self.log.passes[1:]
         for row in range(len(context)):
             real = mask[row]
@@ -242,17 +259,23 @@ class CountingLM(HFLM):
             split = int(real.sum()) - 1
             self._count("prompt", None if seen is None else seen[:, :split], split)
             # The token that completes a stop, or the last one, is never fed back.
-            fed = min(len(later), self._length(output[row, context.shape[1] :], stop) - 1)
+            fed = min(len(later), self._length(output[row, context.shape[1] :], stop, ends) - 1)
             steps = [p[row] for p in later[: max(fed, 0)] if p is not None]
             # The last token of the context is what the first generated one is read from.
             ran = None if seen is None else torch.cat([seen[:, split:], *steps], dim=1)
             self._count("generated", ran, 1 + max(fed, 0))
         return output
 
-    def _length(self, tokens: Tensor, stop: Sequence[str]) -> int:
+    def _ends(self, given: int | list[int] | None) -> set[int]:
+        """Tokens at which a text ends; those that a task gives take the place of the model's."""
+        if given is None:
+            return self.ends
+        return {*(given if isinstance(given, list) else [given]), self.eot_token_id}
+
+    def _length(self, tokens: Tensor, stop: Sequence[str], ends: Collection[int]) -> int:
         """Generated tokens of one row up to and with the one that completes its first stop."""
         ids = tokens.tolist()
-        ids = ids[: next((n + 1 for n, token in enumerate(ids) if token in self.ends), len(ids))]
+        ids = ids[: next((n + 1 for n, token in enumerate(ids) if token in ends), len(ids))]
 
         def stopped(length: int) -> bool:
             # As lm-eval's stopping rule reads it, special tokens and all: some are stop strings.

@@ -106,8 +106,8 @@ def explained(task: str) -> Iterator[None]:
             "longer runs; point dataset_path of its config to a copy in plain files"
         ) from error
     except (
-        AssertionError, AttributeError, DatasetGenerationError, SyntaxError, TemplateError,
-        TypeError, ValueError,
+        ArithmeticError, AssertionError, AttributeError, DatasetGenerationError, SyntaxError,
+        TemplateError, TypeError, ValueError,
     ) as error:  # fmt: skip
         raise _wrong(task, error) from error
 

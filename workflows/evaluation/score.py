@@ -176,7 +176,8 @@ def run_task(
     for key in metrics:
         metric, chosen = key.split(",", 1)
         frame = _items(entry.task, samples, metric, chosen)
-        value, more = float(values[key]), bool(better.get(metric, True))
+        # lm-eval knows no direction of a metric that is a task's own and says none.
+        value, more = float(values[key]), better.get(metric) is not False
         valueless = frame["value"].isna().any()
         if key == primary and (valueless or (more and abs(value - frame["value"].mean()) > CLOSE)):
             names = ", ".join(sorted({key.split(",")[0] for key in metrics} - {metric}))
@@ -245,7 +246,8 @@ def _number(metric: str, value: Any) -> float:
     """Value of one item: of a likelihood, nats per word or byte; NaN of what is no number."""
     if metric in PER_UNIT:
         loglikelihood, units = value
-        return float(-loglikelihood / units)
+        # An empty document has no byte, and no nats to share among them.
+        return float(-loglikelihood / max(units, 1))
     return math.nan if isinstance(value, Sequence) else float(value)
 
 

@@ -112,11 +112,7 @@ def by_context(requests: Sequence[Request], max_length: int) -> list[Row]:
     rows = defaultdict[tuple[int, ...], list[Asked]](list)
     cut = 0
     for number, (_, context, answer) in enumerate(requests):
-        if not context or not 0 < len(answer) <= max_length:
-            raise ValueError(
-                f"a context of {len(context)} and an answer of {len(answer)} tokens: each has one "
-                f"at least, an answer at most {max_length}"
-            )
+        check_lengths(len(context), len(answer), max_length)
         kept = max_length + 1 - len(answer)
         cut += len(context) > kept
         rows[tuple(context[-kept:])].append(Asked(number, answer))
@@ -124,6 +120,24 @@ def by_context(requests: Sequence[Request], max_length: int) -> list[Row]:
         eval_logger.warning(f"{cut} contexts are cut from the left to {max_length} tokens")
     ordered = sorted(rows, key=lambda context: (-len(context), context))
     return [Row(list(context), rows[context]) for context in ordered]
+
+
+def check_lengths(context: int, answer: int, max_length: int) -> None:
+    """An answer is scored from the token before it, in one window.
+
+    Args:
+        context: Its tokens.
+        answer: Its tokens.
+        max_length: The context window.
+
+    Raises:
+        ValueError: Either is empty, or the answer exceeds the window.
+    """
+    if not context or not 0 < answer <= max_length:
+        raise ValueError(
+            f"a context of {context} and an answer of {answer} tokens: each has one at least, an "
+            f"answer at most {max_length}"
+        )
 
 
 def continuations(context: Row) -> list[Row]:

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 
 from methods.core.ledger import Ledger
 from tests import toy
-from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.harness import CountingLM, simple_evaluate
 from workflows.evaluation.loading import CannotRun, explained, known_reasons
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry, parse_tasks
@@ -120,6 +122,28 @@ def test_a_whole_text_is_counted_once_and_scored_as_a_loop_does(
         assert tokens == {"answer": predicted, "prompt": fed - predicted, "generated": 0}
 
 
+def test_an_empty_text_is_scored_as_by_lm_eval(folder: Path) -> None:
+    toy.write_jsonl(folder / "pages.jsonl", [{"page": ""}, *PAGES, {"page": ""}])
+    model = toy.make_model(seed=0)
+    found = score(harness(model), parse_tasks("toy_text"), [folder])
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    stock = HFLM(pretrained=model, tokenizer=toy.make_tokenizer(), batch_size=4, max_length=8)
+    theirs = simple_evaluate(stock, tasks=["toy_text"], task_manager=manager, bootstrap_iters=0)
+    expected = theirs["results"]["toy_text"]
+    assert {s["metric"]: (s["value"], s["n"]) for s in found.scores} == {
+        name: (pytest.approx(expected[f"{name},none"], 1e-6), 5)
+        for name in ("word_perplexity", "bits_per_byte")
+    }
+    (frame,) = found.items
+    assert (frame["value"] == 0).tolist() == [True, False, False, False, True] * 2
+
+
+def test_a_task_of_empty_texts_alone_ends_in_a_sentence(folder: Path) -> None:
+    toy.write_jsonl(folder / "pages.jsonl", [{"page": ""}])
+    with pytest.raises(ValueError, match="task 'toy_text' cannot be scored: ZeroDivisionError"):
+        score(harness(toy.make_model(seed=0)), parse_tasks("toy_text"), [folder])
+
+
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
@@ -147,6 +171,18 @@ def test_a_metric_of_all_items_stands_beside_a_headline_that_has_its_own(folder:
         "mcc": (4, False), "acc": (4, True), "acc_norm": (4, False),
     }  # fmt: skip
     assert set(found.items[0]["metric"]) == {"acc", "acc_norm"}
+
+
+def test_more_is_better_in_a_metric_whose_direction_nobody_says(folder: Path) -> None:
+    told = yaml.safe_load((folder / "toy_other.yaml").read_text())
+    told |= {"task": "toy_own", "metric_list": [{"metric": "mine", "aggregation": "mean"}]}
+    text = f"{yaml.safe_dump(told)}process_results: !function own.mine\n"
+    (folder / "toy_own.yaml").write_text(text)
+    (folder / "own.py").write_text("def mine(doc, results):\n    return {'mine': doc['answer']}\n")
+    (told,) = score(
+        harness(toy.make_model(seed=0)), [TaskEntry("toy_own", limit=2)], [folder]
+    ).scores
+    assert (told["metric"], told["higher_is_better"]) == ("mine", True)
 
 
 def test_a_reason_that_is_known_before_is_told_again(folder: Path, tmp_path: Path) -> None:
