@@ -40,12 +40,14 @@ class Request:
         workdir: Folder for checkpoints of a long fit; survives an interrupted run.
         match: Which tokens shall meet the budget. ``"pooled"``: all together, as in the papers.
             ``"each"``: prompt tokens and deciding ones, whose output is scored, each by themselves.
+        lender: Folder of another row's fitted model, for a control that is held to what it does.
     """
 
     budget: float | None
     seed: int
     workdir: Path
     match: Literal["pooled", "each"] = "pooled"
+    lender: Path | None = None
 
     def pinned(self) -> Request:
         """The same request without a budget: a pinned param decides how much is skipped."""

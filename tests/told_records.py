@@ -76,7 +76,7 @@ def write_decisions(file: Path) -> None:
                 "threshold": 0.75,
                 "calibration": [{"threshold": 0.5, "skip": 0.3}, {"threshold": 0.75, "skip": 0.25}],
                 "removed_layers": [NASTY],
-                "token_rates": [[n, n] for n in range(200)],
+                "rates": [[n, n] for n in range(200)],
             }
         )
     )

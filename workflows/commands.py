@@ -24,9 +24,8 @@ def compress(suite: Suite, job: Job) -> str:
         words += ["--match", job.match]
     if job.method.trained and suite.processes > 1:
         words += ["--processes", str(suite.processes)]
-    if job.lenders:
-        lent = {name: f"{lender.model}/decisions.json" for name, lender in job.lenders.items()}
-        words += ["--params-from", json.dumps(lent, sort_keys=True)]
+    if job.lender is not None:
+        words += ["--lender", job.lender.model]
     if "revision" in backbone:
         words += ["--revision", backbone["revision"]]
     return shlex.join(words)

@@ -23,6 +23,7 @@ SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
 # Keys of earlier versions -> what does their work now.
 RETIRED = {
+    "params_from": "`lender: ROW` gives a control the fitted model whose rates it takes",
     "scoring": "overlays/paper_literal lists the tasks on the validation splits of ARC",
     "training_noise": "run the suite under other variables (ATEN_CPU_CAPABILITY=avx2) and another "
     "name (--config suite=NAME), then hold both results folders against each other with `compare`",
@@ -74,7 +75,10 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     complete = json.loads(json.dumps(config))
     if complete.get("scoring") == "standard":  # the default, in every suite.json of that time
         del complete["scoring"]
-    for key in (key for key in RETIRED if key in complete):
+    derived = complete.get("derive")
+    lines = derived.values() if isinstance(derived, dict) else []
+    given = {key for keys in (complete, *lines) if isinstance(keys, dict) for key in keys}
+    for key in (key for key in RETIRED if key in given):
         raise ValueError(f"suite config, {key}: this key is gone; {RETIRED[key]}")
     _fill(complete, schema, schema)
     errors = jsonschema.Draft202012Validator(schema).iter_errors(complete)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ class Job:
     ``row`` is the name in the table, ``method`` the discovered row behind it; ``params`` stand
     over that row's own. ``budget`` is None where none applies or params are pinned; ``match`` is
     the protocol by which the budget is met, None where all protocols are one. ``start`` is the job
-    whose model this one starts from in place of the backbone; ``lenders`` are jobs whose decisions
-    hold the value of a param.
+    whose model this one starts from in place of the backbone; ``lender`` is the job whose rates a
+    control takes.
     """
 
     suite: str
@@ -35,7 +35,7 @@ class Job:
     seed: int
     match: Protocol | None = None
     start: Job | None = None
-    lenders: Mapping[str, Job] = field(default_factory=dict)
+    lender: Job | None = None
 
     @property
     def label(self) -> str:
@@ -63,7 +63,7 @@ class Job:
 
     def waits_for(self) -> list[str]:
         """Models of other jobs that the fit reads."""
-        return [job.model for job in [self.start, *self.lenders.values()] if job is not None]
+        return [job.model for job in (self.start, self.lender) if job is not None]
 
     def code(self) -> list[str]:
         """The files whose change makes the fit run again: the method's and what all share."""

@@ -282,13 +282,11 @@ def _jobs(
     def make(line: TableLine, budget: float | None, seed: int, match: Protocol) -> Job:
         seed = seed if line.method.stochastic else line.seeds[0]
         start = None if line.start is None else make(table[line.start], budget, seed, match)
-        lenders = {
-            param: make(table[other], budget, seed, match) for param, other in line.lenders.items()
-        }
+        lender = None if line.lender is None else make(table[line.lender], budget, seed, match)
         own = match if line.method.is_matched(budget) else None
         return Job(
             config["suite"], backbone, line.name, line.method, line.params, budget, seed, own,
-            start, lenders,
+            start, lender,
         )  # fmt: skip
 
     return [

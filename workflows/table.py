@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from workflows.config import check_budget
 
 @dataclass(frozen=True)
 class TableLine:
-    """A line of the suite's table; ``start`` and ``lenders`` name other lines."""
+    """A line of the suite's table; ``start`` and ``lender`` name other lines."""
 
     name: str
     method: Row
@@ -23,7 +23,7 @@ class TableLine:
     budgets: Sequence[float | None]
     seeds: Sequence[int]
     start: str | None = None
-    lenders: Mapping[str, str] = field(default_factory=dict)
+    lender: str | None = None
 
 
 def read_table(
@@ -55,9 +55,8 @@ def read_table(
         if name not in table:  # an overlay may run fewer rows
             _find(rows, name, "row_seeds")
     for line in table.values():
-        for other in [line.start, *line.lenders.values()]:
-            if other is not None:
-                _check_other(line, other, table)
+        for other in filter(None, (line.start, line.lender)):
+            _check_other(line, other, table)
     return table
 
 
@@ -114,7 +113,7 @@ def _derived(
             )
     params = {**base[row.name], **tuned.get(name, {}), **spec["params"]}
     seeds = _seeds(name, row, config)
-    return TableLine(name, row, params, budgets, seeds, first, spec["params_from"])
+    return TableLine(name, row, params, budgets, seeds, first, spec.get("lender"))
 
 
 def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, dict[str, Any]]:

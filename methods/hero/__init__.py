@@ -21,15 +21,14 @@ from methods.core.training.loop import Penalty
 from methods.core.training.method import Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 from methods.hero.blocks import BlockRouter
-from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
+from methods.hero.controls import RandomBypass, StaticGates, lent_rates, token_table
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
 
-# Controls that draw, and what their rates depend on; of how many training texts HeRo lends its own.
+# Controls that draw, and what their rates depend on.
 RATES: dict[str, Literal["block", "kind", "token"]] = {
     "random": "block", "by-kind": "kind", "by-token": "token",
 }  # fmt: skip
-LENT = 2000
 
 
 class Hero(RoutedMethod):
@@ -51,10 +50,11 @@ class Hero(RoutedMethod):
             ``"no-aux"``, ``"no-position"``), or a control: ``"same-size"`` (history replaced by a
             second local head of as many parameters), ``"difference"`` (likewise, and both heads
             read what was last added to the stream, as DiffSkip), ``"static"`` (one learned gate per
-            block, the lowest bypassed), or one that draws the bypass from a hash at HeRo's own
-            rates: ``"random"`` (by block), ``"by-kind"`` (by block and kind of position, prompt or
-            deciding) or ``"by-token"`` (by block and token). What HeRo keeps above these is neither
-            in the part of an item nor in the word alone.
+            block, the lowest bypassed), or one that draws the bypass from a hash at the rates of
+            the request's lender, a fitted HeRo: ``"random"`` (by block; equal rates without a
+            lender), ``"by-kind"`` (by block and kind of position, prompt or deciding) or
+            ``"by-token"`` (by block and token). What HeRo keeps above these is neither in the part
+            of an item nor in the word alone.
         unit: ``"ffn"``, or ``"block"``: attention and FFN of a layer together, decided at its
             input, as FlexiDepth. Not with variants that draw or are static.
         adapter_width: Bottleneck; None: the paper's 896, in proportion below D = 4096; 0: nothing
@@ -63,10 +63,6 @@ class Hero(RoutedMethod):
         memory_width: M, of keys, queries and values.
         alpha: Weight of the penalty, the paper's 1e-3; None: steered to the budget.
         initial_bias: Of the gate's logit.
-        bypass_rates: For ``"random"``: rate of each routed block, as HeRo writes it into its
-            decisions; None: equal ones.
-        kind_rates: For ``"by-kind"``: these rates on prompts and on deciding positions.
-        token_rates: For ``"by-token"``: rows of a token's id and its rates.
     Source: the HeRo paper (equations of its method section; no code is released). Choices where the
         paper is silent: ``Differs``.
     Differs from upstream: with a budget, alpha is steered in training and the threshold calibrated
@@ -102,9 +98,6 @@ class Hero(RoutedMethod):
         memory_width: int = 64
         alpha: float | None = None
         initial_bias: float = 2.0
-        bypass_rates: list[float] | None = None
-        kind_rates: list[list[float]] | None = None
-        token_rates: list[list[float]] | None = None
 
         def __post_init__(self) -> None:
             """Check ranges.
@@ -133,7 +126,8 @@ class Hero(RoutedMethod):
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
         """What a control takes in place of gates."""
         if self.params.variant in RATES:
-            plan.structure["rates"] = self._rates(plan.budget, plan.shares)
+            plan.structure["rates"] = self._rates(backbone, data, plan)
+            plan.decisions["rates"] = plan.structure["rates"]
         elif self.params.variant == "static":
             plan.structure["closed"] = self._closed(plan.budget, plan.shares)
 
@@ -145,13 +139,6 @@ class Hero(RoutedMethod):
     def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
         """Of the squared use, a layer's gate counted once."""
         return partial(squared_use, units=2 if self.params.unit == "block" else 1)
-
-    def calibrate(self, model: nn.Module, data: Data, plan: Plan) -> None:
-        """Set the threshold; lend the rates to controls."""
-        super().calibrate(model, data, plan)
-        lends = (self.params.variant, self.params.unit) == ("full", "ffn")
-        if lends and plan.budget is not None:
-            plan.decisions |= measured_rates(model, data.training()[:LENT])
 
     def router(self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]) -> Router:
         """HeRo's, or that of a control."""
@@ -184,25 +171,12 @@ class Hero(RoutedMethod):
             raise ValueError("variant 'static' needs a budget")
         return nearest(range(len(shares) + 1), lambda n: n * float(shares.mean()), budget)[0]
 
-    def _rates(self, budget: float | None, shares: Tensor) -> list[list[float]]:
+    def _rates(self, backbone: Backbone, data: Data, plan: Plan) -> list[list[float]]:
         """Rates of a control, (R, K), or rows of tokens with theirs."""
-        params, count = self.params, len(shares)
-        if params.variant == "random" and params.bypass_rates is None:
-            if budget is None:
-                raise ValueError("variant 'random' needs a budget or param 'bypass_rates'")
-            return [[budget / float(shares.sum())]] * count
-        name = {"random": "bypass_rates", "by-kind": "kind_rates", "by-token": "token_rates"}
-        given = getattr(params, name[params.variant])
-        if given is None:
-            raise ValueError(f"variant '{params.variant}' needs param '{name[params.variant]}'")
-        if params.variant == "by-token":
-            rows = [list(row) for row in given]
-            rates = [row[1:] for row in rows]
-        else:
-            rates = [given] if params.variant == "random" else [list(each) for each in given]
-            rows = [list(each) for each in zip(*rates, strict=True)]
-        if not all(len(each) == count and all(0 <= rate <= 1 for rate in each) for each in rates):
-            raise ValueError(
-                f"param '{name[params.variant]}' must hold {count} rates from 0 to 1 each"
-            )
-        return rows
+        variant, count, lender = self.params.variant, len(plan.shares), plan.request.lender
+        if lender is not None:
+            return lent_rates(lender, RATES[variant], data, str(backbone.model.device), count)
+        if variant != "random" or plan.budget is None:
+            budget = "a budget or " if variant == "random" else ""
+            raise ValueError(f"variant '{variant}' needs {budget}a lender, a fitted HeRo")
+        return [[plan.budget / float(plan.shares.sum())]] * count

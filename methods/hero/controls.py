@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from methods.core.backbone import decoder
-from methods.core.data import Document
+from methods.core.checkpoint import DECISIONS, load
+from methods.core.data import Data, Document
+from methods.core.jsonfile import read_json
 from methods.core.routing.hashing import uniform_hash
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
 from methods.core.training.packing import lay_out
 from methods.hero.branch import Adapter
 from methods.hero.heads import Sizes
+
+# Training texts on which rates are counted.
+LENT = 2000
 
 
 class _WithAdapters(Router):
@@ -150,6 +156,42 @@ class RandomBypass(_WithAdapters):
         return Decision(execute, None, execute.float()), state
 
 
+def lent_rates(
+    folder: Path, key: Literal["block", "kind", "token"], data: Data, device: str, count: int
+) -> list[list[float]]:
+    """What a fitted HeRo bypasses, as the rates of a control.
+
+    Args:
+        folder: Of its model.
+        key: What the rates depend on, see :class:`RandomBypass`.
+        data: Its training texts are counted on, except by block: there the fit has counted.
+        device: Where the model runs.
+        count: R, its blocks.
+
+    Returns:
+        Rates (R, K), or by token the rows of :func:`measured_rates`.
+
+    Raises:
+        ValueError: The model routes other blocks, or its fit counted no rates.
+    """
+    if key == "block":
+        told = read_json(folder / DECISIONS).get("bypass_rates")
+        if not isinstance(told, list) or not all(isinstance(rate, float) for rate in told):
+            raise ValueError(f"{folder / DECISIONS} holds no 'bypass_rates', numbers by block")
+        rates = [[rate] for rate in told]
+        found = len(rates)
+    else:
+        model = load(folder, device=device).model
+        measured = measured_rates(model, data.training()[:LENT])
+        rates = measured["token_rates"]
+        found = len(rates[0]) - 1
+        if key == "kind":
+            rates = [list(both) for both in zip(*measured["kind_rates"], strict=True)]
+    if found != count:
+        raise ValueError(f"the lender {folder} has rates of {found} blocks, the control {count}")
+    return rates
+
+
 @torch.no_grad()
 def measured_rates(model: nn.Module, documents: Sequence[Document]) -> dict[str, list[list[float]]]:
     """How often HeRo bypasses each block, by kind of position and by token, on training texts.
@@ -202,7 +244,7 @@ def token_table(rows: Sequence[Sequence[float]], vocab: int) -> Tensor:
     with torch.device("cpu"):  # also where weights have no numbers yet
         found = {int(row[0]): torch.tensor(row[1:], dtype=torch.float64) for row in rows}
     if -1 not in found or max(found) >= vocab:
-        raise ValueError(f"param 'token_rates' needs a row -1 and ids below {vocab}")
+        raise ValueError(f"rates by token need a row -1 and ids below {vocab}")
     table = found.pop(-1)[:, None].repeat(1, vocab)
     for number, rates in found.items():
         table[:, number] = rates

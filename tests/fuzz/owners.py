@@ -25,6 +25,7 @@ from methods.core.checkpoint import load
 from methods.core.data import Data
 from methods.core.folder import read_config, read_tokenizer
 from methods.core.ledger import Ledger
+from methods.hero.controls import lent_rates
 from tests import made_records, steps, told_records, toy
 from workflows import commands
 from workflows.config import read_configs
@@ -37,7 +38,6 @@ from workflows.report.frames import make_frames
 from workflows.report.page import page, source
 from workflows.report.results import read_results
 from workflows.report.tables import make_tables
-from workflows.steps.compress import lent_param
 from workflows.steps.data import read_source
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
@@ -219,19 +219,17 @@ def make_model(folder: Path) -> None:
     np.save(folder / "ids.npy", np.arange(24).reshape(4, 6))
     made = steps.compress("shortgpt", folder / "backbone", folder / "model",
                           "--calibration", folder / "ids.npy", *words)  # fmt: skip
-    (made / "decisions.json").write_text(json.dumps({"bypass_rates": [0.0, 0.5], "layers": 1}))
+    (made / "decisions.json").write_text(json.dumps({"bypass_rates": [0.0, 0.5]}))
 
 
 def read_model(folder: Path) -> None:
-    """The same model that was saved, and params that another row may take."""
+    """The same model that was saved, and rates that a control may take."""
     loaded = load(folder / "model")
     with torch.no_grad():
         logits = loaded.model(torch.tensor([[1, 2, 3]])).logits
     assert logits.isfinite().all()
     assert loaded.ledger.layers == 1
-    file = folder / "model/decisions.json"
-    load_method("hero", {"variant": "random", "bypass_rates": lent_param("bypass_rates", file)})
-    load_method("shortgpt", {"layers": lent_param("layers", file)})
+    lent_rates(folder / "model", "block", Data(None, 8, 8), "cpu", 2)
 
 
 COMMANDS = {

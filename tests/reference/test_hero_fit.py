@@ -12,10 +12,13 @@ import torch
 from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import load_backbone
+from methods.core.checkpoint import load
 from methods.core.data import Data
 from methods.core.routing.calibration import bypass_rates, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
+from methods.hero.controls import measured_rates
+from tests import steps
 
 TRAINING = {
     "updates": 8, "batch_tokens": 60, "learning_rate": 1e-3, "row_length": 30, "adapter_width": 8
@@ -23,8 +26,9 @@ TRAINING = {
 
 
 def fitted(
-    llama: Path, files: dict[str, Path], workdir: Path, budget: float | None, **params: Any
-) -> tuple[Fitted, float]:
+    llama: Path, files: dict[str, Path], workdir: Path, budget: float | None,
+    lender: Path | None = None, **params: Any,
+) -> tuple[Fitted, float]:  # fmt: skip
     """HeRo fitted to a toy, and its skip rate on the validation documents."""
     backbone = load_backbone(llama)
     data = Data(
@@ -33,7 +37,7 @@ def fitted(
     )  # fmt: skip
     method = load_method("hero", TRAINING | params)
     total = backbone.parameters
-    result = method.fit(backbone, data, Request(budget, 3, workdir))
+    result = method.fit(backbone, data, Request(budget, 3, workdir, lender=lender))
     shares = unit_shares(router_of(result.model).units, total)
     return result, float(bypass_rates(result.model, weighted(data.validation(), "pooled")) @ shares)
 
@@ -91,20 +95,46 @@ def test_a_pinned_alpha_is_neither_steered_nor_calibrated(
     assert first["skip"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("variant", "name"), [("by-kind", "kind_rates"), ("by-token", "token_rates")]
-)
-def test_controls_borrow_the_rates_that_hero_measured(
-    variant: str, name: str, llama: Path, data_files: dict[str, Path], tmp_path: Path
+@pytest.fixture(scope="module")
+def lender(
+    llama: Path, data_files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder of a fitted HeRo."""
+    words = ["--train", data_files["training"], "--validation", data_files["validation"]]
+    return steps.compress(
+        "hero", llama, tmp_path_factory.mktemp("lender") / "hero", *words, "--budget", 0.2,
+        "--seed", 3, "--max-length", 32, "--params", json.dumps(TRAINING),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", ["random", "by-kind", "by-token"])
+def test_controls_take_the_rates_of_a_fitted_hero(
+    variant: str, lender: Path, llama: Path, data_files: dict[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=f"needs param '{name}'"):
-        fitted(llama, data_files, tmp_path / "alone", 0.2, variant=variant)
-    lender, _ = fitted(llama, data_files, tmp_path / "hero", 0.2)
-    lent = {name: lender.decisions[name]}
-    control, _ = fitted(llama, data_files, tmp_path / variant, 0.2, variant=variant, **lent)
+    if variant != "random":
+        with pytest.raises(ValueError, match=f"variant '{variant}' needs a lender, a fitted HeRo"):
+            fitted(llama, data_files, tmp_path / "alone", 0.2, variant=variant)
+    control, _ = fitted(llama, data_files, tmp_path, 0.2, lender, variant=variant)
     best = min(control.decisions["calibration"], key=lambda step: abs(step["skip"] - 0.2))
     assert best["skip"] == pytest.approx(0.2, abs=0.01)
     assert control.decisions["threshold"] == best["threshold"]
+    hero, told = load(lender), json.loads((lender / "decisions.json").read_text())
+    texts = Data(hero.tokenizer, 64, 32, training_file=data_files["training"]).training()
+    counted = measured_rates(hero.model, texts[:2000])
+    expected = {
+        "random": [[rate] for rate in told["bypass_rates"]],
+        "by-kind": [list(both) for both in zip(*counted["kind_rates"], strict=True)],
+        "by-token": counted["token_rates"],
+    }
+    assert control.structure["rates"] == control.decisions["rates"] == expected[variant]
+    assert not {"kind_rates", "token_rates"} & told.keys()  # counted for who asks
+
+
+def test_a_lender_of_other_blocks_is_refused(
+    lender: Path, llama: Path, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="has rates of 3 blocks, the control 2"):
+        fitted(llama, data_files, tmp_path, 0.2, lender, variant="by-kind", candidates=[4, 5])
 
 
 def test_each_kind_meets_the_budget(

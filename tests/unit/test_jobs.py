@@ -73,10 +73,10 @@ def test_all_means_every_discovered_row(root: Path) -> None:
     assert list(dict.fromkeys(job.row for job in suite.jobs)) == list(discover())
 
 
-def test_a_line_may_start_from_another_row_or_borrow_a_param(root: Path) -> None:
+def test_a_line_may_start_from_another_row_or_take_its_rates(root: Path) -> None:
     derive = {
         "shortgpt+lora": {"from": "shortgpt", "then": "lora", "params": {"rank": 3}},
-        "hero-random": {"from": "hero", "params_from": {"bypass_rates": "hero"}},
+        "hero-random": {"from": "hero", "lender": "hero"},
     }
     suite = read_suite(config(rows=["shortgpt", "hero"], reference_row="hero", derive=derive), root)
     healed = suite.find("toy", "shortgpt+lora", "b40", "s43")
@@ -92,12 +92,12 @@ def test_a_line_may_start_from_another_row_or_borrow_a_param(root: Path) -> None
     assert suite.start_folder(lent) == "toy"
     assert lent.waits_for() == ["results/tiny/toy/hero/b25/s43/model"]
     words = commands.compress(suite, lent)
-    assert "hero/b25/s43/model/decisions.json" in words
+    assert "--lender results/tiny/toy/hero/b25/s43/model" in words
     assert "--budget 0.25" in words
 
 
 def test_a_row_may_run_seeds_of_its_own(root: Path) -> None:
-    derive = {"hero-random": {"from": "hero", "params_from": {"bypass_rates": "hero"}}}
+    derive = {"hero-random": {"from": "hero", "lender": "hero"}}
     rows = ["dense", "random-skip", "shortgpt", "hero"]
     own = {"hero": [42, 43], "hero-random": [43], "shortgpt": [7, 8], "lora": [1]}
     given = config(rows=rows, derive=derive, budgets=[0.25], seeds=[42], row_seeds=own)

@@ -40,7 +40,7 @@ WRONG = [
         {
             "rows": ["dense", "hero"],
             "row_seeds": {"x": [42, 44]},
-            "derive": {"x": {"from": "hero", "params_from": {"bypass_rates": "hero"}}},
+            "derive": {"x": {"from": "hero", "lender": "hero"}},
         },
         "derive.x: 'hero' does not run its seed 44 (see row_seeds)",
     ),
@@ -49,7 +49,7 @@ WRONG = [
             "rows": ["dense", "hero"],
             "budgets": [0.3],
             "derive": {
-                "x": {"from": "hero", "params_from": {"alpha": "hero"}, "budgets": [0.25]},
+                "x": {"from": "hero", "lender": "hero", "budgets": [0.25]},
             },
         },
         "derive.x: 'hero' does not run its budget 0.25",
@@ -78,7 +78,7 @@ WRONG = [
     ({"derive": {"x": {"from": "hero", "then": "lora"}}}, "derive.x: 'from' must be a static row"),
     ({"derive": {"x": {"from": "shortgpt", "then": "hero"}}}, "and 'then' a trained row without"),
     (
-        {"derive": {"x": {"from": "hero", "params_from": {"alpha": "hero"}}}},
+        {"derive": {"x": {"from": "hero", "lender": "hero"}}},
         "derive.x: 'hero' is not among the suite's rows",
     ),
     ({"derive": {"x": {"params": {}}}}, "derive.x: 'from' is a required property"),
@@ -93,6 +93,10 @@ WRONG = [
     ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),
     ({"keep_models": "yes"}, "keep_models: 'yes' is not one of [True, False, 'trained']"),
     ({"first": ["heroo"]}, "first: there is no row 'heroo'"),
+    (
+        {"derive": {"x": {"from": "hero", "params_from": {"bypass_rates": "hero"}}}},
+        "params_from: this key is gone; `lender: ROW` gives a control the fitted model",
+    ),
     ({"training_noise": {}}, "training_noise: this key is gone; run the suite under .*`compare`"),
 ]
 

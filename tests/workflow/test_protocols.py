@@ -100,7 +100,7 @@ def folders(jobs: Suite) -> list[tuple[str, str | None]]:
 def test_two_protocols_double_the_rows_that_decide_per_token_and_no_others() -> None:
     derive = {
         "cut+lora": {"from": "shortgpt", "then": "lora"},
-        "drawn": {"from": "hero", "params_from": {"bypass_rates": "hero"}},
+        "drawn": {"from": "hero", "lender": "hero"},
         "pinned": {"from": "hero", "params": {"alpha": 0.001}, "budgets": [None]},
     }
     both = suite(derive=derive, match=["pooled", "each"])
@@ -113,7 +113,7 @@ def test_two_protocols_double_the_rows_that_decide_per_token_and_no_others() -> 
     assert drawn.waits_for() == ["results/tiny/demo/hero/b25-each/s42/model"]
     words = commands.compress(both, drawn)
     assert "--match each" in words
-    assert "hero/b25-each/s42/model/decisions.json" in words
+    assert "--lender results/tiny/demo/hero/b25-each/s42/model" in words
     healed = both.find("demo", "cut+lora", "b25", "s42")
     assert healed.waits_for() == ["results/tiny/demo/shortgpt/b25/s42/model"]
     assert "--match" not in commands.compress(both, healed)

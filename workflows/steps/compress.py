@@ -18,7 +18,6 @@ from methods.base import Method, Request
 from methods.core.budget import check_budget
 from methods.core.checkpoint import describe, open_backbone, origin, save, write_json
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import read_json
 from methods.core.pretrained import CARD, read_card
 from methods.core.training.snapshots import NAME as SNAPSHOT
 from workflows.job import DATA_PARTS
@@ -64,7 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=42, help="of every draw of the fit")
     parser.add_argument("--params", default="{}", metavar="JSON", help="over those of the row")
     parser.add_argument(
-        "--params-from", default="{}", metavar="JSON", help="param -> decisions.json that holds it"
+        "--lender", type=Path, metavar="DIR", help="a model that a control takes rates of"
     )
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE", help=".jsonl, or .npy of ids; default: none"
@@ -92,8 +91,6 @@ def main() -> None:
     args = arguments()
     row = find_row(args.method)
     params = json_object(args.params, "--params", '{"layers": 3}')
-    lent = json_object(args.params_from, "--params-from", '{"bypass_rates": "DIR/decisions.json"}')
-    params |= {name: lent_param(name, Path(str(file))) for name, file in lent.items()}
     method = load_method(args.method, params)
     budget = None if args.budget is None else check_budget(args.budget)
     if not row.budgeted:
@@ -105,7 +102,7 @@ def main() -> None:
     check_data(args, row)
     set_up_torch(args.threads)
     workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
-    request = Request(budget, args.seed, workdir, args.match)
+    request = Request(budget, args.seed, workdir, args.match, args.lender)
     with process_group(args.device, args.out) as (device, folder):
         fit(args, method, request, device, folder)
     if os.environ.get("RANK", "0") == "0":
@@ -135,18 +132,6 @@ def json_object(text: str, name: str, example: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a JSON object, such as '{example}': {text}")
     return value
-
-
-def lent_param(name: str, decisions: Path) -> Any:
-    """The value of a param that another run decided.
-
-    Raises:
-        ValueError: The file is missing, or does not hold it.
-    """
-    held = read_json(decisions)
-    if name not in held:
-        raise ValueError(f"{decisions} holds no '{name}'")
-    return held[name]
 
 
 def fit(

@@ -139,7 +139,7 @@ def test_decisions_are_curves_bars_or_words(data: Data) -> None:
         near(loss, 3 / (update + 1))
     assert shown["scores"]["bars"] == [0.5, 0.25, 0.125, 1.0]
     assert shown["threshold"]["text"] == "0.75"
-    assert shown["token_rates"]["text"] == "200 entries, in decisions.json"
+    assert shown["rates"]["text"] == "200 entries, in decisions.json"
     assert json.loads(shown["removed_layers"]["text"]) == [NASTY]
     assert shown_decision("none", [])["text"] == "[]"
 
