@@ -19,12 +19,11 @@ from methods.core.routing.gates import (
     hashed_noise,
     logistic_noise,
     sampled,
-    straight_through,
     thresholded,
 )
 from methods.core.routing.router import (
     Context,
-    Decision,
+    Gate,
     Router,
     Tokens,
     Unit,
@@ -307,7 +306,7 @@ class LayerRouter(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """Decide from the layer's input, in float32; reserved tokens execute without gradient."""
         always, noise = state
         with torch.autocast(block_input.device.type, enabled=False):
@@ -315,8 +314,8 @@ class LayerRouter(Router):
             difference = logits[..., 1] - logits[..., 0]
             if at.generator is not None:
                 execute, soft = sampled(difference, noise[:, index], 1.0)
-                execute = at.settle(index, execute | always)
-                return straight_through(execute, torch.where(always, 1.0, soft)), state
+                soft = torch.where(always, 1.0, soft)
+                return Gate(soft, "straight-through", execute | always), state
             added = 0.0 if noise is None else noise[:, index]
-            execute = thresholded(difference + added, self.threshold).execute
-            return Decision(execute | always), state
+            execute = thresholded(difference + added, self.threshold)
+            return Gate(execute=execute | always), state

@@ -14,7 +14,7 @@ from methods.base import check_least
 from methods.core.backbone import Backbone, attention, decoder, ffn, layers
 from methods.core.data import Data, Document, batches
 from methods.core.ledger import Rates
-from methods.core.routing.router import Context, Decision, Tokens, Unit, ffn_units
+from methods.core.routing.router import Context, Gate, Tokens, Unit, ffn_units
 from methods.core.routing.slim import SlimRouter
 from methods.core.routing.steering import Steering, squared_use
 from methods.core.training.loop import Penalty
@@ -125,7 +125,7 @@ class DifferenceRouter(SlimRouter):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """Decide from delta = post_attention - block_input."""
         assert post_attention is not None
         with torch.autocast(block_input.device.type, enabled=False):
@@ -136,9 +136,7 @@ class DifferenceRouter(SlimRouter):
             if self.beside:
                 length = 0.5 * torch.log(before.pow(2).mean(-1, keepdim=True) + self.eps)
                 read = torch.cat([read, -scale.log() - length], dim=-1)
-            weight = self.weight(index, read)
-        execute = at.settle(index, weight > self.threshold)
-        return Decision(execute, torch.where(execute, weight, 1 - weight), weight), state
+            return Gate(self.weight(index, read), "gate"), state
 
     def otherwise(self, index: int) -> nn.Module:
         """The slim FFN of the layer."""

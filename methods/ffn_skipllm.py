@@ -18,7 +18,7 @@ from methods.core.data import Batch, Data, Document
 from methods.core.ledger import Rates
 from methods.core.routing.calibration import Weighted, calibrate_threshold, calibrated, weighted
 from methods.core.routing.routed import route, router_of
-from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, ffn_units
+from methods.core.routing.router import Context, Gate, Router, Tokens, Unit, ffn_units
 from methods.core.routing.steering import unit_shares
 from methods.core.seeds import generator
 from methods.core.training.losses import score_answers
@@ -333,13 +333,14 @@ class SkippingRouter(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """Skip what a run still holds; ``block_input`` is what the last FFN made of the stream."""
         before, ran, left, warm = state
         starts = ran & warm & (turn(before, block_input) <= 1 - self.tau)
         left = left.masked_fill(starts, self.run_length)
         execute = left == 0
-        return Decision(execute), (post_attention, execute, (left - 1).clamp(min=0), warm)
+        after = (post_attention, execute, (left - 1).clamp(min=0), warm)
+        return Gate(execute=execute), after
 
 
 def turn(before: Tensor, after: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from methods.base import check_least
 from methods.core.backbone import Backbone, attention_norm, layers
 from methods.core.ledger import Rates
-from methods.core.routing.router import Context, Decision, Tokens, Unit, module_units
+from methods.core.routing.router import Context, Gate, Tokens, Unit, module_units
 from methods.core.routing.slim import SlimRouter
 from methods.core.routing.steering import Steering, squared_use
 from methods.core.training.loop import Penalty
@@ -128,15 +128,13 @@ class LayerRouter(SlimRouter):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """Of attention: w, kept for the FFN behind it, which takes the same decision."""
         block, second = divmod(index, 2)
         if not second:
             with torch.autocast(block_input.device.type, enabled=False):
                 state = self.weight(block, self.norms[block](block_input).float())
-        execute = at.settle(index, state > self.threshold)
-        scale = torch.where(execute, state, 1 - state) if second else None
-        return Decision(execute, scale, state), state
+        return Gate(state, "gate" if second else "none"), state
 
     def otherwise(self, index: int) -> nn.Module | None:
         """The slim FFN of the layer, for its FFN unit."""

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from methods.core.backbone import Backbone, attention_norm, layers
 from methods.core.data import Data
 from methods.core.ledger import Rates
-from methods.core.routing.gates import straight_through, thresholded
+from methods.core.routing.gates import thresholded
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import (
     Context,
-    Decision,
+    Gate,
     Router,
     Tokens,
     Unit,
@@ -196,18 +196,17 @@ class VectorRouter(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """Decide from the layer's normed input, in float32."""
         with torch.autocast(block_input.device.type, enabled=False):
             normed = self.norms[index](block_input).float()
             logit = self.vectors[index](normed).squeeze(-1)
             if state is not None:
                 logit = mean_by(state, logit)
-            decision = thresholded(logit, self.threshold)
+            execute = thresholded(logit, self.threshold)
             if at.generator is None:
-                return decision, state
-            execute = at.settle(index, decision.execute)
-            return straight_through(execute, torch.sigmoid(logit)), state
+                return Gate(execute=execute), state
+            return Gate(torch.sigmoid(logit), "straight-through", execute), state
 
 
 def mean_by(groups: Tensor, values: Tensor) -> Tensor:

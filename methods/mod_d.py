@@ -17,7 +17,7 @@ from methods.core.data import Data
 from methods.core.ledger import Rates
 from methods.core.routing.calibration import Weighted, weighted
 from methods.core.routing.routed import router_of
-from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, module_units
+from methods.core.routing.router import Context, Gate, Router, Tokens, Unit, module_units
 from methods.core.routing.steering import Steering
 from methods.core.seeds import generator
 from methods.core.training.loop import Penalty
@@ -232,7 +232,7 @@ class CompetingRouter(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """The weight scales the module and decides, in float32."""
         with torch.autocast(block_input.device.type, enabled=False):
             weights = self.routers[index](block_input.float()).squeeze(-1)
@@ -240,9 +240,9 @@ class CompetingRouter(Router):
             return self._compete(weights, *state), state
         mean, deviation = self.levels[index]
         shift = deviation * math.log(self.threshold / (1 - self.threshold))
-        return Decision(weights > mean + shift, weights), state
+        return Gate(scale=weights, execute=weights > mean + shift), state
 
-    def _compete(self, weights: Tensor, tokens: Tokens, deciding: Tensor | None) -> Decision:
+    def _compete(self, weights: Tensor, tokens: Tokens, deciding: Tensor | None) -> Gate:
         """The best of every document run; deciding tokens compete with all of their kind."""
         found, apart = weights.detach(), deciding if self.running is not None else None
         among = tokens.valid if apart is None else tokens.valid & (apart == 0)
@@ -251,11 +251,12 @@ class CompetingRouter(Router):
         if self.params.compare == "strict":
             execute &= (found > taus.value) | (taus.k == 1)
         if apart is None or self.running is None:
-            return Decision(execute, weights)
+            return Gate(scale=weights, execute=execute)
         # An answer of one word has nobody to compete with in its document.
         tau = upper_quantile(found, apart, self.running)
         execute |= (apart > 0) & (found > tau)
-        return Decision(execute, weights, torch.sigmoid((weights - tau) / (found.std() + 1e-6)))
+        soft = torch.sigmoid((weights - tau) / (found.std() + 1e-6))
+        return Gate(soft, weights, execute)
 
 
 def _competing(model: nn.Module) -> CompetingRouter:

@@ -17,7 +17,7 @@ from methods.core.routing.hashing import uniform_hash
 from methods.core.routing.routed import route
 from methods.core.routing.router import (
     Context,
-    Decision,
+    Gate,
     Router,
     Tokens,
     Unit,
@@ -132,6 +132,6 @@ class RandomRouter(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """Read the draw."""
-        return Decision(state[:, index]), state
+        return Gate(execute=state[:, index]), state

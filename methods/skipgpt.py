@@ -16,10 +16,9 @@ from methods.core.routing.gates import (
     hashed_noise,
     logistic_noise,
     sampled,
-    straight_through,
     thresholded,
 )
-from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, module_units
+from methods.core.routing.router import Context, Gate, Router, Tokens, Unit, module_units
 from methods.core.routing.steering import Aim, Steering
 from methods.core.seeds import generator
 from methods.core.training.method import Lora, Plan, RoutedMethod
@@ -174,7 +173,7 @@ class PairRouter(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """Decide from the layer's input, in float32."""
         with torch.autocast(block_input.device.type, enabled=False):
             logits = self.routers[index](block_input.float())
@@ -182,6 +181,6 @@ class PairRouter(Router):
             if state is not None and at.generator is not None:
                 temperature = FIRST + (LAST - FIRST) * at.progress
                 execute, soft = sampled(difference, state[:, index], temperature)
-                return straight_through(at.settle(index, execute), soft), state
+                return Gate(soft, "straight-through", execute), state
             noise = 0.0 if state is None else state[:, index]
-            return thresholded(difference + noise, self.threshold), state
+            return Gate(execute=thresholded(difference + noise, self.threshold)), state

@@ -14,7 +14,8 @@ from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.backbone import Backbone, attention, count, decoder
 from methods.core.data import Document
-from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
+from methods.core.routing.decisions import Decider, Decision
+from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
 from tests import toy
 from tests.training_toys import documents
 
@@ -74,8 +75,8 @@ class Spared(Router):
         post_attention: Tensor | None,
         state: Tensor,
         at: Context,
-    ) -> tuple[Decision, Tensor]:
-        return Decision(state), state
+    ) -> tuple[Gate, Tensor]:
+        return Gate(execute=state), state
 
 
 def wrap(model: nn.Module) -> Backbone:
@@ -145,6 +146,18 @@ def all_real(ids: Tensor) -> Tokens:
 def training(progress: float = 0.0, seed: int = 0) -> Context:
     """The context of a training pass."""
     return Context(progress, torch.Generator().manual_seed(seed))
+
+
+def decide(
+    router: Router,
+    index: int,
+    before: Tensor,
+    after: Tensor | None,
+    state: Any,
+    at: Context | None = None,
+) -> tuple[Decision, Any]:
+    """What becomes of a router's gate where no layer runs again."""
+    return Decider(router, at or Context(), None, False).decide(index, before, after, state)
 
 
 def slow_attention(model: Any, layer: nn.Module, rows: Tensor, seen: list[list[int]]) -> Tensor:

@@ -17,7 +17,7 @@ from methods import load_method
 from methods.core.backbone import Backbone, count
 from methods.core.data import Document
 from methods.core.routing.routed import router_of
-from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
+from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
 from methods.core.routing.steering import Steering, squared_use, unit_shares
 from methods.core.training.loop import KINDS, Trainer
 from methods.core.training.params import TrainingParams
@@ -114,9 +114,9 @@ class ByNumber(Router):
         post_attention: Tensor | None,
         state: Tensor,
         at: Context,
-    ) -> tuple[Decision, Tensor]:
+    ) -> tuple[Gate, Tensor]:
         execute = state >= 4 if index else state % 2 == 0
-        return Decision(execute, None, self.size * state / (5 if index else 10)), state
+        return Gate(self.size * state / (5 if index else 10), execute=execute), state
 
 
 def a_minute_per_update(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
+from methods.core.routing.router import Context, Gate, Router, Tokens, Unit
 from methods.hero.branch import Adapter
 from methods.hero.router import HeroRouter, PathState
 
@@ -58,21 +57,14 @@ class BlockRouter(Router):
         post_attention: Tensor | None,
         state: LayerState,
         at: Context,
-    ) -> tuple[Decision, LayerState]:
+    ) -> tuple[Gate, LayerState]:
         """Of attention: a gate, which the FFN behind it takes as well."""
         block, second = divmod(index, 2)
         if not second:
             read = self.gates.read(state.before, block_input)
             trace, path = self.gates.step(block, read, state.path)
             state = LayerState(path, block_input, trace.gate)
-        assert state.gate is not None
-        execute = at.settle(index, state.gate >= self.threshold)
-        scale = torch.where(execute, state.gate, 1 - state.gate) if second else None
-        return Decision(execute, scale, state.gate), state
-
-    def bare(self, state: LayerState) -> LayerState:
-        """Without what follows from the path's streams."""
-        return state._replace(path=self.gates.bare(state.path))
+        return Gate(state.gate, "gate" if second else "none"), state
 
     def otherwise(self, index: int) -> Adapter | None:
         """The adapter of the layer, for its FFN."""

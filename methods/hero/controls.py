@@ -16,7 +16,7 @@ from methods.core.data import Data, Document
 from methods.core.jsonfile import read_json
 from methods.core.routing.hashing import uniform_hash
 from methods.core.routing.routed import router_of
-from methods.core.routing.router import Context, Decision, Router, Tokens, Unit
+from methods.core.routing.router import Context, Gate, Router, Tokens, Unit
 from methods.core.training.packing import lay_out
 from methods.hero.branch import Adapter
 from methods.hero.heads import Sizes
@@ -82,12 +82,11 @@ class StaticGates(_WithAdapters):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """The block's gate, for every token."""
         shape = block_input.shape[:2]
         gate = torch.sigmoid(self.logits[index].float()).expand(shape)
-        scale = torch.where(state[index], gate, 1 - gate)
-        return Decision(state[index].expand(shape), scale, gate), state
+        return Gate(gate, "gate", state[index].expand(shape)), state
 
 
 class RandomBypass(_WithAdapters):
@@ -147,13 +146,13 @@ class RandomBypass(_WithAdapters):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         """The draw of block ``index``."""
         draws, places = state
         logits = self.get_buffer("logits")[index]
         shift = math.log(self.threshold / (1 - self.threshold))
         execute = draws[:, index] >= torch.sigmoid(logits + shift)[places]
-        return Decision(execute, None, execute.float()), state
+        return Gate(execute.float(), execute=execute), state
 
 
 def lent_rates(

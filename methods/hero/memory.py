@@ -59,8 +59,3 @@ class Memory(NamedTuple):
     def write(self, key: Tensor, value: Tensor) -> Memory:
         """Behind phi(k) (B, T, M) and [v ; 1] (B, T, M + 1) of one more block."""
         return Memory((*self.keys, key), (*self.values, value))
-
-    def alone(self) -> Memory:
-        """The newest entry as a copy, where a view would keep alive what it is cut from."""
-        kept = [(*entries[:-1], *(each.clone() for each in entries[-1:])) for entries in self]
-        return Memory(*kept)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
-from torch.utils.checkpoint import checkpoint
 
 from methods.core.routing.kernels.choose import use_device, use_host, use_streams
-from methods.core.routing.router import Context, Decision, Router, Tokens, Unit, of_this_pass
+from methods.core.routing.recompute import Derived
+from methods.core.routing.router import Context, Gate, Router, Tokens, Unit
 from methods.hero.branch import Adapter
 from methods.hero.folded import Folded, fold
 from methods.hero.heads import (
@@ -56,17 +56,10 @@ class PathState(NamedTuple):
     p: Tensor
     m: Tensor
     memory: Memory = Memory()
-    last: Tensor | None = None
-    step: Tensor | None = None
+    last: Derived | None = None
+    step: Derived | None = None
     moved: Tensor | None = None
     streams: tuple[Tensor, ...] = ()
-
-    def whole(self) -> PathState:
-        """With ``last`` and ``step`` as they were, bit for bit, where they were left out."""
-        if self.last is not None or not self.streams:
-            return self
-        *before, last = (stream.float() for stream in self.streams)
-        return self._replace(last=last, step=last - before[0] if before else None)
 
 
 class Reading(NamedTuple):
@@ -127,6 +120,7 @@ class HeroRouter(Router):
     """
 
     shared = True
+    heavy = True
 
     def __init__(
         self,
@@ -232,16 +226,13 @@ class HeroRouter(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, PathState | HostSteps | KernelSteps]:
+    ) -> tuple[Gate, PathState | HostSteps | KernelSteps]:
         """Decide block j = index + 1 from hbar (B, T, D)."""
         assert post_attention is not None
         if not isinstance(state, PathState):
             return state.decide(index, post_attention, self.threshold), state
-        step = self.recomputed_step if self._recomputes(post_attention, at) else self.step
-        trace, after = step(index, self.read(block_input, post_attention), state)
-        execute = at.settle(index, trace.gate >= self.threshold)
-        scale = torch.where(execute, trace.gate, 1 - trace.gate)
-        return Decision(execute, scale, trace.gate), after
+        trace, after = self.step(index, self.read(block_input, post_attention), state)
+        return Gate(trace.gate, "gate"), after
 
     def read(self, before: Tensor, now: Tensor) -> Tensor:
         """What the heads read of a stream (B, T, D) that was ``before``, in float32."""
@@ -250,10 +241,6 @@ class HeroRouter(Router):
         change = now.float() - before.float()
         return change * torch.rsqrt(change.pow(2).mean(-1, keepdim=True) + self.eps)
 
-    def bare(self, state: PathState) -> PathState:
-        """Without what follows from its streams."""
-        return state._replace(last=None, step=None) if state.streams else state
-
     def otherwise(self, index: int) -> Adapter | None:
         """The adapter of block ``index``."""
         if not len(self.adapters):
@@ -261,30 +248,6 @@ class HeroRouter(Router):
         adapter = self.adapters[index]
         assert isinstance(adapter, Adapter)
         return adapter
-
-    @staticmethod
-    def _recomputes(hbar: Tensor, at: Context) -> bool:
-        """On a GPU, where memory is dearer than a gate; unless the whole layer is recomputed."""
-        return torch.is_grad_enabled() and hbar.is_cuda and at.settled is None
-
-    def recomputed_step(
-        self, index: int, hbar: Tensor, state: PathState
-    ) -> tuple[Trace, PathState]:
-        """:meth:`step` to the bit, run again in the backward pass.
-
-        Until then a token leaves half a KB per block at M = 64 beside the residual stream: what it
-        wrote into the memory. ``step`` written out leaves 58 KB at D = 4096.
-        """
-        states = [self.bare(state), state]
-
-        def run(hbar: Tensor) -> tuple[Trace, PathState]:
-            trace, after = self.step(index, hbar, of_this_pass(states))
-            return trace, after._replace(memory=after.memory.alone())
-
-        made: tuple[Trace, PathState] = checkpoint(
-            run, hbar, use_reentrant=False, preserve_rng_state=False
-        )
-        return made
 
     def step(self, index: int, hbar: Tensor, state: PathState) -> tuple[Trace, PathState]:
         """One gate with every intermediate, in float32; the state for the next block."""
@@ -302,27 +265,30 @@ class HeroRouter(Router):
             if use_streams(hbar):
                 reading = self._read_by_kernels(hbar, state, folded)
             else:
-                reading, state = self._read_plainly(hbar.float(), state.whole(), folded)
+                reading, state = self._read_plainly(hbar, state, folded)
             trace, after = self._history_step(index, reading, state, folded)
             return trace, after._replace(streams=streams)
 
     def _read_plainly(
-        self, hbar: Tensor, state: PathState, folded: Folded
+        self, stream: Tensor, state: PathState, folded: Folded
     ) -> tuple[Reading, PathState]:
         """Written out; the state then holds hbar and delta of this block."""
+        hbar = stream.float()
+        last = Derived(Tensor.float, stream, value=hbar)
         wide = linear(hbar, folded.wide, folded.wide_bias)
         hidden, local = wide.split([self.sizes.head] * 2, dim=-1)
         hidden = hidden / torch.hypot(hbar.norm(dim=-1, keepdim=True), folded.floor)
         if state.last is None:
             none = torch.zeros_like(state.p)
-            return Reading(local, hidden, none, none), state._replace(last=hbar)
-        step = hbar - state.last
+            return Reading(local, hidden, none, none), state._replace(last=last)
+        step = hbar - state.last.get()
         moved = step.norm(dim=-1)
         if state.step is None or state.moved is None:
             bend = torch.zeros_like(moved)
         else:
-            bend = cosine((step * state.step).sum(-1), moved, state.moved, folded.eps)
-        after = state._replace(last=hbar, step=step, moved=moved)
+            bend = cosine((step * state.step.get()).sum(-1), moved, state.moved, folded.eps)
+        delta = Derived(_delta, stream, *state.streams[-1:], value=step)
+        after = state._replace(last=last, step=delta, moved=moved)
         return Reading(local, hidden, moved, bend), after
 
     def _read_by_kernels(self, hbar: Tensor, state: PathState, folded: Folded) -> Reading:
@@ -396,3 +362,8 @@ class HeroRouter(Router):
             **local,
             "eta": self.eta,
         }
+
+
+def _delta(now: Tensor, before: Tensor) -> Tensor:
+    """What was added to a stream, in float32."""
+    return now.float() - before.float()

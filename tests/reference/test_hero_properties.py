@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from methods.core.backbone import decoder, ffn, layers
 from methods.core.ledger import Ledger, Tally
 from methods.core.routing.routed import route
-from methods.core.routing.router import Context, Unit, ffn_units
+from methods.core.routing.router import Unit, ffn_units
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
 from tests import toy
@@ -24,6 +24,7 @@ from tests.reference.hero_router import (
     stacked,
     streams,
 )
+from tests.routing_toys import decide
 
 IDS = torch.randint(0, 60, (3, 11), generator=torch.Generator().manual_seed(5))
 
@@ -184,7 +185,7 @@ def test_the_threshold_decides_and_the_gate_scales() -> None:
     gate = router.step(0, hbar, start)[0].gate
     gate = gate.detach()
     router.threshold = float(gate.median())
-    decision, _ = router.gate(0, hbar, hbar, start, Context())
+    decision, _ = decide(router, 0, hbar, hbar, start)
     assert torch.equal(decision.execute, gate >= gate.median())
     assert 0 < int(decision.execute.sum()) < 6
     assert torch.equal(decision.soft, gate)

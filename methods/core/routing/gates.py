@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from methods.core.routing.hashing import uniform_hash
-from methods.core.routing.router import Context, Decision, Tokens
+from methods.core.routing.router import Context, Tokens
 
 
 def logistic_noise(units: int, tokens: Tokens, at: Context) -> Tensor | None:
@@ -49,15 +49,9 @@ def sampled(difference: Tensor, noise: Tensor, temperature: float) -> tuple[Tens
     return difference + noise >= 0, torch.sigmoid((difference + noise) / temperature)
 
 
-def straight_through(execute: Tensor, soft: Tensor) -> Decision:
-    """A decision whose factor is ``execute`` forward and has the gradient of ``soft`` (B, T)."""
-    hard = execute.to(soft.dtype) - soft.detach() + soft
-    return Decision(execute, hard, hard, dense=True)
-
-
-def thresholded(difference: Tensor, threshold: float) -> Decision:
-    """The gate outside training: execute where sigmoid(difference) >= threshold; a tie executes."""
-    return Decision(difference >= math.log(threshold / (1 - threshold)))
+def thresholded(difference: Tensor, threshold: float) -> Tensor:
+    """Who executes outside training: sigmoid(difference) >= threshold; a tie executes."""
+    return difference >= math.log(threshold / (1 - threshold))
 
 
 def _logit(uniform: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ as used. Evicting blocks (``methods/core/routing/eviction.py``) leave nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm
 from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.caches import EvictingCache, StaticEvictingCache
+from methods.core.routing.decisions import Decider, Decision
 from methods.core.routing.dispatch import Branch, dispatch, scaled
 from methods.core.routing.eviction import IMPLEMENTATION, evicting_block
 from methods.core.routing.inputs import attention_masks, tokens_of
@@ -32,14 +34,13 @@ from methods.core.routing.kernels.choose import MOST_ROWS, available, one_token
 from methods.core.routing.kernels.decode import decode_fused
 from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
 from methods.core.routing.kernels.weights import branches
+from methods.core.routing.recompute import recomputed
 from methods.core.routing.router import (
     Change,
     Context,
-    Decision,
     Kind,
     Router,
     Unit,
-    of_this_pass,
     without_narrowing,
 )
 
@@ -61,12 +62,11 @@ class RoutedOutput(BaseModelOutputWithPast):
 class Call(NamedTuple):
     """What the layers of one forward pass share.
 
-    ``at`` and ``static`` as in :meth:`RoutedDecoder.forward`, ``gates`` (B, T) by unit; ``valid``
-    (B, T) is False on pads; ``arguments`` go to every layer.
+    ``static`` as in :meth:`RoutedDecoder.forward`; ``valid`` (B, T) is False on pads;
+    ``arguments`` go to every layer.
     """
 
-    gates: Sequence[Tensor] | None
-    at: Context
+    decider: Decider
     static: bool
     valid: Tensor
     arguments: dict[str, Any]
@@ -141,11 +141,10 @@ class RoutedDecoder(nn.Module):
         }
         tokens = tokens_of(input_ids, attention_mask, position_ids, hidden)
         at = context or Context()
-        if self._recomputes:
-            at = replace(at, settled={})
         state = self.router.start(tokens, hidden, at)
         forced = None if gates is None else gates.unbind(dim=1)
-        call = Call(forced, at, static, tokens.valid, shared)
+        decider = Decider(self.router, at, forced, self._recomputes)
+        call = Call(decider, static, tokens.valid, shared)
         decisions: dict[int, Decision] = {}
         for number, layer in enumerate(self.layers):
             arguments = {"attention_mask": masks[number], **shared}
@@ -153,8 +152,10 @@ class RoutedDecoder(nn.Module):
                 hidden = self._run(layer, hidden, **arguments)
                 continue
             here = call._replace(arguments=arguments)
-            states = [self.router.bare(state), state] if self._recomputes else [state]
-            hidden, decided, state = self._run(self._routed_layer, number, hidden, states, here)
+            run = (
+                partial(recomputed, self._routed_layer) if self._recomputes else self._routed_layer
+            )
+            hidden, decided, state = run(state, number, hidden, here)
             decisions |= decided
         ordered = [decisions[index] for index in range(len(decisions))]
         soft = [d.soft for d in ordered if d.soft is not None]
@@ -196,30 +197,17 @@ class RoutedDecoder(nn.Module):
         return function(*args, **kwargs)
 
     def _routed_layer(
-        self,
-        number: int,
-        hidden: Tensor,
-        states: list[Any],
-        call: Call,
+        self, state: Any, number: int, hidden: Tensor, call: Call
     ) -> tuple[Tensor, dict[int, Decision], Any]:
         """One layer with routed units; the residual stream, decisions by unit, the state."""
         layer, units = self.layers[number], self._units[number]
-        state = of_this_pass(states)
         decided: dict[int, Decision] = {}
 
         def decide(kind: Kind, post_attention: Tensor | None) -> Decision:
             nonlocal state
             index = units[kind]
-            if call.gates is not None:
-                # First: a router settles what it decides itself.
-                call.at.settle(index, call.gates[index])
-            decision, state = self.router.gate(index, hidden, post_attention, state, call.at)
-            if call.gates is not None:
-                decision = Decision(call.gates[index], None, decision.soft)
-            # Numbers of rows follow from it, which a recomputation must not change.
-            decision = decision._replace(execute=call.at.settle(index, decision.execute))
-            decided[index] = decision
-            return decision
+            decided[index], state = call.decider.decide(index, hidden, post_attention, state)
+            return decided[index]
 
         if one_token(hidden) and not call.static and "evicting" not in units:
             after = _one_token_layer(layer, hidden, units, decide, self.router, call)

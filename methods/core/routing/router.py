@@ -33,19 +33,24 @@ class Unit(NamedTuple):
     parameters: int
 
 
-class Decision(NamedTuple):
+class Gate(NamedTuple):
     """What a router says about one unit, each (B, T).
 
-    ``execute`` is bool. ``scale`` multiplies the branch that runs (None: 1). ``soft`` is the gate
-    that penalties see, in [0, 1] (None where nothing is trained). ``dense``: the branch runs for
-    every token and is multiplied by ``scale``, which is 0 where it is skipped: a straight-through
-    gradient needs what a skipped branch would have said.
+    ``value`` is the gate, in [0, 1], which penalties see: the token executes where it reaches the
+    router's ``threshold``. None where nothing is trained; then ``execute`` says who runs.
+    ``scale`` says what multiplies the branch that runs:
+        ``"none"``: nothing.
+        ``"gate"``: the gate where the unit executes, one minus the gate where it is skipped and
+            something else runs.
+        ``"straight-through"``: one where the unit executes, zero where it is skipped, with the
+            gradient of the gate. The unit then runs for every token; penalties see the same.
+        factors (B, T), where it is none of these.
+    ``execute``, bool: who executes, where another rule than the threshold decides.
     """
 
-    execute: Tensor
-    scale: Tensor | None = None
-    soft: Tensor | None = None
-    dense: bool = False
+    value: Tensor | None = None
+    scale: Literal["none", "gate", "straight-through"] | Tensor = "none"
+    execute: Tensor | None = None
 
 
 class Tokens(NamedTuple):
@@ -69,24 +74,27 @@ class Context:
         generator: Of the step's noise; None outside training.
         deciding: Weight (B, T) of each position whose output is scored, 0 on prompts; None where
             nobody tells the two apart.
-        settled: Unit -> who executes it (B, T), kept for layers that run again in the backward
-            pass; None where none does.
     """
 
     progress: float = 1.0
     generator: torch.Generator | None = None
     deciding: Tensor | None = None
-    settled: dict[int, Tensor] | None = None
-
-    def settle(self, index: int, execute: Tensor) -> Tensor:
-        """Who executes unit ``index`` (B, T): what its first pass decided, or now ``execute``."""
-        return execute if self.settled is None else self.settled.setdefault(index, execute)
 
 
 class Router(nn.Module, ABC):
-    """Decides per token which units run. Holds every parameter that routing adds."""
+    """Decides per token which units run. Holds every parameter that routing adds.
+
+    A router says a gate for each unit, in the order of ``units``, and hands a state on from one to
+    the next. Thresholds, scales and what runs again in the backward pass are the core's.
+    """
 
     units: Sequence[Unit]
+    # Where a gate executes; one that is there is calibrated to the budget.
+    threshold: float
+    # Whether a gate that equals the threshold executes.
+    ties_execute: ClassVar[bool] = True
+    # Whether a gate keeps more for the backward pass than on a GPU it is worth.
+    heavy: ClassVar[bool] = False
     # Whether one set of matrices decides every unit, and so runs once for each.
     shared: ClassVar[bool] = False
 
@@ -99,9 +107,9 @@ class Router(nn.Module, ABC):
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
         """The routing state before the first unit; ``hidden`` (B, T, D) are the embeddings.
 
-        The state is a tensor, None, or a tuple of such, or, where nothing learns, any object: one
-        forward pass owns it. Noise is drawn here, from ``at.generator``: a layer that is recomputed
-        must meet it again.
+        The state is a tensor, None, or a tuple of such (large ones that follow from others may be
+        ``Derived``), or, where nothing is trained, any object: one forward pass owns it. Noise is
+        drawn here, from ``at.generator``, and never in a gate.
         """
 
     @abstractmethod
@@ -112,8 +120,8 @@ class Router(nn.Module, ABC):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
-        """Decide unit ``index``.
+    ) -> tuple[Gate, Any]:
+        """The gate of unit ``index``, and the state for the next one.
 
         Args:
             index: Position in ``units``.
@@ -121,13 +129,8 @@ class Router(nn.Module, ABC):
             post_attention: Residual stream behind attention (B, T, D) for an FFN unit; None for
                 the others, which are decided before attention runs.
             state: What ``start`` or the previous call returned.
-            at: Training progress. Where ``scale`` or ``soft`` depends on who executes, it is made
-                from ``at.settle(index, execute)``: a recomputed gate may round to the other side.
+            at: Training progress, and which positions are deciding.
         """
-
-    def bare(self, state: Any) -> Any:
-        """What is kept of a state for a gate that runs again in the backward pass."""
-        return state
 
     def otherwise(self, index: int) -> Branch | None:
         """What runs instead of the FFN unit ``index``, (n, D) to (n, D); None means nothing."""
@@ -159,16 +162,6 @@ def without_narrowing(change: Change) -> Change:
         return tensor.to(after.device) if narrow else after
 
     return move
-
-
-def of_this_pass(states: list[Any]) -> Any:
-    """The state for a call that is repeated in the backward pass.
-
-    Args:
-        states: What is kept, and behind it the whole state. The first call takes that one away:
-            it makes the graph, the others make values.
-    """
-    return states.pop() if len(states) > 1 else states[0]
 
 
 def ffn_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:

@@ -88,7 +88,7 @@ class SlimParams(Protocol):
 
 
 class SlimRouter(Router):
-    """A bottleneck head and a slim FFN of their own for every routed layer.
+    """A bottleneck head and a slim FFN of their own for every routed layer; a tie skips.
 
     Args:
         units: U units, one or two per routed layer.
@@ -98,6 +98,8 @@ class SlimRouter(Router):
         beside: What the heads read beside D numbers.
         norm_place: Of the heads.
     """
+
+    ties_execute = False
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from methods.core.routing.router import Decision
+from methods.core.routing.router import Gate
 from methods.hero.folded import Folded
 from methods.hero.heads import TEMPERATURE
 from methods.hero.memory import EPS
@@ -79,10 +79,12 @@ class HostSteps:
         # Of every block: who executes, scale, gate.
         self.runs = np.empty((blocks, 1, 1), bool)
         self.scales, self.gates = np.empty((2, blocks, 1, 1), np.float32)
-        each = (torch.from_numpy(made).unbind() for made in (self.runs, self.scales, self.gates))
-        self.decisions = [Decision(*made) for made in zip(*each, strict=True)]
+        runs, scales, gates = (
+            torch.from_numpy(made).unbind() for made in (self.runs, self.scales, self.gates)
+        )
+        self.decisions = [Gate(*made) for made in zip(gates, scales, runs, strict=True)]
 
-    def decide(self, index: int, hbar: Tensor, threshold: float) -> Decision:
+    def decide(self, index: int, hbar: Tensor, threshold: float) -> Gate:
         """Decide block j = ``index`` + 1 from hbar (1, 1, D)."""
         weights, path, hidden = self.weights, self.path, self.hidden_row
         rows = hbar[0].float()

@@ -26,7 +26,7 @@ from torch.nn.functional import linear, silu
 
 from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
 from methods.core.routing.kernels.decode import check_tensors
-from methods.core.routing.router import Decision
+from methods.core.routing.router import Gate
 from methods.hero.heads import HIDDEN_OUT, TEMPERATURE, Variant
 from methods.hero.kernels.streams import parts, path_sums, product
 from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
@@ -106,7 +106,7 @@ class KernelSteps(NamedTuple):
     space: RouterWorkspace
     streams: list[Tensor]
 
-    def decide(self, index: int, hbar: Tensor, threshold: float) -> Decision:
+    def decide(self, index: int, hbar: Tensor, threshold: float) -> Gate:
         """Decide block j = ``index`` + 1 from hbar (B, T, D)."""
         self.streams[:] = [*self.streams[-2:], hbar.flatten(0, 1).contiguous()]
         # Results of its own: a decision outlives the next block.
@@ -115,7 +115,7 @@ class KernelSteps(NamedTuple):
         space = self.space._replace(execute=execute, scale=scale, gate=gate)
         router_step(index, self.streams, self.router, space, threshold)
         shape = hbar.shape[:2]
-        return Decision(execute.view(shape), scale.view(shape), gate.view(shape))
+        return Gate(gate.view(shape), scale.view(shape), execute.view(shape))
 
 
 def refresh(packed: PackedRouter, weights: Mapping[str, Tensor]) -> None:

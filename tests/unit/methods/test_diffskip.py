@@ -43,7 +43,7 @@ def gate(model: Any, before: Tensor, after: Tensor) -> Tensor:
     """The soft gate of the first routed layer."""
     router = model.model.router
     state = router.start(all_real(IDS), before, Context())
-    return router.gate(0, before, after, state, Context())[0].soft
+    return router.gate(0, before, after, state, Context())[0].value
 
 
 def streams() -> tuple[Tensor, Tensor]:
@@ -56,13 +56,12 @@ def streams() -> tuple[Tensor, Tensor]:
 def test_the_formulas() -> None:
     """Each routed layer against its formulas, fed with the stream that the model had there."""
     model = shaken("diffskip")
-    router, seen = model.model.router, dict[int, tuple[Tensor, Tensor, Tensor]]()
+    router, seen = model.model.router, dict[int, tuple[Tensor, Tensor]]()
     real = router.gate
 
     def listening(index: int, before: Tensor, after: Tensor, *rest: Any) -> Any:
-        decision, state = real(index, before, after, *rest)
-        seen[index] = (before, after, decision.execute)
-        return decision, state
+        seen[index] = (before, after)
+        return real(index, before, after, *rest)
 
     router.gate = listening
     inputs = [list[Tensor]() for _ in layers_of(model)]
@@ -72,13 +71,13 @@ def test_the_formulas() -> None:
             lambda module, given, output, number=number: inputs[number].append(given[0])
         )
     model.model.norm.register_forward_hook(lambda module, given, output: norm.append(given[0]))
-    model.model(IDS, use_cache=False)
+    executed = model.model(IDS, use_cache=False).executed
     for place, unit in enumerate(router.units):
-        before, after, execute = seen[place]
+        before, after = seen[place]
         layer, delta = layers_of(model)[unit.layer], after - before
         read = delta / (delta.square().mean(-1, keepdim=True) + router.eps).sqrt()
         w = torch.sigmoid(router.heads[place](read) + router.initial_bias)[..., None]
-        assert torch.equal(execute, w[..., 0] > 0.5)
+        assert torch.equal(executed[:, place], w[..., 0] > 0.5)
         u = ffn_norm(layer)(after)
         slim = router.adapters[place](u.reshape(-1, 32)).reshape(u.shape)
         expected = after + torch.where(w > 0.5, w * ffn(layer)(u), (1 - w) * slim)
@@ -142,20 +141,10 @@ def test_the_layer_s_own_attention_decides_with_it() -> None:
         model = shaken(variant)
         router = model.model.router
         index = next(n for n, u in enumerate(router.units) if (u.layer, u.kind) == (2, "ffn"))
-        seen = list[Tensor]()
-        real = router.gate
-
-        def listening(at: int, *rest: Any, real: Any = real, seen: Any = seen, index: int = index):
-            decision, state = real(at, *rest)
-            if at == index:
-                seen.append(decision.execute)
-            return decision, state
-
-        router.gate = listening
-        model.model(IDS, use_cache=False)
+        before = model.model(IDS, use_cache=False).executed[:, index]
         layers_of(model)[2].self_attn.o_proj.weight.neg_()
-        model.model(IDS, use_cache=False)
-        assert torch.equal(*seen) != moves, variant
+        after = model.model(IDS, use_cache=False).executed[:, index]
+        assert torch.equal(before, after) != moves, variant
 
 
 @torch.no_grad()

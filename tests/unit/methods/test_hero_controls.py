@@ -15,6 +15,7 @@ from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
 from methods.hero.heads import Sizes
 from tests import toy
+from tests.routing_toys import decide
 from tests.training_toys import ByNumber
 
 SIZES = Sizes(hidden=24, head=16, memory=64, adapter=5)
@@ -29,7 +30,7 @@ def test_static_gates_are_one_number_per_block(logit: float, runs: bool) -> None
     hbar = torch.randn(2, 2, 3, SIZES.hidden, generator=torch.Generator().manual_seed(1))
     tokens = Tokens(None, torch.zeros(2, 3), torch.ones(2, 3))
     state = router.start(tokens, hbar[0], Context())
-    decision, _ = router.gate(1, hbar[0], hbar[1], state, Context())
+    decision, _ = decide(router, 1, hbar[0], hbar[1], state)
     gate = 1 / (1 + math.exp(-logit))
     torch.testing.assert_close(decision.soft, torch.full((2, 3), gate))
     assert decision.execute.unique().tolist() == [runs]
@@ -51,7 +52,7 @@ def test_random_bypass_follows_the_hash_of_layer_position_and_token() -> None:
         drawn = uniform_hash(9, [layer], positions, ids)[:, 0]
         assert torch.equal(decision.execute, drawn >= rate)
         assert float((~decision.execute).double().mean()) == pytest.approx(rate, abs=0.03)
-        assert decision.scale is None
+        assert decision.scale == "none"
     with pytest.raises(ValueError, match="input_ids"):
         router.start(Tokens(None, positions, ids >= 0), hidden, Context())
 

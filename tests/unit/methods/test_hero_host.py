@@ -21,6 +21,7 @@ from methods.hero.kernels.host import HostSteps, HostWeights
 from methods.hero.router import HeroRouter, PathState, Trace
 from tests import training_toys
 from tests.near import assert_near
+from tests.routing_toys import decide
 
 BLOCKS, WIDTH = 5, 48
 REMEMBERING = ("full", "no-memread", "no-aux", "no-position")
@@ -65,7 +66,7 @@ def compare(router: HeroRouter, steps: Tensor) -> None:
     state = begun(router, steps[0])
     assert isinstance(state, HostSteps)
     for index, trace in enumerate(by_formula(router, steps)):
-        decision, state = router.gate(index, steps[index], steps[index], state, Context())
+        decision, state = decide(router, index, steps[index], steps[index], state)
         torch.testing.assert_close(decision.soft, trace.gate, rtol=0, atol=1e-6)
         assert torch.equal(decision.execute, trace.gate >= router.threshold)
         scale = torch.where(decision.execute, decision.soft, 1 - decision.soft)
@@ -87,7 +88,7 @@ def test_a_tie_executes() -> None:
             getattr(router, name)[2].weight.zero_()
             getattr(router, name)[2].bias.zero_()
         hbar = stream()[0]
-        decision, _ = router.gate(0, hbar, hbar, begun(router, hbar), Context())
+        decision, _ = decide(router, 0, hbar, hbar, begun(router, hbar))
     assert decision.soft.flatten().tolist() == [0.5]
     assert bool(decision.execute.all())
 
@@ -109,8 +110,8 @@ def _train(router: HeroRouter) -> None:
     optimizer = torch.optim.SGD(router.parameters(), 0.1)
     state = begun(router, stream()[0])
     for index, hbar in enumerate(stream()):
-        decision, state = router.gate(index, hbar, hbar, state, Context())
-    decision.soft.sum().backward()
+        gate, state = router.gate(index, hbar, hbar, state, Context())
+    gate.value.sum().backward()
     optimizer.step()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from methods.core.routing.decisions import Decider, recomputed_gate
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
@@ -36,13 +38,13 @@ def streams(dtype: torch.dtype = torch.float32, length: int = LENGTH) -> list[Te
 
 def gates(router: HeroRouter, hbars: list[Tensor], recomputed: bool) -> Tensor:
     """All gates (B, R, T)."""
-    step = router.recomputed_step if recomputed else router.step
+    ask = partial(recomputed_gate, router) if recomputed else router.gate
     ids = torch.zeros(hbars[0].shape[:2], dtype=torch.int64)
     state = router.start(Tokens(ids, ids, ids == 0), hbars[0], Context())
     found = []
     for index, hbar in enumerate(hbars):
-        trace, state = step(index, hbar, state)
-        found.append(trace.gate)
+        gate, state = ask(index, hbar, hbar, state, Context())
+        found.append(gate.value)
     return torch.stack(found, dim=1)
 
 
@@ -111,7 +113,7 @@ def test_recomputed_gates_change_no_bit_of_training(
     plain = trainer_for("hero", tmp_path / "plain", updates=3, micro_tokens=40)
     log = plain.run()
     # As on a GPU.
-    monkeypatch.setattr(HeroRouter, "_recomputes", lambda *_: torch.is_grad_enabled())
+    monkeypatch.setattr(Decider, "_recomputes_gates", lambda *_: torch.is_grad_enabled())
     recomputed = trainer_for("hero", tmp_path / "recomputed", updates=3, micro_tokens=40)
     calls = []
     step = HeroRouter.step

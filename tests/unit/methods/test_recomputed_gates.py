@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from methods import d_llm, skipgpt
+from methods.core.routing.decisions import Decider
 from methods.core.routing.gates import sampled
 from methods.core.routing.routed import route
-from methods.core.routing.router import Context, Decision, Router, Tokens, module_units
+from methods.core.routing.router import Context, Gate, Router, Tokens, module_units
 from tests import toy, training_toys
 from tests.routing_toys import IDS, shaken, training
 from tests.training_toys import same_bits
@@ -33,10 +34,10 @@ class Undecided(Router):
 
     def gate(
         self, index: int, block_input: Tensor, post: Tensor | None, state: Any, at: Context
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         gate = self.gates[index].expand(block_input.shape[:2])
         execute = torch.rand(gate.shape, generator=self.rng) < 0.5
-        return Decision(execute, gate, gate), state
+        return Gate(gate, gate, execute), state
 
 
 def model_of(row: str) -> Any:
@@ -99,7 +100,7 @@ def test_a_recomputed_layer_does_what_its_first_pass_decided(
         found = gradients(model, True, lambda: turn(row, model, patch))
     same_bits(expected, found)
     # Left to itself it would have done something else.
-    monkeypatch.setattr(Context, "settle", lambda self, index, execute: execute)
+    monkeypatch.setattr(Decider, "_settle", lambda self, index, execute: execute)
     model = model_of(row)
     try:
         alone = gradients(model, True, lambda: turn(row, model, monkeypatch))

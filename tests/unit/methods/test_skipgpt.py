@@ -26,6 +26,7 @@ from tests.routing_toys import (
     IDS,
     all_real,
     built,
+    decide,
     earlier,
     fit,
     set_routers,
@@ -177,7 +178,7 @@ def router_call(progress: float) -> tuple[Tensor, Tensor]:
     router, at = model.model.router, training(progress)
     hidden = torch.zeros(4, 11, 32)
     state = router.start(all_real(IDS), hidden, at)
-    decision, _ = router.gate(3, hidden, None, state, at)
+    decision, _ = decide(router, 3, hidden, None, state, at)
     decision.soft.sum().backward()
     return state[:, 3], router.routers[3].bias.grad[0]
 

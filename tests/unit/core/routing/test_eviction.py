@@ -13,7 +13,7 @@ from methods.core.backbone import attention, decoder, ffn, ffn_norm, layers
 from methods.core.routing.caches import EvictingCache
 from methods.core.routing.eviction import EPS, attend_with_key_weights
 from methods.core.routing.routed import route
-from methods.core.routing.router import Context, Decision, Router, Tokens, evicting_units
+from methods.core.routing.router import Context, Gate, Router, Tokens, evicting_units
 from tests import toy
 from tests.near import assert_near
 
@@ -33,10 +33,11 @@ class Chosen(Router):
 
     def gate(
         self, index: int, block_input: Tensor, post: Tensor | None, state: Any, at: Context
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         execute = ((state.ids + index) % 3 != 0) | (state.positions < 2)
-        scale = execute * self.weight if self.dense else None
-        return Decision(execute, scale, dense=self.dense), state
+        if self.dense:
+            return Gate(execute * self.weight, "straight-through", execute), state
+        return Gate(execute=execute), state
 
 
 def evicting(dense: bool = False, kind: str = "llama") -> Any:

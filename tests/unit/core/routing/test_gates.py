@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from methods.core.routing.decisions import scaled_by
 from methods.core.routing.gates import (
     hashed_noise,
     logistic_noise,
     sampled,
-    straight_through,
     thresholded,
 )
-from methods.core.routing.router import Context, Tokens
+from methods.core.routing.router import Context, Gate, Tokens
 
 RNG = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(3, 50, 2, generator=RNG)
@@ -45,7 +45,8 @@ def test_a_sampled_gate_is_gumbel_softmax_with_a_straight_through_gradient(
 ) -> None:
     logits = LOGITS.clone().requires_grad_()
     difference = logits[..., 0] - logits[..., 1]
-    decision = straight_through(*sampled(difference, GUMBEL[..., 0] - GUMBEL[..., 1], temperature))
+    ran, value = sampled(difference, GUMBEL[..., 0] - GUMBEL[..., 1], temperature)
+    decision = scaled_by(Gate(value, "straight-through"), ran)
     execute, soft = by_hand(temperature)
     assert torch.equal(decision.execute, execute)
     assert torch.equal(decision.scale, execute.float())
@@ -73,7 +74,7 @@ def test_the_temperature_moves_the_gradient_and_no_decision() -> None:
 def test_hard_gates_are_exactly_zero_or_one() -> None:
     soft = torch.rand(10_000, generator=torch.Generator().manual_seed(3))
     for execute in (torch.ones(10_000, dtype=torch.bool), torch.zeros(10_000, dtype=torch.bool)):
-        decision = straight_through(execute, soft)
+        decision = scaled_by(Gate(soft, "straight-through"), execute)
         assert torch.equal(decision.scale, execute.float())
         assert torch.equal(decision.soft, execute.float())
 
@@ -81,17 +82,15 @@ def test_hard_gates_are_exactly_zero_or_one() -> None:
 def test_ties_execute() -> None:
     zero = torch.zeros(1, 2)
     assert bool(sampled(zero, zero, 1.0)[0].all())
-    assert bool(thresholded(zero, 0.5).execute.all())
-    assert not bool(thresholded(zero - 1e-6, 0.5).execute.any())
+    assert bool(thresholded(zero, 0.5).all())
+    assert not bool(thresholded(zero - 1e-6, 0.5).any())
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.9])
 def test_a_threshold_is_one_of_probabilities(threshold: float) -> None:
     difference = LOGITS[..., 0] - LOGITS[..., 1]
     expected = LOGITS.double().softmax(dim=-1)[..., 0] >= threshold
-    decision = thresholded(difference, threshold)
-    assert torch.equal(decision.execute, expected)
-    assert decision.scale is None and decision.soft is None and not decision.dense
+    assert torch.equal(thresholded(difference, threshold), expected)
 
 
 def test_noise_has_the_distribution_of_a_difference_of_two_gumbels() -> None:

@@ -12,7 +12,7 @@ from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_n
 from methods.core.routing.routed import route, router_of
 from methods.core.routing.router import (
     Context,
-    Decision,
+    Gate,
     Router,
     Tokens,
     Unit,
@@ -55,10 +55,10 @@ class EveryThird(Router):
         post_attention: Tensor | None,
         state: Any,
         at: Context,
-    ) -> tuple[Decision, Any]:
+    ) -> tuple[Gate, Any]:
         execute = (state + index) % 3 != 0
-        scale = None if self.factor is None else torch.full(execute.shape, self.factor)
-        return Decision(execute, scale), state
+        scale = "none" if self.factor is None else torch.full(execute.shape, self.factor)
+        return Gate(scale=scale, execute=execute), state
 
 
 def routed(kind: str, unit: str, scale: float | None = None) -> tuple[Any, EveryThird]:
@@ -254,9 +254,9 @@ def test_a_dense_decision_runs_everything_and_passes_gradients_to_skipped_tokens
         expected = model.model(IDS)
     gates = expected.executed.float().requires_grad_()
 
-    def gate(index: int, *rest: Any) -> tuple[Decision, Any]:
-        scale = gates[:, index]
-        return Decision(scale > 0.5, scale, scale, dense=True), None
+    def gate(index: int, *rest: Any) -> tuple[Gate, Any]:
+        value = gates[:, index]
+        return Gate(value, "straight-through", value > 0.5), None
 
     router.gate = gate
     output = model.model(IDS)

@@ -15,7 +15,7 @@ from methods.core.routing.calibration import (
     weighted,
 )
 from methods.core.routing.routed import route
-from methods.core.routing.router import Context, Decision, Router, Tokens, ffn_units
+from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
 from methods.core.routing.steering import Steering, unit_shares
 from tests import toy
 from tests.training_toys import (
@@ -103,9 +103,9 @@ class ByHash(Router):
         post_attention: Tensor | None,
         state: Tensor,
         at: Context,
-    ) -> tuple[Decision, Tensor]:
+    ) -> tuple[Gate, Tensor]:
         gate = ((state * 7919 + index * 104_729) % 9973) / 9973
-        return Decision(gate >= self.threshold, None, gate), state
+        return Gate(gate), state
 
 
 def test_bypass_rates_count_real_tokens() -> None:

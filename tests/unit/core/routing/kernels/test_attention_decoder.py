@@ -16,7 +16,7 @@ from methods.core.routing.kernels.weights import AttentionCache, attention_weigh
 from methods.core.routing.routed import route
 from methods.core.routing.router import (
     Context,
-    Decision,
+    Gate,
     Router,
     Tokens,
     attention_units,
@@ -50,8 +50,8 @@ class Chosen(Router):
 
     def gate(
         self, index: int, block_input: Tensor, post: Tensor | None, state: Any, at: Context
-    ) -> tuple[Decision, Any]:
-        return Decision(((state.ids + index) % 3 != 0) | (state.positions < 2)), state
+    ) -> tuple[Gate, Any]:
+        return Gate(execute=((state.ids + index) % 3 != 0) | (state.positions < 2)), state
 
 
 def fixed(cache: Any, mask: Tensor) -> list[AttentionCache]:
