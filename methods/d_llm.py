@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -30,9 +29,18 @@ from methods.core.routing.router import (
     block_units,
     evicting_units,
 )
-from methods.core.routing.steering import Aim, Steering
+from methods.core.routing.steering import (
+    Controller,
+    FixedWeight,
+    Gates,
+    Penalty,
+    Target,
+    Weight,
+    corrected,
+    mean_deviation,
+)
 from methods.core.seeds import generator
-from methods.core.training.loop import KINDS, Penalty
+from methods.core.training.loop import KINDS
 from methods.core.training.method import Lora, Plan, RoutedMethod
 from methods.core.training.packing import lay_out
 from methods.core.training.params import TrainingParams
@@ -175,22 +183,27 @@ class DLLM(RoutedMethod):
                 omegas[kind] = omega_for(budget / rest, plan.shares, backbone.layer_count)
         plan.decisions |= {"omega": omegas}
 
-    def steering(self, kind: str, plan: Plan) -> Steering:
-        """Of lambda_max: to the budget from 0, or the authors'."""
-        weight, budget = self.params.penalty_weight, plan.request.budget
-        if budget is None:
-            return Steering(plan.shares, None, weight)
-        return Steering(plan.shares, budget, 0.0, limits=(0.0, 0.1), unit=STEERED * weight)
+    def weight(self, target: Target | None) -> Weight:
+        """Lambda: controlled from 0, or the authors' lambda_max."""
+        weight = self.params.penalty_weight
+        if target is None:
+            return FixedWeight(weight)
+        return Controller(target, 0.0, limits=(0.0, 0.1), unit=STEERED * weight)
 
-    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
+    def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
         """Pulls each token, or the mean, to omega; without a budget along the ramp."""
-        params, omega = self.params, plan.decisions["omega"][kind]
+        params, skip = self.params, 1 - plan.decisions["omega"][kind]
         total = plan.structure["layers"][-1] + 1
-        made: Penalty = partial(depth_penalty, omega=omega, layers=total, steering=steering)
-        if params.penalty == "batch":
-            made = Aim(torch.full_like(plan.shares, 1 / total), 1 - omega, steering)
-        ramps = params.ramp == "sine" and plan.request.budget is None
-        return partial(ramped, made) if ramps else made
+        counted = torch.full_like(plan.shares, 1 / total)
+
+        def pull(gates: Gates) -> Tensor:
+            aim = corrected(skip, target)
+            if params.penalty == "batch":
+                return mean_deviation(gates.soft, gates.counted, counted, aim)
+            return depth_deviation(gates.soft, gates.counted, 1 - aim, total)
+
+        ramps = params.ramp == "sine" and target is None
+        return (lambda gates: ramp(gates.progress) * pull(gates)) if ramps else pull
 
     def authors_skip(self, rates: Rates) -> float:
         """The share of layers that a token skips, of all layers."""
@@ -218,36 +231,22 @@ def reserved_share(
     return float(held.sum() / rows.share(kind).sum())
 
 
-def depth_penalty(
-    soft: Tensor,
-    executed: Tensor,
-    counted: Tensor,
-    progress: float,
-    omega: float,
-    layers: int,
-    steering: Steering,
-) -> Tensor:
+def depth_deviation(soft: Tensor, counted: Tensor, omega: float, layers: int) -> Tensor:
     """Sum over counted positions of |share of all layers that run - omega|.
 
     Args:
         soft: Gates (B, U, T) of the routed layers, 0 or 1 with a soft gradient; others always run.
-        executed: Decisions (B, U, T); they do not enter.
         counted: Positions that predict a token (B, T), but for the reserved ones.
-        progress: Of training; it does not enter.
         omega: Share that a token is to run.
         layers: Number of all layers.
-        steering: Scales the share to skip, 1 - omega.
     """
-    omega = 1 - (1 - omega) * steering.scale
     ran = (soft.sum(dim=1) + layers - soft.shape[1]) / layers
     return ((ran - omega).abs() * counted).sum()
 
 
-def ramped(
-    base: Penalty, soft: Tensor, executed: Tensor, counted: Tensor, progress: float
-) -> Tensor:
-    """``base`` times sin(pi/2 progress): 0 at the first update, 1 behind the last."""
-    return math.sin(math.pi / 2 * progress) * base(soft, executed, counted, progress)
+def ramp(progress: float) -> float:
+    """sin(pi/2 progress): 0 at the first update, 1 after the last."""
+    return math.sin(math.pi / 2 * progress)
 
 
 class LayerRouter(Router):

@@ -16,8 +16,6 @@ from methods.core.data import Data, Document, batches
 from methods.core.ledger import Rates
 from methods.core.routing.router import Context, Gate, Tokens, Unit, ffn_units
 from methods.core.routing.slim import SlimRouter
-from methods.core.routing.steering import Steering, squared_use
-from methods.core.training.loop import Penalty
 from methods.core.training.method import Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 
@@ -99,10 +97,6 @@ class DiffSkip(RoutedMethod):
         """Note how attention and FFN go together."""
         layers = plan.structure["layers"]
         plan.decisions["correlation"] = correlations(backbone, data.probe(), layers)
-
-    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
-        """Of the squared use."""
-        return squared_use
 
     def authors_skip(self, rates: Rates) -> float:
         """Skipped FFNs over all layers."""

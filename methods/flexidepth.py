@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,8 +15,7 @@ from methods.core.backbone import Backbone, attention_norm, layers
 from methods.core.ledger import Rates
 from methods.core.routing.router import Context, Gate, Tokens, Unit, module_units
 from methods.core.routing.slim import SlimRouter
-from methods.core.routing.steering import Steering, squared_use
-from methods.core.training.loop import Penalty
+from methods.core.routing.steering import Penalty, Target, squared_use
 from methods.core.training.method import Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 
@@ -90,9 +88,9 @@ class FlexiDepth(RoutedMethod):
         norms = [attention_norm(layers(backbone.model)[unit.layer]) for unit in units[::2]]
         return LayerRouter(units, backbone.config, self.params, structure["seed"], tuple(norms))
 
-    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
+    def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
         """Of the squared use, a layer's gate counted once."""
-        return partial(squared_use, units=2)
+        return lambda gates: squared_use(gates.soft, gates.counted, units=2)
 
     def authors_skip(self, rates: Rates) -> float:
         """Skipped layers over all layers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,9 +24,8 @@ from methods.core.routing.router import (
     block_units,
     ffn_units,
 )
-from methods.core.routing.steering import Steering
+from methods.core.routing.steering import Controller, FixedWeight, Penalty, Target, Weight
 from methods.core.seeds import generator
-from methods.core.training.loop import Penalty
 from methods.core.training.method import Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 
@@ -123,15 +121,16 @@ class MindSkip(RoutedMethod):
         width = int(backbone.config.hidden_size)
         return VectorRouter(units, width, self.params, norms, structure["seed"])
 
-    def steering(self, kind: str, plan: Plan) -> Steering:
-        """To the budget from 0, or param ``gradient_scale``."""
-        if self.params.gradient_scale is None:
-            return Steering(plan.shares, plan.request.budget, 0.0, unit=STEERED)
-        return Steering(plan.shares, None, self.params.gradient_scale)
+    def weight(self, target: Target | None) -> Weight:
+        """Controlled from 0, or param ``gradient_scale``."""
+        if target is None:
+            return FixedWeight(self.params.gradient_scale)
+        return Controller(target, 0.0, unit=STEERED)
 
-    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
+    def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
         """Of the mean gates."""
-        return partial(penalty, capacity=self.params.target_capacity)
+        capacity = self.params.target_capacity
+        return lambda gates: mean_use(gates.soft, gates.counted, capacity)
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """Note how long the vectors have become."""
@@ -222,16 +221,12 @@ def mean_by(groups: Tensor, values: Tensor) -> Tensor:
     return (sums / counts.clamp(min=1)).gather(1, groups)
 
 
-def penalty(
-    soft: Tensor, executed: Tensor, counted: Tensor, progress: float, capacity: float | None
-) -> Tensor:
+def mean_use(soft: Tensor, counted: Tensor, capacity: float | None) -> Tensor:
     """Sum over routed layers of the mean of m over counted positions, times their number.
 
     Args:
         soft: Gates (B, U, T), 0 or 1 with a soft gradient.
-        executed: Decisions (B, U, T); they do not enter.
         counted: Positions that predict a token (B, T).
-        progress: Of training; it does not enter.
         capacity: What a layer's mean must exceed to count; None: nothing.
     """
     ran = (soft * counted[:, None]).sum(dim=(0, 2))

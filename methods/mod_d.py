@@ -18,9 +18,8 @@ from methods.core.ledger import Rates
 from methods.core.routing.calibration import Weighted, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Gate, Router, Tokens, Unit, module_units
-from methods.core.routing.steering import Steering
+from methods.core.routing.steering import FixedWeight, Penalty, Target
 from methods.core.seeds import generator
-from methods.core.training.loop import Penalty
 from methods.core.training.method import Lora, Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 
@@ -141,14 +140,18 @@ class MoDD(RoutedMethod):
         plan.structure |= {"capacity": capacity, "levels": None}
         plan.decisions["capacity"] = capacity
 
-    def steering(self, kind: str, plan: Plan) -> Steering:
-        """A fixed weight: the competition keeps the rate."""
-        each = plan.request.match == "each"
-        return Steering(plan.shares, None, self.params.membership_weight if each else 0.0)
+    def target(self, plan: Plan) -> None:
+        """None: the competition keeps the rate."""
 
-    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty | None:
+    def weight(self, target: Target | None) -> FixedWeight:
+        """Param ``membership_weight``."""
+        return FixedWeight(self.params.membership_weight)
+
+    def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty | None:
         """Where kinds compete apart, teaches routers who wins."""
-        return membership if plan.request.match == "each" else None
+        if plan.request.match == "pooled":
+            return None
+        return lambda gates: membership(gates.soft, gates.executed, gates.counted)
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """While tokens compete, under ``match: each`` by kind."""
@@ -272,14 +275,13 @@ class Taus(NamedTuple):
     k: Tensor
 
 
-def membership(soft: Tensor, executed: Tensor, share: Tensor, progress: float) -> Tensor:
+def membership(soft: Tensor, executed: Tensor, share: Tensor) -> Tensor:
     """Sum over positions of the cross-entropy between gates and who won, the mean over units.
 
     Args:
         soft: Gates (B, U, T) in (0, 1): one half where the weight is the deciding tokens' tau.
         executed: Who ran (B, U, T).
         share: Weight of each position (B, T).
-        progress: Of training; it does not enter.
     """
     losses = binary_cross_entropy(soft, executed.to(soft.dtype), reduction="none")
     return (losses.mean(dim=1) * share).sum()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,7 +18,13 @@ from methods.core.routing.gates import (
     thresholded,
 )
 from methods.core.routing.router import Context, Gate, Router, Tokens, Unit, module_units
-from methods.core.routing.steering import Aim, Steering
+from methods.core.routing.steering import (
+    FixedWeight,
+    Penalty,
+    Target,
+    corrected,
+    mean_deviation,
+)
 from methods.core.seeds import generator
 from methods.core.training.method import Lora, Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
@@ -115,18 +120,18 @@ class SkipGPT(RoutedMethod):
             return None
         return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
 
-    def steering(self, kind: str, plan: Plan) -> Steering:
-        """The weight stays; what is corrected under a budget is the penalty's own target."""
-        weight, budget = self.params.penalty_weight, plan.request.budget
-        return Steering(plan.shares, budget, weight, 0.0, 0.0, limits=(0.0, math.inf))
+    def weight(self, target: Target | None) -> FixedWeight:
+        """It stays: the penalty itself has the target."""
+        return FixedWeight(self.params.penalty_weight, target)
 
-    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Aim:
+    def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
         """Pulls the mean skipped share to the target."""
         params, shares = self.params, plan.shares
-        target = plan.request.budget if params.sparsity is None else params.sparsity
-        assert target is not None
-        by_module = torch.full_like(shares, 1 / len(shares))
-        return Aim(shares if params.measure == "params" else by_module, target, steering)
+        skip = params.sparsity if target is None else target.budget
+        counted = shares if params.measure == "params" else torch.full_like(shares, 1 / len(shares))
+        return lambda gates: mean_deviation(
+            gates.soft, gates.counted, counted, corrected(skip, target)
+        )
 
     def authors_skip(self, rates: Rates) -> float:
         """The share of modules skipped, attention and FFN alike."""

@@ -18,8 +18,8 @@ from methods.core.backbone import Backbone, count
 from methods.core.data import Document
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
-from methods.core.routing.steering import Steering, squared_use, unit_shares
-from methods.core.training.loop import KINDS, Trainer
+from methods.core.routing.steering import Controller, Gates, Target, Term, squared_use, unit_shares
+from methods.core.training.loop import KINDS, Routing, Trainer
 from methods.core.training.params import TrainingParams
 from tests import toy
 
@@ -55,7 +55,7 @@ def trainer_for(
     workdir: Path,
     texts: Sequence[Document] | None = None,
     model: nn.Module | None = None,
-    budget: float | None = 0.2,
+    budget: float = 0.2,
     match: str = "pooled",
     **changes: Any,
 ) -> Trainer:
@@ -66,8 +66,13 @@ def trainer_for(
     if row == "lora":
         return Trainer(model, params, texts, 5, workdir)
     shares = unit_shares(router_of(model).units, 40_000)
-    steering = {k: Steering(shares, budget, 0.02) for k in KINDS[match]}
-    return Trainer(model, params, texts, 5, workdir, steering, dict.fromkeys(steering, squared_use))
+    terms = {k: Term(Controller(Target(budget), 0.02), use) for k in KINDS[match]}
+    return Trainer(model, params, texts, 5, workdir, Routing(shares, terms))
+
+
+def use(gates: Gates) -> Tensor:
+    """HeRo's penalty."""
+    return squared_use(gates.soft, gates.counted)
 
 
 def values(trainer: Trainer) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,9 +14,8 @@ from methods.core.backbone import Backbone
 from methods.core.budget import nearest, shortfall
 from methods.core.data import Data
 from methods.core.routing.router import Router, Unit, ffn_units, module_units
-from methods.core.routing.steering import Steering, squared_use, steered_use
+from methods.core.routing.steering import Penalty, Target, squared_use
 from methods.core.seeds import generator
-from methods.core.training.loop import Penalty
 from methods.core.training.method import Plan, RoutedMethod
 from methods.core.training.params import TrainingParams
 from methods.hero.blocks import BlockRouter
@@ -131,14 +129,14 @@ class Hero(RoutedMethod):
         elif self.params.variant == "static":
             plan.structure["closed"] = self._closed(plan.budget, plan.shares)
 
-    def steering(self, kind: str, plan: Plan) -> Steering:
-        """To the budget, unless a control keeps it by itself."""
-        free = self.params.variant in ("static", *RATES)
-        return steered_use(plan.shares, None if free else plan.request.budget, self.params.alpha)
+    def target(self, plan: Plan) -> Target | None:
+        """The budget, unless a control keeps it by itself."""
+        return None if self.params.variant in ("static", *RATES) else super().target(plan)
 
-    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty:
+    def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
         """Of the squared use, a layer's gate counted once."""
-        return partial(squared_use, units=2 if self.params.unit == "block" else 1)
+        units = 2 if self.params.unit == "block" else 1
+        return lambda gates: squared_use(gates.soft, gates.counted, units)
 
     def router(self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]) -> Router:
         """HeRo's, or that of a control."""

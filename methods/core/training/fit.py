@@ -1,8 +1,9 @@
-"""Training a routed model, its steering corrected by what inference skips."""
+"""Training a routed model towards its targets, corrected by what inference skips."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -11,8 +12,7 @@ from methods.base import Request
 from methods.core.data import Data
 from methods.core.routing.calibration import HasThreshold, bypass_rates, weighted
 from methods.core.routing.routed import router_of
-from methods.core.routing.steering import Steering
-from methods.core.training.loop import Penalty, Trainer, named, thinned
+from methods.core.training.loop import Routing, Trainer, named, thinned
 from methods.core.training.params import TrainingParams
 
 # Share of the updates, the last ones, over which the rate at the end of training is taken.
@@ -20,63 +20,40 @@ ENDING = 0.1
 
 
 def train_routed(
-    model: nn.Module,
-    params: TrainingParams,
-    data: Data,
-    request: Request,
-    structure: Mapping[str, Any],
-    steerings: Mapping[str, Steering],
-    penalties: Mapping[str, Penalty],
-    reserved: int = 0,
+    model: nn.Module, params: TrainingParams, data: Data, request: Request, routing: Routing
 ) -> dict[str, Any]:
-    """Train a routed model in place.
+    """Train a routed model in place; targets are corrected where its router has a threshold.
 
     Args:
         model: Routed causal LM; what trains asks for a gradient.
         params: Of the training.
-        data: Training documents, and probe documents that correct the steering.
+        data: Training documents, and probe documents that correct targets.
         request: Seed, folder of snapshots.
-        structure: Of the model; a snapshot of another one is left alone.
-        steerings: Kind of position -> what gives the weight of its penalty; its budget is None
-            where the penalty itself aims at one.
-        penalties: Kind -> what routing adds to the loss.
-        reserved: Tokens at the start of a document that the penalty leaves out.
+        routing: Without a survey.
 
     Returns:
         Decisions: training log, skip at the end of training by kind.
     """
-    trainer = Trainer(
-        model,
-        params,
-        data.training(),
-        request.seed,
-        request.workdir,
-        steerings,
-        penalties,
-        reserved,
-        _survey(model, data, steerings),
-        structure,
-    )
-    log = trainer.run()
+    routing = replace(routing, survey=_survey(model, data, routing))
+    trainer = Trainer(model, params, data.training(), request.seed, request.workdir, routing)
+    log, kinds = trainer.run(), routing.terms
     last = log[-max(1, round(ENDING * len(log))) :]
-    ended = {
-        kind: sum(entry[named("skip", kind)] for entry in last) / len(last) for kind in steerings
-    }
+    ended = {kind: sum(entry[named("skip", kind)] for entry in last) / len(last) for kind in kinds}
     return {"training": thinned(log), "trained_skip": ended}
 
 
 def _survey(
-    model: nn.Module, data: Data, steerings: Mapping[str, Steering]
+    model: nn.Module, data: Data, routing: Routing
 ) -> Callable[[], Mapping[str, float]] | None:
-    """What inference skips on the probe documents, by kind; None where nothing is steered."""
-    router = router_of(model)
-    if not isinstance(router, HasThreshold) or any(s.budget is None for s in steerings.values()):
+    """What inference skips on the probe documents, by kind; None where nothing has a target."""
+    aimless = any(term.weight.target is None for term in routing.terms.values())
+    if aimless or not isinstance(router_of(model), HasThreshold):
         return None
-    probe = weighted(data.probe(), *steerings)
+    probe = weighted(data.probe(), *routing.terms)
 
     def survey() -> dict[str, float]:
         model.eval()
-        rates = zip(steerings.items(), bypass_rates(model, probe), strict=True)
-        return {kind: float(skips @ steering.sizes) for (kind, steering), skips in rates}
+        rates = zip(routing.terms, bypass_rates(model, probe), strict=True)
+        return {kind: float(skips @ routing.shares) for kind, skips in rates}
 
     return survey

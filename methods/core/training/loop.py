@@ -35,7 +35,7 @@ from methods.core.data import Document, task_weights
 from methods.core.routing.eviction import IMPLEMENTATION
 from methods.core.routing.routed import RoutedDecoder
 from methods.core.routing.router import Context
-from methods.core.routing.steering import Steering
+from methods.core.routing.steering import Gates, Term
 from methods.core.seeds import generator
 from methods.core.training.interruption import Interrupted, Notice
 from methods.core.training.losses import lm_loss_sum
@@ -43,10 +43,7 @@ from methods.core.training.packing import Rows, deal, pack, plan, split, stack
 from methods.core.training.params import TrainingParams
 from methods.core.training.snapshots import digest, read_snapshot, write_snapshot
 
-# Sum over positions, from soft gates (B, U, T), decisions (B, U, T), the weight of each position
-# (B, T) and the progress of training in [0, 1].
-Penalty = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-# Where in training the steering is corrected: from within the ramp to where rates can still move.
+# Where in training targets are corrected: from within the ramp to where rates can still move.
 SURVEYS = (0.35, 0.5, 0.6, 0.7, 0.8)
 KINDS = {"pooled": ("pooled",), "each": ("prompt", "deciding")}
 # A token that predicts nothing, for a process without documents: a penalty may sum over all.
@@ -55,6 +52,27 @@ NOTHING = [[Document([0], 0)]]
 
 class DivergedError(ValueError):
     """Training ended because its loss was not finite."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What training knows of a routed model.
+
+    Args:
+        shares: Of the dense parameters in each unit (U,).
+        terms: Kind of position -> what routing adds to the loss there; the kinds are those of
+            ``KINDS["pooled"]`` or ``KINDS["each"]``.
+        reserved: Tokens at the start of a document that no penalty counts.
+        structure: What the fit decided before; snapshots of others are left alone.
+        survey: Kind -> share of the parameters that inference skips on probe texts; asked for a few
+            times, it corrects the targets.
+    """
+
+    shares: Tensor
+    terms: Mapping[str, Term]
+    reserved: int = 0
+    structure: Mapping[str, Any] = field(default_factory=dict)
+    survey: Callable[[], Mapping[str, float]] | None = None
 
 
 @dataclass
@@ -68,14 +86,7 @@ class Trainer:
         seed: Of data order and noise.
         workdir: Snapshots and the log; a run found there is continued, on a CPU bit for bit, with
             the same number of processes.
-        steering: Of a routed model, kind of position -> what gives the weight of its penalty and
-            the sizes of the units; the kinds are those of ``KINDS["pooled"]`` or ``KINDS["each"]``.
-        penalties: Kind -> sum over its positions of what routing adds to the loss.
-        reserved: Tokens at the start of a document that no penalty counts.
-        survey: Kind -> share of the parameters that inference skips on probe texts; asked for a few
-            times, it corrects the steering.
-        structure: Of a routed model: what its fit decided before; snapshots of others are left
-            alone.
+        routing: Of a routed model; without terms the model routes nothing.
     """
 
     model: nn.Module
@@ -83,11 +94,7 @@ class Trainer:
     documents: Sequence[Document]
     seed: int
     workdir: Path
-    steering: Mapping[str, Steering] = field(default_factory=dict)
-    penalties: Mapping[str, Penalty] = field(default_factory=dict)
-    reserved: int = 0
-    survey: Callable[[], Mapping[str, float]] | None = None
-    structure: Mapping[str, Any] = field(default_factory=dict)
+    routing: Routing = Routing(torch.empty(0), {})
 
     def __post_init__(self) -> None:
         self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -96,7 +103,7 @@ class Trainer:
         self.device = next(iter(self.trained.values())).device
         self._set_checkpointing()
         self.optimizer = torch.optim.AdamW(self._groups(), fused=True)
-        self.tasks = task_weights(self.documents) if "deciding" in self.steering else {}
+        self.tasks = task_weights(self.documents) if "deciding" in self.routing.terms else {}
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.log: list[dict[str, float]] = []
@@ -152,8 +159,8 @@ class Trainer:
                 batch = next(batches)
                 entry = self._update(update, [self.documents[n] for n in batch])
                 self._note(entry, sum(lengths[n] for n in batch), bar)
-                if self.survey is not None and update + 1 in self._surveys:
-                    self._correct(self.survey())
+                if self.routing.survey is not None and update + 1 in self._surveys:
+                    self._correct(self.routing.survey())
                 now = monotonic()
                 due = now - saved >= 60 * self.params.snapshot_minutes
                 if self.rank == 0 and (due or self.stopping or update + 1 == total):
@@ -189,12 +196,13 @@ class Trainer:
 
     @property
     def _surveys(self) -> set[int]:
-        """Finished updates after which the steering is corrected."""
+        """Finished updates after which targets are corrected."""
         return {round(share * self.params.updates) for share in SURVEYS}
 
     def _correct(self, seen: Mapping[str, float]) -> None:
-        for kind, steering in self.steering.items():
-            steering.correct(seen[kind])
+        for kind, term in self.routing.terms.items():
+            if term.weight.target is not None:
+                term.weight.target.correct(seen[kind])
         self.model.train()
 
     def _update(self, update: int, documents: Sequence[Document]) -> dict[str, float]:
@@ -204,7 +212,7 @@ class Trainer:
         totals = totals.to(self.device, non_blocking=True)
         self._sum(totals)
         totals[1:].clamp_(min=1)
-        weights = {kind: steering.alpha for kind, steering in self.steering.items()}
+        weights = {kind: term.weight.alpha for kind, term in self.routing.terms.items()}
         sums = torch.zeros(1 + 4 * len(weights), dtype=torch.float64, device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
         progress = update / self.params.updates
@@ -223,13 +231,13 @@ class Trainer:
         if math.isfinite(size):
             self.optimizer.step()
         entry = {"update": update, "loss": loss if math.isfinite(size) else math.nan, "norm": size}
-        for place, (kind, steering) in enumerate(self.steering.items()):
+        for place, (kind, term) in enumerate(self.routing.terms.items()):
             penalty, skip, soft_skip, executed = logged[4 * place : 4 * place + 4]
             told = {
                 "penalty": penalty, "skip": skip, "alpha": weights[kind], "executed": executed,
             }  # fmt: skip
             entry |= {named(name, kind): value for name, value in told.items()}
-            steering.observe(skip, soft_skip, progress)
+            term.weight.observe(skip, soft_skip, progress)
         return entry
 
     def _micro_batches(self, documents: Sequence[Document]) -> list[Rows]:
@@ -255,7 +263,7 @@ class Trainer:
         predicting = predicting.to(self.device, non_blocking=True)
         dtype = self._mask_dtype if rows.packed else None
         rows = rows.to(self.device)
-        extra = {"context": Context(progress, noise, rows.deciding)} if self.steering else {}
+        extra = {"context": Context(progress, noise, rows.deciding)} if self.routing.terms else {}
         device = self.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             output = decoder(self.model)(
@@ -273,19 +281,19 @@ class Trainer:
             loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
         loss = loss / totals[0].float()
         logged = [loss.detach().double()]
-        for (kind, steering), (total, unreserved) in zip(
-            self.steering.items(), totals[1:].view(-1, 2), strict=True
+        for (kind, term), (total, unreserved) in zip(
+            self.routing.terms.items(), totals[1:].view(-1, 2), strict=True
         ):
             share, free = rows.share(kind), self._unreserved(rows, kind)
             penalty = torch.zeros_like(loss)
-            if kind in self.penalties:
-                penalty = self.penalties[kind](output.soft, output.executed, free, progress)
-                penalty = penalty / unreserved.float()
-                loss = loss + steering.alpha * penalty
+            if term.penalty is not None:
+                gates = Gates(output.soft, output.executed, free, progress)
+                penalty = term.penalty(gates) / unreserved.float()
+                loss = loss + term.weight.alpha * penalty
             logged.append(penalty.detach().double())
             ran = output.executed.double()
             soft = ran if output.soft is None else output.soft.detach().double()
-            sizes = steering.sizes.to(self.device, non_blocking=True)
+            sizes = self.routing.shares.to(self.device, non_blocking=True)
             each = share.double()[:, None]
             for gates in (ran, soft):
                 logged.append(((1 - gates) * each).sum(dim=(0, 2)) @ sizes / total)
@@ -296,13 +304,13 @@ class Trainer:
     def _totals(self, rows: Rows) -> Tensor:
         """Sum of the loss weights; per kind that of its positions, with and without reserved."""
         sums = [rows.weights.sum()]
-        for kind in self.steering:
+        for kind in self.routing.terms:
             sums += [rows.share(kind).sum(), self._unreserved(rows, kind).sum()]
         return torch.stack(sums).double()
 
     def _unreserved(self, rows: Rows, kind: str) -> Tensor:
         """Weight (B, T) of each position in the penalty of a kind."""
-        return rows.share(kind) * (rows.positions >= self.reserved)
+        return rows.share(kind) * (rows.positions >= self.routing.reserved)
 
     def _rate(self, update: int) -> float:
         """Learning rate of an update: linear warm-up, then the schedule down to 0."""
@@ -334,7 +342,7 @@ class Trainer:
 
     def _snapshot(self, done: int) -> None:
         state = {"log": self.log, "done": done, "identity": self._identity}
-        state["steering"] = {kind: steering.state() for kind, steering in self.steering.items()}
+        state["weights"] = {k: term.weight.state() for k, term in self.routing.terms.items()}
         write_snapshot(self.workdir, self.trained, self.optimizer, state)
         with (self.workdir / "training.jsonl").open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(entry) + "\n" for entry in self.log)
@@ -343,9 +351,10 @@ class Trainer:
     def _identity(self) -> str:
         """What a snapshot must share with this run: all that its updates follow from."""
         shapes = [(name, tuple(p.shape)) for name, p in self.trained.items()]
-        budgets = [(kind, steering.budget) for kind, steering in self.steering.items()]
+        targets = [(kind, term.weight.target) for kind, term in self.routing.terms.items()]
+        budgets = [(kind, None if each is None else each.budget) for kind, each in targets]
         frozen = [p for p in self.model.parameters() if not p.requires_grad]
-        settings = repr((self.params, self.seed, shapes, budgets, self.structure))
+        settings = repr((self.params, self.seed, shapes, budgets, self.routing.structure))
         return digest(settings, self.documents, frozen)
 
     def _resume(self) -> int:
@@ -354,8 +363,8 @@ class Trainer:
         if state is None:
             return 0
         self.log = state["log"]
-        for kind, steering in self.steering.items():
-            steering.restore(state["steering"][kind])
+        for kind, term in self.routing.terms.items():
+            term.weight.restore(state["weights"][kind])
         return int(state["done"])
 
 

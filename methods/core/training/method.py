@@ -16,9 +16,19 @@ from methods.core.data import Data
 from methods.core.routing.calibration import HasThreshold, calibrated
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Router, Unit
-from methods.core.routing.steering import Steering, steered_use, unit_shares
+from methods.core.routing.steering import (
+    START,
+    Controller,
+    FixedWeight,
+    Penalty,
+    Target,
+    Term,
+    Weight,
+    squared_use,
+    unit_shares,
+)
 from methods.core.training.fit import train_routed
-from methods.core.training.loop import KINDS, Penalty
+from methods.core.training.loop import KINDS, Routing
 from methods.core.training.lora import add_lora
 
 
@@ -54,8 +64,9 @@ class RoutedMethod(Method):
 
     A file says which layers it routes (:meth:`layers`), which units of them tokens may skip
     (:meth:`units`) and what decides (:meth:`router`). Where ``trained``, ``Params`` derive from
-    ``TrainingParams``, and the file says what the router's training adds to the loss
-    (:meth:`steering`, :meth:`penalty`) and what trains beside it (:meth:`lora`).
+    ``TrainingParams``, and the file says what is added to the loss (:meth:`penalty`,
+    :meth:`weight`, :meth:`target`; as they are, HeRo's) and what trains beside the router
+    (:meth:`lora`).
 
     A fit goes through :meth:`prepare`, :meth:`build`, :meth:`train` and :meth:`calibrate`; each
     can be extended. A router with a ``threshold`` is calibrated to the budget.
@@ -101,13 +112,19 @@ class RoutedMethod(Method):
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
         """Look at the dense backbone and the data; enter what follows into the plan."""
 
-    def steering(self, kind: str, plan: Plan) -> Steering:
-        """What gives the weight of a kind's penalty: steered to the budget, or param ``alpha``."""
-        return steered_use(plan.shares, plan.request.budget, self.params.alpha)
+    def target(self, plan: Plan) -> Target | None:
+        """What training aims at on positions of a kind: the budget. None: the params decide."""
+        return None if plan.request.budget is None else Target(plan.request.budget)
 
-    def penalty(self, kind: str, plan: Plan, steering: Steering) -> Penalty | None:
+    def weight(self, target: Target | None) -> Weight:
+        """Of the penalty: controlled where there is a target, else param ``alpha``."""
+        if target is not None:
+            return Controller(target, START)
+        return FixedWeight(START if self.params.alpha is None else self.params.alpha)
+
+    def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty | None:
         """What routing adds to the loss on positions of a kind; None: nothing."""
-        return None
+        return lambda gates: squared_use(gates.soft, gates.counted)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The units may be too small for the budget, or nothing may say how much to skip."""
@@ -150,13 +167,9 @@ class RoutedMethod(Method):
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """Train the routed model in place."""
-        steerings = {kind: self.steering(kind, plan) for kind in KINDS[plan.request.match]}
-        penalties = {kind: self.penalty(kind, plan, each) for kind, each in steerings.items()}
-        plan.decisions |= train_routed(
-            model, self.params, data, plan.request, plan.structure, steerings,
-            {kind: penalty for kind, penalty in penalties.items() if penalty is not None},
-            self.reserved,
-        )  # fmt: skip
+        terms = {kind: self._term(kind, plan) for kind in KINDS[plan.request.match]}
+        routing = Routing(plan.shares, terms, self.reserved, plan.structure)
+        plan.decisions |= train_routed(model, self.params, data, plan.request, routing)
 
     def calibrate(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """Under a budget set the router's threshold, if it has one."""
@@ -167,6 +180,11 @@ class RoutedMethod(Method):
         """Of the dense parameters in each unit (U,)."""
         units = self.units(backbone, self.layers(backbone, budget))
         return unit_shares(units, backbone.parameters)
+
+    def _term(self, kind: str, plan: Plan) -> Term:
+        target = self.target(plan)
+        penalty = self.penalty(kind, target, plan)
+        return Term(FixedWeight(0.0) if penalty is None else self.weight(target), penalty)
 
     @property
     def _pinned(self) -> object:

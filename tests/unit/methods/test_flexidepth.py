@@ -159,7 +159,7 @@ def test_the_lm_loss_reaches_the_router_through_the_factors_alone() -> None:
     assert float(router.heads[0].enc.weight.grad.abs().max()) == 0
     output = model.model(IDS, use_cache=False, context=Context(0.5))
     counted = torch.ones(IDS.shape)
-    squared_use(output.soft, output.executed, counted, 0.5, units=2).backward()
+    squared_use(output.soft, counted, units=2).backward()
     assert float(router.heads[0].enc.weight.grad.abs().max()) > 0
     assert all(p.grad is None for p in DENSE.parameters())
 
@@ -167,7 +167,7 @@ def test_the_lm_loss_reaches_the_router_through_the_factors_alone() -> None:
 def test_the_penalty_counts_a_layer_once() -> None:
     soft = torch.full((2, 2 * 6, 5), 0.5)
     counted = torch.ones(2, 5)
-    assert float(squared_use(soft, soft > 1, counted, 0.0, units=2)) == pytest.approx(10 * 6**2 / 4)
+    assert float(squared_use(soft, counted, units=2)) == pytest.approx(10 * 6**2 / 4)
 
 
 @pytest.mark.parametrize("place", ["before", "after"])

@@ -13,7 +13,7 @@ from methods import load_method
 from methods.base import Request
 from methods.core.backbone import attention_norm, decoder, layers
 from methods.core.routing.router import Tokens
-from methods.mindskip import mean_by, penalty
+from methods.mindskip import mean_by, mean_use
 from tests import toy
 from tests.near import assert_near
 from tests.routing_toys import IDS, training, wrap
@@ -152,8 +152,8 @@ def test_packed_documents_and_pads_have_means_of_their_own() -> None:
 def test_the_penalty_is_linear_and_silent_below_a_capacity() -> None:
     soft = torch.tensor([[[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]])
     counted = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
-    assert float(penalty(soft, soft > 0, counted, 0.0, None)) == pytest.approx(5.0)
-    assert float(penalty(soft, soft > 0, counted, 0.0, 0.8)) == pytest.approx(3 - 0.8 * 3)
+    assert float(mean_use(soft, counted, None)) == pytest.approx(5.0)
+    assert float(mean_use(soft, counted, 0.8)) == pytest.approx(3 - 0.8 * 3)
 
 
 def test_what_it_refuses() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
 
-from methods.core.routing.steering import Aim, Steering
-from methods.d_llm import depth_penalty, ramped
+from methods.core.routing.steering import Target, corrected, mean_deviation
+from methods.d_llm import depth_deviation, ramp
 
-FIXED = Steering(torch.ones(2), None, 1.0)
 # Two micro-batch rows of three tokens, the last ones pads or last tokens of a document.
 GATES = torch.tensor([[[1.0, 0, 0], [1, 1, 0]], [[0, 1, 0], [0, 0, 0]]])
 COUNTED = torch.tensor([[True, True, False], [True, False, False]])
@@ -27,8 +25,7 @@ COUNTED = torch.tensor([[True, True, False], [True, False, False]])
 def test_skipgpt_pulls_the_mean(weights: list[float], skips: list[float], target: float) -> None:
     """|mean - target|; pads do not enter; the gradient flips its sign across the target."""
     gates = GATES.clone().requires_grad_()
-    aim = Aim(torch.tensor(weights), target, FIXED)
-    total = aim(gates, gates > 0, COUNTED, 0.3)
+    total = mean_deviation(gates, COUNTED, torch.tensor(weights), target)
     mean = sum(skips) / 3
     assert float(total.detach()) / 3 == pytest.approx(abs(mean - target), rel=1e-6)
     total.backward()
@@ -39,7 +36,7 @@ def test_skipgpt_pulls_the_mean(weights: list[float], skips: list[float], target
 
 def test_at_the_target_there_is_no_penalty_and_no_gradient() -> None:
     gates = GATES.clone().requires_grad_()
-    total = Aim(torch.tensor([0.5, 0.5]), 0.5, FIXED)(gates, gates > 0, COUNTED, 0.3)
+    total = mean_deviation(gates, COUNTED, torch.tensor([0.5, 0.5]), 0.5)
     total.backward()
     assert float(total.detach()) == 0
     assert not bool(gates.grad.any())
@@ -54,7 +51,7 @@ REAL = torch.tensor([[True, True, False], [True, True, False]])
 def test_d_llm_pulls_each_token(omega: float) -> None:
     """Sums of |depth - omega|; a layer without a router counts as run."""
     gates = DEPTHS.clone().requires_grad_()
-    found = depth_penalty(gates, gates > 0, REAL, 0.5, omega=omega, layers=4, steering=FIXED)
+    found = depth_deviation(gates, REAL, omega, 4)
     depths = [[4 / 4, 2 / 4], [1 / 4, 3 / 4]]
     by_hand = sum(abs(depth - omega) for row in depths for depth in row)
     assert float(found.detach()) == pytest.approx(by_hand, rel=1e-6)
@@ -67,33 +64,21 @@ def test_d_llm_pulls_each_token(omega: float) -> None:
 def test_d_llm_at_the_two_ends() -> None:
     """Property 6."""
     ones = torch.ones(2, 3, 3)
-    found = depth_penalty(ones, ones > 0, REAL, 0.5, omega=0.6, layers=4, steering=FIXED)
+    found = depth_deviation(ones, REAL, 0.6, 4)
     assert float(found) / 4 == pytest.approx(0.4)
     halves = torch.tensor([1.0, 0.0, 0.0])[None, :, None].expand(2, 3, 3)
-    assert (
-        float(depth_penalty(halves, halves > 0, REAL, 0.5, omega=0.5, layers=4, steering=FIXED))
-        == 0
-    )
+    assert float(depth_deviation(halves, REAL, 0.5, 4)) == 0
 
 
 def test_the_ramp_of_d_llm() -> None:
     """Property 7: 0 at the start, a half after a third, 1 at the end."""
-    base = partial(depth_penalty, omega=0.3, layers=4, steering=FIXED)
-    whole = float(base(DEPTHS, DEPTHS > 0, REAL, 0.0))
     for progress, share in ((0.0, 0.0), (1 / 3, 0.5), (1.0, 1.0)):
-        found = ramped(base, DEPTHS, DEPTHS > 0, REAL, progress)
-        assert float(found) == pytest.approx(share * whole)
+        assert ramp(progress) == pytest.approx(share)
 
 
-def test_what_inference_skips_more_scales_both_targets() -> None:
-    """A budget of 0.2 with 0.05 more in inference: three quarters of each target."""
-    steering = Steering(torch.ones(2), 0.2, 1.0)
-    steering.memory["smoothed"] = 0.18
-    steering.correct(0.23)
-    gates = torch.zeros(1, 2, 3)
-    counted = torch.ones(1, 3)
-    aimed = Aim(torch.tensor([0.5, 0.5]), 0.4, steering)(gates, gates > 0, counted, 0.5)
-    assert float(aimed) == pytest.approx(3 * (1 - 0.4 * 0.75))
-    # Two of four layers are not routed; to skip 0.4 was the aim, now 0.3.
-    depth = depth_penalty(gates, gates > 0, counted, 0.5, 0.6, 4, steering)
-    assert float(depth) == pytest.approx(3 * abs(0.5 - 0.7))
+def test_what_inference_skips_more_scales_targets() -> None:
+    """A budget of 0.2 with 0.05 more in inference: three quarters of a target in any measure."""
+    target = Target(0.2, seen=0.18)
+    target.correct(0.23)
+    assert corrected(0.4, target) == pytest.approx(0.4 * 0.75)
+    assert corrected(0.4, None) == 0.4

@@ -19,7 +19,6 @@ from methods.core.backbone import (
     layers,
 )
 from methods.core.routing.router import Context
-from methods.core.routing.steering import Aim
 from tests import toy
 from tests.near import assert_near
 from tests.routing_toys import (
@@ -223,29 +222,23 @@ def test_what_a_fit_asks_of_its_penalty(
     params: dict[str, Any], target: float, weight: float | None,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    made: list[tuple[Tensor, float, float]] = []
-    real = skipgpt.SkipGPT.penalty
+    asked: list[tuple[Tensor, float]] = []
+    real = skipgpt.mean_deviation
 
-    def spy(self: Any, kind: str, plan: Any, steering: Any) -> Any:
-        aim = real(self, kind, plan, steering)
-        assert isinstance(aim, Aim)
-        made.append((aim.weights, aim.target, steering.alpha))
-        assert steering.budget == plan.request.budget
-        trial = self.steering(kind, plan)
-        trial.observe(0.9, 0.9, 0.1)
-        trial.observe(0.0, 0.0, 1.0)
-        assert trial.alpha == 20.0
-        return aim
+    def spy(soft: Tensor, counted: Tensor, weights: Tensor, skip: float) -> Tensor:
+        asked.append((weights, skip))
+        return real(soft, counted, weights, skip)
 
-    monkeypatch.setattr(skipgpt.SkipGPT, "penalty", spy)
+    monkeypatch.setattr(skipgpt, "mean_deviation", spy)
     fitted = fit("skipgpt-rt", tmp_path, updates=2, **params)
-    weights, aimed, alpha = made[0]
+    weights, aimed = asked[0]
     dense = toy.make_model()
     # D 32, F 64: queries and output 2 D^2, FFN 3 D F.
     share = torch.tensor([2048.0, 6144.0] * 6).double() / wrap(dense).parameters
     expected = share if weight is None else torch.full_like(share, weight)
     torch.testing.assert_close(weights, expected)
-    assert (aimed, alpha) == (target, 20.0)
+    assert aimed == target
+    assert {entry["alpha"] for entry in fitted.decisions["training"]} == {20.0}
     # A pinned target is the authors' recipe: nothing is calibrated.
     assert ("calibration" in fitted.decisions) == ("sparsity" not in params)
 

@@ -26,11 +26,15 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 24, "max_position_embeddings": 512,
 }  # fmt: skip
 ROWS, LENGTH, DOCUMENT = 2, 128, 64
+# Rows that route the latter half of the layers here.
+BY_LAYER = ("hero", "flexidepth", "diffskip")
 
 
 def fitted(row: str, **params: Any) -> nn.Module:
     """A model as training sees it."""
-    structure = {"layers": [4, 5, 6, 7], "seed": 7, "threshold": 0.5, "capacity": 0.75}
+    structure: dict[str, Any] = {"seed": 7, "threshold": 0.5, "capacity": 0.75}
+    if row in (*BY_LAYER, "mindskip-block"):
+        structure |= {"layers": [4, 5, 6, 7]}
     built = load_method(row, params).build(
         toy.wrap(toy.make_model(**SIZES, initializer_range=0.05)), structure | {"levels": None}
     )
@@ -70,7 +74,7 @@ def planned(row: str, bypass: float, recomputed: bool = False, **params: Any) ->
     method, sizes = discover()[row], model_from(toy.SHAPES["llama"] | SIZES)
     given = {**defaults(method), **method.params, **params}
     budget = 0.25
-    if row in ("hero", "flexidepth", "diffskip"):
+    if row in BY_LAYER:
         shape = sizes.shape(("k_proj", "v_proj")) if row == "flexidepth" else sizes.shape()
         budget = max(1e-6, bypass / 0.8 * 4 * shape.ffn / sizes.parameters)
         given["candidates"] = [4, 5, 6, 7]

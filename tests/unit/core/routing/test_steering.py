@@ -16,7 +16,7 @@ from methods.core.routing.calibration import (
 )
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
-from methods.core.routing.steering import Steering, unit_shares
+from methods.core.routing.steering import Controller, FixedWeight, Target, unit_shares
 from tests import toy
 from tests.training_toys import (
     ByNumber,
@@ -25,16 +25,15 @@ from tests.training_toys import (
 
 
 def test_steering_moves_alpha_towards_the_target() -> None:
-    sizes = torch.ones(1, dtype=torch.float64)
     for skip, sign in ((0.0, 1), (0.5, -1)):
-        steering = Steering(sizes, 0.25, 0.0, ramp=0.1)
+        steering = Controller(Target(0.25, ramp=0.1), 0.0)
         for _ in range(600):
             steering.observe(skip, skip, 1.0)
         assert steering.alpha == pytest.approx(steering.limits[1 if sign > 0 else 0])
 
 
 def test_steering_by_hand() -> None:
-    steering = Steering(torch.ones(1), 0.2, 0.01, integral=0.001, proportional=0.02, ramp=0.5)
+    steering = Controller(Target(0.2), 0.01, integral=0.001, proportional=0.02)
     steering.observe(0.04, 0.06, 0.0)
     # The first rate of the gates, 0.06, is where the ramp starts: no error yet.
     assert steering.alpha == 0.01
@@ -42,7 +41,7 @@ def test_steering_by_hand() -> None:
     # Half way both rates count alike: smoothed 0.06 + 0.3 * (0.26 - 0.06), target 0.13.
     error = 0.13 - 0.12
     assert steering.alpha == pytest.approx(0.01 + 0.001 * error + 0.02 * error)
-    copy = Steering(torch.ones(1), 0.2, 0.0, integral=0.001, proportional=0.02, ramp=0.5)
+    copy = Controller(Target(0.2), 0.0, integral=0.001, proportional=0.02)
     copy.restore(steering.state())
     for each in (steering, copy):
         # Behind the ramp decisions alone count.
@@ -52,18 +51,17 @@ def test_steering_by_hand() -> None:
 
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.25, 0.5), (0.5, 1.0), (0.9, 1.0)])
 def test_the_floor_of_alpha_falls_along_the_ramp(progress: float, share: float) -> None:
-    steering = Steering(torch.ones(1), 0.25, 1e-3, ramp=0.5)
-    steering.memory["first"] = 0.0
+    steering = Controller(Target(0.25), 1e-3, first=0.0)
     for _ in range(600):
         steering.observe(0.5, 0.5, progress)
     assert steering.alpha == pytest.approx(share * steering.limits[0])
 
 
 def test_a_fixed_alpha_stays() -> None:
-    steering = Steering(torch.ones(1), None, 1e-3)
-    for step in range(9):
-        steering.observe(0.9, 0.9, step / 9)
-    assert steering.alpha == 1e-3
+    for weight in (FixedWeight(1e-3), FixedWeight(1e-3, Target(0.2))):
+        for step in range(9):
+            weight.observe(0.9, 0.9, step / 9)
+        assert weight.alpha == 1e-3
 
 
 @pytest.mark.parametrize("budget", [0.1, 0.25, 0.4])
@@ -73,7 +71,7 @@ def test_steering_brings_gates_that_drift_open_to_the_budget(budget: float, spee
     # normalises gradients moves the logits at a speed of its own, into saturation if nothing stops
     # them. A gate at exactly one gets no gradient.
     worth = torch.linspace(0.2, 2, 40, dtype=torch.float64) * 1e-3
-    steering = Steering(torch.ones(1, dtype=torch.float64), budget, 0.0)
+    steering = Controller(Target(budget), 0.0)
     logits, skips = torch.full((40,), 2.0, dtype=torch.float64), list[float]()
     for update in range(2000):
         gates = torch.sigmoid(logits.float()).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ import torch
 from methods.base import Request
 from methods.core.data import Document
 from methods.core.routing.routed import route
-from methods.core.routing.steering import Steering, squared_use
+from methods.core.routing.steering import Controller, FixedWeight, Target, Term, Weight
 from methods.core.training import fit
-from methods.core.training.loop import KINDS
+from methods.core.training.loop import KINDS, Routing
 from methods.core.training.params import TrainingParams
 from tests import toy
-from tests.training_toys import ByNumber, trainer_for
+from tests.training_toys import ByNumber, trainer_for, use
 
 # Unit 0 (a tenth of the parameters) is skipped by odd ids, unit 1 (two tenths) by those below 4.
 SIZES = torch.tensor([0.1, 0.2], dtype=torch.float64)
@@ -41,15 +42,17 @@ class Data:
 
 def fitted(
     match: str, workdir: Path, budget: float | None, updates: int = 120
-) -> dict[str, Steering]:
+) -> dict[str, Weight]:
     model = toy.make_model().requires_grad_(False)
     route(model, Threshold(model))
-    made = {kind: Steering(SIZES, budget, 0.0) for kind in KINDS[match]}
+    weights = {
+        kind: FixedWeight(0.0) if budget is None else Controller(Target(budget), 0.0)
+        for kind in KINDS[match]
+    }
+    routing = Routing(SIZES, {kind: Term(weight, use) for kind, weight in weights.items()})
     params = TrainingParams(updates=updates, batch_tokens=8, row_length=0, learning_rate=1e-9)
-    request = Request(budget, 1, workdir, match)
-    penalties = dict.fromkeys(made, squared_use)
-    fit.train_routed(model, params, Data(), request, {}, made, penalties)
-    return made
+    fit.train_routed(model, params, Data(), Request(budget, 1, workdir, match), routing)
+    return weights
 
 
 @pytest.mark.parametrize(
@@ -64,20 +67,20 @@ def fitted(
         ),
     ],
 )
-def test_steering_is_corrected_by_what_inference_skips(
+def test_a_target_is_corrected_by_what_inference_skips(
     match: str, trained: dict[str, float], seen: dict[str, float], tmp_path: Path
 ) -> None:
-    for kind, steering in fitted(match, tmp_path, 0.25).items():
-        assert steering.memory["smoothed"] == pytest.approx(trained[kind], abs=1e-4)
-        assert steering.correction == pytest.approx(seen[kind] - trained[kind], abs=1e-4)
+    for kind, weight in fitted(match, tmp_path, 0.25).items():
+        assert weight.target.seen == pytest.approx(trained[kind], abs=1e-4)
+        assert weight.target.correction == pytest.approx(seen[kind] - trained[kind], abs=1e-4)
 
 
-def test_nothing_is_asked_where_nothing_is_steered(
+def test_nothing_is_asked_where_there_is_no_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit, "bypass_rates", None)
-    (steering,) = fitted("pooled", tmp_path, None).values()
-    assert steering.correction == 0.0
+    (weight,) = fitted("pooled", tmp_path, None).values()
+    assert weight == FixedWeight(0.0)
 
 
 def test_the_target_gives_way_to_the_correction(tmp_path: Path) -> None:
@@ -89,16 +92,16 @@ def test_the_target_gives_way_to_the_correction(tmp_path: Path) -> None:
         asked.append(len(trainer.log))
         return seen
 
-    trainer.survey = survey
+    trainer.routing = replace(trainer.routing, survey=survey)
     trainer.run()
     assert asked == [7, 10, 12, 14, 16]
-    steering = trainer.steering["pooled"]
-    smoothed = 0.9 - steering.correction
+    weight = trainer.routing.terms["pooled"].weight
+    seen_last = 0.9 - weight.target.correction
     # The correction is of the last time; what it leaves of the budget is the target.
-    steering.observe(smoothed, smoothed, 1.0)
-    before = steering.memory["smoothed"]
-    assert steering.memory["error"] == pytest.approx(0.2 - steering.correction - before)
+    weight.observe(seen_last, seen_last, 1.0)
+    value = 0.2 - weight.target.correction
+    assert weight.error == pytest.approx(value - weight.target.seen)
     again = trainer_for("hero", tmp_path, budget=0.2, updates=20)
-    again.survey = None
     again._resume()
-    assert again.steering["pooled"].correction == steering.correction
+    correction = again.routing.terms["pooled"].weight.target.correction
+    assert correction == weight.target.correction

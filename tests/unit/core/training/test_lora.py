@@ -17,12 +17,13 @@ from methods.core.backbone import Backbone, count, decoder, layers, load_backbon
 from methods.core.checkpoint import describe, save
 from methods.core.data import Document
 from methods.core.ledger import Ledger, Tally
-from methods.core.routing.steering import Steering, squared_use
-from methods.core.training.loop import Trainer
+from methods.core.routing.steering import FixedWeight, Term
+from methods.core.training.loop import Routing, Trainer
 from methods.core.training.lora import fold_lora
 from methods.core.training.params import TrainingParams
 from tests import toy
 from tests.near import assert_near
+from tests.training_toys import use
 
 IDS = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(2))
 # Toy: D 32, keys and values 16 wide, FFN 64. One projection costs rank * (in + out).
@@ -148,10 +149,9 @@ def test_hero_and_lora_read_the_same_tokens_first(tmp_path: Path) -> None:
     backbone = Backbone(model, None, Path(), None, "", count(model))
     structure = {"layers": [3, 4, 5], "seed": 1, "threshold": 0.5}
     hero = load_method("hero").build(backbone, structure)
-    steering = Steering(torch.ones(3, dtype=torch.float64), None, 1e-3)
-    one = Trainer(
-        hero, PARAMS, documents(), 6, tmp_path / "a", {"pooled": steering}, {"pooled": squared_use}
-    )
+    terms = {"pooled": Term(FixedWeight(1e-3), use)}
+    routing = Routing(torch.ones(3, dtype=torch.float64), terms)
+    one = Trainer(hero, PARAMS, documents(), 6, tmp_path / "a", routing)
     other = Trainer(built(), PARAMS, documents(), 6, tmp_path / "b")
     third = Trainer(built(), PARAMS, documents(), 7, tmp_path / "c")
     batch = first_batch(one)

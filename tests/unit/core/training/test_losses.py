@@ -11,13 +11,13 @@ from torch.nn.functional import cross_entropy
 
 from methods.core.data import Document
 from methods.core.routing.routed import route
-from methods.core.routing.steering import Steering, squared_use
+from methods.core.routing.steering import FixedWeight, Term
 from methods.core.training import losses
-from methods.core.training.loop import Trainer
+from methods.core.training.loop import Routing, Trainer
 from methods.core.training.losses import lm_loss_sum, score_answers
 from methods.core.training.params import TrainingParams
 from tests import toy
-from tests.training_toys import ByNumber, built, documents, trainer_for
+from tests.training_toys import ByNumber, built, documents, trainer_for, use
 
 
 def test_loss_is_the_weighted_mean_over_predictions(tmp_path: Path) -> None:
@@ -77,11 +77,9 @@ def test_penalty_and_rates_leave_out_pads_and_last_tokens(
     params = TrainingParams(
         updates=1, batch_tokens=5, row_length=row_length, micro_tokens=most, clip=1e9
     )
-    steering = Steering(torch.tensor([0.1, 0.2], dtype=torch.float64), None, 0.5)
-    trainer = Trainer(
-        model, params, texts, 1, tmp_path, {"pooled": steering}, {"pooled": squared_use}
-    )
-    entry = trainer.run()[0]
+    shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    routing = Routing(shares, {"pooled": Term(FixedWeight(0.5), use)})
+    entry = Trainer(model, params, texts, 1, tmp_path, routing).run()[0]
     # Predicting tokens are 1, 2 and 4; their gates sum to 0.3 times the id.
     assert entry["penalty"] == pytest.approx((0.3**2 + 0.6**2 + 1.2**2) / 3, rel=1e-6)
     # 1 skips both units, 2 the second, 4 none.
@@ -108,12 +106,9 @@ def test_prompts_and_deciding_positions_are_penalised_and_counted_apart(
     params = TrainingParams(
         updates=1, batch_tokens=12, row_length=row_length, micro_tokens=most, clip=1e9
     )
-    sizes = torch.tensor([0.1, 0.2], dtype=torch.float64)
-    steering = {"prompt": Steering(sizes, None, 0.5), "deciding": Steering(sizes, None, 2.0)}
-    trainer = Trainer(
-        model, params, texts, 1, tmp_path, steering, dict.fromkeys(steering, squared_use)
-    )
-    entry = trainer.run()[0]
+    shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    terms = {k: Term(FixedWeight(a), use) for k, a in (("prompt", 0.5), ("deciding", 2.0))}
+    entry = Trainer(model, params, texts, 1, tmp_path, Routing(shares, terms)).run()[0]
     # Prompts: 1 and 2 of the first text. What predicts the closing token is of neither kind.
     assert entry["penalty_prompt"] == pytest.approx((0.3**2 + 0.6**2) / 2, rel=1e-6)
     assert entry["skip_prompt"] == pytest.approx((0.3 + 0.2) / 2, rel=1e-6)
@@ -132,10 +127,10 @@ def test_each_kind_is_steered_by_its_own_weight(tmp_path: Path) -> None:
     trainer = trainer_for("hero", tmp_path, texts, match="each")
     log = trainer.run()
     assert log[-1]["alpha_prompt"] != log[-1]["alpha_deciding"]
-    state = {kind: steering.state() for kind, steering in trainer.steering.items()}
+    state = {kind: term.weight.state() for kind, term in trainer.routing.terms.items()}
     again = trainer_for("hero", tmp_path, texts, match="each")
     assert again.run() == log
-    assert {kind: steering.state() for kind, steering in again.steering.items()} == state
+    assert {k: term.weight.state() for k, term in again.routing.terms.items()} == state
 
 
 def test_documents_without_answers_cannot_be_matched_each(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.routing.steering import squared_use
+from methods.core.routing.steering import Gates
 from methods.core.training.interruption import SIGNALS, Interrupted
 from methods.core.training.loop import DivergedError
 from methods.core.training.packing import plan
@@ -30,6 +30,7 @@ from tests.training_toys import (
     same_bits,
     signal_in,
     trainer_for,
+    use,
     values,
 )
 
@@ -54,9 +55,9 @@ def test_killed_and_resumed_equals_undisturbed(
     lines = (tmp_path / "parts/training.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == whole.log
     if row == "hero":
-        steering = resumed.steering["pooled"]
-        assert steering.state() == whole.steering["pooled"].state()
-        assert steering.alpha not in (0.02, whole.log[3]["alpha"])
+        weight = resumed.routing.terms["pooled"].weight
+        assert weight.state() == whole.routing.terms["pooled"].weight.state()
+        assert weight.alpha not in (0.02, whole.log[3]["alpha"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -158,12 +159,13 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(
     trainer = trainer_for("hero", tmp_path, snapshot_minutes=2)
     calls: list[int] = []
 
-    def breaking(soft: Tensor, executed: Tensor, counted: Tensor, progress: float) -> Tensor:
+    def breaking(gates: Gates) -> Tensor:
         calls.append(1)
         factor = math.inf if len(calls) > 3 else 1.0
-        return squared_use(soft, executed, counted, progress) * factor
+        return use(gates) * factor
 
-    trainer.penalties = {"pooled": breaking}
+    terms = trainer.routing.terms
+    terms["pooled"] = terms["pooled"]._replace(penalty=breaking)
     with pytest.raises(DivergedError, match="loss of update 3 is nan.*learning_rate"):
         trainer.run()
     assert all(bool(torch.isfinite(value).all()) for value in values(trainer).values())
