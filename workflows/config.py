@@ -33,7 +33,8 @@ RETIRED = {
 def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
     """Several suite files as one config, merged as Snakemake does with several ``--configfile``.
 
-    Mappings merge key by key, everything else is replaced by the later file.
+    Mappings merge key by key, everything else is replaced by the later file. Under all of them go
+    the files that key ``base`` names.
 
     Args:
         names: Files, or names of files below ``workflows/suites``.
@@ -47,14 +48,36 @@ def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
         file = next((f for f in (Path(name), root / SUITES / f"{name}.yaml") if f.is_file()), None)
         if file is None:
             raise ValueError(f"suite '{name}' is no file and no name below {SUITES}")
-        try:
-            read = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(f"suite file {file} is not valid YAML: {error}") from error
-        if not isinstance(read, dict):
-            raise ValueError(f"suite file {file} is no mapping of keys")
-        _merge(merged, read)
-    return merged
+        _merge(merged, _read(file))
+    return with_base(merged)
+
+
+def with_base(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config over the files of ``workflows/suites/bases`` that its key ``base`` names.
+
+    Raises:
+        ValueError: There is no such file.
+    """
+    merged: dict[str, Any] = {}
+    known = {file.stem: file for file in sorted((ROOT / SUITES / "bases").glob("*.yaml"))}
+    names = config.get("base", [])
+    for name in names if isinstance(names, list) else [names]:
+        if str(name) not in known:
+            raise ValueError(
+                f"suite config, base: there is no '{name}' (bases: {', '.join(known)})"
+            )
+        _merge(merged, _read(known[name]))
+    return _merge(merged, {key: value for key, value in config.items() if key != "base"})
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        read = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"suite file {file} is not valid YAML: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"suite file {file} is no mapping of keys")
+    return read
 
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,13 +89,13 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the schema's defaults filled in.
+    """The config over its base, with the schema's defaults filled in.
 
     Raises:
         ValueError: The config breaks the schema; the message names the key and what is allowed.
     """
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    complete = json.loads(json.dumps(config))
+    complete = json.loads(json.dumps(with_base(config)))
     if complete.get("scoring") == "standard":  # the default, in every suite.json of that time
         del complete["scoring"]
     derived = complete.get("derive")

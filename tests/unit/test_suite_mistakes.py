@@ -14,6 +14,7 @@ from workflows.jobs import read_suite
 WRONG = [
     ({"budgtes": [0.25]}, "top level: .*'budgtes' was unexpected.* (allowed: suite, backbones, "),
     ({"suite": ...}, "top level: 'suite' is a required property"),
+    ({"base": ["nope"]}, "base: there is no 'nope' (bases: demo, hub, paper)"),
     ({"suite": "a b"}, "suite: 'a b' does not match"),
     ({"backbones": {}}, "backbones: "),
     ({"backbones": {"toy": {}}}, "backbones.toy: 'path' is a required property"),

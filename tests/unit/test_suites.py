@@ -13,7 +13,7 @@ from snakemake.utils import update_config
 
 from methods import discover
 from workflows import ROOT, commands
-from workflows.config import read_configs
+from workflows.config import read_configs, with_base
 from workflows.evaluation import tasklist
 from workflows.evaluation.stock import Stock
 from workflows.jobs import read_suite
@@ -101,7 +101,18 @@ def test_files_merge_as_snakemake_merges_them(name: str) -> None:
     merged: dict[str, Any] = {}
     for file in (name, *OVERLAYS):
         update_config(merged, yaml.safe_load((SUITES / f"{file}.yaml").read_text()))
-    assert read_configs([name, *OVERLAYS]) == merged
+    assert read_configs([name, *OVERLAYS]) == with_base(merged)
+
+
+def test_a_suite_goes_over_its_bases_and_they_over_each_other() -> None:
+    found = with_base({"base": ["hub", "paper"], "tasks": ["piqa"], "training": {"updates": 3}})
+    assert "base" not in found
+    assert found["tasks"] == ["piqa"]  # lists are replaced
+    assert found["training"] == {
+        "updates": 3, "batch_tokens": 83200, "micro_tokens": 6144, "checkpointing": True,
+    }  # fmt: skip
+    assert {"mod-d", "skipgpt-rt"} <= found["params"].keys()
+    assert found == with_base(found)
 
 
 @pytest.mark.parametrize(
