@@ -240,8 +240,8 @@ def token_table(rows: Sequence[Sequence[float]], vocab: int) -> Tensor:
     Raises:
         ValueError: The row of tokens that the texts lack is missing, or an id is too large.
     """
-    with torch.device("cpu"):  # also where weights have no numbers yet
-        found = {int(row[0]): torch.tensor(row[1:], dtype=torch.float64) for row in rows}
+    # On the CPU also where weights have no numbers yet.
+    found = {int(row[0]): torch.tensor(row[1:], dtype=torch.float64, device="cpu") for row in rows}
     if -1 not in found or max(found) >= vocab:
         raise ValueError(f"rates by token need a row -1 and ids below {vocab}")
     table = found.pop(-1)[:, None].repeat(1, vocab)

@@ -75,7 +75,13 @@ class NoAttention(nn.Module):
     """In place of an attention: it adds nothing and leaves no keys and values."""
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
-        """Zeros (B, T, D), and no attention weights."""
+        """Zeros (B, T, D), and no attention weights.
+
+        Raises:
+            ValueError: These are asked for.
+        """
+        if kwargs.get("output_attentions"):
+            raise ValueError("a layer without attention has no attention weights")
         return torch.zeros_like(hidden_states), None
 
 

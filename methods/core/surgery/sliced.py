@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.output_capturing import install_output_capuring_hook
 
 from methods.core.backbone import attention, attention_norm, count, decoder, ffn, ffn_norm, layers
 
@@ -65,6 +66,9 @@ class SlicedLayer(GradientCheckpointingLayer):
         write(ffn_writer(layer), after)
         self.attention_shortcut = shortcut(before, middle, dtype)
         self.ffn_shortcut = shortcut(middle, after, dtype)
+
+        # transformers records what leaves the layers of a family, and this is none of them.
+        install_output_capuring_hook(self, "hidden_states", 0)
 
     def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
         """(B, T, d0) to (B, T, d2); masks, positions and cache go to attention as they are."""
