@@ -10,14 +10,17 @@ import pytest
 import torch
 from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import workflows.evaluation.registered  # noqa: F401
 from methods import discover, load_model
-from methods.core.backbone import load_backbone
+from methods.core.backbone import layers, load_backbone
 from methods.core.checkpoint import load
+from methods.core.routing.routed import router_of
 from tests import steps, toy
 from tests.contract.conftest import BUDGET, BUDGETS
+from tests.near import assert_near
 from workflows.evaluation.harness import CountingLM, simple_evaluate
 
 ROWS = discover()
@@ -209,6 +212,83 @@ def test_a_head_of_its_own_is_fitted_read_and_scored(row: str, folders: Folders)
         assert torch.equal(
             logits(loaded.model), logits(AutoModelForCausalLM.from_pretrained(folder))
         )
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_call_takes_and_gives_what_transformers_documents(row: str, folders: Folders) -> None:
+    model = load_model(folders.fit(row))
+    expected = logits(model)
+    with torch.no_grad():
+        output = model(IDS, labels=IDS)
+        by_hand = cross_entropy(expected[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+        assert float(output.loss) == pytest.approx(float(by_hand), rel=1e-5)
+        for kept, places in ((3, [11, 12, 13]), (torch.tensor([2, 9]), [2, 9])):
+            assert_near(model(IDS, logits_to_keep=kept).logits, expected[:, places])
+        first, cache = model(IDS, return_dict=False)
+        assert torch.equal(first, expected)
+        assert torch.equal(model.lm_head(model.model(IDS, return_dict=False)[0]), expected)
+        assert model(IDS, use_cache=False).past_key_values is None
+        # As stock: a call returns a cache, with which the next goes on.
+        step = model(IDS[:, :1], past_key_values=cache).logits[:, -1]
+        longer = model(torch.cat([IDS, IDS[:, :1]], dim=1)).logits[:, -1]
+        torch.testing.assert_close(step, longer, rtol=1e-4, atol=1e-4)
+        embeddings = model.get_input_embeddings()(IDS)
+        for given in ({}, {"input_ids": IDS, "inputs_embeds": embeddings}):
+            with pytest.raises(ValueError, match="input_ids or inputs_embeds"):
+                model(**given)
+        if row.startswith("random-skip"):
+            with pytest.raises(ValueError, match="so it needs input_ids"):
+                model(inputs_embeds=embeddings)
+        else:
+            assert torch.equal(model(inputs_embeds=embeddings).logits, expected)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_hidden_states_are_what_enters_and_leaves_the_layers(row: str, folders: Folders) -> None:
+    model, left = load_model(folders.fit(row)), []
+    stack = layers(model)
+    for layer in stack:
+        layer.register_forward_hook(lambda *call: left.append(call[-1]))
+    with torch.no_grad():
+        output = model(IDS, output_hidden_states=True)
+        states = output.hidden_states
+        assert len(states) == len(stack) + 1
+        assert torch.equal(states[0], model.get_input_embeddings()(IDS))
+        assert torch.equal(model.lm_head(states[-1]), output.logits)
+        router = router_of(model)
+        if router is None:
+            assert all(map(torch.equal, states[1:-1], left[:-1]))
+        elif "lora_" not in str(model.state_dict().keys()):
+            # With open gates it is the dense model.
+            gates = torch.ones(len(IDS), len(router.units), IDS.shape[1], dtype=torch.bool)
+            dense = load_backbone(folders.home / "llama").model
+            stock = dense(IDS, output_hidden_states=True).hidden_states
+            opened = model(IDS, gates=gates, output_hidden_states=True).hidden_states
+            for state, other in zip(opened, stock, strict=True):
+                assert_near(state, other)
+        ends = model(IDS, output_hidden_states=[0, -1]).hidden_states
+        assert torch.equal(ends[-1], states[-1])
+        assert [state is None for state in ends] == [False, *[True] * (len(stack) - 1), False]
+        assert model(IDS).hidden_states is None
+        asked = {"output_hidden_states": True, "return_dict_in_generate": True}
+        written = model.generate(IDS, max_new_tokens=2, eos_token_id=None, **asked)
+        model.config.output_hidden_states = True
+        assert len(model(IDS).hidden_states) == len(states)
+    assert [len(step) for step in written.hidden_states] == [len(states)] * 2
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_attention_weights_are_given_or_refused(row: str, folders: Folders) -> None:
+    model = load_model(folders.fit(row))
+    if router_of(model) is not None or row == "blockpruner":
+        with pytest.raises(ValueError, match="no attention weights"):
+            model(IDS, output_attentions=True)
+        return
+    expected = logits(model)
+    model.set_attn_implementation("eager")
+    output = model(IDS, output_attentions=True)
+    torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-4)
+    assert len(output.attentions) == len(layers(model))
 
 
 def scores(results: Any) -> dict[tuple[str, str], float]:

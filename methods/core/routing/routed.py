@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm
@@ -29,7 +29,14 @@ from methods.core.routing.caches import EvictingCache, StaticEvictingCache
 from methods.core.routing.decisions import Decider, Decision
 from methods.core.routing.dispatch import Branch, dispatch, scaled
 from methods.core.routing.eviction import IMPLEMENTATION, evicting_block
-from methods.core.routing.inputs import attention_masks, tokens_of
+from methods.core.routing.inputs import (
+    HiddenStates,
+    Mask,
+    Places,
+    attention_masks,
+    check_call,
+    tokens_of,
+)
 from methods.core.routing.kernels.choose import MOST_ROWS, available, one_token
 from methods.core.routing.kernels.decode import decode_fused
 from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
@@ -97,7 +104,7 @@ class RoutedDecoder(nn.Module):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
@@ -105,30 +112,43 @@ class RoutedDecoder(nn.Module):
         gates: Tensor | None = None,
         context: Context | None = None,
         static: bool = False,
+        output_hidden_states: Places = None,
+        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> RoutedOutput:
+    ) -> RoutedOutput | tuple[Any, ...]:
         """Run the layers.
 
         Args:
             input_ids: Token ids (B, T).
-            attention_mask: 1 on tokens, 0 on pads, (B, past + T).
+            attention_mask: 1 on tokens, 0 on pads, (B, past + T); or made for attention, as
+                ``generate`` does for a static cache.
             position_ids: Positions (B, T); a reset starts a new packed document.
             past_key_values: Cache of earlier tokens.
             inputs_embeds: Embeddings (B, T, D) in place of ``input_ids``.
-            use_cache: Whether to return a cache.
+            use_cache: Whether to return a cache; None: as the config says, but not in training.
             gates: Forced decisions (B, U, T) bool. The router still runs, its decision and its
                 scale are replaced (scale 1).
             context: Training progress and noise.
             static: Launches, shapes and addresses depend on no decision, and nothing reaches the
                 host: a CUDA graph may hold the call. For one new token of each sequence, without
                 gradients.
+            output_hidden_states: ``asked`` of :class:`methods.core.routing.inputs.HiddenStates`.
+            return_dict: False: a tuple of what is not None.
+            kwargs: Handed to every layer.
 
         Returns:
             Hidden states (B, T, D) and the decisions (B, U, T).
+
+        Raises:
+            ValueError: Attention weights are asked for, or ``input_ids`` and ``inputs_embeds`` are
+                both given, or neither.
         """
+        check_call(self.config, input_ids, inputs_embeds, kwargs)
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = bool(self.config.use_cache) and not (self.training or self._recomputes)
         cached = use_cache or static or past_key_values is not None
-        cache = self._cache(past_key_values, static) if cached else None
+        cache = self._cache(past_key_values, static, attention_mask) if cached else None
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
@@ -146,7 +166,9 @@ class RoutedDecoder(nn.Module):
         decider = Decider(self.router, at, forced, self._recomputes)
         call = Call(decider, static, tokens.valid, shared)
         decisions: dict[int, Decision] = {}
+        seen = HiddenStates(self.config, output_hidden_states, len(self.layers) + 1)
         for number, layer in enumerate(self.layers):
+            seen.add(hidden)
             arguments = {"attention_mask": masks[number], **shared}
             if number not in self._units:
                 hidden = self._run(layer, hidden, **arguments)
@@ -157,14 +179,10 @@ class RoutedDecoder(nn.Module):
             )
             hidden, decided, state = run(state, number, hidden, here)
             decisions |= decided
-        ordered = [decisions[index] for index in range(len(decisions))]
-        soft = [d.soft for d in ordered if d.soft is not None]
-        return RoutedOutput(
-            last_hidden_state=self.norm(hidden),
-            past_key_values=cache,
-            executed=torch.stack([d.execute for d in ordered], dim=1),
-            soft=torch.stack(soft, dim=1) if soft else None,
-        )
+        hidden = self.norm(hidden)
+        seen.add(hidden)
+        output = _output(hidden, cache, seen, decisions)
+        return output.to_tuple() if return_dict is False else output
 
     def _apply(self, fn: Change, recurse: bool = True) -> RoutedDecoder:
         """Convert and move; rotary frequencies stay in 32 bits, as transformers loads them."""
@@ -173,14 +191,16 @@ class RoutedDecoder(nn.Module):
         super()._apply(fn, recurse=False)
         return self
 
-    def _cache(self, given: Cache | None, static: bool) -> Cache:
+    def _cache(self, given: Cache | None, static: bool, mask: Mask) -> Cache:
         """The cache of this call; evicting layers need one that keeps columns."""
         if not self.router.evicts:
             return DynamicCache(config=self.config) if given is None else given
         known = StaticEvictingCache if static else EvictingCache
         if isinstance(given, known):
             return given
-        if static or (given is not None and given.get_seq_length()):
+        # Masks for attention have a column of each place in the cache that came with them.
+        fixed = isinstance(given, StaticCache) and isinstance(mask, Tensor) and mask.dim() == 4
+        if static or fixed or (given is not None and given.get_seq_length()):
             raise ValueError(
                 f"evicting layers go on with {known.__name__}, not with {type(given).__name__}"
             )
@@ -231,6 +251,21 @@ class RoutedDecoder(nn.Module):
         decision, otherwise = decide("ffn", middle), self.router.otherwise(units["ffn"])
         after = _with_ffn(middle, rows, decision, ffn(layer), otherwise, call.static)
         return after, decided, state
+
+
+def _output(
+    hidden: Tensor, cache: Cache | None, seen: HiddenStates, decisions: Mapping[int, Decision]
+) -> RoutedOutput:
+    """What a pass gives; ``hidden`` (B, T, D) are normed, ``decisions`` by unit."""
+    ordered = [decisions[index] for index in range(len(decisions))]
+    soft = [d.soft for d in ordered if d.soft is not None]
+    return RoutedOutput(
+        last_hidden_state=hidden,
+        past_key_values=cache,
+        hidden_states=seen.states(),
+        executed=torch.stack([d.execute for d in ordered], dim=1),
+        soft=torch.stack(soft, dim=1) if soft else None,
+    )
 
 
 def _one_token_layer(

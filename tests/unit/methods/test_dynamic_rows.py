@@ -78,6 +78,22 @@ def test_batches_and_pads_change_no_route(variant: str, kind: str) -> None:
             )
 
 
+@pytest.mark.parametrize("variant", ["skipgpt-rt", "mindskip-block", "flexidepth"])
+def test_a_static_cache_of_transformers_writes_the_same(variant: str) -> None:
+    """It comes with masks made for attention, one for each of the two kinds of layers."""
+    model = shaken(variant, "qwen2")
+    ids, mask = padded("left")
+    options = {"attention_mask": mask, "max_new_tokens": 4, "pad_token_id": 9}
+    written = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **options), written)
+
+
+def test_evicting_layers_refuse_pads_with_a_static_cache_of_transformers() -> None:
+    model, (ids, mask) = shaken("d-llm"), padded("left")
+    with pytest.raises(ValueError, match="go on with EvictingCache, not with StaticCache"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=4, cache_implementation="static")
+
+
 @TRAINED
 def test_noise_is_the_same_in_the_replay_of_a_checkpoint(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
