@@ -121,7 +121,7 @@ def cautions(records: Sequence[Record]) -> list[str]:
     if alone := _one_seed(done):
         sentences.append(
             f"One seed only: {alone}. Intervals, ranks and ≈ that rest on them say what other "
-            "items would do, not what another seed would."
+            "items would do, not what another seed or another kind of CPU would."
         )
     return sentences
 

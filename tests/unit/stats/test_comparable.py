@@ -208,5 +208,6 @@ def test_rows_that_know_no_other_seed_are_named() -> None:
     assert cautions([*two, run("shortgpt", 42, stochastic=False)]) == []
     (sentence,) = cautions([*two, run("mod-d", 42), run("hero", 42, budget=0.4)])
     assert sentence.startswith("One seed only: mod-d, hero. Intervals, ranks and ≈ that rest on")
+    assert sentence.endswith("not what another seed or another kind of CPU would.")
     (sentence,) = cautions([run("hero", 42), run("mod-d", 42), run("cut", 42, stochastic=False)])
     assert sentence.startswith("One seed only: all rows that train or draw. Intervals, ")
