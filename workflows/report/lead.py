@@ -132,11 +132,11 @@ def without_twins(retain: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(note=notes(kept))
 
 
-def lead_table(frames: Frames, match: str, updates: str = "") -> Table:
+def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
     """Every line of a protocol: Retain and rank, then skip, scores, speed and cost by group.
 
     Args:
-        updates: How fits behind the deviations between seeds differ from those of the table.
+        seeds_of: The suite whose seeds the column Between seeds is of.
     """
     retain = frames["retain"]
     own = without_twins(retain[retain["match"] == match].reset_index(drop=True))
@@ -178,7 +178,7 @@ def lead_table(frames: Frames, match: str, updates: str = "") -> Table:
     made.numbers(both, named)
     note = " ".join([MATCHES[match], DEFINED, SKIPS, MARKED])  # type: ignore[index]
     if "Between seeds" in made.columns:
-        note += f" {seeds_note(updates)}"
+        note += f" {seeds_note(seeds_of)}"
     return made.table(
         "lead", "Everything", f"{note} {SPEEDS}" if "Decode" in made.columns else note
     )

@@ -41,10 +41,10 @@ const facts = (pairs) => make("dl", { class: "facts" }, pairs.filter(([, value])
 const fixed = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 const percent = (share) => (share === null || share === undefined ? "–" : (100 * share).toFixed(2));
 const named = (line) => line.title + (line.target === null ? "" : `, ${line.target} %`);
-// Of a row that ran one seed, what the published headline suite found between its seeds.
+// Of a row that ran one seed, what a published suite of several found between them.
 function spread(numbers) {
   if (numbers.retain_std != null) return ` ± ${fixed(numbers.retain_std)} between seeds`;
-  return numbers.seed_std == null ? "" : ` (± ${fixed(numbers.seed_std)} between the seeds of the published headline${data.updates && `, ${data.updates}`})`;
+  return numbers.seed_std == null ? "" : ` (± ${fixed(numbers.seed_std)} between the seeds of ${data.seeds_of})`;
 }
 
 const placed = (line) => [named(line), several.backbone ? line.backbone : null, several.match ? `match ${line.match}` : null].filter(Boolean).join(", ");

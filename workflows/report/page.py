@@ -21,8 +21,6 @@ from workflows.stats.comparable import code_by_part, code_differences
 from workflows.stats.display import Table
 
 PAGES = ROOT / "workflows" / "report"
-# Where deviations between seeds come from that a suite of one seed shows.
-HEADLINE = ROOT / "reports" / "reference" / "headline" / "source.json"
 # Figures that the page shows, and bytes beyond which one, of hundreds of rows then, is linked only.
 SHOWN = ("retain_over_skip", "differences", "executed_per_layer", "scores_per_task")
 LARGE = 1_000_000
@@ -35,6 +33,7 @@ def page(
     results: Results | None = None,
     figures: Path | None = None,
     home: str = "../index.html",
+    seeds_of: str = "",
 ) -> str:
     """The page as HTML.
 
@@ -45,10 +44,10 @@ def page(
         results: The records behind the frames, where they are here: their rows can be opened.
         figures: Folder of figures to show; None where the tables lie beside the page as CSV alone.
         home: Address of the index of all suites.
+        seeds_of: The suite whose seeds say how far seeds lie apart, for rows that ran one.
     """
     matches = list(dict.fromkeys(frames["retain"]["match"]))
-    updates = other_updates(told)
-    lead = [lead_table(frames, match, updates) for match in matches]
+    lead = [lead_table(frames, match, seeds_of) for match in matches]
     reference = str(told.get("reference_row", "dense"))
     return environment().get_template("index.html").render(
         told=told,
@@ -64,24 +63,10 @@ def page(
         beside="" if figures is None else "tables/",
         lacking=without_record(frames["paper_values"]),
         figures=_images(figures),
-        data=embedded(page_data(frames, results) | {"updates": updates}),
+        data=embedded(page_data(frames, results) | {"seeds_of": seeds_of}),
         style=asset("page.css"),
         script=asset("page.js"),
     )  # fmt: skip
-
-
-def other_updates(told: Mapping[str, Any]) -> str:
-    """``1,500 updates there, 600 here``: fits of the published headline and those of a page.
-
-    Args:
-        told: As :func:`page` takes it, or the settings of a suite.
-
-    Returns:
-        Empty where they have as many, or where it is not known.
-    """
-    known = json.loads(HEADLINE.read_text(encoding="utf-8")) if HEADLINE.is_file() else {}
-    there, here = (one.get("training", {}).get("updates") for one in (known, told))
-    return f"{there:,} updates there, {here:,} here" if there and here and there != here else ""
 
 
 def environment() -> jinja2.Environment:

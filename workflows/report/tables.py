@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from workflows.report.lead import Frames
-from workflows.report.page import other_updates
 from workflows.report.paper.show import order_tables, value_tables
 from workflows.report.results import Results
 from workflows.stats.display import (
@@ -27,18 +26,24 @@ Tables = dict[str, list[Table]]
 MATCHED = ("retain", "ranks", "differences", "budgets", "costs", "speeds")
 
 
-def make_tables(results: Results, frames: Frames) -> Tables:
-    """The frames as people read them, in the page's order: name -> one table per protocol."""
-    return retain_tables(results, frames) | frame_tables(frames)
+def make_tables(results: Results, frames: Frames, seeds_of: str = "") -> Tables:
+    """The frames as people read them, in the page's order: name -> one table per protocol.
+
+    Args:
+        results: Records behind the frames.
+        frames: Of :func:`workflows.report.frames.make_frames`.
+        seeds_of: The suite whose seeds say how far seeds lie apart, for rows that ran one.
+    """
+    return retain_tables(results, frames, seeds_of) | frame_tables(frames)
 
 
-def retain_tables(results: Results, frames: Frames) -> Tables:
+def retain_tables(results: Results, frames: Frames, seeds_of: str) -> Tables:
     """The main table per protocol, with the marks of every task."""
     found: Tables = {}
-    updates = other_updates(results.settings)
     for match, own in _by_match(frames):
         panels = [panel for panel in results.panels if panel.match == match]
-        _add(found, retain_table(with_speed(own["retain"], own["speeds"]), panels, updates), match)
+        both = with_speed(own["retain"], own["speeds"])
+        _add(found, retain_table(both, panels, seeds_of), match)
     return found
 
 

@@ -7,6 +7,7 @@ rule report:
         noise=SUITE.noise_files(),
         speeds=SUITE.speed_files(),
         checked=CHECKED,
+        between_seeds="reports/reference/headline/retain.csv",
         code=watched(SUITE.report_code()),
     output:
         page="reports/{suite}/index.html",
@@ -31,10 +32,12 @@ rule report:
         runtime=10,
     params:
         results="results/{suite}",
+        between_seeds=lambda _, input: os.path.dirname(input.between_seeds),
         out="reports/{suite}",
         # Read from results: a changed suite makes its page again.
         suite=SUITE.as_json,
     message:
         f"suite {SUITE.name}: tables, figures and page\n    makes {{output.page}}\n    log {{log}}"
     shell:
-        "python -m workflows.steps.report --results {params.results} --out {params.out} > {log} 2>&1"
+        "python -m workflows.steps.report --results {params.results} --out {params.out}"
+        " --between-seeds {params.between_seeds} > {log} 2>&1"

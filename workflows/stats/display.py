@@ -184,17 +184,12 @@ def short_name(column: str) -> str:
     return label if label.split(":")[0] == metric == PERPLEXITY else f"{label} {metric}"
 
 
-def seeds_note(updates: str) -> str:
-    """What Between seeds is.
-
-    Args:
-        updates: How the fits behind it differ from those of the table; empty if not.
-    """
-    told = (
-        "Between seeds: deviation of the Retain over the seeds of reports/reference/headline, for "
-        "rows that ran one seed here."
+def seeds_note(suite: str) -> str:
+    """What Between seeds is, and of which suite."""
+    return (
+        f"Between seeds: deviation of the Retain over the seeds of {suite}, for rows that ran one "
+        "seed here."
     )
-    return f"{told} The fits differ: {updates}." if updates else told
 
 
 def notes(frame: pd.DataFrame) -> list[str]:
@@ -206,7 +201,7 @@ def notes(frame: pd.DataFrame) -> list[str]:
     return ["; ".join(filter(None, told)) for told in words]
 
 
-def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], updates: str = "") -> Table:
+def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], seeds_of: str = "") -> Table:
     """The main table of one protocol's panels, one line per line of the frame."""
     found = [marks(panel) for panel in panels]
     order = [(n, line.name) for n, panel in enumerate(panels) for line in panel.lines]
@@ -225,7 +220,7 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], updates: str = ""
     note = f"{DEFINED} {SKIPS} {MARKED}"
     if frame["seed_std"].notna().any():
         made.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
-        note += f" {seeds_note(updates)}"
+        note += f" {seeds_note(seeds_of)}"
     made.add("95 % interval", spans(frame, "retain_low", "retain_high"))
     if frame[["prefill", "decode"]].notna().any(axis=None):
         named = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}

@@ -22,6 +22,7 @@ from workflows.report.page import source
 from workflows.report.published import REFERENCE, SOURCE
 from workflows.report.readme import page_of, render, templates
 from workflows.report.results import gaps, read_results
+from workflows.report.seeds import SeedSpread, add_spread_argument, read_spread
 from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
 from workflows.stats.comparable import cautions
@@ -36,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--reference", type=Path, default=REFERENCE, metavar="DIR", help="what is committed"
     )
+    add_spread_argument(parser)
     return parser.parse_args()
 
 
@@ -43,14 +45,14 @@ def main() -> None:
     """Frames and their source, then the READMEs."""
     args = arguments()
     if args.results is not None:
-        print(f"wrote {publish(args.results, args.reference)}")
+        print(f"wrote {publish(args.results, args.reference, read_spread(args.between_seeds))}")
     pages = {page_of(file): render(file, args.reference) for file in templates(args.reference)}
     for page, text in pages.items():
         write_text(page, text)
         print(f"wrote {page}")
 
 
-def publish(folder: Path, reference: Path) -> Path:
+def publish(folder: Path, reference: Path, spread: SeedSpread | None) -> Path:
     """Write the frames of a results folder, their source and their figure.
 
     Returns:
@@ -58,7 +60,7 @@ def publish(folder: Path, reference: Path) -> Path:
     """
     results = read_results(folder)
     out = reference / str(results.settings["suite"])
-    for name, frame in make_frames(results).items():
+    for name, frame in make_frames(results, spread).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:
         write_json(file, source(results, [*gaps(results), *cautions(results.records)]))

@@ -18,6 +18,7 @@ from workflows.report.frames import make_frames
 from workflows.report.page import page, source
 from workflows.report.render import latex, markdown
 from workflows.report.results import gaps, read_results
+from workflows.report.seeds import add_spread_argument, read_spread
 from workflows.report.tables import make_tables
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
@@ -32,16 +33,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="page, tables and figures"
     )
+    add_spread_argument(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     """Read, compute, write; the page last."""
     args = arguments()
+    spread = read_spread(args.between_seeds)
     results = read_results(args.results)
-    frames = make_frames(results)
+    frames = make_frames(results, spread)
+    seeds_of = "" if spread is None else spread.label(results.settings)
     warned = [*gaps(results), *cautions(results.records)]
-    tables = make_tables(results, frames)
+    tables = make_tables(results, frames, seeds_of)
     # They stay to the end: while figures come and go, thousands of records are no garbage.
     gc.freeze()
     for sentence in warned:
@@ -58,7 +62,10 @@ def main() -> None:
         speeds=frames["speeds"], **runs,
     )  # fmt: skip
     told = source(results, warned)
-    write_text(args.out / "index.html", page(frames, tables, told, results, args.out / "figures"))
+    figures = args.out / "figures"
+    write_text(
+        args.out / "index.html", page(frames, tables, told, results, figures, seeds_of=seeds_of)
+    )
     print(f"wrote {args.out / 'index.html'}")
 
 

@@ -15,6 +15,7 @@ from workflows import ROOT
 from workflows.report.lead import Frames, verdict
 from workflows.report.page import asset, environment, page
 from workflows.report.published import read_frames
+from workflows.report.seeds import read_spread
 from workflows.report.tables import frame_tables
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
@@ -37,10 +38,12 @@ def main() -> None:
     if not found and not kept:
         raise ValueError(f"--reports {args.reports} holds no page of a suite")
     made = [entry(file.parent, args.reports, read_frames(file.parent / "tables")) for file in found]
-    published = []
+    published, spread = [], read_spread(None)
     for file in kept:
         frames, told = read_frames(file.parent), json.loads(file.read_text(encoding="utf-8"))
-        text = page(frames, frame_tables(frames), told, home="../../index.html")
+        seeds_of = "" if spread is None else spread.label(told)
+        home = "../../index.html"
+        text = page(frames, frame_tables(frames), told, home=home, seeds_of=seeds_of)
         write_text(file.parent / "index.html", text)
         published.append(entry(file.parent, args.reports, frames))
     index = environment().get_template("suites.html").render(

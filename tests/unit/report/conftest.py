@@ -16,14 +16,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``results`` of both protocols and the ``report`` made from them."""
     folder = tmp_path_factory.mktemp("numbers")
     results = write_suite(folder / "results", ("pooled", "each"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workflows.report.frames.HEADLINE", headline(folder / "headline.csv"))
-        steps.call("report", "--results", results, "--out", folder / "report")
+    seeds = several_seeds(folder / "several")
+    steps.call("report", "--results", results, "--out", folder / "report", "--between-seeds", seeds)
     return folder
 
 
-def headline(file: Path) -> Path:
-    """A committed table of several seeds that knows LoRA's, under one protocol."""
+def several_seeds(folder: Path) -> Path:
+    """A published suite of several seeds that knows LoRA's, under one protocol."""
+    folder.mkdir()
+    (folder / "source.json").write_text('{"training": {"updates": 1500}}')
     line = {"backbone": "toy", "target": None, "match": "each", "row": "lora", "retain_std": 0.75}
-    pd.DataFrame([line, line | {"match": "pooled", "row": "hero", "target": 25.0}]).to_csv(file)
-    return file
+    other = line | {"match": "pooled", "row": "hero", "target": 25.0}
+    pd.DataFrame([line, other]).to_csv(folder / "retain.csv")
+    return folder

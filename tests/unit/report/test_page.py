@@ -13,9 +13,11 @@ import pytest
 from tests import steps
 from tests.told_records import NASTY, TOKENS, write_told
 from workflows.report.frames import make_frames
-from workflows.report.page import HEADLINE, embedded, other_updates
+from workflows.report.page import embedded
 from workflows.report.page_data import MOST, POINTS, page_data, shown_decision
+from workflows.report.published import REFERENCE
 from workflows.report.results import read_results
+from workflows.report.seeds import read_spread
 
 Data = dict[str, Any]
 
@@ -154,11 +156,19 @@ def test_no_text_gets_out_of_the_data(page: str) -> None:
 
 
 def test_fits_behind_a_deviation_between_seeds_are_told_where_they_differ() -> None:
-    assert other_updates({"training": {"updates": 600}}) == "1,500 updates there, 600 here"
-    assert other_updates({"training": {"updates": 1500}}) == other_updates({}) == ""
+    spread = read_spread(None)
+    assert spread is not None
+    told = "reports/reference/headline (1,500 updates there, 600 here)"
+    assert spread.label({"training": {"updates": 600}}) == told
+    assert spread.label({"training": {"updates": 1500}}) == spread.label({}) == spread.name
 
 
-@pytest.mark.parametrize("file", HEADLINE.parents[1].glob("*/source.json"), ids=str)
+def test_a_folder_that_is_no_published_suite_of_several_seeds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="source.json does not exist"):
+        read_spread(tmp_path)
+
+
+@pytest.mark.parametrize("file", REFERENCE.glob("*/source.json"), ids=str)
 def test_settings_of_published_fits_are_those_of_their_records(file: Path) -> None:
     training = json.loads(file.read_text(encoding="utf-8"))["training"]
     tokens = pd.read_csv(file.with_name("costs.csv"))["training_tokens"].dropna()

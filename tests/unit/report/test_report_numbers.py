@@ -174,7 +174,7 @@ def test_the_deviation_between_seeds_stands_beside_trained_rows_of_one_seed(made
     }  # fmt: skip
     page = (made / "report/index.html").read_text()
     assert '<td class="n">± 0.75</td>' in page
-    assert "seeds of reports/reference/headline" in page
+    assert f"over the seeds of {made / 'several'}, for rows" in page
 
 
 def test_intervals_of_single_runs_against_the_bootstrap_of_scipy(made: Path, runs: Runs) -> None:

@@ -1,0 +1,101 @@
+"""How far seeds of a trained row lie apart, told beside suites that run one seed.
+
+A published suite of several seeds knows it; the report and the publish step are given its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from methods.core.jsonfile import read_json
+from workflows import ROOT
+from workflows.report.published import REFERENCE, SOURCE
+from workflows.stats.lines import Record
+
+HEADLINE = REFERENCE / "headline"
+KEYS = ["backbone", "target", "match", "row"]
+
+
+class SeedSpread(NamedTuple):
+    """What a published suite knows.
+
+    Args:
+        name: Of its folder, as people read it.
+        retain: Its frame; the deviation is in ``retain_std``.
+        updates: Of its trained rows; None where its source does not say it.
+    """
+
+    name: str
+    retain: pd.DataFrame
+    updates: int | None
+
+    def label(self, settings: Mapping[str, Any]) -> str:
+        """``reports/reference/headline (1,500 updates there, 600 here)``.
+
+        Args:
+            settings: Of the suite that is shown, as in source.json.
+        """
+        here = settings.get("training", {}).get("updates")
+        if self.updates and here and self.updates != here:
+            return f"{self.name} ({self.updates:,} updates there, {here:,} here)"
+        return self.name
+
+
+def add_spread_argument(parser: argparse.ArgumentParser) -> None:
+    """The option that names the folder."""
+    parser.add_argument(
+        "--between-seeds", type=Path, metavar="DIR",
+        help="a published suite of several seeds, which says how far seeds lie apart for rows that "
+        "ran one (default: reports/reference/headline of a checkout)",
+    )  # fmt: skip
+
+
+def read_spread(folder: Path | None) -> SeedSpread | None:
+    """What the suite of a folder knows.
+
+    Args:
+        folder: None for that of the checkout.
+
+    Returns:
+        None outside a checkout, where no folder is named.
+
+    Raises:
+        ValueError: The named folder holds no published suite.
+    """
+    if folder is None and not HEADLINE.is_dir():
+        return None
+    folder = HEADLINE if folder is None else folder
+    settings, file = read_json(folder / SOURCE), folder / "retain.csv"
+    if not file.is_file():
+        raise ValueError(f"{file} is missing")
+    own = folder.resolve()
+    name = own.relative_to(ROOT) if own.is_relative_to(ROOT) else folder
+    return SeedSpread(
+        name.as_posix(), pd.read_csv(file), settings.get("training", {}).get("updates")
+    )
+
+
+def with_seed_deviation(
+    retain: pd.DataFrame, records: Sequence[Record], spread: SeedSpread | None
+) -> pd.DataFrame:
+    """The frame with ``seed_std`` of trained rows that ran one seed.
+
+    Returns:
+        ``seed_std`` in points; where nothing is known the note says so.
+    """
+    fits = [(record["backbone"]["name"], record["row"], record["fit"] or {}) for record in records]
+    trained = {(name, row) for name, row, fit in fits if fit.get("trained_parameters")}
+    known = retain.head(0) if spread is None else spread.retain
+    found = retain[KEYS].merge(known[[*KEYS, "retain_std"]], on=KEYS, how="left")["retain_std"]
+    deviations, notes = [], []
+    for line, deviation in zip(retain.to_dict("records"), found, strict=True):
+        alone = line["seeds"] == 1 and (line["backbone"], line["row"]) in trained
+        silent = ["between seeds: not known"] if alone and pd.isna(deviation) else []
+        deviations.append(deviation if alone else None)
+        notes.append("; ".join(filter(None, [line["note"], *silent])))
+    return retain.assign(seed_std=pd.Series(deviations, dtype=float), note=notes)
