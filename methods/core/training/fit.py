@@ -34,7 +34,9 @@ def train_routed(
     Returns:
         Decisions: training log, skip at the end of training by kind.
     """
-    routing = replace(routing, survey=_survey(model, data, routing))
+    survey = _survey(model, data, routing)
+    probe = [] if survey is None else data.probe()
+    routing = replace(routing, survey=survey, probe=probe)
     trainer = Trainer(model, params, data.training(), request.seed, request.workdir, routing)
     log, kinds = trainer.run(), routing.terms
     last = log[-max(1, round(ENDING * len(log))) :]

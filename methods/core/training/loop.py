@@ -20,7 +20,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -66,6 +66,7 @@ class Routing:
         structure: What the fit decided before; snapshots of others are left alone.
         survey: Kind -> share of the parameters that inference skips on probe texts; asked for a few
             times, it corrects the targets.
+        probe: The documents of the survey; a run with others is another one.
     """
 
     shares: Tensor
@@ -73,6 +74,7 @@ class Routing:
     reserved: int = 0
     structure: Mapping[str, Any] = field(default_factory=dict)
     survey: Callable[[], Mapping[str, float]] | None = None
+    probe: Sequence[Document] = ()
 
 
 @dataclass
@@ -354,8 +356,8 @@ class Trainer:
         targets = [(kind, term.weight.target) for kind, term in self.routing.terms.items()]
         budgets = [(kind, None if each is None else each.budget) for kind, each in targets]
         frozen = [p for p in self.model.parameters() if not p.requires_grad]
-        settings = repr((self.params, self.seed, shapes, budgets, self.routing.structure))
-        return digest(settings, self.documents, frozen)
+        known = self.params, self.seed, shapes, budgets, self.routing.structure, len(self.documents)
+        return digest(repr(known), chain(self.documents, self.routing.probe), frozen)
 
     def _resume(self) -> int:
         """Continue a run found in ``workdir``; returns the number of finished updates."""

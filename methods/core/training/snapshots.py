@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,12 @@ def read_snapshot(
     return state
 
 
-def digest(settings: str, documents: Sequence[Document], frozen: Sequence[Tensor]) -> str:
+def digest(settings: str, documents: Iterable[Document], frozen: Sequence[Tensor]) -> str:
     """What two runs share that may continue each other's snapshots.
 
     Args:
         settings: Everything about a run that is small.
-        documents: Its training documents, by their ids and what is known of them.
+        documents: That it trains or is steered on, by their ids and what is known of them.
         frozen: Weights that it does not train, by their sums.
     """
     found = hashlib.sha256(settings.encode())

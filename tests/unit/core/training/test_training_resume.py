@@ -102,6 +102,28 @@ def test_a_step_that_is_told_to_stop_continues(
         assert (made / file).read_bytes() == (whole / file).read_bytes()
 
 
+@pytest.mark.parametrize("part", ["train", "probe"])
+def test_a_fit_on_edited_data_begins_anew(
+    part: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The survey of the probe texts steers what training goes on with."""
+    files = toy.make_data(tmp_path / "data")
+    params = {"updates": 8, "batch_tokens": 60, "learning_rate": 0.05, "initial_bias": 0.0}
+    given = ["--params", json.dumps(params), "--budget", 0.25, "--validation", files["validation"]]
+    given += ["--train", files["training"], "--probe", files["probe"]]
+    with monkeypatch.context() as patch:
+        signal_in(patch, 6, signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            compress("hero", llama, tmp_path / "made", *given)
+    assert (tmp_path / "made.checkpoints" / NAME).is_file()
+    file = files["training" if part == "train" else part]
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[::2]))
+    made = compress("hero", llama, tmp_path / "made", *given)
+    whole = compress("hero", llama, tmp_path / "whole", *given)
+    for name in ("decisions.json", "trained.safetensors"):
+        assert (made / name).read_bytes() == (whole / name).read_bytes()
+
+
 def test_snapshots_tell_documents_apart() -> None:
     texts = documents(3)
     first, second, third = texts
