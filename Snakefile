@@ -16,11 +16,12 @@ os.environ.update(
     PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]),
 )
 
-from workflows import commands
+from workflows import commands, inputs
 from workflows.jobs import check_again, read_suite
 from workflows.planning.progress import RunNames, TimeLeft, at_once
 from workflows.planning.show import opening
 from workflows.report import FRAMES
+from workflows.runtime.contents import digest
 
 # A default `configfile:` would merge into every other suite, so the demo is loaded only when no
 # suite was given.

@@ -252,13 +252,17 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
     for part, spec in config["data"].items():
         source = spec["source"]
         check_end(part, spec)
-        prepared = source in PRESETS or source.startswith("hub:")
-        prepared = prepared or (part, source) == ("probe", TASKS)
-        if not prepared and not (root / source).is_file():
+        if is_file(part, source) and not (root / source).is_file():
             worlds = ", ".join(PRESETS)
             raise ValueError(
                 f"suite config, data.{part}: file {source} does not exist (worlds: {worlds})"
             )
+
+
+def is_file(part: str, source: str) -> bool:
+    """Whether a part of the data is a file here, not a world, of the hub, or made of the tasks."""
+    made = source in PRESETS or source.startswith("hub:")
+    return not made and (part, source) != ("probe", TASKS)
 
 
 def is_local(path: str) -> bool:

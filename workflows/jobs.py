@@ -87,12 +87,6 @@ class Suite:
         """What the fit of a job starts from: another job's model, or the backbone."""
         return self.backbone_folder(job.backbone) if job.start is None else job.start.model
 
-    def backbone_input(self, name: str) -> str:
-        """What rules wait for: the config of a local backbone, the folder of a prepared one."""
-        folder = self.backbone_folder(name)
-        local = is_local(str(self.config["backbones"][name]["path"]))
-        return f"{folder}/config.json" if local else folder
-
     def hub_source(self, name: str) -> str:
         """What the fetch rule downloads, as JSON."""
         return json.dumps(self.config["backbones"][name], sort_keys=True)
@@ -218,10 +212,6 @@ class Suite:
         stats = sorted((ROOT / "workflows" / "stats").glob("*.py"))
         pages = [f for f in (ROOT / "workflows" / "report").rglob("*") if f.suffix in PAGES]
         return relative([*stats, *sorted(pages), ROOT / "workflows" / "steps" / "report.py"])
-
-    def text_files(self) -> list[str]:
-        """Texts of the perplexity entries."""
-        return [str(entry.file) for entry in self.entries if entry.is_perplexity]
 
 
 def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:

@@ -10,7 +10,7 @@ import pytest
 
 from methods import discover
 from tests.unit.conftest import config
-from workflows import ROOT, commands
+from workflows import ROOT, commands, inputs
 from workflows.config import with_defaults
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.jobs import Suite, read_suite
@@ -64,8 +64,6 @@ def test_every_backbone_runs_every_row(root: Path) -> None:
     assert keys(suite) == ["toy/dense/b0/s42", "far/dense/b0/s42"]
     assert suite.backbone_folder("toy") == "toy"
     assert suite.backbone_folder("far") == "results/backbones/far"
-    assert suite.backbone_input("toy") == "toy/config.json"
-    assert suite.backbone_input("far") == "results/backbones/far"
 
 
 def test_all_means_every_discovered_row(root: Path) -> None:
@@ -124,7 +122,8 @@ def test_a_healed_row_starts_from_the_one_run_of_its_static_row(root: Path) -> N
 
 def test_the_backbone_of_a_world_is_trained_where_every_suite_finds_it(root: Path) -> None:
     suite = read_suite(config(backbones={"mine": {"path": "world:small"}}), root)
-    assert suite.backbone_folder("mine") == suite.backbone_input("mine") == "results/trained/small"
+    assert suite.backbone_folder("mine") == "results/trained/small"
+    assert inputs.backbone(suite, "mine") == ["results/trained/small"]
 
 
 def test_folders_and_labels(root: Path) -> None:
@@ -266,7 +265,7 @@ def test_retain_tasks_are_all_tasks_but_perplexity(root: Path) -> None:
     text = {"task": "perplexity:text", "file": str(root / "text.txt")}
     suite = read_suite(config(tasks=["piqa", text]), root)
     assert suite.config["retain_tasks"] == ["piqa"]
-    assert suite.text_files() == [str(root / "text.txt")]
+    assert inputs.scored(suite) == [str(root / "text.txt")]
     assert suite.entries[0] == TaskEntry("piqa")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from methods.base import Request
 from tests import steps
 from workflows import ROOT
 from workflows.jobs import Suite, read_suite
-from workflows.steps.tune import best_try, jobs_to_tune, try_rate
+from workflows.steps.tune import _identity, best_try, jobs_to_tune, try_rate
 
 TRAINING = {"updates": 2, "batch_tokens": 128, "row_length": 64}
 CONFIG = {
@@ -85,6 +86,17 @@ def test_rates_are_tried_once_and_the_best_reaches_its_row(
         steps.call("tune", *fixed, "--rows", "lora", "--grid", "0.001", "--out", out)
     jobs = read_suite({**CONFIG, "tuned": str(out)}).jobs
     assert {job.params["learning_rate"] for job in jobs if job.row == "lora"} == {best}
+
+
+def test_a_try_is_known_by_what_it_follows_from(suite: Suite, tmp_path: Path) -> None:
+    start = shutil.copytree(ROOT / "workflows/demo/backbone", tmp_path / "start")
+    for part in ("training", "validation", "probe"):
+        (tmp_path / f"{part}.jsonl").touch()
+    (job,) = jobs_to_tune(suite, ["lora"])
+    first = _identity(job, {}, 256, tmp_path, start)
+    assert _identity(job, {}, 128, tmp_path, start) != first
+    (start / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert _identity(job, {}, 256, tmp_path, start) != first
 
 
 @pytest.mark.parametrize(

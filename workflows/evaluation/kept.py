@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -15,8 +16,13 @@ import pandas as pd
 from methods.core.checkpoint import write_json
 from methods.core.jsonfile import read_json
 from methods.core.ledger import Ledger, Tally
-from workflows.evaluation.tasklist import TaskEntry
+from workflows.evaluation.loading import prepared
+from workflows.evaluation.tasklist import TaskEntry, entry_files
+from workflows.runtime.contents import Contents
 from workflows.runtime.files import whole_file
+
+# Beside the scores: hashes of large files that need not be read again.
+KNOWN = ".contents.json"
 
 
 @dataclass(frozen=True)
@@ -26,22 +32,30 @@ class KeptTasks:
     Args:
         folder: Made when the first task is kept.
         ledger: Of the model.
-        identity: JSON value; all beside its entry that a score depends on: model, batch size, code.
+        identity: JSON value; what every score depends on: model, batch size, code.
+        task_folders: Folders of own tasks; their files and data are known by what they hold.
+        task_data: What the prepare stage left of each task; None: there was no such stage.
+        contents: Hashes of files.
     """
 
     folder: Path
     ledger: Ledger
     identity: Mapping[str, Any]
+    task_folders: Sequence[Path] = ()
+    task_data: Path | None = None
+    contents: Contents = field(default_factory=Contents)
+    _asked: dict[str, str] = field(default_factory=dict, init=False)
 
     def read(
         self, entry: TaskEntry
     ) -> tuple[list[dict[str, Any]], pd.DataFrame, dict[str, Tally]] | None:
         """Scores, items and tallies of an entry; None unless they are of this very evaluation."""
+        digest = self._asked[entry.task] = self._digest(entry)
         file, frame = self._files(entry)
         if not file.is_file() or not frame.is_file():
             return None
         held = read_json(file)
-        if held["identity"] != self._digest(entry):
+        if held["identity"] != digest:
             return None
         tallies = {
             kind: Tally(self.ledger, told["tokens"], np.array(told["executed"]), told["squares"])
@@ -56,7 +70,14 @@ class KeptTasks:
         items: pd.DataFrame,
         tallies: Mapping[str, Tally],
     ) -> None:
-        """Keep an entry's scores; the file that :meth:`read` trusts appears last."""
+        """Keep an entry's scores; the file that :meth:`read` trusts appears last.
+
+        Raises:
+            ValueError: A file that they follow from is another than when :meth:`read` was asked.
+        """
+        digest = self._digest(entry)
+        if self._asked.get(entry.task, digest) != digest:
+            raise ValueError(f"a file of task '{entry.task}' changed while it was scored")
         file, frame = self._files(entry)
         with whole_file(frame) as temporary:
             items.to_parquet(temporary, index=False)
@@ -64,14 +85,18 @@ class KeptTasks:
             kind: {"tokens": t.tokens, "executed": t.executed.tolist(), "squares": t.saved_squares}
             for kind, t in tallies.items()
         }
-        held = {"identity": self._digest(entry), "scores": scores, "tallies": told}
+        held = {"identity": digest, "scores": scores, "tallies": told}
         with whole_file(file) as temporary:
             write_json(temporary, held)
+        self.contents.save()
 
     def _files(self, entry: TaskEntry) -> tuple[Path, Path]:
-        name = entry.task.replace("/", "_")
+        name = quote(entry.task, safe=":+ ")
         return self.folder / f"{name}.json", self.folder / f"{name}.parquet"
 
     def _digest(self, entry: TaskEntry) -> str:
-        told = json.dumps([self.identity, asdict(entry)], sort_keys=True, default=dict)
-        return hashlib.sha256(told.encode()).hexdigest()
+        here = self.contents.of(entry_files(entry, self.task_folders))
+        fetched = prepared(self.task_data, entry).get("files", [])
+        told = [self.identity, asdict(entry), here, fetched]
+        text = json.dumps(told, sort_keys=True, default=dict)
+        return hashlib.sha256(text.encode()).hexdigest()

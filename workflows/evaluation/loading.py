@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
@@ -135,10 +135,11 @@ def known_reasons(folder: Path | None, entries: Sequence[TaskEntry]) -> dict[str
         folder: Its files by task; None: there was no such stage.
         entries: Whose files are read.
     """
-    reasons: dict[str, str] = {}
-    for entry in entries:
-        file = None if folder is None else folder / f"{entry.task}.json"
-        if file is not None and file.is_file():
-            told = read_json(file)
-            reasons |= {entry.task: told["not_run"]} if "not_run" in told else {}
-    return reasons
+    told = {entry.task: prepared(folder, entry) for entry in entries}
+    return {task: facts["not_run"] for task, facts in told.items() if "not_run" in facts}
+
+
+def prepared(folder: Path | None, entry: TaskEntry) -> dict[str, Any]:
+    """What the prepare stage told of an entry's data; empty where it told nothing."""
+    file = None if folder is None else folder / f"{entry.task}.json"
+    return {} if file is None or not file.is_file() else read_json(file)

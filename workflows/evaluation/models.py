@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,15 @@ from methods import load_method
 from methods.base import Request
 from methods.core.backbone import load_backbone
 from methods.core.checkpoint import Loaded, describe, load
+from methods.core.folder import INDEX
+from methods.core.folder import WEIGHTS as WHOLE
 from methods.core.ledger import Ledger
 from methods.core.pretrained import CARD, read_card
+from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, Contents, model_files
+
+# What a card says of the numbers of its model; of a backbone all but these.
+LASTING = ("row", "params", "structure")
+LABELS = ("path", "relative_path", "revision")
 
 
 def describe_model(folder: Path) -> dict[str, Any]:
@@ -41,6 +49,44 @@ def load_any(folder: Path, backbone: Path | None, device: str) -> Loaded:
     if loaded.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer, so its text tasks cannot be scored")
     return loaded
+
+
+def model_identity(
+    folder: Path, backbone: Path | None, described: Mapping[str, Any], contents: Contents
+) -> list[Any]:
+    """What scores depend on of a model, wherever it lies.
+
+    Args:
+        folder: That :func:`load_any` read.
+        backbone: Where the dense backbone lies now, if it moved.
+        described: By :func:`describe_model`.
+        contents: Hashes of files.
+
+    Returns:
+        JSON value: of its card what decides which weights run, and its files by what they hold.
+    """
+    start = described["start"]
+    made = [
+        [told.get(key) for key in LASTING]
+        + [{key: value for key, value in told["backbone"].items() if key not in LABELS}]
+        for told in (described, *([start] if start else []))
+    ]
+    # The hash of a backbone, which loading has held against its weights, stands for them.
+    own = model_files(folder, *WEIGHTS) if (folder / CARD).is_file() else []
+    read = [
+        model_files(place, *SETTINGS, *TOKENIZER) for place in _places(folder, backbone, described)
+    ]
+    return [made, contents.of(own), *map(contents.of, read)]
+
+
+def _places(folder: Path, backbone: Path | None, described: Mapping[str, Any]) -> list[Path]:
+    """A model's folder, and the one from which :func:`load_any` read what it does not hold."""
+    if any((folder / name).is_file() for name in (WHOLE, INDEX)):
+        return [folder]
+    dense = described["backbone"]
+    known = [folder / dense["relative_path"], Path(dense["path"])]
+    places = [backbone] if backbone is not None else known
+    return [folder, *[place for place in places if (place / "config.json").is_file()][:1]]
 
 
 def harness_arguments(loaded: Loaded) -> dict[str, Any]:

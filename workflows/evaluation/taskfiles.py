@@ -1,8 +1,11 @@
-"""What task files may name: functions and files of their own folder, nothing else."""
+"""What task files name: functions and files of their own folder, nothing else; and data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,69 @@ def check_files(folder: Path) -> None:
         waiting += [_included(name, file, folder) for name in listed(told.get("include"))]
 
 
+def task_files(task: str, folder: Path) -> tuple[list[Path], dict[str, Any]]:
+    """Files of a folder that describe a task, and the keys that they give it together.
+
+    Args:
+        task: Its name.
+        folder: Of lm-eval tasks.
+
+    Returns:
+        Task file, files that it includes, Python files of the functions that they name; nothing
+        where the task is of another folder.
+    """
+    files: dict[Path, Path] = {}
+    keys: dict[str, Any] = {}
+    for file in sorted(folder.rglob("*.yaml")):
+        if task.encode() in file.read_bytes() and _read(file).get("task") == task:
+            keys |= _collect(file, folder, files)
+    return list(files.values()), keys
+
+
+def _collect(file: Path, folder: Path, files: dict[Path, Path]) -> dict[str, Any]:
+    """The keys of a task file over those that it includes; it joins ``files`` with all it names."""
+    if file.resolve() in files:
+        return {}
+    files[file.resolve()] = file
+    told, keys = _read(file), dict[str, Any]()
+    for name in listed(told.get("include")):
+        _included(name, file, folder)
+        keys |= _collect(file.parent / str(name), folder, files)
+    for value in _values(told):
+        if isinstance(value, _Function):
+            _collect_code(_code(value, file), folder, files)
+    return keys | told
+
+
+def _collect_code(file: Path, folder: Path, files: dict[Path, Path]) -> None:
+    """A Python file joins ``files``, and so do those of the folder that it imports, by name."""
+    if file.resolve() in files or not file.is_file():
+        return
+    files[file.resolve()] = file
+    lines = re.findall(r"^\s*(?:from|import)\s.*", file.read_text("utf-8"), re.M)
+    words = set(re.findall(r"\w+", " ".join(lines)))
+    for other in sorted(folder.rglob("*.py")):
+        if other.stem in words:
+            _collect_code(other, folder, files)
+
+
+def local_files(keys: Mapping[str, Any]) -> list[Path]:
+    """Files here that a task reads, by its keys: its data, and a prompt of its own.
+
+    Names are patterns below ``data_dir`` and below a data set that is a folder, as the library
+    datasets takes them.
+    """
+    told = keys.get("dataset_kwargs") or {}
+    within, source = str(told.get("data_dir") or ""), str(keys.get("dataset_path") or "")
+    names = [str(name) for name in _values(told.get("data_files")) if name]
+    places = [within] if names or within else []
+    places += [os.path.join(source, within)] if source else []
+    patterns = [os.path.join(place, name) for place in places for name in names or ["**/*"]]
+    patterns.append(str(keys.get("use_prompt") or "").split(":")[0])
+    found = {Path(name) for pattern in patterns for name in glob(pattern, recursive=True)}
+    return sorted(file for file in found if file.is_file())
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
         told = yaml.load(file.read_bytes(), _Reader)
@@ -79,9 +145,14 @@ def _values(value: Any) -> Iterator[Any]:
         yield value
 
 
+def _code(name: str, file: Path) -> Path:
+    """The Python file of a function that a task file names."""
+    return file.parent / f"{name.rpartition('.')[0].replace('.', '/')}.py"
+
+
 def _check_function(name: str, file: Path, folder: Path) -> None:
-    module, _, function = name.rpartition(".")
-    code = (file.parent / f"{module.replace('.', '/')}.py").resolve()
+    function = name.rpartition(".")[2]
+    code = _code(name, file).resolve()
     if not (function.isidentifier() and code.is_relative_to(folder.resolve()) and code.is_file()):
         raise ValueError(
             f"task file {file}: !function {name} must name a function of a Python file in {folder}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workflows.evaluation.stock import UNGUARDED, check_group, stock_names, tagged
-from workflows.evaluation.taskfiles import check_files
+from workflows.evaluation.taskfiles import check_files, local_files, task_files
 
 OWN_TASKS = Path(__file__).resolve().parent / "tasks"
 # Tasks that run what a model wrote, in the sandbox.
@@ -116,11 +116,20 @@ def task_folders(args: argparse.Namespace) -> list[Path]:
 def parse_tasks(text: str) -> list[TaskEntry]:
     """Entries from ``a,b``, from ``perplexity:FILE`` or from a JSON list.
 
+    A text is named after its file; texts of one such name bear their whole paths.
+
     Raises:
-        ValueError: Not JSON, or an entry is malformed.
+        ValueError: Not JSON, an entry is malformed, or two share a name.
     """
     if not text.lstrip().startswith("["):
-        return [_from_word(word.strip()) for word in text.split(",") if word.strip()]
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        stems = [_label(word) for word in words]
+        entries = [
+            _from_word(word, word if stems.count(stem) > 1 else stem)
+            for word, stem in zip(words, stems, strict=True)
+        ]
+        _check_names_apart(entries)
+        return entries
     # A job list comes without what fits models share.
     from methods.core.jsonfile import parse_json
 
@@ -141,11 +150,36 @@ def read_entries(raw: Sequence[Any]) -> list[TaskEntry]:
         if entry.split not in ("test", "validation"):
             raise ValueError(f"task entry {item!r}: split is test or validation")
         entries.append(entry)
+    _check_names_apart(entries)
+    return entries
+
+
+def _check_names_apart(entries: Sequence[TaskEntry]) -> None:
     names = [entry.task for entry in entries]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"task '{name}' is listed twice; perplexities are told apart by :NAME")
-    return entries
+
+
+def entry_files(entry: TaskEntry, folders: Sequence[Path]) -> list[Path]:
+    """Files here, named by a path, that the score of an entry follows from.
+
+    Args:
+        entry: What is scored.
+        folders: Of own tasks, beside this project's.
+
+    Returns:
+        Its text, or what describes its task in the folders and the data that are no data set of
+        the hub.
+    """
+    if entry.is_perplexity:
+        return [Path(str(entry.file))]
+    found: list[Path] = []
+    keys: dict[str, Any] = {}
+    for folder in folders:
+        files, told = task_files(entry.task, folder)
+        found, keys = found + files, keys | told
+    return [*found, *local_files(keys | dict(entry.config))]
 
 
 def _entry(item: Any) -> TaskEntry:
@@ -162,11 +196,14 @@ def _entry(item: Any) -> TaskEntry:
     return TaskEntry(**given)
 
 
-def _from_word(word: str) -> TaskEntry:
-    if word.startswith(f"{PERPLEXITY}:"):
-        file = word.split(":", 1)[1]
-        return TaskEntry(f"{PERPLEXITY}:{Path(file).stem}", file=file)
-    return TaskEntry(word)
+def _label(word: str) -> str:
+    kind, colon, file = word.partition(":")
+    return f"{kind}:{Path(file).stem}" if colon and kind == PERPLEXITY else word
+
+
+def _from_word(word: str, name: str) -> TaskEntry:
+    kind, colon, file = word.partition(":")
+    return TaskEntry(name, file=file if colon and kind == PERPLEXITY else None)
 
 
 def own_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:

@@ -51,8 +51,21 @@ def other_models(wildcards):
     return job(wildcards).waits_for()
 
 
-def backbone_config(wildcards):
-    return SUITE.backbone_input(wildcards.backbone)
+def backbone(wildcards):
+    return inputs.backbone(SUITE, wildcards.backbone)
+
+
+def tokenizer(wildcards):
+    return inputs.tokenizer(SUITE, wildcards.backbone)
+
+
+# In params: the time of an input does not say what it holds.
+def fitted_contents(wildcards):
+    return digest(inputs.fitted(SUITE, job(wildcards)))
+
+
+def tokenizer_contents(wildcards):
+    return digest(tokenizer(wildcards))
 
 
 def data_files(wildcards):

@@ -5,7 +5,7 @@ rule compress:
     input:
         checked=ancient(CHECKED),
         code=compress_code,
-        backbone=backbone_config,
+        backbone=backbone,
         models=other_models,
         data=lambda wildcards: list(data_files(wildcards).values()),
     output:
@@ -25,6 +25,7 @@ rule compress:
         run=lambda wildcards: commands.compress(SUITE, job(wildcards)),
         start=start_folder,
         data=data_arguments,
+        contents=fitted_contents,
         workdir=f"{RUN}/checkpoints",
         device=DEVICE,
     message:

@@ -5,8 +5,8 @@ rule evaluate:
     input:
         model=f"{RUN}/model",
         code=watched(SUITE.evaluation_code()),
-        texts=SUITE.text_files(),
-        tasks=ancient(SUITE.task_data_files()),
+        files=inputs.scored(SUITE),
+        tasks=SUITE.task_data_files(),
     output:
         f"{RUN}/record.json",
     log:
@@ -25,6 +25,7 @@ rule evaluate:
     params:
         run=lambda wildcards: commands.evaluate(SUITE, job(wildcards)),
         tasks=SUITE.tasks_json,
+        contents=digest(inputs.scored(SUITE)),
         device=DEVICE,
     message:
         f"{RUN_NAME}: score{TIMED}"

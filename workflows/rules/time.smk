@@ -7,7 +7,7 @@ STAYS = SUITE.config["keep_models"] is True
 rule time:
     input:
         model=f"{RUN}/model" if STAYS else ancient(f"{RUN}/model"),
-        backbone=backbone_config,
+        backbone=backbone,
         texts=SUITE.timed_texts,
         code=watched(SUITE.timing_code()),
     output:

@@ -85,12 +85,18 @@ def read_text(file: Path) -> str:
         raise ValueError(f"{file} is no text in UTF-8: {error}") from error
 
 
-def check_place(file: Path) -> None:
+def check_place(file: Path, ending: str = "") -> None:
     """Refuse a place where no file can be written, before long work begins.
 
+    Args:
+        file: What is to be written.
+        ending: Its name must end so; names of files beside it take another ending in its place.
+
     Raises:
-        ValueError: ``file`` is a folder, or one of its parents is a file.
+        ValueError: ``file`` is a folder, has another ending, or one of its parents is a file.
     """
+    if file.suffix != ending and ending:
+        raise ValueError(f"--out {file} must end in {ending}")
     if file.is_dir():
         raise ValueError(f"{file} is a folder, a file is to be written there")
     _check_parents(file)

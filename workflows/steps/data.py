@@ -22,7 +22,7 @@ from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
 from workflows.job import DATA_PARTS
-from workflows.runtime.files import read_text, whole_file
+from workflows.runtime.files import check_place, read_text, whole_file
 from workflows.runtime.hub import SLICE, data_files, described, fetch_files
 from workflows.runtime.program import json_argument, run, step_parser
 
@@ -41,6 +41,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Read the source, write the rows."""
     args = arguments()
+    check_place(args.out, ".jsonl")
     spec = check_source(json_argument(args.source, "--source"), "source")
     check_end(args.part, spec)
     first, rows = spec.get("skip", 0), spec.get("rows")

@@ -2,8 +2,9 @@
 
 DIR is a folder of the compress step or any plain Hugging Face causal LM. The record (FILE.json)
 says everything about the run; beside it, FILE.items.parquet holds one line per item and
-FILE.decisions.json what the fit decided. FILE.tasks/
-keeps each task's scores: called again, only what is new or was cut is scored.
+FILE.decisions.json what the fit decided. FILE.tasks/ keeps each task's scores: called again, only
+what is new, was cut, or follows from files (model, text, data, task) that now hold something else
+is scored.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ import pandas as pd
 
 from methods.core.checkpoint import write_json
 from workflows.evaluation.harness import CountingLM
-from workflows.evaluation.kept import KeptTasks
+from workflows.evaluation.kept import KNOWN, KeptTasks
 from workflows.evaluation.loading import known_reasons
-from workflows.evaluation.models import describe_model, harness_arguments, load_any
+from workflows.evaluation.models import (
+    describe_model,
+    harness_arguments,
+    load_any,
+    model_identity,
+)
 from workflows.evaluation.score import pool, rates_by_kind, score
 from workflows.evaluation.tasklist import (
     OWN_TASKS,
@@ -39,6 +45,7 @@ from workflows.records import (
     removed_layers,
     rows_of,
 )
+from workflows.runtime.contents import Contents
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
 from workflows.runtime.program import (
@@ -50,9 +57,6 @@ from workflows.runtime.program import (
     step_parser,
 )
 from workflows.runtime.provenance import SCORING, fit_parts, provenance
-
-# What a card says of the weights and of what decides which of them run.
-MODEL = ("row", "params", "structure", "weights_hash")
 
 
 def arguments() -> argparse.Namespace:
@@ -90,7 +94,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Check the arguments, score, write the record last."""
     args = arguments()
-    check_place(args.out)
+    check_place(args.out, ".json")
     entries = parse_tasks(args.tasks)
     if not entries:
         raise ValueError("--tasks names no task")
@@ -132,8 +136,10 @@ def evaluate(
         max_length=args.max_length,
         share_prefix=args.share_prefix,
     )
+    folder = args.out.with_suffix(".tasks")
+    contents = Contents(folder / KNOWN)
     identity = {
-        "model": [described.get(key) for key in MODEL] + [described["backbone"]["hash"]],
+        "model": model_identity(args.model, args.backbone, described, contents),
         "batch_size": args.batch_size,
         "share_prefix": lm.share_prefix,
         "max_length": lm.max_length,
@@ -142,7 +148,7 @@ def evaluate(
         "code": made_by["code"],
         "versions": made_by["versions"],
     }
-    kept = KeptTasks(args.out.with_suffix(".tasks"), loaded.ledger, identity)
+    kept = KeptTasks(folder, loaded.ledger, identity, folders, args.task_data, contents)
     scored = score(lm, entries, folders, kept, known_reasons(args.task_data, entries))
     pooled = pool(scored.tallies).rates()
     units = [

@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Check the arguments, build the rows, write them."""
     args = arguments()
-    check_place(args.out)
+    check_place(args.out, ".jsonl")
     check_positive(args, "rows")
     folders = task_folders(args)
     entries = parse_tasks(args.tasks)

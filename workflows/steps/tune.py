@@ -33,6 +33,7 @@ from methods.core.training.losses import Answers, score_answers
 from workflows.config import read_configs
 from workflows.job import Job
 from workflows.jobs import Suite, read_suite
+from workflows.runtime.contents import TOKENIZER, Contents, model_files
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
 from workflows.runtime.program import (
@@ -156,7 +157,7 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     if args.updates is not None:
         params["updates"] = args.updates
     start = Path(suite.start_folder(job))
-    identity = _identity(job, params, args.data, start)
+    identity = _identity(job, params, suite.config["max_length"], args.data, start)
     folder = args.workdir / suite.name / job.row / f"{rate:g}-{identity}"
     done = folder / "try.json"
     if done.is_file():
@@ -192,14 +193,13 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     return outcome
 
 
-def _identity(job: Job, params: Mapping[str, Any], data: Path, start: Path) -> str:
+def _identity(job: Job, params: Mapping[str, Any], max_length: int, data: Path, start: Path) -> str:
     """What a kept try must share with the one asked for: fit, start model, data and code."""
     code = [code_hash(part) for part in fit_parts(job.method)]
-    told = [code, params, job.budget, job.match, job.seed, hash_folder(start)]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-    for part in PARTS:
-        digest.update(hashlib.sha256((data / f"{part}.jsonl").read_bytes()).digest())
-    return digest.hexdigest()[:12]
+    read = [*model_files(start, *TOKENIZER), *(data / f"{part}.jsonl" for part in PARTS)]
+    told = [code, params, max_length, job.budget, job.match, job.seed, hash_folder(start)]
+    text = json.dumps([told, Contents().of(read)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 if __name__ == "__main__":

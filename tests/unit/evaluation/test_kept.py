@@ -58,6 +58,95 @@ def test_another_evaluation_is_not_taken_for_it(
     assert KeptTasks(tmp_path, ledger, identity).read(entry) is None
 
 
+TASK = {
+    "mine.yaml": "include: base\ntask: mine\nprocess_docs: !function code.docs\n",
+    "base": "dataset_path: json\ndataset_kwargs: {data_files: {test: DATA/*.jsonl}}\n",
+    "code.py": "import helpers\n\ndef docs(rows): return rows\n",
+    "helpers.py": "WORDS = 1\n",
+    "data/one.jsonl": '{"a": 1}\n',
+    "theirs.yaml": "task: theirs\n",
+    "text.txt": "w1 w2",
+}
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    """A folder with all that ``mine`` is made of, a text, and a task beside it."""
+    for name, text in TASK.items():
+        file = tmp_path / "tasks" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.replace("DATA", str(tmp_path / "tasks/data")))
+    return tmp_path / "tasks"
+
+
+def edit(file: Path) -> None:
+    """One line more, in a new file where there is none."""
+    with file.open("a") as stream:
+        stream.write("\n# more")
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.yaml", "base", "code.py", "helpers.py", "data/one.jsonl", "data/two.jsonl"]
+)
+def test_what_a_task_is_made_of_counts_by_what_it_holds(
+    name: str, task: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    entry = TaskEntry("mine")
+    KeptTasks(tmp_path / "kept", ledger, {}, [task]).write(entry, *scored(ledger))
+    edit(task / "theirs.yaml")
+    assert KeptTasks(tmp_path / "kept", ledger, {}, [task]).read(entry) is not None
+    edit(task / name)
+    assert KeptTasks(tmp_path / "kept", ledger, {}, [task]).read(entry) is None
+
+
+def test_texts_and_data_that_an_entry_names_count_by_what_they_hold(
+    task: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    folder = {"data_dir": str(task / "data")}
+    for entry, name in (
+        (TaskEntry("perplexity:t", file=str(task / "text.txt")), "text.txt"),
+        (TaskEntry("piqa", config={"dataset_kwargs": folder}), "data/one.jsonl"),
+        (TaskEntry("boolq", config={"dataset_path": str(task / "data")}), "data/one.jsonl"),
+    ):
+        KeptTasks(tmp_path / "kept", ledger, {}).write(entry, *scored(ledger))
+        assert KeptTasks(tmp_path / "kept", ledger, {}).read(entry) is not None
+        edit(task / name)
+        assert KeptTasks(tmp_path / "kept", ledger, {}).read(entry) is None
+
+
+def test_data_of_the_hub_count_by_what_was_fetched(ledger: Ledger, tmp_path: Path) -> None:
+    told = tmp_path / "prepared/toy_choice.json"
+    told.parent.mkdir()
+    told.write_text('{"files": [{"path": "a.parquet", "sha256": "0"}]}')
+    kept = KeptTasks(tmp_path / "kept", ledger, {}, task_data=told.parent)
+    kept.write(ENTRY, *scored(ledger))
+    assert kept.read(ENTRY) is not None
+    told.write_text('{"files": [{"path": "a.parquet", "sha256": "1"}]}')
+    assert kept.read(ENTRY) is None
+
+
+def test_what_changes_while_it_is_scored_is_not_kept(
+    task: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    entry = TaskEntry("perplexity:t", file=str(task / "text.txt"))
+    kept = KeptTasks(tmp_path / "kept", ledger, {})
+    assert kept.read(entry) is None
+    edit(task / "text.txt")
+    with pytest.raises(ValueError, match="a file of task 'perplexity:t' changed while it was scor"):
+        kept.write(entry, *scored(ledger))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_names_that_look_alike_are_kept_apart(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("w1 w2")
+    names = ("perplexity:a/b", "perplexity:a_b", "perplexity:a%2Fb")
+    entries = [TaskEntry(name, file=str(tmp_path / "text.txt")) for name in names]
+    kept = KeptTasks(tmp_path / "kept", ledger, {})
+    for entry in entries:
+        kept.write(entry, *scored(ledger))
+    assert all(kept.read(entry) is not None for entry in entries)
+
+
 def test_without_its_items_a_task_is_scored_again(ledger: Ledger, tmp_path: Path) -> None:
     kept = KeptTasks(tmp_path, ledger, {})
     kept.write(ENTRY, *scored(ledger))

@@ -24,6 +24,18 @@ def test_a_perplexity_is_named_after_its_file() -> None:
     )  # fmt: skip
 
 
+def test_texts_of_one_name_bear_their_paths() -> None:
+    entries = parse_tasks("perplexity:train/wiki.txt,perplexity:test/wiki.txt,perplexity:b.txt")
+    assert {entry.task: entry.file for entry in entries} == {
+        "perplexity:train/wiki.txt": "train/wiki.txt",
+        "perplexity:test/wiki.txt": "test/wiki.txt",
+        "perplexity:b": "b.txt",
+    }
+    for words in ("piqa,piqa", "perplexity:a/b.txt,perplexity:a/b.txt"):
+        with pytest.raises(ValueError, match="is listed twice; perplexities are told apart"):
+            parse_tasks(words)
+
+
 def test_json_entries_keep_every_key() -> None:
     text = '["piqa", {"task": "boolq", "num_fewshot": 2, "limit": 3, "chat_template": true}]'
     assert parse_tasks(text) == [
