@@ -214,22 +214,19 @@ def test_what_is_scored_again_under_other_settings_follows_from_the_same_files(
     suite = {
         "suite": "edited",
         "backbones": {"demo": {"path": "workflows/demo/backbone"}},
-        "rows": ["dense", "lora"],
+        "rows": ["dense"],
         "budgets": [0.25],
         "seeds": [42],
         "tasks": ["demo_facts", "theirs", {"task": "perplexity:text", "file": str(text)}],
         "task_folder": str(task.parent),
         "noise_batch_sizes": [3],
-        "training_noise": {"rows": ["lora"], "under": ["two-threads"]},
     }
     file = tmp_path / "edited.yaml"
     file.write_text(yaml.safe_dump(suite))
-    dense, lora = (f"results/edited/demo/{row}/b0/s42" for row in ("dense", "lora"))
-    records = [f"{dense}/noise/batch3.json", f"{lora}/noise/fit-two-threads.json"]
-    records += [f"{run}/record.json" for run in (dense, lora)]
-    for run in (dense, lora):
-        (plain_copy / run / "model").mkdir(parents=True)
-        (plain_copy / run / "noise").mkdir()
+    dense = "results/edited/demo/dense/b0/s42"
+    records = [f"{dense}/noise/batch3.json", f"{dense}/record.json"]
+    for folder in ("model", "noise"):
+        (plain_copy / dense / folder).mkdir(parents=True)
     (plain_copy / "results/edited/tasks").mkdir()
     for made in ("results/edited/suite.json", "results/edited/tasks/theirs.json", *records):
         (plain_copy / made).write_text("{}")
@@ -238,14 +235,14 @@ def test_what_is_scored_again_under_other_settings_follows_from_the_same_files(
         given = ["-n", *records, "--configfile", str(file)]
         status, said = run_snakemake(plain_copy, *given)
         assert status == 0, said
-        rules = ("task_data", "evaluate", "noise", "training_noise")
+        rules = ("task_data", "evaluate", "noise")
         return [rule for rule in rules if f"\n{rule} " in said]
 
     assert wanted() == []
     text.write_text("two")
-    assert wanted() == ["evaluate", "noise", "training_noise"]
+    assert wanted() == ["evaluate", "noise"]
     text.write_text("one")
     os.utime(text, (10**9, 10**9))
     task.write_text("task: theirs\ndataset_path: owner/other\n")
-    assert wanted() == ["task_data", "evaluate", "noise", "training_noise"]
+    assert wanted() == ["task_data", "evaluate", "noise"]
     shutil.rmtree(plain_copy / "results/edited")
