@@ -9,12 +9,26 @@ from typing import Any, Literal
 
 from torch import nn
 
-from methods.base import Fitted, Method, Request, check_least, check_protect
-from methods.core.backbone import Backbone, attention_kinds, layers
-from methods.core.budget import nearest, shortfall
-from methods.core.data import Data
-from methods.core.surgery.greedy import Part, Round, greedy_rounds
-from methods.core.surgery.layers import MIXED_KINDS, Sublayer, remove_sublayers, sublayer_size
+from methods.api import (
+    MIXED_KINDS,
+    Backbone,
+    Data,
+    Fitted,
+    Method,
+    Part,
+    Request,
+    Round,
+    Sublayer,
+    attention_kinds,
+    check_least,
+    check_protect,
+    greedy_rounds,
+    layers,
+    nearest,
+    remove_sublayers,
+    shortfall,
+    sublayer_size,
+)
 
 KINDS: tuple[Sublayer, ...] = ("attention", "ffn")
 

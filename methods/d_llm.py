@@ -10,40 +10,41 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.base import Request
-from methods.core.backbone import Backbone, attention_kinds
-from methods.core.data import Data, Document, task_weights
-from methods.core.ledger import Rates
-from methods.core.routing.gates import (
+from methods.api import (
+    KINDS,
+    Backbone,
+    Context,
+    Controller,
+    Data,
+    Document,
+    FixedWeight,
+    Gate,
+    Gates,
+    Lora,
+    Penalty,
+    Plan,
+    Rates,
+    Request,
+    RoutedMethod,
+    Router,
+    Target,
+    Tokens,
+    TrainingParams,
+    Unit,
+    Weight,
+    attention_kinds,
+    block_units,
+    corrected,
+    evicting_units,
+    generator,
     hashed_noise,
+    lay_out,
     logistic_noise,
+    mean_deviation,
     sampled,
+    task_weights,
     thresholded,
 )
-from methods.core.routing.router import (
-    Context,
-    Gate,
-    Router,
-    Tokens,
-    Unit,
-    block_units,
-    evicting_units,
-)
-from methods.core.routing.steering import (
-    Controller,
-    FixedWeight,
-    Gates,
-    Penalty,
-    Target,
-    Weight,
-    corrected,
-    mean_deviation,
-)
-from methods.core.seeds import generator
-from methods.core.training.loop import KINDS
-from methods.core.training.method import Lora, Plan, RoutedMethod
-from methods.core.training.packing import lay_out
-from methods.core.training.params import TrainingParams
 
 # Unit of a steered lambda_max: 0.1 units are ten times the authors' weight.
 STEERED = 100

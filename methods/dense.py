@@ -7,9 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone
-from methods.core.data import Data
+from methods.api import Backbone, Data, Fitted, Method, Request
 
 
 class Dense(Method):

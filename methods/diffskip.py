@@ -10,14 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from methods.base import check_least
-from methods.core.backbone import Backbone, attention, decoder, ffn, layers
-from methods.core.data import Data, Document, batches
-from methods.core.ledger import Rates
-from methods.core.routing.router import Context, Gate, Tokens, Unit, ffn_units
-from methods.core.routing.slim import SlimRouter
-from methods.core.training.method import Plan, RoutedMethod
-from methods.core.training.params import TrainingParams
+from methods.api import (
+    Backbone,
+    Context,
+    Data,
+    Document,
+    Gate,
+    Plan,
+    Rates,
+    RoutedMethod,
+    SlimRouter,
+    Tokens,
+    TrainingParams,
+    Unit,
+    attention,
+    batches,
+    check_least,
+    decoder,
+    ffn,
+    ffn_units,
+    layers,
+)
 
 # Of a layer, by the name of what it changes.
 PARTS = {"attention": attention, "ffn": ffn}

@@ -11,17 +11,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from methods.base import Fitted, Method, Request, check_least
-from methods.core.backbone import Backbone, count, decoder, ffn, ffn_norm, layers
-from methods.core.budget import shortfall
-from methods.core.data import Batch, Data, Document
-from methods.core.ledger import Rates
-from methods.core.routing.calibration import Weighted, calibrate_threshold, calibrated, weighted
-from methods.core.routing.routed import route, router_of
-from methods.core.routing.router import Context, Gate, Router, Tokens, Unit, ffn_units
-from methods.core.routing.steering import unit_shares
-from methods.core.seeds import generator
-from methods.core.training.losses import score_answers
+from methods.api import (
+    Backbone,
+    Batch,
+    Context,
+    Data,
+    Document,
+    Fitted,
+    Gate,
+    Method,
+    Rates,
+    Request,
+    Router,
+    Tokens,
+    Unit,
+    Weighted,
+    calibrate_threshold,
+    calibrated,
+    check_least,
+    count,
+    decoder,
+    ffn,
+    ffn_norm,
+    ffn_units,
+    generator,
+    layers,
+    route,
+    router_of,
+    score_answers,
+    shortfall,
+    unit_shares,
+    weighted,
+)
 
 # Documents on which settings are compared; the one that is chosen is calibrated on all.
 COMPARED = 512

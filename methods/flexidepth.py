@@ -10,14 +10,25 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from methods.base import check_least
-from methods.core.backbone import Backbone, attention_norm, layers
-from methods.core.ledger import Rates
-from methods.core.routing.router import Context, Gate, Tokens, Unit, module_units
-from methods.core.routing.slim import SlimRouter
-from methods.core.routing.steering import Penalty, Target, squared_use
-from methods.core.training.method import Plan, RoutedMethod
-from methods.core.training.params import TrainingParams
+from methods.api import (
+    Backbone,
+    Context,
+    Gate,
+    Penalty,
+    Plan,
+    Rates,
+    RoutedMethod,
+    SlimRouter,
+    Target,
+    Tokens,
+    TrainingParams,
+    Unit,
+    attention_norm,
+    check_least,
+    layers,
+    module_units,
+    squared_use,
+)
 
 
 class FlexiDepth(RoutedMethod):

@@ -14,11 +14,21 @@ from torch.nn.functional import cosine_similarity
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone, decoder, layers
-from methods.core.budget import layers_shortfall, layers_to_remove
-from methods.core.data import Batch, Data
-from methods.core.surgery.layers import merge_layers, remove_layers, replace_layers
+from methods.api import (
+    Backbone,
+    Batch,
+    Data,
+    Fitted,
+    Method,
+    Request,
+    decoder,
+    layers,
+    layers_shortfall,
+    layers_to_remove,
+    merge_layers,
+    remove_layers,
+    replace_layers,
+)
 
 HALVINGS = 12
 

@@ -9,12 +9,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request, check_least
-from methods.core.backbone import Backbone, Widths, layers, projections, widths
-from methods.core.budget import nearest
-from methods.core.data import Data
-from methods.core.surgery.layers import WRITERS, narrow, unit_sizes
-from methods.core.surgery.layerwise import LayerGradients, layer_gradients
+from methods.api import (
+    WRITERS,
+    Backbone,
+    Data,
+    Fitted,
+    LayerGradients,
+    Method,
+    Request,
+    Widths,
+    check_least,
+    layer_gradients,
+    layers,
+    narrow,
+    nearest,
+    projections,
+    unit_sizes,
+    widths,
+)
 
 MAGNITUDES = {"l1": 1, "l2": 2}
 GRID = 1000

@@ -8,13 +8,20 @@ from typing import Any, Literal
 
 from torch import nn
 
-from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone
-from methods.core.data import Data
-from methods.core.shapes import ATTENTION, FFN, candidate_layers
-from methods.core.training.loop import Trainer, thinned
-from methods.core.training.lora import add_lora
-from methods.core.training.params import TrainingParams
+from methods.api import (
+    ATTENTION,
+    FFN,
+    Backbone,
+    Data,
+    Fitted,
+    Method,
+    Request,
+    Trainer,
+    TrainingParams,
+    add_lora,
+    candidate_layers,
+    thinned,
+)
 
 MODULES: dict[str, tuple[str, ...]] = {
     "mlp_candidates": FFN,

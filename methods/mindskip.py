@@ -9,25 +9,32 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.core.backbone import Backbone, attention_norm, layers
-from methods.core.data import Data
-from methods.core.ledger import Rates
-from methods.core.routing.gates import thresholded
-from methods.core.routing.routed import router_of
-from methods.core.routing.router import (
+from methods.api import (
+    Backbone,
     Context,
+    Controller,
+    Data,
+    FixedWeight,
     Gate,
+    Penalty,
+    Plan,
+    Rates,
+    RoutedMethod,
     Router,
+    Target,
     Tokens,
+    TrainingParams,
     Unit,
+    Weight,
+    attention_norm,
     attention_units,
     block_units,
     ffn_units,
+    generator,
+    layers,
+    router_of,
+    thresholded,
 )
-from methods.core.routing.steering import Controller, FixedWeight, Penalty, Target, Weight
-from methods.core.seeds import generator
-from methods.core.training.method import Plan, RoutedMethod
-from methods.core.training.params import TrainingParams
 
 UNITS: Mapping[str, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
     "attention": attention_units,

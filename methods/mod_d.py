@@ -11,17 +11,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
-from methods.base import Request
-from methods.core.backbone import Backbone, decoder
-from methods.core.data import Data
-from methods.core.ledger import Rates
-from methods.core.routing.calibration import Weighted, weighted
-from methods.core.routing.routed import router_of
-from methods.core.routing.router import Context, Gate, Router, Tokens, Unit, module_units
-from methods.core.routing.steering import FixedWeight, Penalty, Target
-from methods.core.seeds import generator
-from methods.core.training.method import Lora, Plan, RoutedMethod
-from methods.core.training.params import TrainingParams
+from methods.api import (
+    Backbone,
+    Context,
+    Data,
+    FixedWeight,
+    Gate,
+    Lora,
+    Penalty,
+    Plan,
+    Rates,
+    Request,
+    RoutedMethod,
+    Router,
+    Target,
+    Tokens,
+    TrainingParams,
+    Unit,
+    Weighted,
+    decoder,
+    generator,
+    module_units,
+    router_of,
+    weighted,
+)
 
 
 class MoDD(RoutedMethod):

@@ -9,22 +9,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone
-from methods.core.budget import routed_layers, shortfall
-from methods.core.data import Data
-from methods.core.routing.hashing import uniform_hash
-from methods.core.routing.routed import route
-from methods.core.routing.router import (
+from methods.api import (
+    Backbone,
     Context,
+    Data,
+    Fitted,
     Gate,
+    Method,
+    Request,
     Router,
     Tokens,
     Unit,
     block_units,
     ffn_units,
+    route,
+    routed_layers,
+    seed_for,
+    shortfall,
+    uniform_hash,
 )
-from methods.core.seeds import seed_for
 
 GOLDEN = (5**0.5 - 1) / 2
 

@@ -12,15 +12,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
-from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone, ffn, layers
-from methods.core.budget import layers_to_remove
-from methods.core.data import Batch, Data
-from methods.core.ledger import Rates
-from methods.core.seeds import generator
-from methods.core.surgery.layers import remove_layers
-from methods.core.surgery.layerwise import observe
-from methods.core.surgery.sliced import ffn_writer, write
+from methods.api import (
+    Backbone,
+    Batch,
+    Data,
+    Fitted,
+    Method,
+    Rates,
+    Request,
+    ffn,
+    ffn_writer,
+    generator,
+    layers,
+    layers_to_remove,
+    observe,
+    remove_layers,
+    write,
+)
 
 
 class ReplaceMe(Method):

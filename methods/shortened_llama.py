@@ -11,20 +11,26 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from methods.base import Fitted, Method, Request, check_least
-from methods.core.backbone import (
+from methods.api import (
     Backbone,
+    Batch,
+    Data,
+    Fitted,
+    Method,
+    Part,
+    Rates,
+    Request,
     attention_norm,
+    check_least,
     ffn_norm,
+    layer_gradients,
     layers,
+    layers_to_remove,
+    perplexities,
     projection_weights,
+    remove_layers,
+    unremovable,
 )
-from methods.core.budget import layers_to_remove, unremovable
-from methods.core.data import Batch, Data
-from methods.core.ledger import Rates
-from methods.core.surgery.greedy import Part, perplexities
-from methods.core.surgery.layers import remove_layers
-from methods.core.surgery.layerwise import layer_gradients
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": torch.sum,

@@ -12,12 +12,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone, decoder, layers
-from methods.core.budget import layers_shortfall, layers_to_remove
-from methods.core.data import Data
-from methods.core.ledger import Rates
-from methods.core.surgery.layers import remove_layers
+from methods.api import (
+    Backbone,
+    Data,
+    Fitted,
+    Method,
+    Rates,
+    Request,
+    decoder,
+    layers,
+    layers_shortfall,
+    layers_to_remove,
+    remove_layers,
+)
 
 
 class ShortGPT(Method):

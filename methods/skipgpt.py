@@ -9,25 +9,30 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.core.backbone import Backbone
-from methods.core.ledger import Rates
-from methods.core.routing.gates import (
+from methods.api import (
+    Backbone,
+    Context,
+    FixedWeight,
+    Gate,
+    Lora,
+    Penalty,
+    Plan,
+    Rates,
+    RoutedMethod,
+    Router,
+    Target,
+    Tokens,
+    TrainingParams,
+    Unit,
+    corrected,
+    generator,
     hashed_noise,
     logistic_noise,
+    mean_deviation,
+    module_units,
     sampled,
     thresholded,
 )
-from methods.core.routing.router import Context, Gate, Router, Tokens, Unit, module_units
-from methods.core.routing.steering import (
-    FixedWeight,
-    Penalty,
-    Target,
-    corrected,
-    mean_deviation,
-)
-from methods.core.seeds import generator
-from methods.core.training.method import Lora, Plan, RoutedMethod
-from methods.core.training.params import TrainingParams
 
 # Temperatures at the first update and behind the last.
 FIRST, LAST = 5.0, 1.0

@@ -9,13 +9,21 @@ from typing import Any
 
 from torch import nn
 
-from methods.base import Fitted, Method, Request, check_least, check_protect
-from methods.core.backbone import Backbone
-from methods.core.budget import layers_to_remove, unremovable
-from methods.core.data import Data
-from methods.core.ledger import Rates
-from methods.core.surgery.greedy import Part, greedy_rounds
-from methods.core.surgery.layers import remove_layers
+from methods.api import (
+    Backbone,
+    Data,
+    Fitted,
+    Method,
+    Part,
+    Rates,
+    Request,
+    check_least,
+    check_protect,
+    greedy_rounds,
+    layers_to_remove,
+    remove_layers,
+    unremovable,
+)
 
 
 class Sleb(Method):

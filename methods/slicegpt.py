@@ -10,22 +10,27 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from methods.base import Fitted, Method, Request
-from methods.core.backbone import (
+from methods.api import (
     Backbone,
+    Data,
+    Fitted,
+    Method,
+    Rates,
+    Request,
     attention,
+    attention_masks,
     attention_norm,
+    by_rows,
     decoder,
     ffn,
     ffn_norm,
+    fuse_norms,
+    generator,
     layers,
+    nearest,
+    slice_stream,
+    sliced_parameters,
 )
-from methods.core.budget import nearest
-from methods.core.data import Data
-from methods.core.ledger import Rates
-from methods.core.routing.inputs import attention_masks
-from methods.core.seeds import generator
-from methods.core.surgery.sliced import by_rows, fuse_norms, slice_stream, sliced_parameters
 
 DAMPING = 0.01  # of the mean squared activation, added to the diagonal: as in the authors' code
 

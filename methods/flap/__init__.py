@@ -10,17 +10,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone, layers, projections, widths
-from methods.core.budget import shortfall
-from methods.core.data import Data
-from methods.core.ledger import Rates
-from methods.core.surgery.layers import (
+from methods.api import (
     WRITERS,
+    Backbone,
+    Data,
+    Fitted,
+    Method,
+    Rates,
+    Request,
     add_output_biases,
+    layers,
     missing_biases,
     narrow,
+    projections,
+    shortfall,
     unit_sizes,
+    widths,
 )
 from methods.flap.statistics import Statistics, fluctuations
 

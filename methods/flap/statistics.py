@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from methods.core.backbone import layers, projections
-from methods.core.data import Data
-from methods.core.surgery.layers import WRITERS
-from methods.core.surgery.layerwise import observe
+from methods.api import WRITERS, Data, layers, observe, projections
 
 # Tokens whose activations are held in float64 at a time.
 CHUNK = 2048

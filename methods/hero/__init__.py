@@ -9,15 +9,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from methods.base import Request, check_least
-from methods.core.backbone import Backbone
-from methods.core.budget import nearest, shortfall
-from methods.core.data import Data
-from methods.core.routing.router import Router, Unit, ffn_units, module_units
-from methods.core.routing.steering import Penalty, Target, squared_use
-from methods.core.seeds import generator
-from methods.core.training.method import Plan, RoutedMethod
-from methods.core.training.params import TrainingParams
+from methods.api import (
+    Backbone,
+    Data,
+    Penalty,
+    Plan,
+    Request,
+    RoutedMethod,
+    Router,
+    Target,
+    TrainingParams,
+    Unit,
+    check_least,
+    ffn_units,
+    generator,
+    module_units,
+    nearest,
+    shortfall,
+    squared_use,
+)
 from methods.hero.blocks import BlockRouter
 from methods.hero.controls import RandomBypass, StaticGates, lent_rates, token_table
 from methods.hero.heads import Sizes

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from methods.core.routing.router import Context, Gate, Router, Tokens, Unit
+from methods.api import Context, Gate, Router, Tokens, Unit
 from methods.hero.branch import Adapter
 from methods.hero.router import HeroRouter, PathState
 

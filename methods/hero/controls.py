@@ -10,14 +10,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.core.backbone import decoder
-from methods.core.checkpoint import DECISIONS, load
-from methods.core.data import Data, Document
-from methods.core.jsonfile import read_json
-from methods.core.routing.hashing import uniform_hash
-from methods.core.routing.routed import router_of
-from methods.core.routing.router import Context, Gate, Router, Tokens, Unit
-from methods.core.training.packing import lay_out
+from methods.api import (
+    DECISIONS,
+    Context,
+    Data,
+    Document,
+    Gate,
+    Router,
+    Tokens,
+    Unit,
+    decoder,
+    lay_out,
+    load_fitted,
+    read_json,
+    router_of,
+    uniform_hash,
+)
 from methods.hero.branch import Adapter
 from methods.hero.heads import Sizes
 
@@ -180,7 +188,7 @@ def lent_rates(
         rates = [[rate] for rate in told]
         found = len(rates)
     else:
-        model = load(folder, device=device).model
+        model = load_fitted(folder, device=device).model
         measured = measured_rates(model, data.training()[:LENT])
         rates = measured["token_rates"]
         found = len(rates[0]) - 1

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from methods.api import Context, Derived, Gate, Router, Tokens, Unit
 from methods.core.routing.kernels.choose import use_device, use_host, use_streams
-from methods.core.routing.recompute import Derived
-from methods.core.routing.router import Context, Gate, Router, Tokens, Unit
 from methods.hero.branch import Adapter
 from methods.hero.folded import Folded, fold
 from methods.hero.heads import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from workflows import ROOT
 from workflows.config import with_defaults
 
 Snakemake = Callable[..., tuple[int, str]]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 SUITE = ("--configfile", "toy.yaml", "--cores", "2")
 ROWS = ["dense", "random-skip", "random-skip-layers"]
 
@@ -205,20 +205,21 @@ def test_a_file_in_place_of_the_results(tmp_path: Path, run_snakemake: Snakemake
     assert (copy / "results").read_text() == "mine"
 
 
-def examples() -> dict[str, str]:
+def examples(*, trained: bool) -> dict[str, Path]:
     """The methods that CONTRIBUTING shows, by the names of their rows."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return dict(zip(("last-layers", "quiet-tokens"), blocks, strict=True))
+    files = {f.stem.replace("_", "-"): f for f in sorted((ROOT / "tests/examples").glob("*.py"))}
+    assert all(f"tests/examples/{f.name}" in CONTRIBUTING.read_text() for f in files.values())
+    learns = [row for row, file in files.items() if "trained = True" in file.read_text()]
+    return {row: file for row, file in files.items() if trained or row not in learns}
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
-@pytest.mark.parametrize("row", examples())
-def test_the_examples_pass_the_linter_of_make_test(row: str, command: list[str]) -> None:
+@pytest.mark.parametrize("row", examples(trained=True))
+def test_the_examples_pass_the_linter_of_methods(row: str, command: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ruff", *command, "--stdin-filename", "methods/example.py", "-"],
         cwd=ROOT,
-        input=examples()[row],
+        input=examples(trained=True)[row].read_text(encoding="utf-8"),
         capture_output=True,
         text=True,
     )
@@ -226,24 +227,24 @@ def test_the_examples_pass_the_linter_of_make_test(row: str, command: list[str])
 
 
 def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakemake) -> None:
-    """Runs late: it adds the rows of CONTRIBUTING to the finished copy."""
-    before = records(finished, "toy")
-    for row, text in examples().items():
-        (finished / f"methods/{row.replace('-', '_')}.py").write_text(text, encoding="utf-8")
+    """Runs late: it adds rows of CONTRIBUTING to the finished copy, whose suite trains none."""
+    before, added = records(finished, "toy"), examples(trained=False)
+    for file in added.values():
+        shutil.copy(file, finished / "methods")
     status, said = run_snakemake(finished, "-n", *SUITE)
     assert status == 0, said
-    for row in examples():
+    for row in added:
         assert f"results/toy/small/{row}/b25/s42/record.json" in said
     assert "random-skip/b25/s42/model" not in said
     code = "from methods import discover; print(*discover())"
     listed = subprocess.run(
         [sys.executable, "-c", code], cwd=finished, capture_output=True, text=True
     )
-    assert listed.stdout.split() == [*ROWS, *examples()]
+    assert listed.stdout.split() == [*ROWS, *added]
     status, said = run_snakemake(finished, *SUITE)
     assert status == 0, said
     lines = table(finished).set_index("row")
-    assert lines.index.tolist() == [*ROWS, *examples()]
+    assert lines.index.tolist() == [*ROWS, *added]
     assert lines.loc["last-layers", "title"] == "Last layers"
     assert lines.loc["last-layers", "skip"] == pytest.approx(100 * 2 * 9280 / 59808, abs=1e-3)
     assert lines.loc["quiet-tokens", "skip"] == pytest.approx(25, abs=5)
@@ -252,11 +253,12 @@ def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakem
 
 
 def test_the_contract_can_be_run_for_a_row_alone(finished: Path) -> None:
-    """As CONTRIBUTING says; the rows are those of the test before, and LoRA heals a static one."""
-    shutil.copy(ROOT / "methods/lora.py", finished / "methods")
+    """As CONTRIBUTING says; LoRA heals a static one."""
+    for file in (ROOT / "methods/lora.py", *examples(trained=True).values()):
+        shutil.copy(file, finished / "methods")
     command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "tests/contract"]
     done = subprocess.run(
-        [*command, "-k", " or ".join(examples())],
+        [*command, "-k", " or ".join(examples(trained=True))],
         cwd=finished,
         env=environment(),
         capture_output=True,

@@ -88,8 +88,9 @@ class RoutedMethod(Method):
         return 0
 
     def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
-        """The layers to route, 0-based: those that param ``candidates`` stands for."""
-        return routed_layers(self.params.candidates, backbone.layer_count, budget)
+        """The layers to route, 0-based: those that param ``candidates``, if any, stands for."""
+        candidates: Any = getattr(self.params, "candidates", "auto")
+        return routed_layers(candidates, backbone.layer_count, budget)
 
     @abstractmethod
     def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
@@ -151,7 +152,7 @@ class RoutedMethod(Method):
         return Fitted(model, plan.structure, plan.decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with router and LoRA, which alone ask for gradients."""
+        """The frozen backbone with router and LoRA, which alone ask for gradients, if trained."""
         model, lora = backbone.model.requires_grad_(False), self.lora()
         # Sizes are those of the backbone, so units are made before LoRA joins it.
         layers = structure["layers"] if "layers" in structure else self.layers(backbone, None)
@@ -163,7 +164,7 @@ class RoutedMethod(Method):
             router = self.router(backbone, units, structure)
         if isinstance(router, HasThreshold):
             router.threshold = float(structure["threshold"])
-        return route(model, router.requires_grad_(True))
+        return route(model, router.requires_grad_(self.trained))
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """Train the routed model in place."""

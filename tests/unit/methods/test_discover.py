@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from methods import LITERALS, ORDER, discover, find_row, load_method
+from methods import LITERALS, ORDER, api, discover, find_row, load_method
 from methods.base import Method
+from methods.discovery import BASES
 from workflows import ROOT
 
 FILE = """
-from methods.base import Method
+from methods.api import Method
 
 
 class New(Method):
@@ -81,9 +82,12 @@ def test_a_folder_is_a_method_too(tmp_path: Path) -> None:
 
 
 def test_a_routed_method_is_a_method_too(tmp_path: Path) -> None:
-    text = FILE.replace("methods.base import Method", "methods.api import RoutedMethod")
-    (row,) = discover(folder(tmp_path, new=text.replace("(Method)", "(RoutedMethod)"))).values()
+    text = FILE.replace("Method", "RoutedMethod")
+    (row,) = discover(folder(tmp_path, new=text)).values()
     assert row.title == "New"
+    exported = [getattr(api, name) for name in api.__all__]
+    bases = [each for each in exported if isinstance(each, type) and issubclass(each, Method)]
+    assert {each.__name__ for each in bases} == BASES
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:

@@ -1,0 +1,232 @@
+"""All that a method file imports: ``from methods.api import Method, ...``.
+
+A file in ``methods/`` is one paper. It holds one class that derives from :class:`Method` or
+:class:`RoutedMethod`; nothing else is edited. Its class attributes (``title`` and so on, see
+:class:`Method`) are literals, because they are read from the syntax tree: a job list imports no
+method and no torch. ``Params`` is a frozen dataclass; ``rows = {"name": {params}}`` makes several
+rows from one file.
+
+A **static** method changes the weights once:
+
+    fit(backbone, data, request) -> Fitted    decides: the model, its structure, the reasons
+    build(backbone, structure) -> module      the same shape again, without data; also empty (meta)
+
+A **routed** method lets a router decide per token; the base class fits, builds and calibrates:
+
+    units(backbone, layers) -> [Unit]         what a token may skip in the layers that are routed
+    router(backbone, units, structure)        a Router: start(tokens, hidden, at) -> state,
+                                              gate(index, block_input, post_attention, state, at)
+                                              -> (Gate, state); a Gate is a value in [0, 1] and how
+                                              it scales what runs
+    layers, prepare, lora                     where the defaults do not fit
+    target, weight, penalty                   what training adds to the loss
+
+Either says in ``skip_reason`` why it does not fit a backbone or a budget. A method never counts,
+times, evaluates, saves or tables. Randomness comes from ``generator(seed, purpose)``; a bad value
+raises a ``ValueError`` that names the param.
+"""
+
+from __future__ import annotations
+
+from methods.base import Fitted, Method, Request, check_least, check_protect
+from methods.core.backbone import (
+    Backbone,
+    Widths,
+    attention,
+    attention_kinds,
+    attention_norm,
+    count,
+    decoder,
+    ffn,
+    ffn_norm,
+    layers,
+    projection_weights,
+    projections,
+    widths,
+)
+from methods.core.budget import (
+    layers_shortfall,
+    layers_to_remove,
+    nearest,
+    routed_layers,
+    shortfall,
+    unremovable,
+)
+from methods.core.checkpoint import DECISIONS
+from methods.core.checkpoint import load as load_fitted
+from methods.core.data import Batch, Data, Document, batches, task_weights
+from methods.core.jsonfile import read_json
+from methods.core.ledger import Rates
+from methods.core.routing.calibration import Weighted, calibrate_threshold, calibrated, weighted
+from methods.core.routing.gates import hashed_noise, logistic_noise, sampled, thresholded
+from methods.core.routing.hashing import uniform_hash
+from methods.core.routing.inputs import attention_masks
+from methods.core.routing.recompute import Derived
+from methods.core.routing.routed import route, router_of
+from methods.core.routing.router import (
+    Context,
+    Gate,
+    Router,
+    Tokens,
+    Unit,
+    attention_units,
+    block_units,
+    evicting_units,
+    ffn_units,
+    module_units,
+)
+from methods.core.routing.slim import SlimRouter
+from methods.core.routing.steering import (
+    Controller,
+    FixedWeight,
+    Gates,
+    Penalty,
+    Target,
+    Weight,
+    corrected,
+    mean_deviation,
+    squared_use,
+    unit_shares,
+)
+from methods.core.seeds import generator, seed_for
+from methods.core.shapes import ATTENTION, FFN, candidate_layers
+from methods.core.surgery.greedy import Part, Round, greedy_rounds, perplexities
+from methods.core.surgery.layers import (
+    MIXED_KINDS,
+    WRITERS,
+    Sublayer,
+    add_output_biases,
+    merge_layers,
+    missing_biases,
+    narrow,
+    remove_layers,
+    remove_sublayers,
+    replace_layers,
+    sublayer_size,
+    unit_sizes,
+)
+from methods.core.surgery.layerwise import LayerGradients, layer_gradients, observe
+from methods.core.surgery.sliced import (
+    by_rows,
+    ffn_writer,
+    fuse_norms,
+    slice_stream,
+    sliced_parameters,
+    write,
+)
+from methods.core.training.loop import KINDS, Trainer, thinned
+from methods.core.training.lora import add_lora
+from methods.core.training.losses import score_answers
+from methods.core.training.method import Lora, Plan, RoutedMethod
+from methods.core.training.packing import lay_out
+from methods.core.training.params import TrainingParams
+
+__all__ = [
+    "ATTENTION",
+    "DECISIONS",
+    "FFN",
+    "KINDS",
+    "MIXED_KINDS",
+    "WRITERS",
+    "Backbone",
+    "Batch",
+    "Context",
+    "Controller",
+    "Data",
+    "Derived",
+    "Document",
+    "Fitted",
+    "FixedWeight",
+    "Gate",
+    "Gates",
+    "LayerGradients",
+    "Lora",
+    "Method",
+    "Part",
+    "Penalty",
+    "Plan",
+    "Rates",
+    "Request",
+    "Round",
+    "RoutedMethod",
+    "Router",
+    "SlimRouter",
+    "Sublayer",
+    "Target",
+    "Tokens",
+    "Trainer",
+    "TrainingParams",
+    "Unit",
+    "Weight",
+    "Weighted",
+    "Widths",
+    "add_lora",
+    "add_output_biases",
+    "attention",
+    "attention_kinds",
+    "attention_masks",
+    "attention_norm",
+    "attention_units",
+    "batches",
+    "block_units",
+    "by_rows",
+    "calibrate_threshold",
+    "calibrated",
+    "candidate_layers",
+    "check_least",
+    "check_protect",
+    "corrected",
+    "count",
+    "decoder",
+    "evicting_units",
+    "ffn",
+    "ffn_norm",
+    "ffn_units",
+    "ffn_writer",
+    "fuse_norms",
+    "generator",
+    "greedy_rounds",
+    "hashed_noise",
+    "lay_out",
+    "layer_gradients",
+    "layers",
+    "layers_shortfall",
+    "layers_to_remove",
+    "load_fitted",
+    "logistic_noise",
+    "mean_deviation",
+    "merge_layers",
+    "missing_biases",
+    "module_units",
+    "narrow",
+    "nearest",
+    "observe",
+    "perplexities",
+    "projection_weights",
+    "projections",
+    "read_json",
+    "remove_layers",
+    "remove_sublayers",
+    "replace_layers",
+    "route",
+    "routed_layers",
+    "router_of",
+    "sampled",
+    "score_answers",
+    "seed_for",
+    "shortfall",
+    "slice_stream",
+    "sliced_parameters",
+    "squared_use",
+    "sublayer_size",
+    "task_weights",
+    "thinned",
+    "thresholded",
+    "uniform_hash",
+    "unit_shares",
+    "unit_sizes",
+    "unremovable",
+    "weighted",
+    "widths",
+    "write",
+]  # fmt: skip
