@@ -93,7 +93,7 @@ def starved(world: World) -> str:
 def future(world: World) -> str:
     """What is there claims to be of tomorrow, as after a clock that was set back.
 
-    Snakemake says so and makes nothing until the files are of today, as the README says.
+    Snakemake says so and makes nothing until the files are of today, as workflows/README.md says.
     """
     running = world.start()
     world.a_step(running)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import yaml
 
 from tests import steps
 from tests.made_records import code, suite, write_run, write_suite
+from tests.workflow.conftest import checkout_files
 from workflows import ROOT
 from workflows.jobs import Suite, read_suite
 from workflows.report import FRAMES
@@ -36,10 +36,7 @@ def test_a_readme_is_what_its_template_says_of_the_frames(template: Path) -> Non
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
-    pages = [ROOT / name for name in listed.stdout.split()] or list(
-        map(page_of, templates(REFERENCE))
-    )
+    pages = [ROOT / name for name in checkout_files() if name.endswith(".md")]
     for page in pages:
         for address, heading in LINK.findall(page.read_text(encoding="utf-8")):
             if "://" not in address:
