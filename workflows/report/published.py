@@ -59,7 +59,7 @@ def stale(folder: Path, suite: Suite) -> list[str]:
         folder: Of the published frames.
         suite: As the checkout would run it now.
     """
-    told = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+    source = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
     table = pd.read_csv(folder / "retain.csv")
     lines = zip(table["row"], protocol_column(table), strict=True)
     shown = {_named(row, match) for row, match in lines}
@@ -69,9 +69,11 @@ def stale(folder: Path, suite: Suite) -> list[str]:
         sentences.append(f"the table lacks rows of the suite: {', '.join(sorted(listed - shown))}")
     if shown - listed:
         sentences.append(f"the suite lacks rows of the table: {', '.join(sorted(shown - listed))}")
-    if "code" not in told:
+    if "code" not in source:
         sentences.append("its records do not say which parts of the code made them")
-    changed = [part for part, made in told.get("code", {}).items() if made != [code_hash(part)]]
+    changed = [
+        part for part, hashes in source.get("code", {}).items() if hashes != [code_hash(part)]
+    ]
     if changed:
         sentences.append(f"{', '.join(changed)} changed since records were made")
     return sentences

@@ -60,16 +60,16 @@ def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
     both = retain.merge(
         ranks[[*keys, "rank", "rank_low", "rank_high", "tied"]], on=keys, how="left"
     )
-    made = Builder()
-    made.lead(both)
+    columns = Builder()
+    columns.lead(both)
     for head, name in (("Skip", "skip"), ("Retain", "retain")):
         texts = [plus(v, s) for v, s in zip(both[name], both[f"{name}_std"], strict=True)]
-        made.add(head, texts, retain_marks(both) if name == "retain" else None)
+        columns.add(head, texts, retain_marks(both) if name == "retain" else None)
         if name == "skip":
-            made.skips(both)
-            made.numbers(both, {"Net": ("skip_net", "{:.2f}")})
-    made.add("95 % interval", spans(both, "retain_low", "retain_high"))
-    made.numbers(both, {"Rank": ("rank", "{:.0f}")})
-    made.add("95 % interval of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
-    made.add("Note", notes(both))
-    return made.table("short", "Retain", "")
+            columns.skips(both)
+            columns.numbers(both, {"Net": ("skip_net", "{:.2f}")})
+    columns.add("95 % interval", spans(both, "retain_low", "retain_high"))
+    columns.numbers(both, {"Rank": ("rank", "{:.0f}")})
+    columns.add("95 % interval of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
+    columns.add("Note", notes(both))
+    return columns.table("short", "Retain", "")

@@ -91,9 +91,9 @@ def with_seed_deviation(
     fits = [(record["backbone"]["name"], record["row"], record["fit"] or {}) for record in records]
     trained = {(name, row) for name, row, fit in fits if fit.get("trained_parameters")}
     known = retain.head(0) if spread is None else spread.retain
-    found = retain[KEYS].merge(known[[*KEYS, "retain_std"]], on=KEYS, how="left")["retain_std"]
+    there = retain[KEYS].merge(known[[*KEYS, "retain_std"]], on=KEYS, how="left")["retain_std"]
     deviations, notes = [], []
-    for line, deviation in zip(retain.to_dict("records"), found, strict=True):
+    for line, deviation in zip(retain.to_dict("records"), there, strict=True):
         alone = line["seeds"] == 1 and (line["backbone"], line["row"]) in trained
         silent = ["between seeds: not known"] if alone and pd.isna(deviation) else []
         deviations.append(deviation if alone else None)
