@@ -7,7 +7,7 @@ READY := $(VENV)/bin/skipbench
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test test-cpus test-kernels rehearsal slurm lock chaos
+.PHONY: demo test test-cpus test-kernels test-lowest rehearsal slurm lock chaos
 
 # The tests that compute with torch, by folder (two of the files do not), and two stand-ins for other CPUs:
 # none of the vector instructions with two threads, and AVX2, for MKL and oneDNN as well.
@@ -50,6 +50,14 @@ test-kernels: $(READY)
 	@$(VENV)/bin/python -c "import triton" 2>/dev/null \
 		|| $(PIP) --no-deps triton==3.6.0
 	@$(RUN) pytest $(KERNELS)
+
+# With the lowest versions that pyproject.toml allows, in an environment of its own.
+test-lowest:
+	@$(PYTHON) -m venv $(VENV)-lowest
+	@$(PYTHON) -m tests.lowest > $(VENV)-lowest/versions.txt
+	@$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
+		--requirement $(VENV)-lowest/versions.txt
+	@$(VENV)-lowest/bin/python -m pytest tests/contract tests/unit/core tests/unit/evaluation tests/unit/report tests/unit/stats
 
 # A small suite under kills and other faults, an hour or more; reports/chaos.csv says what came of each.
 KILLS ?= 100

@@ -1,4 +1,4 @@
-"""What `pip install .` gives: the two packages whole, and the pins of the other two lists."""
+"""What `pip install .` gives: the two packages whole, and ranges around the pins."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tests.lock import LOCK
+from tests.lowest import lowest
 from tests.workflow.conftest import checkout_files, copy_checkout
 from workflows import ROOT
 
@@ -36,13 +37,34 @@ def test_conda_and_pip_install_the_same() -> None:
     assert pip == {"pip": pins()}
 
 
-def test_the_package_asks_for_the_same_by_extras() -> None:
-    extras = PROJECT["optional-dependencies"]
-    listed = [*PROJECT["dependencies"], *extras["slurm"], *extras["test"]]
-    assert sorted(listed) == sorted(pins())
-    assert all("slurm" in pin for pin in extras["slurm"])
+def ranges() -> dict[str, list[Requirement]]:
+    """What the package asks for: always, and by extras."""
+    listed = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+    return {extra: list(map(Requirement, lines)) for extra, lines in listed.items()}
+
+
+def test_every_pin_lies_within_the_range_of_the_package() -> None:
+    pinned = {canonicalize_name(p.name): p.specifier for p in map(Requirement, pins())}
+    for one in (one for part in ranges().values() for one in part):
+        assert {bound.operator for bound in one.specifier} == {">=", "<"}, f"{one}: no range"
+        (pin,) = pinned[canonicalize_name(one.name)]
+        assert one.specifier.contains(pin.version), f"{one} leaves out {pin.version}"
+
+
+def test_the_lowest_versions_are_those_of_the_ranges() -> None:
+    asked = [one for part in ("", "test") for one in ranges()[part]]
+    assert len(lowest()) == len(asked)
+    for one, pin in zip(asked, map(Requirement, lowest()), strict=True):
+        (bound,) = pin.specifier
+        assert (one.name, bound.operator) == (pin.name, "==")
+        assert one.specifier.contains(bound.version)
+        assert f">={bound.version}" in map(str, one.specifier)
+
+
+def test_extras_hold_what_the_suite_runs_without() -> None:
+    assert all("slurm" in one.name for one in ranges()["slurm"])
     unneeded = re.compile(r"slurm|pytest|hypothesis|mypy|ruff|snakefmt|stubs|types-")
-    assert not [pin for pin in PROJECT["dependencies"] if unneeded.match(pin)]
+    assert not [one for one in ranges()[""] if unneeded.match(one.name)]
 
 
 def locked() -> dict[str, str]:
@@ -75,21 +97,32 @@ def test_the_lock_holds_all_that_its_packages_need() -> None:
                 assert needed.specifier.contains(lock[canonicalize_name(needed.name)])
 
 
-def test_every_import_has_a_pin() -> None:
-    """No package is at hand by chance."""
-    trees = [
-        ast.parse((ROOT / name).read_text()) for name in checkout_files() if name[-3:] == ".py"
-    ]
+def imports(*folders: str) -> set[str]:
+    """Packages that Python files in these folders import, by the names of modules."""
+    names = [name for name in checkout_files() if name[-3:] == ".py" and name.startswith(folders)]
+    trees = [ast.parse((ROOT / name).read_text()) for name in names]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     words = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
     words += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     used = {word.partition(".")[0] for word in words} - sys.stdlib_module_names
-    homes = packages_distributions()
     # Where a GPU is, and with a CUDA build of torch: make test-kernels.
-    used -= {"methods", "workflows", "tests", "triton", "pynvml", "torch_pruning"}
-    asked = {canonicalize_name(pin.split("==")[0]) for pin in pins()}
-    for module in sorted(used):
-        assert asked & {canonicalize_name(home) for home in homes[module]}, module
+    return used - {"methods", "workflows", "tests", "triton", "pynvml", "torch_pruning"}
+
+
+def test_every_import_is_asked_for_and_nothing_else() -> None:
+    """No package is at hand by chance; what others need is theirs to ask for."""
+    homes = {
+        module: {canonicalize_name(home) for home in found}
+        for module, found in packages_distributions().items()
+    }
+    always = {canonicalize_name(one.name) for one in ranges()[""]}
+    tests = always | {canonicalize_name(one.name) for one in ranges()["test"]}
+    for folders, asked in ((("methods/", "workflows/"), always), (("tests/",), tests)):
+        for module in sorted(imports(*folders)):
+            assert asked & homes[module], module
+    used = [homes[module] for module in imports("methods/", "workflows/")]
+    # The program that runs suites.
+    assert always - {"snakemake"} <= set().union(*used)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +149,7 @@ def test_the_wheel_needs_neither_slurm_nor_test_tools(wheel: ZipFile) -> None:
     (metadata,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
     told = HeaderParser().parsestr(wheel.read(metadata).decode())
     needed = [line for line in told.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert sorted(needed) == sorted(PROJECT["dependencies"])
+    assert set(map(Requirement, needed)) == set(ranges()[""])
     (entry,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
     assert "skipbench = workflows.console:main" in wheel.read(entry).decode()
 

@@ -1,0 +1,21 @@
+"""The lowest versions that pyproject.toml allows, as pins: `python -m tests.lowest`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+
+
+def lowest() -> list[str]:
+    """A pin of each package that the suite and its tests need."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    found = [re.match(r"([\w.-]+)>=([^,]+)", line) for line in asked]
+    return [f"{one[1]}=={one[2]}" for one in found if one]
+
+
+if __name__ == "__main__":
+    print("\n".join(lowest()))
