@@ -23,8 +23,8 @@ from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_eva
 from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import CannotRun, explained, load
 from workflows.evaluation.stock import stock_names
-from workflows.evaluation.taskfiles import check_files
-from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, foreign, own_task_names
+from workflows.evaluation.taskfiles import check_files, read_index
+from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, foreign
 from workflows.evaluation.traces import sample_text
 from workflows.records import SAMPLE
 from workflows.runtime.files import read_text
@@ -126,13 +126,16 @@ def _score_one(lm: CountingLM, entry: TaskEntry, manager: TaskManager, reason: s
 def task_manager(entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> TaskManager:
     """Knows the tasks here, and those of lm-eval beside the ones that entries name.
 
-    To read all of lm-eval's takes many seconds; only a group may have members anywhere among them.
+    To read all of lm-eval's takes many seconds; only a group may have members anywhere among them,
+    and a tag, which an own group may list.
     """
     folders = [OWN_TASKS, *task_folders]
     for folder in folders:
         check_files(folder)
-    stock = stock_names(foreign(entries, own_task_names(folders)))
-    every = any(found.group for found in stock.values())
+    others = foreign(entries, read_index(folders))
+    stock = stock_names(tuple(others))
+    tag = any(name not in stock and not defined for name, defined in others.items())
+    every = tag or any(found.group for found in stock.values())
     beside = set() if every else {found.folder for found in stock.values()}
     return TaskManager(
         include_path=[str(folder) for folder in (*sorted(beside), *folders)],

@@ -1,15 +1,36 @@
-"""What task files name: functions and files of their own folder, nothing else; and data."""
+"""Own task files: the tasks, groups and tags of a folder, and what its files name.
+
+They are found as lm-eval's index finds them, without importing it: to list jobs needs no torch.
+Files may name functions and files of their own folder, nothing else; and data.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
+
+# Folders in which lm-eval looks for no task.
+IGNORED = {"__pycache__", ".ipynb_checkpoints"}
+TASK, GROUP, TAG = "task", "group", "tag"
+
+
+class Own(NamedTuple):
+    """A task, group or tag of a folder.
+
+    Args:
+        kind: ``TASK``, ``GROUP`` or ``TAG``.
+        told: Its file with what that includes; of a tag ``task``, the names of its tasks.
+    """
+
+    kind: str
+    told: Mapping[str, Any]
 
 
 class _Function(str):
@@ -39,7 +60,7 @@ def check_files(folder: Path) -> None:
         ValueError: A file is no YAML mapping, ``!function`` names no function of a Python file
             beside it, ``include`` a file outside the folder, or a metric a file.
     """
-    waiting, seen = sorted(folder.rglob("*.yaml")), set[Path]()
+    waiting, seen = list(_files(folder)), set[Path]()
     while waiting:
         file = waiting.pop()
         if file in seen:
@@ -49,28 +70,43 @@ def check_files(folder: Path) -> None:
         for value in _values(told):
             if isinstance(value, _Function):
                 _check_function(value, file, folder)
-        for metric in listed(told.get("metric_list")):
-            _check_metric(metric, file)
+        for part in _mappings(told):
+            for metric in listed(part.get("metric_list")):
+                _check_metric(metric, file)
         waiting += [_included(name, file, folder) for name in listed(told.get("include"))]
 
 
-def task_files(task: str, folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Files of a folder that describe a task, and the keys that they give it together.
+def task_files(name: str, folder: Path) -> tuple[list[Path], list[dict[str, Any]]]:
+    """Files of a folder that describe a task or a group, and the keys that they give.
 
     Args:
-        task: Its name.
+        name: Of the task or group.
         folder: Of lm-eval tasks.
 
     Returns:
-        Task file, files that it includes, Python files of the functions that they name; nothing
-        where the task is of another folder.
+        Task file, files that it includes, Python files of the functions that they name, and those
+        of a group's members; the keys of each task. Nothing where the name is of another folder.
     """
     files: dict[Path, Path] = {}
-    keys: dict[str, Any] = {}
-    for file in sorted(folder.rglob("*.yaml")):
-        if task.encode() in file.read_bytes() and _read(file).get("task") == task:
-            keys |= _collect(file, folder, files)
+    keys = _describe(name, folder, files)
     return list(files.values()), keys
+
+
+def _describe(name: str, folder: Path, files: dict[Path, Path]) -> list[dict[str, Any]]:
+    """The keys of a task or of each member of a group; their files join ``files``."""
+    keys: list[dict[str, Any]] = []
+    for file in _files(folder):
+        if name.encode() not in file.read_bytes() or file.resolve() in files:
+            continue
+        told = _read(file)
+        if name not in (told.get(GROUP), told.get(TASK)):
+            continue
+        own = _collect(file, folder, files)
+        keys.append(own)
+        for member in listed(own[TASK]) if GROUP in own else []:
+            keys += [member] if isinstance(member, dict) else []
+            keys += _describe(member_name(member), folder, files)
+    return keys
 
 
 def _collect(file: Path, folder: Path, files: dict[Path, Path]) -> dict[str, Any]:
@@ -117,9 +153,66 @@ def local_files(keys: Mapping[str, Any]) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
+def read_index(folders: Sequence[Path]) -> dict[str, Own]:
+    """Name -> task, group or tag of the folders, of equal names that of the last folder."""
+    found: dict[str, Own] = {}
+    for folder in folders:
+        found |= index_of(_files(folder))
+    return found
+
+
+def index_of(files: Iterable[Path]) -> dict[str, Own]:
+    """Name -> what the files define, of equal names the first; what lm-eval cannot read is none."""
+    found: dict[str, Own] = {}
+    for file in files:
+        try:
+            _enter(found, _whole(file, set()))
+        except (OSError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The task files of a folder, in lm-eval's order."""
+    for file in sorted(folder.rglob("*.yaml"), key=Path.as_posix):
+        if not IGNORED & set(file.parts):
+            yield file
+
+
+def _whole(file: Path, seen: set[Path]) -> dict[str, Any]:
+    """A file over what it includes.
+
+    Raises:
+        ValueError: It is no mapping in YAML, or a file is included twice.
+    """
+    file = file.resolve()
+    if file in seen:
+        raise ValueError(f"task file {file} is included twice")
+    seen.add(file)
+    told = dict(_read(file))
+    names = told.pop("include", [])
+    merged: dict[str, Any] = {}
+    for name in names if isinstance(names, list) else [names]:
+        merged |= _whole(file.parent / name, seen)
+    return merged | told
+
+
+def _enter(found: dict[str, Own], told: dict[str, Any]) -> None:
+    """Put what a file defines into an index; a template defines nothing."""
+    kind = GROUP if "group" in told and "class" not in told else TASK
+    name = told.get(kind)
+    if not isinstance(name, str) or name in found:
+        return
+    found[name] = Own(kind, told)
+    for tag in listed(told.get("tag")) if kind == TASK else []:
+        entry = found.setdefault(tag, Own(TAG, {"task": []}))
+        if entry.kind == TAG:
+            entry.told["task"].append(name)
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
-        told = yaml.load(file.read_bytes(), _Reader)
+        told = _parse(file.read_bytes())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"task file {file} is not valid YAML: {error}") from error
     if not isinstance(told, dict):
@@ -127,11 +220,22 @@ def _read(file: Path) -> dict[str, Any]:
     return told
 
 
+@cache
+def _parse(text: bytes) -> Any:
+    """What a file says, read once however often it is asked for; nobody changes it."""
+    return yaml.load(text, _Reader)
+
+
 def listed(value: Any) -> list[Any]:
     """A list as it is, anything else as a list of one, nothing as an empty one."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
+
+
+def member_name(member: Any) -> str:
+    """What a group calls one of its members: by name alone, or in front of more keys."""
+    return str(member.get("group", member.get("task")) if isinstance(member, dict) else member)
 
 
 def _values(value: Any) -> Iterator[Any]:
@@ -148,6 +252,15 @@ def _values(value: Any) -> Iterator[Any]:
 def _code(name: str, file: Path) -> Path:
     """The Python file of a function that a task file names."""
     return file.parent / f"{name.rpartition('.')[0].replace('.', '/')}.py"
+
+
+def _mappings(value: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping inside a value, itself among them: a group defines tasks in its list."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    for part in value if isinstance(value, list) else []:
+        yield from _mappings(part)
 
 
 def _check_function(name: str, file: Path, folder: Path) -> None:

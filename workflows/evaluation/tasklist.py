@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workflows.evaluation.stock import UNGUARDED, check_group, stock_names, tagged
-from workflows.evaluation.taskfiles import check_files, local_files, task_files
+from workflows.evaluation.stock import UNGUARDED, Stock, check_group, stock_names, tagged
+from workflows.evaluation.taskfiles import (
+    GROUP,
+    TAG,
+    TASK,
+    Own,
+    check_files,
+    listed,
+    local_files,
+    member_name,
+    read_index,
+    task_files,
+)
 
 OWN_TASKS = Path(__file__).resolve().parent / "tasks"
 # Tasks that run what a model wrote, in the sandbox.
@@ -175,11 +186,13 @@ def entry_files(entry: TaskEntry, folders: Sequence[Path]) -> list[Path]:
     if entry.is_perplexity:
         return [Path(str(entry.file))]
     found: list[Path] = []
-    keys: dict[str, Any] = {}
+    described: list[dict[str, Any]] = []
     for folder in folders:
-        files, told = task_files(entry.task, folder)
-        found, keys = found + files, keys | told
-    return [*found, *local_files(keys | dict(entry.config))]
+        files, keys = task_files(entry.task, folder)
+        found, described = found + files, described + keys
+    for keys_of_one in described or [{}]:
+        found += local_files(keys_of_one | dict(entry.config))
+    return list(dict.fromkeys(found))
 
 
 def _entry(item: Any) -> TaskEntry:
@@ -207,41 +220,71 @@ def _from_word(word: str, name: str) -> TaskEntry:
 
 
 def own_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
-    """Names of the tasks defined in YAML files below the folders."""
-    names: set[str] = set()
-    for folder in folders:
-        for file in folder.rglob("*.yaml"):
-            names |= set(re.findall(r"^task:\s*(\S+)\s*$", file.read_text("utf-8"), re.M))
-    return names
+    """Names of the tasks and groups defined in YAML files below the folders."""
+    return {name for name, own in read_index(folders).items() if own.kind != TAG}
 
 
-def foreign(entries: Sequence[TaskEntry], own: Collection[str]) -> tuple[str, ...]:
-    """Tasks that are lm-eval's if anybody's: neither ``own`` names nor texts, as entries go."""
-    return tuple(e.task for e in entries if e.task not in own and not e.is_perplexity)
+def foreign(entries: Sequence[TaskEntry], own: Mapping[str, Own]) -> dict[str, bool]:
+    """Names that are lm-eval's if anybody's, of entries and of what their own groups hold.
+
+    Args:
+        entries: In whose order the names go; texts have none.
+        own: Tasks, groups and tags of the folders.
+
+    Returns:
+        Name -> whether a group defines a task by it if lm-eval has none.
+    """
+    waiting = [(entry.task, False) for entry in entries if not entry.is_perplexity]
+    found: dict[str, bool] = {}
+    opened = set()
+    for name, defined in waiting:
+        if name not in own:
+            found[name] = found.get(name, True) and defined
+        elif own[name].kind == GROUP and name not in opened:
+            opened.add(name)
+            waiting += _members(own[name].told)
+    return found
+
+
+def _members(group: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Names that a group lists, each with whether it comes with a content."""
+    found = []
+    for member in listed(group.get("task")):
+        found.append((member_name(member), isinstance(member, dict)))
+        if isinstance(member, dict) and isinstance(member.get("task"), list):
+            found += _members(member)
+    return found
 
 
 def fetched_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
-    """Those of the tasks below the folders whose own file names a data set of the hub."""
-    data = re.compile(r"^dataset_path:\s*[\w.-]+/[\w.-]+\s*$", re.M)
-    files = [file for folder in folders for file in folder.rglob("*.yaml")]
-    texts = [text for file in files if data.search(text := file.read_text("utf-8"))]
-    return {name for text in texts for name in re.findall(r"^task:\s*(\S+)\s*$", text, re.M)}
+    """Those of the tasks below the folders that may load a data set of the hub.
+
+    Its file names one, or says in Python or by other tasks what it loads.
+    """
+    data = re.compile(r"[\w.-]+/[\w.-]+")
+    return {
+        name
+        for name, own in read_index(folders).items()
+        if own.kind == GROUP
+        or (own.kind == TASK and "class" in own.told)
+        or data.fullmatch(str(own.told.get("dataset_path")))
+    }
 
 
 def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TASKS,)) -> None:
     """Refuse names that cannot be scored on any machine, and text files that do not exist.
 
     Raises:
-        ValueError: The first name that neither this suite nor lm-eval knows, with the suite's own
-            names; a tag, or a group without a mean over its items, with what it holds; or a task
-            that runs what a model writes without a sandbox.
+        ValueError: The first name, also in an own group, that neither this suite nor lm-eval
+            knows, with the suite's own names; a tag, or a group without a mean over its items, with
+            what it holds; or a task that runs what a model writes without a sandbox.
     """
     for entry in entries:
         if entry.is_perplexity and not Path(str(entry.file)).is_file():
             raise ValueError(f"text file {entry.file} of task '{entry.task}' does not exist")
     for folder in folders:
         check_files(folder)
-    own = own_task_names(folders)
+    own = read_index(folders)
     others = foreign(entries, own)
     for name in filter(UNGUARDED.fullmatch, others):
         guarded = ", ".join(sorted(own_task_names([PROGRAM_TASKS])))
@@ -249,17 +292,35 @@ def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TAS
             f"task '{name}' of lm-eval runs what a model writes without a sandbox; "
             f"those that run in one are {guarded}"
         )
-    stock = stock_names(others)
-    for name in (name for name in others if name in stock and stock[name].group):
-        check_group(name, stock[name].group)
-    unknown = sorted(set(others) - set(stock))
-    if unknown and (members := tagged(unknown[0])):
-        raise ValueError(
-            f"'{unknown[0]}' is a tag of lm-eval, without a score of its own; name its tasks "
-            f"instead ({', '.join(members)})"
-        )
-    if unknown:
-        raise ValueError(
-            f"unknown task '{unknown[0]}' (tasks here: {', '.join(sorted(own))}; "
-            "any task of lm-eval and perplexity:FILE are allowed too)"
-        )
+    stock = stock_names(tuple(others))
+    asked = [entry.task for entry in entries]
+    _check_scored(asked, own, stock)
+    unknown = sorted(name for name in others if name not in stock and not others[name])
+    for name, members in ((name, tagged(name)) for name in unknown):
+        if members and name in asked:
+            _refuse_tag(name, members)
+        if not members:
+            raise ValueError(
+                f"unknown task '{name}' (tasks here: {', '.join(sorted(own_task_names(folders)))}; "
+                "any task of lm-eval and perplexity:FILE are allowed too)"
+            )
+
+
+def _check_scored(asked: Sequence[str], own: Mapping[str, Own], stock: Mapping[str, Stock]) -> None:
+    """Refuse own tags, and groups without a score."""
+    groups = {name: found.group for name, found in stock.items() if found.group}
+    for name in asked:
+        held = own.get(name)
+        if held is not None and held.kind == TAG:
+            _refuse_tag(name, held.told["task"])
+        if name in groups:
+            check_group(name, groups[name])
+        if held is not None and held.kind == GROUP:
+            check_group(name, held.told)
+
+
+def _refuse_tag(name: str, members: Sequence[str]) -> None:
+    raise ValueError(
+        f"'{name}' is a tag, without a score of its own; name its tasks instead "
+        f"({', '.join(members)})"
+    )

@@ -19,7 +19,7 @@ from tests import toy
 from workflows.evaluation.harness import CountingLM, simple_evaluate
 from workflows.evaluation.loading import CannotRun, explained, known_reasons
 from workflows.evaluation.score import score
-from workflows.evaluation.tasklist import TaskEntry, parse_tasks
+from workflows.evaluation.tasklist import TaskEntry, check_names, parse_tasks
 
 PAGES = [{"page": toy.sentence(np.random.default_rng(n), 7 + 12 * n)} for n in range(3)]
 UTILS = """
@@ -86,6 +86,24 @@ def test_a_group_is_scored_as_one_with_the_items_of_its_tasks(folder: Path) -> N
     accuracy = alone.items[0].query("metric == 'acc'")["value"].tolist()
     assert frame["value"].tolist() == accuracy * 2
     assert "subtask" not in alone.items[0]
+
+
+def test_an_own_group_holds_tasks_that_it_defines_itself(folder: Path) -> None:
+    inline = yaml.safe_load((folder / "toy_other.yaml").read_text()) | {"task": "inside"}
+    told = {
+        "group": "own",
+        "task": [{"task": "toy_choice", "num_fewshot": 1, "fewshot_split": "test"}, inline],
+        "aggregate_metric_list": [{"metric": "acc"}],
+    }
+    (folder / "own.yaml").write_text(yaml.safe_dump(told))
+    check_names(parse_tasks("own"), [folder])
+    lm = harness(toy.make_model(seed=0))
+    found = score(lm, [TaskEntry("own", limit=3)], [folder])
+    (frame,) = found.items
+    assert frame["subtask"].tolist() == ["own::inside"] * 3 + ["toy_choice"] * 3
+    assert [(s["task"], s["metric"], s["n"], s["shots"]) for s in found.scores] == [
+        ("own", "acc", 6, 1)
+    ]
 
 
 @pytest.mark.parametrize("share_prefix", [False, True])

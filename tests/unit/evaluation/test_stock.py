@@ -33,18 +33,26 @@ def test_the_tasks_that_a_run_knows_are_those_of_lm_eval() -> None:
 
 
 def test_a_group_has_members_anywhere_and_each_file_is_read_once(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = list[dict[str, Any]]()
     monkeypatch.setattr(score, "TaskManager", lambda **given: asked.append(given))
     task_manager(parse_tasks("piqa,mmlu"), [])
     assert asked == [{"include_path": [str(OWN_TASKS)], "include_defaults": True}]
+    # So have own groups, by the names that they list.
+    for number, (name, every) in enumerate({"piqa": 0, "mmlu": 1, "truthfulqa": 1}.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "own.yaml").write_text(f"group: own\ntask: [{name}, {{task: inside}}]")
+        task_manager(parse_tasks("own"), [folder])
+        places = [*([] if every else [str(stock_names((name,))[name].folder)]), str(OWN_TASKS)]
+        assert asked[-1] == {"include_path": [*places, str(folder)], "include_defaults": every}
 
 
 def test_of_two_wrong_groups_the_first_entry_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Stock(Path(), {"group": "any", "task": ["piqa"]})
     monkeypatch.setattr(tasklist, "stock_names", lambda wanted: dict.fromkeys("ab", wrong))
-    with pytest.raises(ValueError, match="group 'b' of lm-eval"):
+    with pytest.raises(ValueError, match="group 'b' has no metric"):
         check_names(parse_tasks("b,a"))
 
 
@@ -52,15 +60,18 @@ def test_a_group_needs_a_mean_over_its_items() -> None:
     told = {"task": ["one", {"task": "two"}], "aggregate_metric_list": {"metric": "acc"}}
     check_group("both", told)
     told["aggregate_metric_list"] = [{"metric": "acc", "weight_by_size": False}]
-    said = r"group 'both' of lm-eval has no metric .*; name what it holds instead \(one, two\)"
-    for metrics in (told["aggregate_metric_list"], None):
+    said = r"group 'both' has no metric .*; name what it holds instead \(one, two\)"
+    for metrics in (told["aggregate_metric_list"], ["acc"], None):
         with pytest.raises(ValueError, match=said):
             check_group("both", told | {"aggregate_metric_list": metrics})
 
 
 def test_a_tag_is_refused_with_its_tasks() -> None:
-    assert tagged("truthfulqa") == ["truthfulqa_gen", "truthfulqa_mc1"]
-    said = r"'truthfulqa' is a tag .* \(truthfulqa_gen, truthfulqa_mc1\)"
+    # The last one, and all of mastermind, get their tag from a file that they include.
+    names = ["truthfulqa_gen", "truthfulqa_mc1", "truthfulqa_mc2"]
+    assert tagged("truthfulqa") == names
+    assert tagged("mastermind_easy") == sorted(TaskManager().task_index["mastermind_easy"].tags)
+    said = rf"'truthfulqa' is a tag, .* \({', '.join(names)}\)"
     with pytest.raises(ValueError, match=said):
         check_names(parse_tasks("truthfulqa"))
 

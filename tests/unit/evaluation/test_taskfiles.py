@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._index import Kind
 
-from workflows.evaluation.taskfiles import check_files
-from workflows.evaluation.tasklist import OWN_TASKS
+from workflows.evaluation.taskfiles import check_files, read_index
+from workflows.evaluation.tasklist import OWN_TASKS, own_task_names
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -39,6 +41,10 @@ def test_own_tasks_and_what_lies_beside_a_file_pass(tmp_path: Path) -> None:
         ("include: gone", "include 'gone' must be a file in"),
         ("include: link", "include 'link' must be a file in"),
         ("metric_list: [{metric: ./evil.py}]", "metric './evil.py' must be a name"),
+        (
+            "x: [{task: y, metric_list: [{metric: ./evil.py}]}]",
+            "metric './evil.py' must be a name",
+        ),
         ("doc_to_text: !!python/name:os.system x", "is not valid YAML"),
         ("doc_to_text: [", "is not valid YAML"),
     ],
@@ -63,3 +69,53 @@ def test_an_included_file_is_held_against_the_same_rule(tmp_path: Path) -> None:
 def test_a_circle_of_includes_ends(tmp_path: Path) -> None:
     folder = write(tmp_path / "tasks", "include: mine.yaml")
     check_files(folder)
+
+
+# File -> text; lm-eval's index says what each defines.
+ODD = {
+    "quoted": """'task': "quoted"\ndoc_to_text: x""",
+    "comment": "task: comment  # the best\ntag: some",
+    "block": "task: >-\n  folded\ntag:\n  - some\n  - more  # of it\n",
+    "flow": "{task: flow, tag: [more]}",
+    "a/group": "group: pair\ntask: [quoted, {task: inline, doc_to_text: x}, {group: in, task: []}]",
+    "a/old": "group: old\ntask: comment\ntag: none",
+    "python": "task: python\nclass: !function code.Task\ngroup: nowhere",
+    "template": "doc_to_text: x\ntag: inherited",
+    "child": "include: template.yaml\ntask: child\nprocess_docs: !function code.docs",
+    "grandchild": "include: [child.yaml]\ntask: grandchild\ntag: [own]",
+    "named": "include: child.yaml\ndoc_to_text: y",
+    "twice": "include: [child.yaml, template.yaml]\ntask: twice",
+    "circle": "include: circle.yaml\ntask: circle",
+    "empty": "include:\ntask: empty",
+    "z_again": "task: quoted\ntag: again",
+    "number": "task: [1, 2]",
+    "indented": "nested:\n  task: nested\ntext: |\n  task: said\n",
+    ".ipynb_checkpoints/old": "task: checkpoint",
+    "some": "task: some\ntag: some",
+}
+
+
+def kinds(folders: list[Path]) -> dict[str, tuple[str, list[str]]]:
+    return {
+        name: (own.kind, sorted(own.told["task"]) if own.kind == "tag" else [])
+        for name, own in read_index(folders).items()
+    }
+
+
+def test_what_lm_evals_index_finds_is_found_and_nothing_else(tmp_path: Path) -> None:
+    folders = [tmp_path / "odd", tmp_path / "later"]
+    for name, text in ODD.items():
+        file = folders[0] / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    write(folders[1], "tag: [more, mine]").joinpath("next.yaml").write_text("group: comment")
+    found = TaskManager(include_path=list(map(str, folders)), include_defaults=False).task_index
+    named = {Kind.TASK: "task", Kind.PY_TASK: "task", Kind.GROUP: "group", Kind.TAG: "tag"}
+    assert kinds(folders) == {
+        name: (named[entry.kind], sorted(entry.tags) if entry.kind is Kind.TAG else [])
+        for name, entry in found.items()
+    }
+    assert {"quoted", "comment", "folded", "flow", "pair", "python", "grandchild", "more"} < {
+        *found
+    }
+    assert kinds([OWN_TASKS]) == {name: ("task", []) for name in own_task_names()}

@@ -7,6 +7,7 @@ import pytest
 from workflows.evaluation.tasklist import (
     TaskEntry,
     check_names,
+    fetched_task_names,
     own_task_names,
     parse_tasks,
 )
@@ -81,6 +82,38 @@ def test_the_validation_split_is_scored_where_asked() -> None:
 
 def test_names_come_from_the_yaml_files(task_folder: Path) -> None:
     assert own_task_names([task_folder]) == {"toy_choice", "toy_write"}
+
+
+def test_own_names_are_found_as_yaml_reads_them(tmp_path: Path) -> None:
+    files = {
+        "a": "'task': 'quoted' # so\ndataset_path: 'owner/data' # there",
+        "b": "task: drawn\ncustom_dataset: !function code.data\ntag: mine",
+        "c": "group: pair\ntask: [quoted, mine, piqa, truthfulqa, {task: inline, doc_to_text: x}]\n"
+        "aggregate_metric_list: [{metric: acc}]",
+        "d": "task: python\nclass: !function code.Task",
+        "e": "include: base\ntask: child",
+        "g": "task: rows\ndataset_path: json\ndataset_kwargs: {data_files: {test: x.jsonl}}",
+        "h": "group: none\ntask: [quoted]",
+        "i": "group: lacks\ntask: [gone]\naggregate_metric_list: [{metric: acc}]",
+        "j": "group: runs\ntask: [{task: humaneval}]\naggregate_metric_list: [{metric: acc}]",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    (tmp_path / "base").write_text("dataset_path: owner/data")
+    (tmp_path / "code.py").touch()
+    tasks = {"quoted", "drawn", "python", "child", "rows"}
+    groups = {"pair", "none", "lacks", "runs"}
+    assert own_task_names([tmp_path]) == tasks | groups
+    assert fetched_task_names([tmp_path]) == {"quoted", "python", "child"} | groups
+    check_names(parse_tasks(",".join([*tasks, "pair"])), [tmp_path])
+    for name, said in {
+        "mine": r"'mine' is a tag, without a score of its own; name its tasks instead \(drawn\)",
+        "none": r"group 'none' has no metric that is a mean .* instead \(quoted\)",
+        "lacks": r"unknown task 'gone' \(tasks here: child, drawn",
+        "runs": "task 'humaneval' of lm-eval runs what a model writes without a sandbox",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            check_names(parse_tasks(f"quoted,{name}"), [tmp_path])
 
 
 def test_unknown_names_are_refused_with_the_known_ones(task_folder: Path) -> None:
