@@ -11,14 +11,14 @@ RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 # The tests that compute with torch, by folder (two of the files do not), and two stand-ins for other CPUs:
 # none of the vector instructions with two threads, and AVX2, for MKL and oneDNN as well.
-COMPUTES := tests/contract tests/reference tests/unit/core tests/unit/methods tests/unit/evaluation \
-	tests/unit/demo --ignore tests/unit/evaluation/test_sandbox.py \
+COMPUTES := tests/contract tests/reference tests/unit/core tests/unit/kernels tests/unit/methods \
+	tests/unit/evaluation tests/unit/demo --ignore tests/unit/evaluation/test_sandbox.py \
 	--ignore tests/unit/evaluation/test_stock.py
 PLAIN := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
 	SKIPBENCH_TEST_THREADS=2 OMP_WAIT_POLICY=PASSIVE
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 
-KERNELS := tests/unit/core/routing/kernels $(wildcard tests/unit/methods/test_hero_kernels*.py)
+KERNELS := tests/unit/kernels $(wildcard tests/unit/methods/test_hero_kernels*.py)
 
 demo: $(READY)
 	@$(RUN) flock .demo.lock sh -c 'snakemake --unlock --quiet all && snakemake --cores $(CORES) --quiet host reason'

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from methods.base import Method
 
 ROOT = Path(__file__).resolve().parent
-NOT_METHODS = {"__init__", "api", "base", "core", "discovery", "order", "registration"}
+NOT_METHODS = {"__init__", "api", "base", "core", "discovery", "kernels", "order", "registration"}
 # Of these a file's class derives; methods.api exports them.
 BASES = {"Method", "RoutedMethod"}
 LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "causal")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.core.routing.dispatch import dispatch_masked
-from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
+from methods.kernels.weights import AdapterWeights, FfnWeights
 from tests.interpreted import mend
 
 

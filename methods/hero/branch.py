@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from methods.core.routing.kernels.weights import AdapterWeights
+from methods.kernels.weights import AdapterWeights
 
 
 class Adapter(nn.Module):

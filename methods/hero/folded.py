@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from methods.hero.heads import HIDDEN_OUT, PATH_OUT, STATE, TEMPERATURE
-from methods.hero.kernels.streams import parts
-from methods.hero.memory import EPS, decays
+from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, PATH_OUT, STATE, TEMPERATURE, decays
+from methods.kernels.hero.streams import parts
 
 
 class Folded(NamedTuple):

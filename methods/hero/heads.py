@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-TEMPERATURE = 0.9
-PATH, PATH_HIDDEN, PATH_OUT, HIDDEN_OUT = 6, 64, 16, 48
-STATE = HIDDEN_OUT + PATH_OUT
-Variant = Literal[
-    "full", "no-history", "no-memread", "no-aux", "no-position", "same-size", "difference"
-]
+from methods.kernels.hero.formulas import HIDDEN_OUT, PATH, PATH_HIDDEN, PATH_OUT, STATE, Variant
+
 # Without history, and of these those with a second head in its place.
 LOCAL: tuple[Variant, ...] = ("no-history", "same-size", "difference")
 TWINS: tuple[Variant, ...] = ("same-size", "difference")

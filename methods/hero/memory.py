@@ -20,22 +20,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import elu
 
-EPS = 1e-6
-
-
-def phi(x: Tensor) -> Tensor:
-    """ELU + 1, elementwise, strictly positive."""
-    return elu(x) + 1.0
-
-
-def decays(rho: Tensor) -> Tensor:
-    """(R, R) of rho (R,): [j, i] is the product of rho over the blocks between i and j > i."""
-    blocks = torch.arange(len(rho), device=rho.device)
-    later = blocks[:, None] > blocks
-    products = torch.where(later, rho[:, None], 1.0).cumprod(0)
-    return torch.cat([torch.ones_like(products[:1]), products[:-1]])
+from methods.kernels.hero.formulas import EPS
 
 
 class Memory(NamedTuple):

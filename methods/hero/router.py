@@ -14,29 +14,24 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from methods.api import Context, Derived, Gate, Router, Tokens, Unit
-from methods.core.routing.kernels.choose import use_device, use_host, use_streams
 from methods.hero.branch import Adapter
 from methods.hero.folded import Folded, fold
-from methods.hero.heads import (
+from methods.hero.heads import LOCAL, TWINS, Sizes, cosine, history_parameters, mlp, named
+from methods.hero.host import HostSteps, HostWeights
+from methods.hero.memory import Memory
+from methods.kernels.choose import use_device, use_host, use_streams
+from methods.kernels.hero.formulas import (
     HIDDEN_OUT,
-    LOCAL,
     PATH,
     PATH_HIDDEN,
     PATH_OUT,
     STATE,
-    TWINS,
-    Sizes,
     Variant,
-    cosine,
-    history_parameters,
-    mlp,
-    named,
+    phi,
 )
-from methods.hero.kernels.host import HostSteps, HostWeights
-from methods.hero.kernels.router import KernelSteps, pack, refresh, router_workspace
-from methods.hero.kernels.streams import read_streams
-from methods.hero.kernels.weights import PackedRouter
-from methods.hero.memory import Memory, phi
+from methods.kernels.hero.router import KernelSteps, pack, refresh, router_workspace
+from methods.kernels.hero.streams import read_streams
+from methods.kernels.hero.weights import PackedRouter
 
 # Least squared length of a delta that has a slope: of float32, far below any that moves.
 LEAST = 1e-30

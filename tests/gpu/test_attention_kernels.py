@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.core.routing.kernels.attention import attention_workspace, routed_attention_decode
-from methods.core.routing.kernels.weights import AttentionCache, AttentionWeights
+from methods.kernels.attention import attention_workspace, routed_attention_decode
+from methods.kernels.weights import AttentionCache, AttentionWeights
 
 pytestmark = [
     pytest.mark.gpu,

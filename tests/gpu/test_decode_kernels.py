@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.core.routing.kernels.decode import decode_workspace, routed_ffn_decode
-from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
 from methods.core.routing.router import Unit
 from methods.hero.heads import Sizes
-from methods.hero.kernels.router import pack, router_step, router_workspace
 from methods.hero.router import HeroRouter
+from methods.kernels.decode import decode_workspace, routed_ffn_decode
+from methods.kernels.hero.router import pack, router_step, router_workspace
+from methods.kernels.weights import AdapterWeights, FfnWeights
 
 pytestmark = [
     pytest.mark.gpu,

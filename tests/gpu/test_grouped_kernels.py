@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.routing.kernels import grouped
-from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
+from methods.kernels import grouped
+from methods.kernels.weights import AdapterWeights, FfnWeights
 from tests.grouped_toys import Sizes, Toy, gradients, masked
 
 pytestmark = [

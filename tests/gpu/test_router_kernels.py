@@ -7,8 +7,8 @@ import torch
 
 from methods.core.routing.router import Unit
 from methods.hero.heads import Sizes
-from methods.hero.kernels.router import pack, router_step, router_workspace
 from methods.hero.router import HeroRouter
+from methods.kernels.hero.router import pack, router_step, router_workspace
 
 pytestmark = [
     pytest.mark.gpu,

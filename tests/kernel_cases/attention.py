@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from methods.core.routing.kernels.attention import attention_workspace
-from methods.core.routing.kernels.weights import AttentionCache, AttentionWeights
 from methods.core.shapes import SHAPES
+from methods.kernels.attention import attention_workspace
+from methods.kernels.weights import AttentionCache, AttentionWeights
 from tests.compiled import Case
 
 NAMES = ("llama31_8b", "llama2_7b", "llama2_13b")
@@ -26,7 +26,7 @@ def cases() -> Iterator[Case]:
 
 def attention_cases(name: str, batch: int, evicts: bool = False) -> Iterator[Case]:
     """The four launches at one shape in bf16."""
-    from methods.core.routing.kernels.attention_triton import launches
+    from methods.kernels.attention_triton import launches
 
     shape = f"{name} batch {batch}" + (" evicting" if evicts else "")
     for launch in launches(*attention_arguments(name, batch, torch.bfloat16), evicts):

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-from methods.core.routing.kernels.decode import decode_workspace
-from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
 from methods.core.shapes import SHAPES
+from methods.kernels.decode import decode_workspace
+from methods.kernels.weights import AdapterWeights, FfnWeights
 from tests.compiled import Case
 
 Form = Literal["bottleneck", "slim", "none"]
@@ -25,7 +25,7 @@ def cases() -> Iterator[Case]:
 
 def decode_cases(name: str, batch: int, adapter: Form = "bottleneck") -> Iterator[Case]:
     """Both launches at one shape in bf16."""
-    from methods.core.routing.kernels.decode_triton import launches
+    from methods.kernels.decode_triton import launches
 
     shape = f"{name} batch {batch}" + {"none": " no adapter", "slim": " slim"}.get(adapter, "")
     for launch in launches(*decode_arguments(name, batch, torch.bfloat16, adapter)):

@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import torch
 
-from methods.core.routing.kernels import grouped, grouped_launch
-from methods.core.routing.kernels.grouped_launch import Device
-from methods.core.routing.kernels.launch import Launch
 from methods.core.shapes import SHAPES
+from methods.kernels import grouped, grouped_launch
+from methods.kernels.grouped_launch import Device
+from methods.kernels.launch import Launch
 from tests.compiled import TARGETS, Case
 
 TRUE_SHAPES = ("llama31_8b", "llama2_7b", "llama2_13b")

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
-from methods.core.routing.kernels.choose import MOST_ROWS
-from methods.core.routing.kernels.launch import Launch
 from methods.core.routing.router import Unit
 from methods.core.shapes import SHAPES
-from methods.hero.heads import Sizes, Variant
-from methods.hero.kernels.router import pack, router_workspace
+from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
+from methods.kernels.choose import MOST_ROWS
+from methods.kernels.hero.formulas import Variant
+from methods.kernels.hero.router import pack, router_workspace
+from methods.kernels.launch import Launch
 from tests.compiled import Case
 
 ROUTED = {"llama31_8b": 24, "llama2_7b": 16, "llama2_13b": 20}
@@ -33,8 +34,8 @@ def cases() -> Iterator[Case]:
 
 def router_cases(name: str, tokens: int, variant: Variant = "full") -> Iterator[Case]:
     """Both launches of one block; of a prompt the second, the first being of cuBLAS."""
-    from methods.hero.kernels.prompt_triton import prompt_launch
-    from methods.hero.kernels.router_triton import launches
+    from methods.kernels.hero.prompt_triton import prompt_launch
+    from methods.kernels.hero.router_triton import launches
 
     width = SHAPES[name]["hidden_size"]
     units = [Unit(n, "ffn", 1) for n in range(ROUTED[name])]
@@ -54,7 +55,7 @@ def router_cases(name: str, tokens: int, variant: Variant = "full") -> Iterator[
 
 def stream_cases(name: str, tokens: int) -> Iterator[Case]:
     """What training adds to its products, forward and backward."""
-    from methods.hero.kernels.streams_triton import gradients_launch, sums_launch
+    from methods.kernels.hero.streams_triton import gradients_launch, sums_launch
 
     with torch.device("meta"):
         streams = [torch.empty(tokens, SHAPES[name]["hidden_size"], dtype=torch.bfloat16)] * 3

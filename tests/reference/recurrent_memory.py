@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from methods.hero.memory import EPS
+from methods.kernels.hero.formulas import EPS
 
 
 class RecurrentMemory(NamedTuple):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from methods.hero.memory import Memory, decays, phi
+from methods.hero.memory import Memory
+from methods.kernels.hero.formulas import decays, phi
 from tests.reference.recurrent_memory import RecurrentMemory
 
 FORMS = pytest.mark.parametrize("recurrent", [False, True], ids=["list", "recurrent"])

@@ -59,8 +59,8 @@ def test_methods_never_import_the_pipeline(file: Path) -> None:
     assert below(imports(file), "workflows", "tests", "snakemake", "lm_eval") == []
 
 
-@pytest.mark.parametrize("file", files("methods/core"), ids=name)
-def test_the_core_imports_no_method(file: Path) -> None:
+@pytest.mark.parametrize("file", [*files("methods/core"), *files("methods/kernels")], ids=name)
+def test_the_core_and_kernels_import_no_method(file: Path) -> None:
     assert below(imports(file), *METHOD_MODULES) == []
 
 
@@ -71,11 +71,14 @@ def test_a_method_imports_the_api_and_no_other_method(row: Row) -> None:
     """Or its fits would neither rerun nor get another hash when that one changes."""
     for file in sorted(row.path.rglob("*.py")) if row.path.is_dir() else [row.path]:
         ours = {module for module in imports(file) if module.split(".")[0] == "methods"}
-        allowed = ["methods.api", "methods.core.routing.kernels"]
-        if "kernels" in file.parts:
-            # What launches is used by the core too, which the api stands on.
-            allowed.append("methods.core.routing.router")
+        allowed = ("methods.api", "methods.kernels")
         assert ours - set(below(ours, *allowed, row.module)) == set(), name(file)
+
+
+def test_triton_is_imported_among_the_kernels_alone() -> None:
+    found = [file for folder in ("methods", "workflows") for file in files(folder)]
+    rooms = {name(file).split("/")[1] for file in found if below(imports(file), "triton")}
+    assert rooms == {"kernels"}
 
 
 ROOMS = ("methods.core.routing", "methods.core.training", "methods.core.surgery")

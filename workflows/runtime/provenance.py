@@ -18,7 +18,9 @@ from workflows import ROOT
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "numpy", "tokenizers")
 FOLDERS = ("methods", "workflows")
 # What every fit shares beside its own method, and what scores a model beside what fitted it.
-SHARED = ("methods/core", "methods/api.py", "methods/base.py", "methods/discovery.py")
+SHARED = (
+    "methods/core", "methods/kernels", "methods/api.py", "methods/base.py", "methods/discovery.py",
+)  # fmt: skip
 SCORING = ("workflows/evaluation", "workflows/demo")
 # Ends of names; what tasks of lm-eval share stands in files without a dot.
 CODE = (".py", ".yaml", "_yaml")

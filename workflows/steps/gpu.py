@@ -28,7 +28,7 @@ from workflows.runtime.files import whole_file
 from workflows.runtime.program import run, step_parser
 
 TESTS = (
-    "tests/gpu", "tests/unit/core/routing/kernels", "tests/unit/methods/test_hero_kernels.py",
+    "tests/gpu", "tests/unit/kernels", "tests/unit/methods/test_hero_kernels.py",
     # Binaries for other GPUs need none, and minutes.
     "--ignore-glob=*_compiled.py",
 )  # fmt: skip

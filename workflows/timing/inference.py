@@ -13,9 +13,9 @@ from transformers import Cache, PreTrainedModel
 
 from methods.core.backbone import decoder
 from methods.core.routing.decoding import StaticDecoder
-from methods.core.routing.kernels.choose import available
 from methods.core.routing.routed import router_of
 from methods.core.seeds import generator
+from methods.kernels.choose import available
 from workflows.timing.cases import Case
 from workflows.timing.clock import compared
 from workflows.timing.meters import joules, peak_memory

@@ -15,9 +15,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import rotate_half
 
 from methods.core.routing.caches import StaticEvictingLayer
-from methods.core.routing.kernels.attention import attention_workspace, routed_attention_decode
-from methods.core.routing.kernels.choose import use_steps
-from methods.core.routing.kernels.weights import AttentionCache, attention_weights
+from methods.kernels.attention import attention_workspace, routed_attention_decode
+from methods.kernels.choose import use_steps
+from methods.kernels.weights import AttentionCache, attention_weights
 
 
 class Executing(NamedTuple):

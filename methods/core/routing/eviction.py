@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from methods.core.routing.attend import Executing, executing, put, take
 from methods.core.routing.caches import EvictingCache
 from methods.core.routing.decisions import Decision
-from methods.core.routing.kernels.choose import one_token
+from methods.kernels.choose import one_token
 
 IMPLEMENTATION = "skipbench_key_weights"
 # Of the sum that normalises again (D-LLM's code).

@@ -37,10 +37,6 @@ from methods.core.routing.inputs import (
     check_call,
     tokens_of,
 )
-from methods.core.routing.kernels.choose import MOST_ROWS, available, one_token
-from methods.core.routing.kernels.decode import decode_fused
-from methods.core.routing.kernels.grouped import dispatch_fused, kernels_run
-from methods.core.routing.kernels.weights import branches
 from methods.core.routing.recompute import recomputed
 from methods.core.routing.router import (
     Change,
@@ -50,6 +46,10 @@ from methods.core.routing.router import (
     Unit,
     without_narrowing,
 )
+from methods.kernels.choose import MOST_ROWS, available, one_token
+from methods.kernels.decode import decode_fused
+from methods.kernels.grouped import dispatch_fused, kernels_run
+from methods.kernels.weights import branches
 
 # Units that are a layer.
 _WHOLE: tuple[Kind, ...] = ("block", "evicting")

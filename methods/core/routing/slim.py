@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from methods.core.routing.kernels.weights import AdapterWeights
 from methods.core.routing.router import Router, Unit
 from methods.core.seeds import generator
+from methods.kernels.weights import AdapterWeights
 
 NormPlace = Literal["before", "after"]
 

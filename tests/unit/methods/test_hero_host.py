@@ -15,10 +15,11 @@ from methods.core.backbone import decoder
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero import router as hero_router
-from methods.hero.heads import Sizes, Variant
-from methods.hero.kernels import streams as hero_streams
-from methods.hero.kernels.host import HostSteps, HostWeights
+from methods.hero.heads import Sizes
+from methods.hero.host import HostSteps, HostWeights
 from methods.hero.router import HeroRouter, PathState, Trace
+from methods.kernels.hero import streams as hero_streams
+from methods.kernels.hero.formulas import Variant
 from tests import training_toys
 from tests.near import assert_near
 from tests.routing_toys import decide

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.routing.kernels import choose
-from methods.core.routing.kernels.launch import Launch
 from methods.core.routing.router import Context, Tokens, Unit
-from methods.hero.heads import Sizes, Variant
-from methods.hero.kernels.router import PACKED, pack, project, router_step, router_workspace
-from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
+from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
+from methods.kernels import choose
+from methods.kernels.hero.formulas import Variant
+from methods.kernels.hero.router import PACKED, pack, project, router_step, router_workspace
+from methods.kernels.hero.weights import PackedRouter, RouterWorkspace
+from methods.kernels.launch import Launch
 from tests.interpreted import DEVICE, mend
 from tests.unit.methods.test_hero_host import Operations
 

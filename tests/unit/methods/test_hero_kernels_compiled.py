@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.hero.kernels.router import project, router_step
+from methods.kernels.hero.router import project, router_step
 from tests.compiled import Binary, compiled
 from tests.interpreted import DEVICE, bytes_read
 from tests.unit.methods.test_hero_kernels import make_router, packed_of, poisoned, stream, up_to
@@ -70,7 +70,7 @@ def test_every_weight_is_read_once() -> None:
 @pytest.mark.parametrize("index", [0, 1, 3])
 @torch.no_grad()
 def test_a_prompt_reads_each_stream_once(index: int) -> None:
-    from methods.hero.kernels.prompt_triton import prompt_launch
+    from methods.kernels.hero.prompt_triton import prompt_launch
 
     packed = packed_of(make_router(width=320))
     streams = stream(32, 320, 2, torch.bfloat16)

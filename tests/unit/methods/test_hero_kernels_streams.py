@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.hero.kernels.streams import parts, read_streams
+from methods.kernels.hero.streams import parts, read_streams
 from tests.interpreted import DEVICE, mend
 
 pytest.importorskip("triton", reason="Triton is not installed")

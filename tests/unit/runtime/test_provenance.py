@@ -95,7 +95,8 @@ def test_an_edit_changes_the_hash_of_its_part_alone(
 
 def test_a_fit_is_its_own_method_that_it_starts_from_and_what_all_share() -> None:
     rows = discover()
-    shared = {"methods/core", *(f"methods/{n}.py" for n in ("api", "base", "discovery"))}
+    files = {f"methods/{name}.py" for name in ("api", "base", "discovery")}
+    shared = {"methods/core", "methods/kernels"} | files
     assert set(fit_parts(rows["hero"])) == shared | {"methods/hero"}
     healed = fit_parts(rows["lora"], rows["shortened-ppl"])
     assert set(healed) == shared | {"methods/lora.py", "methods/shortened_llama.py"}

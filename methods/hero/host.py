@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from methods.core.routing.router import Gate
+from methods.api import Gate
 from methods.hero.folded import Folded
-from methods.hero.heads import TEMPERATURE
-from methods.hero.memory import EPS
+from methods.kernels.hero.formulas import EPS, TEMPERATURE
 
 Array = NDArray[np.float32]
 

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from methods.core.routing.kernels import grouped
 from methods.core.shapes import SHAPES
+from methods.kernels import grouped
 from tests.grouped_toys import Sizes, Toy, products, toy
 from workflows.stats.bounds import Shape, prefill_flops, training_flops
 
 pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
-from methods.core.routing.kernels import grouped_launch
-from methods.core.routing.kernels.grouped_launch import INTERPRETED, PLANS
+from methods.kernels import grouped_launch
+from methods.kernels.grouped_launch import INTERPRETED, PLANS
 from tests.kernel_cases.grouped import ADAPTER, TRUE_SHAPES
 
 # A multiple of every tile of the interpreter, where nothing is padded but rows.

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from methods.core.routing.dispatch import dispatch
-from methods.core.routing.kernels import grouped
+from methods.kernels import grouped
 from tests.grouped_toys import SIZES, Toy, gradients, masked, products, toy
 
 pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
-grouped_launch = pytest.importorskip("methods.core.routing.kernels.grouped_launch")
+grouped_launch = pytest.importorskip("methods.kernels.grouped_launch")
 if torch.cuda.is_available():
     pytest.skip("the interpreter is off where there is a GPU", allow_module_level=True)
 

@@ -8,7 +8,7 @@ import torch
 from methods.core.shapes import SHAPES
 
 pytest.importorskip("triton", reason="compiling needs Triton, which is not installed")
-from methods.core.routing.kernels.grouped_launch import PLANS
+from methods.kernels.grouped_launch import PLANS
 from tests.compiled import SHARED, TARGETS, Binary, compiled
 from tests.kernel_cases.grouped import TRUE_SHAPES, recorded
 

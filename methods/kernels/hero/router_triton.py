@@ -1,4 +1,4 @@
-"""The two kernels of a decode step of :mod:`methods.hero.kernels.router`, and their launches."""
+"""The two kernels of a decode step of :mod:`methods.kernels.hero.router`, and their launches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.core.routing.kernels.decode_triton import row_products, tile_of
-from methods.core.routing.kernels.launch import Launch
-from methods.hero.heads import HIDDEN_OUT, PATH, PATH_HIDDEN, STATE, TEMPERATURE
-from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
-from methods.hero.memory import EPS
+from methods.kernels.decode_triton import row_products, tile_of
+from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, PATH, PATH_HIDDEN, STATE, TEMPERATURE
+from methods.kernels.hero.weights import PackedRouter, RouterWorkspace
+from methods.kernels.launch import Launch
 
 # Columns of hbar that the program of the sums takes at a time.
 CHUNK = 1024

@@ -24,13 +24,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
-from methods.core.routing.kernels.decode import check_tensors
 from methods.core.routing.router import Gate
-from methods.hero.heads import HIDDEN_OUT, TEMPERATURE, Variant
-from methods.hero.kernels.streams import parts, path_sums, product
-from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
-from methods.hero.memory import EPS, decays, phi
+from methods.kernels.choose import MOST_ROWS, use_triton
+from methods.kernels.decode import check_tensors
+from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, TEMPERATURE, Variant, decays, phi
+from methods.kernels.hero.streams import parts, path_sums, product
+from methods.kernels.hero.weights import PackedRouter, RouterWorkspace
 
 PACKED = ("full", "no-memread", "no-aux", "no-position")
 
@@ -168,12 +167,12 @@ def router_step(
     if not use_triton(router.merged, triton):
         router_step_reference(index, streams, router, workspace, threshold)
     elif tokens <= MOST_ROWS:
-        from methods.hero.kernels.router_triton import launches
+        from methods.kernels.hero.router_triton import launches
 
         for launch in launches(index, streams, router, workspace, threshold):
             launch.run()
     else:
-        from methods.hero.kernels.prompt_triton import prompt_launch
+        from methods.kernels.hero.prompt_triton import prompt_launch
 
         projected = project(hbar, router)
         prompt_launch(index, streams, projected, router, workspace, threshold).run()

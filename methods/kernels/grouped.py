@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.core.routing.dispatch import dispatch, executing_first
-from methods.core.routing.kernels.choose import available
-from methods.core.routing.kernels.weights import AdapterWeights, FfnWeights
+from methods.kernels.choose import available
+from methods.kernels.weights import AdapterWeights, FfnWeights
 
 if TYPE_CHECKING:
-    from methods.core.routing.kernels.grouped_launch import Rows, Weights
+    from methods.kernels.grouped_launch import Rows, Weights
 
 # Offsets in the kernels are 32 bits wide: 149,796 rows at F = 14336.
 MOST_NUMBERS = 2**31 - 1
@@ -157,7 +157,7 @@ class _Dispatch(torch.autograd.Function):
         down: Tensor | None, up: Tensor | None, factor: Tensor | None,
         scale: Tensor | None, residual: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        from methods.core.routing.kernels import grouped_launch as launch
+        from methods.kernels import grouped_launch as launch
 
         if down is None:
             output = torch.zeros_like(rows) if residual is None else residual.clone()
@@ -174,7 +174,7 @@ class _Dispatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        from methods.core.routing.kernels import grouped_launch as launch
+        from methods.kernels import grouped_launch as launch
 
         rows, order, bounds, gate, expanding, contracting, down, up, factor, scale, *kept = (
             ctx.saved_tensors
@@ -224,7 +224,7 @@ def _branches(
     sorting: Partition, ffn: FfnWeights, adapter: AdapterWeights | None, scale: Tensor | None
 ) -> Iterator[tuple[Rows, Weights]]:
     """The FFN with its rows, and where there is an adapter the adapter with its own."""
-    from methods.core.routing.kernels.grouped_launch import Rows, Weights
+    from methods.kernels.grouped_launch import Rows, Weights
 
     executing, others = sorting.parts()
     yield Rows(*executing, scale), Weights(*ffn)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.routing.kernels import attention as module
-from methods.core.routing.kernels.attention import attention_workspace, routed_attention_decode
-from methods.core.routing.kernels.weights import (
+from methods.kernels import attention as module
+from methods.kernels.attention import attention_workspace, routed_attention_decode
+from methods.kernels.weights import (
     AttentionCache,
     AttentionWeights,
     AttentionWorkspace,
@@ -18,7 +18,7 @@ from methods.core.routing.kernels.weights import (
 from tests.interpreted import DEVICE, bytes_read, mend
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from methods.core.routing.kernels import attention_triton
+from methods.kernels import attention_triton
 
 mend()
 

@@ -1,4 +1,4 @@
-"""The two kernels of :mod:`methods.core.routing.kernels.decode`, and their launches."""
+"""The two kernels of :mod:`methods.kernels.decode`, and their launches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.core.routing.kernels.launch import Launch
-from methods.core.routing.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
+from methods.kernels.launch import Launch
+from methods.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
 
 
 class Tile(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.routing.kernels.launch import Launch
+from methods.kernels.launch import Launch
 
 
 def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The kernels of :mod:`methods.core.routing.kernels.attention`, and their launches."""
+"""The kernels of :mod:`methods.kernels.attention`, and their launches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.core.routing.kernels.decode_triton import (
+from methods.kernels.decode_triton import (
     any_of,
     decisions,
     multiprocessors,
@@ -14,8 +14,8 @@ from methods.core.routing.kernels.decode_triton import (
     row_products,
     tile_of,
 )
-from methods.core.routing.kernels.launch import Launch
-from methods.core.routing.kernels.weights import (
+from methods.kernels.launch import Launch
+from methods.kernels.weights import (
     AttentionCache,
     AttentionWeights,
     AttentionWorkspace,

@@ -1,4 +1,4 @@
-"""The second launch of :mod:`methods.hero.kernels.router` for prompts: tokens in tiles of sixteen.
+"""The second launch of :mod:`methods.kernels.hero.router` for prompts: tokens in tiles of sixteen.
 
 Letters as in ``PackedRouter``; a tile has TM tokens, sums over D go on by CHUNK columns, those over
 the heads by TN. Products of tiles are of float32, as three products of TF32 on tensor cores.
@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.core.routing.kernels.launch import Launch
-from methods.hero.kernels.router_triton import by_age, deciding, moves, phi, silu
-from methods.hero.kernels.weights import PackedRouter, RouterWorkspace
+from methods.kernels.hero.router_triton import by_age, deciding, moves, phi, silu
+from methods.kernels.hero.weights import PackedRouter, RouterWorkspace
+from methods.kernels.launch import Launch
 
 TOKENS, COLUMNS, WARPS = 16, 64, 4
 # Of the sums over D, whose loads run STAGES turns ahead: 48 KB under way hide the memory's latency.

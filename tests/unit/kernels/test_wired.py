@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from methods.core.routing.decoding import StaticDecoder
-from methods.core.routing.kernels import choose
-from methods.core.routing.kernels.launch import Launch
 from methods.core.routing.routed import router_of
 from methods.core.training.lora import fold_lora
 from methods.hero.router import HeroRouter
+from methods.kernels import choose
+from methods.kernels.launch import Launch
 from tests.contract.conftest import IDS
 from tests.interpreted import DEVICE, mend
 from tests.unit.core.routing.test_decoding import ROUTED, model_of

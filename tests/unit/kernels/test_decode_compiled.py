@@ -40,7 +40,7 @@ def test_a_batch_spills_nothing_and_uses_tensor_cores(batched: list[Binary]) -> 
 def test_the_programs_of_the_grid_are_resident_together(
     single: list[Binary], batched: list[Binary]
 ) -> None:
-    from methods.core.routing.kernels.decode_triton import tile_of
+    from methods.kernels.decode_triton import tile_of
 
     for binary in single + batched:
         wanted = tile_of(1 if binary in single else 8, 2).resident
@@ -51,7 +51,7 @@ def test_the_programs_of_the_grid_are_resident_together(
 @pytest.mark.parametrize("bypass", [0, 1])
 def test_the_tiles_read_the_matrices_once(name: str, bypass: int) -> None:
     """Of the branch that runs; the loops' reads are counted elsewhere."""
-    from methods.core.routing.kernels.decode_triton import launches, tile_of
+    from methods.kernels.decode_triton import launches, tile_of
 
     arguments = decode_arguments(name, 1, torch.bfloat16)
     inner, outer = (launch.arguments for launch in launches(*arguments))

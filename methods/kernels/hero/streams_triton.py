@@ -1,4 +1,4 @@
-"""The two kernels of :mod:`methods.hero.kernels.streams`, and their launches."""
+"""The two kernels of :mod:`methods.kernels.hero.streams`, and their launches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.core.routing.kernels.launch import Launch
-from methods.hero.kernels.router_triton import CHUNK, by_age, moves, path_sums
+from methods.kernels.hero.router_triton import CHUNK, by_age, moves, path_sums
+from methods.kernels.launch import Launch
 
 WARPS = 4
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from methods.core.routing.kernels import grouped_triton
-from methods.core.routing.kernels.launch import Launch
+from methods.kernels import grouped_triton
+from methods.kernels.launch import Launch
 
 # Row tiles that share the weights they read: 16 x 128 rows of D = 4096 are 16 MB in 16 bits.
 GROUP = 16
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 
 
 # By compute capability, for 16-bit numbers: as large as registers and shared memory allow without
-# a spill (tests/unit/core/routing/kernels/test_grouped_compiled.py). Not yet timed.
+# a spill (tests/unit/kernels/test_grouped_compiled.py). Not yet timed.
 PLANS = {
     (8, 0): Plan(
         pair=Tiles(128, 64, 32, 4, 8, 2),

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
-from methods.core.routing.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
+from methods.kernels.choose import MOST_ROWS, use_triton
+from methods.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
 
 
 def decode_workspace(
@@ -97,7 +97,7 @@ def routed_ffn_decode(
     if not use_triton(ffn.gate, triton):
         routed_ffn_decode_reference(hidden, normed, execute, scale, ffn, adapter, out, workspace)
         return
-    from methods.core.routing.kernels.decode_triton import launches
+    from methods.kernels.decode_triton import launches
 
     for launch in launches(hidden, normed, execute, scale, ffn, adapter, out, workspace):
         launch.run()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from methods.hero.heads import Variant
+from methods.kernels.hero.formulas import Variant
 
 
 class PackedRouter(NamedTuple):

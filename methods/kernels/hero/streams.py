@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from methods.core.routing.kernels.choose import use_triton
+from methods.kernels.choose import use_triton
 
 
 def split(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ def _project_backward(
 def path_sums(streams: Sequence[Tensor], kernel: bool) -> Tensor:
     """Sums over D (N, 4) of hbar^2, delta^2, delta * previous delta and previous delta^2."""
     if kernel:
-        from methods.hero.kernels.streams_triton import sums_launch
+        from methods.kernels.hero.streams_triton import sums_launch
 
         sums = streams[-1].new_empty(len(streams[-1]), 4, dtype=torch.float32)
         sums_launch(streams, sums).run()
@@ -143,7 +143,7 @@ def path_gradients(
         hbar_j: base + 2 g_0 hbar + along,  hbar_{j-1}: across - along,  hbar_{j-2}: -across
     """
     if kernel:
-        from methods.hero.kernels.streams_triton import gradients_launch
+        from methods.kernels.hero.streams_triton import gradients_launch
 
         made = [torch.empty_like(stream) for stream in streams]
         gradients_launch(streams, base, by_sums, made).run()

@@ -10,9 +10,6 @@ import torch
 from torch import Tensor
 
 from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
-from methods.core.routing.kernels import attention as module
-from methods.core.routing.kernels.attention import attention_workspace, routed_attention_decode
-from methods.core.routing.kernels.weights import AttentionCache, attention_weights
 from methods.core.routing.routed import route
 from methods.core.routing.router import (
     Context,
@@ -23,6 +20,9 @@ from methods.core.routing.router import (
     block_units,
     evicting_units,
 )
+from methods.kernels import attention as module
+from methods.kernels.attention import attention_workspace, routed_attention_decode
+from methods.kernels.weights import AttentionCache, attention_weights
 from tests import toy
 from tests.interpreted import DEVICE
 from tests.near import assert_near

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.core.routing.dispatch import dispatch_masked
-from methods.core.routing.kernels.decode import decode_workspace, routed_ffn_decode
-from methods.core.routing.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
 from methods.core.routing.slim import SlimFFN
 from methods.hero.branch import Adapter
+from methods.kernels.decode import decode_workspace, routed_ffn_decode
+from methods.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
 from tests.interpreted import DEVICE, bytes_read, mend
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers.models.llama.modeling_llama import rotate_half
 
-from methods.core.routing.kernels.choose import MOST_ROWS, use_triton
-from methods.core.routing.kernels.decode import check_tensors
-from methods.core.routing.kernels.weights import (
+from methods.kernels.choose import MOST_ROWS, use_triton
+from methods.kernels.decode import check_tensors
+from methods.kernels.weights import (
     AttentionCache,
     AttentionWeights,
     AttentionWorkspace,
@@ -105,7 +105,7 @@ def routed_attention_decode(
             hidden, normed, execute, scale, weights, cosine, sine, cache, out, evicts
         )
         return
-    from methods.core.routing.kernels.attention_triton import launches
+    from methods.kernels.attention_triton import launches
 
     for launch in launches(
         hidden, normed, execute, scale, weights, cosine, sine, cache, out, workspace, evicts

@@ -45,7 +45,7 @@ def test_products_of_many_rows_use_tensor_cores(binaries: list[Binary]) -> None:
 
 
 def test_the_programs_of_the_grid_are_resident_together(binaries: list[Binary]) -> None:
-    from methods.core.routing.kernels.decode_triton import tile_of
+    from methods.kernels.decode_triton import tile_of
 
     for binary in binaries:
         batch = int(binary.shape.split()[2])

@@ -12,15 +12,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from methods.core.routing.dispatch import dispatch
-from methods.core.routing.kernels import grouped
-from methods.core.routing.kernels.launch import Launch
+from methods.kernels import grouped
+from methods.kernels.launch import Launch
 from tests.grouped_toys import SIZES, gradients, masked, toy
 
-ROOT = Path(__file__).resolve().parents[5]
+ROOT = Path(__file__).resolve().parents[3]
 WITHOUT = """
 import sys
 sys.modules["triton"] = None
-from methods.core.routing.kernels import grouped
+from methods.kernels import grouped
 from tests.grouped_toys import SIZES, toy
 given = toy(SIZES[0], "some")
 assert grouped.dispatch_fused(*given).equal(grouped.dispatch_reference(*given))

@@ -1,0 +1,31 @@
+"""What HeRo's formulas fix: widths, constants, and two functions that every form of them shares."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import elu
+
+TEMPERATURE = 0.9
+PATH, PATH_HIDDEN, PATH_OUT, HIDDEN_OUT = 6, 64, 16, 48
+STATE = HIDDEN_OUT + PATH_OUT
+# Of every denominator.
+EPS = 1e-6
+Variant = Literal[
+    "full", "no-history", "no-memread", "no-aux", "no-position", "same-size", "difference"
+]
+
+
+def phi(x: Tensor) -> Tensor:
+    """ELU + 1, elementwise, strictly positive."""
+    return elu(x) + 1.0
+
+
+def decays(rho: Tensor) -> Tensor:
+    """(R, R) of rho (R,): [j, i] is the product of rho over the blocks between i and j > i."""
+    blocks = torch.arange(len(rho), device=rho.device)
+    later = blocks[:, None] > blocks
+    products = torch.where(later, rho[:, None], 1.0).cumprod(0)
+    return torch.cat([torch.ones_like(products[:1]), products[:-1]])
