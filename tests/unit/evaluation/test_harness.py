@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 
 from methods.core.backbone import count, layers
 from methods.core.ledger import Ledger
