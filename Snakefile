@@ -16,10 +16,11 @@ os.environ.update(
     PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]),
 )
 
-from workflows import commands, inputs
-from workflows.jobs import check_again, read_suite
-from workflows.planning.progress import RunNames, TimeLeft, at_once
-from workflows.planning.show import opening
+from workflows.suite import inputs
+from workflows.suite import commands
+from workflows.suite.jobs import check_again, read_suite
+from workflows.suite.progress import RunNames, TimeLeft, at_once
+from workflows.suite.show import opening
 from workflows.report import FRAMES
 from workflows.runtime.contents import digest
 
@@ -41,8 +42,8 @@ report: "workflows/report/workflow.rst"
 
 include: "workflows/rules/common.smk"
 include: "workflows/rules/prepare.smk"
-include: "workflows/rules/compress.smk"
-include: "workflows/rules/evaluate.smk"
+include: "workflows/rules/fit.smk"
+include: "workflows/rules/score.smk"
 include: "workflows/rules/time.smk"
 include: "workflows/rules/report.smk"
 

@@ -43,6 +43,6 @@ def load_model(
         ValueError: The folder is no such output, the backbone is another one, or no model is
             computed in ``dtype``.
     """
-    from methods.core.checkpoint import load
+    from methods.core.model.checkpoint import load
 
     return load(Path(folder), None if backbone is None else Path(backbone), dtype=dtype).model

@@ -29,7 +29,17 @@ raises a ``ValueError`` that names the param.
 from __future__ import annotations
 
 from methods.base import Fitted, Method, Request, check_least, check_protect
-from methods.core.backbone import (
+from methods.core.budget import (
+    layers_shortfall,
+    layers_to_remove,
+    nearest,
+    routed_layers,
+    shortfall,
+    unremovable,
+)
+from methods.core.data import Batch, Data, Document, batches, task_weights
+from methods.core.jsonfile import read_json
+from methods.core.model.backbone import (
     Backbone,
     Widths,
     attention,
@@ -44,19 +54,10 @@ from methods.core.backbone import (
     projections,
     widths,
 )
-from methods.core.budget import (
-    layers_shortfall,
-    layers_to_remove,
-    nearest,
-    routed_layers,
-    shortfall,
-    unremovable,
-)
-from methods.core.checkpoint import DECISIONS
-from methods.core.checkpoint import load as load_fitted
-from methods.core.data import Batch, Data, Document, batches, task_weights
-from methods.core.jsonfile import read_json
-from methods.core.ledger import Rates
+from methods.core.model.checkpoint import DECISIONS
+from methods.core.model.checkpoint import load as load_fitted
+from methods.core.model.ledger import Rates
+from methods.core.model.shapes import ATTENTION, FFN, candidate_layers
 from methods.core.routing.calibration import Weighted, calibrate_threshold, calibrated, weighted
 from methods.core.routing.gates import hashed_noise, logistic_noise, sampled, thresholded
 from methods.core.routing.hashing import uniform_hash
@@ -89,7 +90,6 @@ from methods.core.routing.steering import (
     unit_shares,
 )
 from methods.core.seeds import generator, seed_for
-from methods.core.shapes import ATTENTION, FFN, candidate_layers
 from methods.core.surgery.greedy import Part, Round, greedy_rounds, perplexities
 from methods.core.surgery.layers import (
     MIXED_KINDS,

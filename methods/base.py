@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 if TYPE_CHECKING:
     from torch import nn
 
-    from methods.core.backbone import Backbone
     from methods.core.data import Data
-    from methods.core.ledger import Rates
+    from methods.core.model.backbone import Backbone
+    from methods.core.model.ledger import Rates
 
 P = TypeVar("P")
 

@@ -27,8 +27,8 @@ def register_with_transformers() -> None:
 
 
 def _register(module: ModuleType) -> None:
-    from methods.core.auto import SkipbenchForCausalLM
-    from methods.core.pretrained import SkipbenchConfig
+    from methods.core.model.auto import SkipbenchForCausalLM
+    from methods.core.model.pretrained import SkipbenchConfig
 
     if module.__name__ == CONFIGS:
         kind = SkipbenchConfig.model_type

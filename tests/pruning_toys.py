@@ -10,7 +10,7 @@ import torch
 
 from methods import load_method
 from methods.base import Fitted, Request
-from methods.core.backbone import Backbone, count, layers
+from methods.core.model.backbone import Backbone, count, layers
 from tests import toy
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from methods import load_method
 from methods.base import Fitted, Request
-from methods.core.backbone import Backbone, attention, count, decoder
 from methods.core.data import Document
+from methods.core.model.backbone import Backbone, attention, count, decoder
 from methods.core.routing.decisions import Decider, Decision
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
 from tests import toy

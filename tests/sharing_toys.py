@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from lm_eval.models.huggingface import HFLM
 
-from methods.core.backbone import count, layers
-from methods.core.ledger import Ledger
+from methods.core.model.backbone import count, layers
+from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from methods import load_method
 from methods.base import Fitted, Request
-from methods.core.backbone import Backbone, count
 from methods.core.data import Batch, Document, batches
+from methods.core.model.backbone import Backbone, count
 from tests import toy
 
 KINDS = sorted(toy.SHAPES)

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from methods.core.backbone import Backbone, count
 from methods.core.data import Data, Document
+from methods.core.model.backbone import Backbone, count
 
 # Ids 0 to 59 are words: id 0, which the harness pads with, is a real token.
 WORDS = [f"w{n}" for n in range(60)]

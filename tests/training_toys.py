@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from methods import load_method
-from methods.core.backbone import Backbone, count
 from methods.core.data import Document
+from methods.core.model.backbone import Backbone, count
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
 from methods.core.routing.steering import Controller, Gates, Target, Term, squared_use, unit_shares

@@ -1,4 +1,4 @@
-"""The console command: `skipbench fit ...` is `python -m workflows.steps.compress ...`.
+"""The console command: `skipbench fit ...` is `python -m workflows.steps.fit ...`.
 
 Each command hands its arguments to a step, whose options and sentences are its own.
 """

@@ -7,8 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from methods.core.backbone import Backbone, count, layers
-from methods.core.shapes import candidate_layers
+from methods.core.model.backbone import Backbone, count, layers
+from methods.core.model.shapes import candidate_layers
 
 
 def check_budget(budget: object) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers.activations import ACT2FN
 
-from methods.core.backbone import attention_kinds
+from methods.core.model.backbone import attention_kinds
 
 
 class FfnWeights(NamedTuple):

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from tests.chaos.faults import FAULTS, KILLS, kill
 from tests.chaos.world import World
+from workflows.report.display import Cell, Table
 from workflows.report.render import markdown
 from workflows.runtime.files import write_text
-from workflows.stats.display import Cell, Table
 
 COLUMNS = ("fault", "how", "count", "runs_to_the_end", "outcome")
 

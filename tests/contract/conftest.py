@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from methods import discover
-from methods.core.pretrained import CARD
+from methods.core.model.pretrained import CARD
 from tests import steps
-from workflows.job import data_parts, data_words
+from workflows.suite.job import data_parts, data_words
 
 BUDGET, SEED = 0.25, 3
 # Attention alone holds less than BUDGET.

@@ -16,11 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from methods import load_method, load_model
-from methods.core.backbone import count, empty_backbone, layers, load_backbone
-from methods.core.checkpoint import DECISIONS, TRAINED, load
-from methods.core.folder import read_config
-from methods.core.ledger import Tally
-from methods.core.pretrained import CARD, read_card
+from methods.core.model.backbone import count, empty_backbone, layers, load_backbone
+from methods.core.model.checkpoint import DECISIONS, TRAINED, load
+from methods.core.model.folder import read_config
+from methods.core.model.ledger import Tally
+from methods.core.model.pretrained import CARD, read_card
 from tests import steps, toy
 from tests.contract.conftest import BUDGET, BUDGETS, IDS, QUICK, ROWS, SEED, Runs, digests, logits
 

@@ -9,11 +9,11 @@ import torch
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import load_backbone
 from methods.core.data import Data
+from methods.core.model.backbone import load_backbone
 from tests import toy
 from tests.contract.conftest import BUDGET, BUDGETS, IDS, ROWS, SEED
-from workflows.job import data_parts
+from workflows.suite.job import data_parts
 
 # Enough to move weights, on ids: transformers gives a Qwen2 folder a tokenizer without toy words.
 PARAMS = {"updates": 2, "batch_tokens": 128, "row_length": 64}

@@ -11,14 +11,14 @@ import pytest
 
 from methods import discover, load_method
 from methods.base import Request
-from methods.core.backbone import load_backbone
 from methods.core.data import Data
+from methods.core.model.backbone import load_backbone
 from methods.core.routing.calibration import bypass_rates, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
 from tests import toy
 from tests.contract.conftest import BUDGET, BUDGETS, QUICK, SEED
-from workflows.job import data_parts
+from workflows.suite.job import data_parts
 
 ROWS = discover()
 

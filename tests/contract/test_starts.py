@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from methods.core.checkpoint import load
-from methods.core.ledger import Tally
+from methods.core.model.checkpoint import load
+from methods.core.model.ledger import Tally
 from tests import steps
 from tests.contract.conftest import BUDGET, ROWS, SHORT, Runs, digests, logits
-from workflows.job import data_words
 from workflows.records import removed_layers
+from workflows.suite.job import data_words
 
 STATIC = [row for row in ROWS if ROWS[row].kind == "static"]
 HEAL = json.dumps(SHORT | {"modules": "all", "rank": 2, "updates": 5})

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import workflows.evaluation.registered  # noqa: F401
 from methods import discover, load_model
-from methods.core.backbone import layers, load_backbone
-from methods.core.checkpoint import load
+from methods.core.model.backbone import layers, load_backbone
+from methods.core.model.checkpoint import load
 from methods.core.routing.routed import router_of
 from tests import steps, toy
 from tests.contract.conftest import BUDGET, BUDGETS

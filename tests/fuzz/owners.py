@@ -20,25 +20,25 @@ import torch
 import yaml
 
 from methods import load_method
-from methods.core.backbone import load_backbone
-from methods.core.checkpoint import load
 from methods.core.data import Data
-from methods.core.folder import read_config, read_tokenizer
-from methods.core.ledger import Ledger
+from methods.core.model.backbone import load_backbone
+from methods.core.model.checkpoint import load
+from methods.core.model.folder import read_config, read_tokenizer
+from methods.core.model.ledger import Ledger
 from methods.hero.controls import lent_rates
 from tests import made_records, steps, told_records, toy
-from workflows import commands
-from workflows.config import read_configs
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
-from workflows.jobs import read_suite
 from workflows.report.figures.data import run_frames
 from workflows.report.frames import make_frames
 from workflows.report.page import page, source
 from workflows.report.results import read_results
 from workflows.report.tables import make_tables
 from workflows.steps.data import read_source
+from workflows.suite import commands
+from workflows.suite.config import read_configs
+from workflows.suite.jobs import read_suite
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
 LONGEST = 32

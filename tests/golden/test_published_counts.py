@@ -11,8 +11,15 @@ import pytest
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import Backbone, count, empty_backbone, layers, shape_config, widths
 from methods.core.budget import layers_to_remove
+from methods.core.model.backbone import (
+    Backbone,
+    count,
+    empty_backbone,
+    layers,
+    shape_config,
+    widths,
+)
 from methods.laco import merge_width
 from methods.llm_pruner import LLMPruner, removals
 from methods.slicegpt import SliceGPT, kept_directions

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from methods.core.shapes import SHAPES
+from methods.core.model.shapes import SHAPES
 from methods.kernels.attention import attention_workspace
 from methods.kernels.weights import AttentionCache, AttentionWeights
 from tests.compiled import Case

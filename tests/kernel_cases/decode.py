@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from methods.core.shapes import SHAPES
+from methods.core.model.shapes import SHAPES
 from methods.kernels.decode import decode_workspace
 from methods.kernels.weights import AdapterWeights, FfnWeights
 from tests.compiled import Case

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 
-from methods.core.shapes import SHAPES
+from methods.core.model.shapes import SHAPES
 from methods.kernels import grouped, grouped_launch
 from methods.kernels.grouped_launch import Device
 from methods.kernels.launch import Launch

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from methods.core.model.shapes import SHAPES
 from methods.core.routing.router import Unit
-from methods.core.shapes import SHAPES
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
 from methods.kernels.choose import MOST_ROWS

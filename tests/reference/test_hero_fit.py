@@ -11,9 +11,9 @@ import torch
 
 from methods import load_method
 from methods.base import Fitted, Request
-from methods.core.backbone import load_backbone
-from methods.core.checkpoint import load
 from methods.core.data import Data
+from methods.core.model.backbone import load_backbone
+from methods.core.model.checkpoint import load
 from methods.core.routing.calibration import bypass_rates, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares

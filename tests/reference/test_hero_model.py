@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from methods import load_method, load_model
 from methods.base import Fitted, Request
-from methods.core.backbone import decoder, load_backbone
-from methods.core.checkpoint import describe, save
+from methods.core.model.backbone import decoder, load_backbone
+from methods.core.model.checkpoint import describe, save
 from methods.core.routing.routed import router_of
 from methods.hero.router import HeroRouter
 from tests import toy

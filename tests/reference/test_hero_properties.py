@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from methods.core.backbone import decoder, ffn, layers
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import decoder, ffn, layers
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.routed import route
 from methods.core.routing.router import Unit, ffn_units
 from methods.hero.heads import Sizes

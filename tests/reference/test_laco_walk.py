@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from methods.core.backbone import attention, decoder, layers
+from methods.core.model.backbone import attention, decoder, layers
 from tests.unit.methods.test_laco import BOTH, TEXTS, WALKS, fit, make
 
 MATRICES = (

@@ -10,8 +10,8 @@ import torch
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import Backbone, count
 from methods.core.data import Batch, Document, batches
+from methods.core.model.backbone import Backbone, count
 from tests import toy
 from tests.near import TERMS, assert_near
 from tests.reference.slicegpt_loop import SlicedByHand

@@ -82,7 +82,7 @@ def test_triton_is_imported_among_the_kernels_alone() -> None:
 
 
 ROOMS = ("methods.core.routing", "methods.core.training", "methods.core.surgery")
-GROUND = ("methods.core.auto", "methods.core.checkpoint", "methods.core.ledger")
+GROUND = tuple(f"methods.core.model.{name}" for name in ("auto", "checkpoint", "ledger"))
 # Room -> the others it may use; what lies beside the rooms uses none, but for what stands on them.
 STEPS_OF_THE_CORE = {
     "routing": set(),
@@ -100,12 +100,13 @@ def test_rooms_of_the_core_lie_one_way(room: str) -> None:
 
 
 def test_the_ground_of_the_core_knows_no_room() -> None:
-    for file in (ROOT / "methods/core").glob("*.py"):
-        if f"methods.core.{file.stem}" not in GROUND:
+    core = ROOT / "methods/core"
+    for file in [*core.glob("*.py"), *(core / "model").glob("*.py")]:
+        if name(file)[:-3].replace("/", ".") not in GROUND:
             assert below(imports(file), *ROOMS, *GROUND) == [], name(file)
 
 
-@pytest.mark.parametrize("room", ["runtime", "timing", "planning", "report"])
+@pytest.mark.parametrize("room", ["runtime", "timing", "suite", "report"])
 def test_rooms_behind_the_steps_import_no_step(room: str) -> None:
     for file in files(f"workflows/{room}"):
         assert below(imports(file), "workflows.steps") == [], name(file)
@@ -126,22 +127,22 @@ def test_method_files_write_no_files_and_read_no_clock(file: Path) -> None:
 def test_statistics_know_no_torch_and_no_files(file: Path) -> None:
     heavy = ("torch", "transformers", "lm_eval", "methods", "pathlib", "os", "json", "io", "shutil")
     assert below(imports(file), *heavy) == []
-    assert below(imports(file), "workflows.steps", "workflows.evaluation", "workflows.jobs") == []
+    assert below(imports(file), "workflows.steps", "workflows.evaluation", "workflows.suite") == []
     text = file.read_text(encoding="utf-8")
     assert not re.search(r"\bopen\(|\.read_(csv|parquet|text|json)\(|\.to_(parquet|csv)\(", text)
 
 
 @pytest.mark.parametrize("file", files("workflows/evaluation"), ids=name)
 def test_evaluation_imports_no_step(file: Path) -> None:
-    assert below(imports(file), "workflows.steps", "workflows.jobs", *METHOD_MODULES) == []
+    assert below(imports(file), "workflows.steps", "workflows.suite.jobs", *METHOD_MODULES) == []
 
 
 def test_the_job_list_imports_nothing_heavy() -> None:
     heavy = ("torch", "transformers", "lm_eval", "pandas", "numpy", "workflows.steps")
     chain = [
-        "workflows/commands.py",
-        "workflows/jobs.py",
-        "workflows/table.py",
+        "workflows/suite/commands.py",
+        "workflows/suite/jobs.py",
+        "workflows/suite/table.py",
         "workflows/evaluation/tasklist.py",
         "methods/__init__.py",
     ]

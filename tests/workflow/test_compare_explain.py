@@ -227,7 +227,7 @@ def test_the_commands_are_those_of_the_suite(
     capfd.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         # The tasks of made records have no files.
-        patch.setattr("workflows.jobs.check_names", lambda *_: None)
+        patch.setattr("workflows.suite.jobs.check_names", lambda *_: None)
         words = ["--row", row, "--budget", "0.25", "--task", "left"]
         steps.call("explain", "--suite", "made", "--results", results, *words)
     said = capfd.readouterr().out
@@ -236,7 +236,7 @@ def test_the_commands_are_those_of_the_suite(
         for part, count in zip(said.splitlines()[-2:], (1, 2), strict=True)
     )
     run = f"results/made/toy/{row}/b25/s42"
-    assert score_line[:3] == ["python", "-m", "workflows.steps.evaluate"]
+    assert score_line[:3] == ["python", "-m", "workflows.steps.score"]
     given = dict(zip(score_line[3::2], score_line[4::2], strict=True))
     assert given["--model"] == f"{run}/model"
     assert json.loads(given["--tasks"]) == config["tasks"]

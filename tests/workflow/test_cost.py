@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from methods.core import shapes
+from methods.core.model import shapes
 from tests import steps
 
 TINY = {

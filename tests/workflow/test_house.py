@@ -12,7 +12,7 @@ import yaml
 
 from methods import discover
 from workflows import ROOT
-from workflows.jobs import read_suite
+from workflows.suite.jobs import read_suite
 
 Snakemake = Callable[..., tuple[int, str]]
 SUITES = sorted(path.stem for path in (ROOT / "workflows/suites").glob("*.yaml"))

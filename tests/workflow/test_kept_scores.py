@@ -16,8 +16,8 @@ import yaml
 from methods import load_model
 from tests import steps, toy
 from tests.workflow.conftest import toy_checkout
-from workflows import commands
-from workflows.jobs import read_suite
+from workflows.suite import commands
+from workflows.suite.jobs import read_suite
 
 Snakemake = Callable[..., tuple[int, str]]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from methods.core.folder import hash_folder
+from methods.core.model.folder import hash_folder
 from tests import toy
 from tests.hub import Hub, Repository
 from tests.rehearsal_world import make_hub

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from tests import steps, toy
-from workflows import ROOT, commands
-from workflows.jobs import read_suite
+from workflows import ROOT
+from workflows.suite import commands
+from workflows.suite.jobs import read_suite
 
 PARAMS = {"updates": 4, "batch_tokens": 96, "row_length": 0, "alpha": 0.01}
 
@@ -27,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fit(folder: Path, out: str, *more: Any) -> Any:
     data = folder / "data"
     return steps.python(
-        "-m", "workflows.steps.compress", "--method", "hero", "--backbone", folder / "backbone",
+        "-m", "workflows.steps.fit", "--method", "hero", "--backbone", folder / "backbone",
         "--params", json.dumps(PARAMS), "--train", data / "training.jsonl",
         "--validation", data / "validation.jsonl", "--probe", data / "probe.jsonl",
         "--device", "cpu", "--out", folder / out, *more,
@@ -50,7 +51,7 @@ def test_two_processes_fit_what_one_does(folder: Path) -> None:
 def test_only_what_trains_takes_several_processes(folder: Path) -> None:
     words = ["--method", "shortgpt", "--backbone", folder / "backbone", "--budget", 0.25]
     done = steps.python(
-        "-m", "workflows.steps.compress", *words, "--processes", 2, "--out", folder / "none"
+        "-m", "workflows.steps.fit", *words, "--processes", 2, "--out", folder / "none"
     )
     assert done.returncode == 2
     said = "--processes is 2; only a trained row takes more than 1"

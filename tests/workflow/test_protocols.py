@@ -10,10 +10,10 @@ import pytest
 
 from methods import random_skip
 from methods.base import Fitted, Request
-from methods.core.pretrained import CARD
+from methods.core.model.pretrained import CARD
 from tests import steps
-from workflows import commands
-from workflows.jobs import Suite, read_suite
+from workflows.suite import commands
+from workflows.suite.jobs import Suite, read_suite
 
 CUT = ["--budget", 0.2]
 

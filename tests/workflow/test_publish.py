@@ -17,11 +17,11 @@ from tests import steps
 from tests.made_records import code, suite, write_run, write_suite
 from tests.workflow.conftest import checkout_files
 from workflows import ROOT
-from workflows.jobs import Suite, read_suite
 from workflows.report import FRAMES
 from workflows.report.published import REFERENCE, SOURCE, stale
 from workflows.report.readme import COMMAND, page_of, render, templates
 from workflows.runtime.provenance import code_hash
+from workflows.suite.jobs import Suite, read_suite
 
 DEMO = REFERENCE / "demo"
 PUBLISHED = sorted(file.parent.name for file in REFERENCE.glob(f"*/{SOURCE}"))

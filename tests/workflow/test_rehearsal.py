@@ -24,9 +24,9 @@ import yaml
 from tests.hub import Hub
 from tests.rehearsal_world import make_hub
 from tests.workflow.conftest import copy_checkout, hub_environment, wait_for
-from workflows.config import read_configs
 from workflows.evaluation.sandbox import reason_not_to_run
-from workflows.jobs import read_suite
+from workflows.suite.config import read_configs
+from workflows.suite.jobs import read_suite
 
 pytestmark = pytest.mark.rehearsal
 

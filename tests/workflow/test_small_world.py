@@ -10,7 +10,7 @@ import yaml
 
 from tests import steps
 from workflows import ROOT
-from workflows.jobs import read_suite
+from workflows.suite.jobs import read_suite
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests import toy
 from tests.hub import Hub
 from tests.stock_sets import stock_sets, subjects
 from tests.workflow.conftest import copy_checkout, hub_environment
-from workflows.jobs import read_suite
+from workflows.suite.jobs import read_suite
 
 pytestmark = pytest.mark.rehearsal
 

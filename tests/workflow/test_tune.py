@@ -13,8 +13,8 @@ import yaml
 from methods.base import Request
 from tests import steps
 from workflows import ROOT
-from workflows.jobs import Suite, read_suite
 from workflows.steps.tune import _identity, best_try, jobs_to_tune, try_rate
+from workflows.suite.jobs import Suite, read_suite
 
 TRAINING = {"updates": 2, "batch_tokens": 128, "row_length": 64}
 CONFIG = {

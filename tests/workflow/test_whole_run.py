@@ -18,7 +18,7 @@ import yaml
 
 from tests.workflow.conftest import environment, records, toy_checkout, wait_for
 from workflows import ROOT
-from workflows.config import with_defaults
+from workflows.suite.config import with_defaults
 
 Snakemake = Callable[..., tuple[int, str]]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
@@ -92,8 +92,9 @@ def test_a_second_run_does_nothing(finished: Path, run_snakemake: Snakemake) -> 
 
 
 def test_every_job_is_told_where_it_stands(finished: Path) -> None:
-    code = "from workflows.jobs import read_suite; from workflows.config import read_configs\n"
-    code += "from workflows.planning.states import *\n"
+    code = "from workflows.suite.jobs import read_suite\n"
+    code += "from workflows.suite.config import read_configs\n"
+    code += "from workflows.suite.states import *\n"
     code += "for step in suite_steps(read_suite(read_configs(['toy.yaml']))):\n"
     code += "    print(state_of(step).name, step.log.is_file())"
     listed = subprocess.run(

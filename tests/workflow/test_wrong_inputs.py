@@ -364,7 +364,7 @@ def test_a_full_disk(
 
 def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:
     command = fit(copy, tmp_path / "out", budget="1.5")
-    done = steps.python("-m", "workflows.steps.compress", *command)
+    done = steps.python("-m", "workflows.steps.fit", *command)
     assert done.returncode == 2
     assert steps.sentence(done.stderr).startswith("budget '1.5' must be a number")
     assert not (tmp_path / "out").exists()

@@ -22,9 +22,9 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from methods.core.finite import check_finite
-from methods.core.folder import window_of
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.finite import check_finite
+from methods.core.model.folder import window_of
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
 from methods.core.routing.router import Context
 from methods.core.tokens import Encoder

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from methods.core.checkpoint import write_json
 from methods.core.jsonfile import read_json
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.checkpoint import write_json
+from methods.core.model.ledger import Ledger, Tally
 from workflows.evaluation.loading import prepared
 from workflows.evaluation.tasklist import TaskEntry, entry_files
 from workflows.runtime.contents import Contents

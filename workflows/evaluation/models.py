@@ -8,12 +8,12 @@ from typing import Any
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import load_backbone
-from methods.core.checkpoint import Loaded, describe, load
-from methods.core.folder import INDEX
-from methods.core.folder import WEIGHTS as WHOLE
-from methods.core.ledger import Ledger
-from methods.core.pretrained import CARD, read_card
+from methods.core.model.backbone import load_backbone
+from methods.core.model.checkpoint import Loaded, describe, load
+from methods.core.model.folder import INDEX
+from methods.core.model.folder import WEIGHTS as WHOLE
+from methods.core.model.ledger import Ledger
+from methods.core.model.pretrained import CARD, read_card
 from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, Contents, model_files
 
 # What a card says of the numbers of its model; of a backbone all but these.

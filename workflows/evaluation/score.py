@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from methods.core.ledger import Rates, Tally
+from methods.core.model.ledger import Rates, Tally
 from workflows.evaluation import sandbox
 from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.kept import KeptTasks

@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import Cache, PreTrainedModel
 
-from methods.core.backbone import decoder
-from methods.core.ledger import Tally
+from methods.core.model.backbone import decoder
+from methods.core.model.ledger import Tally
 
 # As lm-eval hands them over: the texts (the key of its cache), ids of the context, of the answer.
 Request = tuple[tuple[str, str] | None, list[int], list[int]]

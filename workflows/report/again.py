@@ -6,10 +6,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from workflows import commands
-from workflows.jobs import Suite, read_suite
 from workflows.report.results import read_suite_file
 from workflows.runtime.errors import sentence
+from workflows.suite import commands
+from workflows.suite.jobs import Suite, read_suite
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Again:
         config = f"results/{self.suite.name}/suite.json"
         again = ["snakemake", "--cores", "1", "--configfile", config, "--forcerun", model]
         score = (
-            f"python -m workflows.steps.evaluate --model {model} --tasks "
+            f"python -m workflows.steps.score --model {model} --tasks "
             f"{shlex.quote(self.suite.tasks_json)} {commands.evaluate(self.suite, job)} "
             f"--out {record}"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from workflows.stats.display import (
+from workflows.report.display import (
     DEFINED,
     MARKED,
     MATCHES,

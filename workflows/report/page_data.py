@@ -13,10 +13,10 @@ import pandas as pd
 from methods import discover
 from workflows.records import SAMPLE, read_decisions
 from workflows.report.again import Again
+from workflows.report.display import line_id, short_name
 from workflows.report.lead import Frames, without_twins
 from workflows.report.render import LATEX
 from workflows.report.results import Results, read_texts
-from workflows.stats.display import line_id, short_name
 from workflows.stats.lines import Line, Panel, Record, headlines
 from workflows.stats.speeds import with_speed
 

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 
 from workflows import ROOT
-from workflows.jobs import Suite
 from workflows.report import FRAMES
 from workflows.report.lead import Frames
 from workflows.runtime.provenance import code_hash
 from workflows.stats.speeds import COLUMNS
 from workflows.stats.tables import protocol_column
+from workflows.suite.jobs import Suite
 
 REFERENCE = ROOT / "reports" / "reference"
 # Beside the frames: which code, machine and settings made them.

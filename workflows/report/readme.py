@@ -21,11 +21,11 @@ import yaml
 from methods import discover
 from methods.core.jsonfile import read_json
 from workflows import ROOT
+from workflows.report.display import number
 from workflows.report.lead import Frames
 from workflows.report.published import SOURCE, read_frames
 from workflows.report.readme_table import published_tables
 from workflows.stats.budget import TOLERANCE
-from workflows.stats.display import number
 from workflows.stats.resample import RETAIN
 
 SUFFIX = ".md.jinja"

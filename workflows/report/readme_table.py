@@ -7,9 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from workflows.report.lead import Frames, retain_marks
-from workflows.report.render import escape_markdown, markdown
-from workflows.stats.display import (
+from workflows.report.display import (
     DEFINED,
     FLOOR,
     MARKED,
@@ -21,6 +19,8 @@ from workflows.stats.display import (
     plus,
     spans,
 )
+from workflows.report.lead import Frames, retain_marks
+from workflows.report.render import escape_markdown, markdown
 
 
 def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> str:

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 
 from methods import ORDER
 from methods.core.jsonfile import read_json
-from workflows.job import Job
-from workflows.jobs import read_suite
 from workflows.records import DECISIONS, SAMPLE, read_record, read_speeds
 from workflows.runtime.heartbeat import read_status
-from workflows.splits import check_one_split, of_one_split
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, headlines, make_panels
 from workflows.stats.speeds import Speeds, key
+from workflows.suite.job import Job
+from workflows.suite.jobs import read_suite
+from workflows.suite.splits import check_one_split, of_one_split
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from workflows.report.lead import Frames
-from workflows.report.paper.show import order_tables, value_tables
-from workflows.report.results import Results
-from workflows.stats.display import (
+from workflows.report.display import (
     MATCHES,
     Table,
     budget_table,
@@ -18,6 +15,9 @@ from workflows.stats.display import (
     retain_table,
     score_table,
 )
+from workflows.report.lead import Frames
+from workflows.report.paper.show import order_tables, value_tables
+from workflows.report.results import Results
 from workflows.stats.speeds import speed_table, with_speed
 
 Tables = dict[str, list[Table]]

@@ -1,4 +1,4 @@
-"""Paths and inputs that several rules share; the logic lives in workflows/jobs.py."""
+"""Paths and inputs that several rules share; the logic lives in workflows/suite/jobs.py."""
 
 RUN = "results/{suite}/{backbone}/{row}/{budget}/{seed}"
 LOG = "results/{suite}/logs/{backbone}/{row}/{budget}/{seed}"

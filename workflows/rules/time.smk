@@ -29,5 +29,5 @@ rule time:
     message:
         f"{RUN_NAME}: time over dense{TIMED}"
     shell:
-        "python -m workflows.steps.efficiency --model {input.model} --texts {input.texts} {params.run}"
+        "python -m workflows.steps.time --model {input.model} --texts {input.texts} {params.run}"
         " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from workflows.stats.display import Builder, Table, number, spans
+from workflows.report.display import Builder, Table, number, spans
 from workflows.stats.lines import Panel, Record
 
 # What tells a run apart, and the lines that the efficiency step measured of it.

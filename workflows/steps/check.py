@@ -9,12 +9,12 @@ import argparse
 from pathlib import Path
 
 from methods import load_method
-from methods.core.backbone import check_weights
-from methods.core.checkpoint import write_json
-from methods.core.folder import read_config, read_tokenizer, window_of
-from workflows.jobs import Suite, read_suite
+from methods.core.model.backbone import check_weights
+from methods.core.model.checkpoint import write_json
+from methods.core.model.folder import read_config, read_tokenizer, window_of
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import json_argument, run, step_parser
+from workflows.suite.jobs import Suite, read_suite
 from workflows.timing.cases import check_length
 
 

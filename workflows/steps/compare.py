@@ -12,11 +12,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from workflows.report.display import comparison_table
 from workflows.report.render import latex, markdown
 from workflows.report.results import read_results
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
-from workflows.stats.display import comparison_table
 from workflows.stats.folders import comparison_frame, equality_frame, folder_cautions
 
 

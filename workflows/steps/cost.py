@@ -20,13 +20,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from methods import find_row
-from methods.core.backbone import shape_config
 from methods.core.budget import check_budget
-from methods.core.checkpoint import write_json
-from methods.core.pretrained import read_card
-from methods.core.shapes import SHAPES
-from methods.core.tensors import DTYPES
-from workflows.job import data_parts, data_words
+from methods.core.model.backbone import shape_config
+from methods.core.model.checkpoint import write_json
+from methods.core.model.pretrained import read_card
+from methods.core.model.shapes import SHAPES
+from methods.core.model.tensors import DTYPES
 from workflows.runtime.files import check_place, whole_file, whole_folder
 from workflows.runtime.program import (
     add_machine_arguments,
@@ -36,6 +35,7 @@ from workflows.runtime.program import (
     step_parser,
 )
 from workflows.runtime.provenance import fit_parts, provenance
+from workflows.suite.job import data_parts, data_words
 
 
 def arguments() -> argparse.Namespace:
@@ -104,7 +104,7 @@ def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespac
     if done.is_file():
         return json.loads(done.read_text(encoding="utf-8"))
     out = home / row
-    command = [sys.executable, "-m", "workflows.steps.compress", "--method", row]
+    command = [sys.executable, "-m", "workflows.steps.fit", "--method", row]
     command += ["--backbone", str(backbone), "--budget", str(args.budget)]
     command += data_words(dict.fromkeys(data_parts(find_row(row)), ids))
     command += ["--dtype", args.dtype, "--device", args.device]

@@ -14,17 +14,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from methods.core.checkpoint import write_json
 from methods.core.data import read_rows
+from methods.core.model.checkpoint import write_json
 from methods.core.seeds import seed_for
-from workflows.config import check_end, check_source
 from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
-from workflows.job import DATA_PARTS
 from workflows.runtime.files import check_place, read_text, whole_file
 from workflows.runtime.hub import SLICE, data_files, described, fetch_files
 from workflows.runtime.program import json_argument, run, step_parser
+from workflows.suite.config import check_end, check_source
+from workflows.suite.job import DATA_PARTS
 
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
 

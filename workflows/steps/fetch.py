@@ -10,12 +10,12 @@ import argparse
 import shutil
 from pathlib import Path
 
-from methods.core.checkpoint import write_json
-from methods.core.folder import FETCHED, file_facts
-from workflows.config import check_source
+from methods.core.model.checkpoint import write_json
+from methods.core.model.folder import FETCHED, file_facts
 from workflows.runtime.files import kept_folder
 from workflows.runtime.hub import one_sentence
 from workflows.runtime.program import json_argument, run, step_parser
+from workflows.suite.config import check_source
 
 FILES = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"]
 TOKENIZER = ["tokenizer*", "special_tokens_map.json", "chat_template*"]

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
-from methods.core.checkpoint import write_json
+from methods.core.model.checkpoint import write_json
 from workflows import ROOT
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import run, step_parser
@@ -53,7 +53,9 @@ def arguments() -> argparse.Namespace:
     parser = step_parser(__doc__)
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="results go there")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, cpu")
-    parser.add_argument("--shape", default="llama31_8b", help="a name of methods/core/shapes.py")
+    parser.add_argument(
+        "--shape", default="llama31_8b", help="a name of methods/core/model/shapes.py"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="of the weights")
     parser.add_argument("--rounds", type=int, default=20, help="counted calls of each")
     parser.add_argument("--parts", default=",".join(("tests", *TIMED)), help="a,b,c")
@@ -79,7 +81,7 @@ def main() -> None:
         out = args.out / f"{part}.json"
         machine = ["--device", args.device, "--shape", args.shape, "--dtype", args.dtype]
         limits = ["--rounds", str(args.rounds), "--minutes", str(minutes), "--out", str(out)]
-        command = ["-m", "workflows.steps.efficiency", "--method", "hero", *words.split()]
+        command = ["-m", "workflows.steps.time", "--method", "hero", *words.split()]
         note(
             args.out / f"{part}.run.json", [*command, *machine, *limits],
             timeout=60 * minutes + GRACE,

@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import count, ffn, layers, load_backbone
 from methods.core.data import Data, check_file
-from methods.core.ledger import Ledger
+from methods.core.model.backbone import count, ffn, layers, load_backbone
+from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter

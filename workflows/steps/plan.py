@@ -13,12 +13,12 @@ import argparse
 import json
 from pathlib import Path
 
-from workflows.config import read_configs
-from workflows.jobs import read_suite
-from workflows.planning.plan import plan
-from workflows.planning.show import lines
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
+from workflows.suite.config import read_configs
+from workflows.suite.jobs import read_suite
+from workflows.suite.plan import plan
+from workflows.suite.show import lines
 
 
 def arguments() -> argparse.Namespace:

@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from methods.core.folder import read_config, read_tokenizer
+from methods.core.model.folder import read_config, read_tokenizer
 from workflows.evaluation.loading import known_reasons
 from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.tasklist import (
@@ -21,9 +21,9 @@ from workflows.evaluation.tasklist import (
     parse_tasks,
     task_folders,
 )
-from workflows.jobs import MADE_OF
 from workflows.runtime.files import check_place, whole_file, write_text
 from workflows.runtime.program import check_positive, run, step_parser
+from workflows.suite.jobs import MADE_OF
 
 
 def arguments() -> argparse.Namespace:

@@ -10,8 +10,8 @@ import argparse
 import textwrap
 
 from methods import Row, discover, find_row
-from workflows.planning.params import defaults
 from workflows.runtime.program import run, step_parser
+from workflows.suite.params import defaults
 
 FACTS = ("trained", "stochastic", "budgeted", "causal")
 

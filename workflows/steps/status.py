@@ -11,12 +11,12 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from workflows.config import read_configs
-from workflows.jobs import Suite, read_suite
-from workflows.planning.progress import Costs, in_words, sum_in_words
-from workflows.planning.states import State, state_of, suite_steps
 from workflows.runtime.heartbeat import last_lines
 from workflows.runtime.program import run, step_parser
+from workflows.suite.config import read_configs
+from workflows.suite.jobs import Suite, read_suite
+from workflows.suite.progress import Costs, in_words, sum_in_words
+from workflows.suite.states import State, state_of, suite_steps
 
 SHOWN = ("running", "stalled", "failed")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from methods.core.data import Data, Document
-from methods.core.folder import read_config, read_tokenizer, window_of
+from methods.core.model.folder import read_config, read_tokenizer, window_of
 from methods.core.tokens import SUFFIX, write_tokens
 from workflows.runtime.files import whole_folder
 from workflows.runtime.program import check_positive, run, step_parser

@@ -25,14 +25,11 @@ import yaml
 
 from methods import load_method
 from methods.base import Request
-from methods.core.checkpoint import open_backbone, write_json
 from methods.core.data import Data, check_file
-from methods.core.folder import hash_folder
+from methods.core.model.checkpoint import open_backbone, write_json
+from methods.core.model.folder import hash_folder
 from methods.core.training.loop import DivergedError
 from methods.core.training.losses import Answers, score_answers
-from workflows.config import read_configs
-from workflows.job import Job
-from workflows.jobs import Suite, read_suite
 from workflows.runtime.contents import TOKENIZER, Contents, model_files
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
@@ -45,6 +42,9 @@ from workflows.runtime.program import (
 )
 from workflows.runtime.provenance import code_hash, fit_parts
 from workflows.stats.budget import met
+from workflows.suite.config import read_configs
+from workflows.suite.job import Job
+from workflows.suite.jobs import Suite, read_suite
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 PARTS = ("training", "validation", "probe")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from methods.core.backbone import decoder
+from methods.core.model.backbone import decoder
 from methods.core.routing.decoding import StaticDecoder
 from methods.core.routing.routed import router_of
 from methods.core.seeds import generator

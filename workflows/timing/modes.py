@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from methods.core.backbone import attention, count, decoder, ffn, layers
+from methods.core.model.backbone import attention, count, decoder, ffn, layers
+from methods.core.model.shapes import ATTENTION, FFN
 from methods.core.routing.dispatch import dispatch
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Router
 from methods.core.seeds import generator
-from methods.core.shapes import ATTENTION, FFN
 from methods.core.training.lora import add_lora
 from methods.core.training.losses import lm_loss_sum
 from workflows.stats.bounds import Shape, training_flops

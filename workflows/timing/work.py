@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel, StaticLayer
 
-from methods.core.backbone import attention, count, layers
-from methods.core.ledger import Ledger
+from methods.core.model.backbone import attention, count, layers
+from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import router_of
 from methods.core.seeds import generator
 

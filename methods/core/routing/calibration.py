@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from methods.base import Request
-from methods.core.backbone import decoder
 from methods.core.data import Batch, Data, Document, batches, task_weights
+from methods.core.model.backbone import decoder
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
 
-from methods.core.backbone import attention_kinds
+from methods.core.model.backbone import attention_kinds
 from methods.core.routing.caches import StaticEvictingCache
 from methods.core.routing.routed import router_of
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-from methods.core.backbone import attention_kinds
+from methods.core.model.backbone import attention_kinds
 from methods.core.routing.router import Tokens
 
 # 1 on tokens, 0 on pads, (B, past + T), or what attention takes, at once or by kind of layer.

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm
+from methods.core.model.backbone import attention, attention_norm, decoder, ffn, ffn_norm
 from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.caches import EvictingCache, StaticEvictingCache
 from methods.core.routing.decisions import Decider, Decision

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from methods.core.backbone import attention, attention_norm, count, ffn, layers
+from methods.core.model.backbone import attention, attention_norm, count, ffn, layers
 from methods.core.routing.dispatch import Branch
 
 Kind = Literal["attention", "ffn", "block", "evicting"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from methods.core.backbone import attention, attention_norm, ffn, ffn_norm, layers
 from methods.core.data import Batch
+from methods.core.model.backbone import attention, attention_norm, ffn, ffn_norm, layers
 from methods.core.surgery.layers import empty_sublayer
 from methods.core.surgery.layerwise import Call, layer_calls, predicted_tokens
 from methods.core.training.losses import next_token_loss

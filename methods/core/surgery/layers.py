@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from methods.core.backbone import (
+from methods.core.model.backbone import (
     attention,
     attention_kinds,
     attention_norm,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from methods.core.backbone import decoder, layers, projection_weights
 from methods.core.data import Batch
+from methods.core.model.backbone import decoder, layers, projection_weights
 from methods.core.training.losses import next_token_loss
 
 

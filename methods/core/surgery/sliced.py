@@ -17,7 +17,15 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import install_output_capuring_hook
 
-from methods.core.backbone import attention, attention_norm, count, decoder, ffn, ffn_norm, layers
+from methods.core.model.backbone import (
+    attention,
+    attention_norm,
+    count,
+    decoder,
+    ffn,
+    ffn_norm,
+    layers,
+)
 
 # Rows that are rotated at a time: float64 copies of an embedding matrix stay below 1 GB.
 ROWS = 16384

@@ -30,8 +30,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from methods.core.backbone import attention_kinds, decoder
 from methods.core.data import Document, task_weights
+from methods.core.model.backbone import attention_kinds, decoder
 from methods.core.routing.eviction import IMPLEMENTATION
 from methods.core.routing.routed import RoutedDecoder
 from methods.core.routing.router import Context

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from methods.core.backbone import decoder
 from methods.core.data import Batch, Document
+from methods.core.model.backbone import decoder
 from methods.core.training.packing import lay_out
 
 CHUNK = 2048

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from methods.base import Fitted, Method, Request
-from methods.core.backbone import Backbone
 from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data
+from methods.core.model.backbone import Backbone
 from methods.core.routing.calibration import HasThreshold, calibrated
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Router, Unit

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from methods.core.backbone import SHAPES, empty_backbone, load_backbone, shape_config
-from methods.core.folder import hash_folder
+from methods.core.model.backbone import SHAPES, empty_backbone, load_backbone, shape_config
+from methods.core.model.folder import hash_folder
 from tests import toy
 
 

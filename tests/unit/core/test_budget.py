@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from methods.core.budget import check_budget, layers_to_remove, nearest
-from methods.core.shapes import candidate_layers
+from methods.core.model.shapes import candidate_layers
 from tests import toy
 
 

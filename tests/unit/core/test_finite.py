@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from methods.core.finite import check_finite, check_parameters
+from methods.core.model.finite import check_finite, check_parameters
 from tests import toy
 
 

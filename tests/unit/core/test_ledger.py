@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from methods.core.backbone import count, decoder, ffn, layers
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import count, decoder, ffn, layers
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.routed import route
 from methods.core.routing.router import Unit, block_units, ffn_units
 from methods.core.surgery.layers import add_output_biases, remove_layers

@@ -15,9 +15,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from methods import load_method, load_model
-from methods.core.backbone import Backbone, load_backbone
-from methods.core.checkpoint import dense_folder, load
-from methods.core.pretrained import is_plain
+from methods.core.model.backbone import Backbone, load_backbone
+from methods.core.model.checkpoint import dense_folder, load
+from methods.core.model.pretrained import is_plain
 from methods.core.surgery.layers import narrow, remove_layers
 from tests import steps, toy
 from workflows.evaluation.models import load_any

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from methods.core.backbone import load_backbone
-from methods.core.folder import weight_files
+from methods.core.model.backbone import load_backbone
+from methods.core.model.folder import weight_files
 from workflows.evaluation.loading import confine_templates
 
 EVIL = """from pathlib import Path

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from methods import load_method, load_model
 from methods.base import Fitted, Request
-from methods.core.backbone import load_backbone
-from methods.core.checkpoint import describe, open_backbone, save
-from methods.core.folder import hash_folder
-from methods.core.pretrained import read_card
+from methods.core.model.backbone import load_backbone
+from methods.core.model.checkpoint import describe, open_backbone, save
+from methods.core.model.folder import hash_folder
+from methods.core.model.pretrained import read_card
 
 RANDOM = {"layers": [3, 4, 5], "seed": 1, "skipped_units": 1.5}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from methods.core.ledger import Ledger
+from methods.core.model.ledger import Ledger
 from tests import toy
 from workflows import ROOT
 from workflows.evaluation import sandbox
@@ -26,7 +26,7 @@ from workflows.evaluation.tasklist import (
     parse_tasks,
 )
 from workflows.evaluation.tasks.code.programs import pass_at
-from workflows.jobs import read_suite
+from workflows.suite.jobs import read_suite
 
 REASON = sandbox.reason_not_to_run()
 guarded = pytest.mark.skipif(REASON is not None, reason=f"no sandbox here: {REASON}")

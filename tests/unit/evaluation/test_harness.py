@@ -12,8 +12,8 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from methods.core.backbone import count, layers
-from methods.core.ledger import Ledger
+from methods.core.model.backbone import count, layers
+from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.router import Unit
 from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.tasklist import TaskEntry

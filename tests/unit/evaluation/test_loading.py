@@ -14,7 +14,7 @@ import yaml
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from methods.core.ledger import Ledger
+from methods.core.model.ledger import Ledger
 from tests import toy
 from workflows.evaluation.harness import CountingLM, simple_evaluate
 from workflows.evaluation.loading import CannotRun, explained, known_reasons

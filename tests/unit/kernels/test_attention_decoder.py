@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
+from methods.core.model.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.routing.routed import route
 from methods.core.routing.router import (
     Context,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.core.shapes import SHAPES
+from methods.core.model.shapes import SHAPES
 from tests.compiled import Binary, compiled
 from tests.kernel_cases.decode import NAMES, decode_arguments
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.core.shapes import SHAPES
+from methods.core.model.shapes import SHAPES
 
 pytest.importorskip("triton", reason="compiling needs Triton, which is not installed")
 from methods.kernels.grouped_launch import PLANS

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from methods.core.shapes import SHAPES
+from methods.core.model.shapes import SHAPES
 from methods.kernels import grouped
 from tests.grouped_toys import Sizes, Toy, products, toy
 from workflows.stats.bounds import Shape, prefill_flops, training_flops

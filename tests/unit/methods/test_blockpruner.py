@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from methods import load_method, load_model
 from methods.base import Fitted, Request
-from methods.core.backbone import count, layers
-from methods.core.checkpoint import DECISIONS
 from methods.core.jsonfile import read_json
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import count, layers
+from methods.core.model.checkpoint import DECISIONS
+from methods.core.model.ledger import Ledger, Tally
 from tests import steps, toy
 from tests.near import ROUNDING
 from tests.slow_perplexity import slow_perplexity

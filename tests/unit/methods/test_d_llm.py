@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from methods import d_llm, load_method
 from methods.base import Request
-from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
+from methods.core.model.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.routing import eviction
 from tests import toy
 from tests.near import TERMS, assert_near

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from methods import load_method
-from methods.core.backbone import (
+from methods.core.data import Document
+from methods.core.model.backbone import (
     attention_norm,
     decoder,
     empty_backbone,
@@ -19,9 +20,8 @@ from methods.core.backbone import (
     ffn_norm,
     shape_config,
 )
-from methods.core.backbone import layers as layers_of
-from methods.core.data import Document
-from methods.core.ledger import Ledger
+from methods.core.model.backbone import layers as layers_of
+from methods.core.model.ledger import Ledger
 from methods.core.routing.router import Context, ffn_units
 from methods.diffskip import correlations
 from tests import toy

@@ -134,7 +134,7 @@ def test_a_job_list_imports_no_torch_and_takes_less_than_three_seconds() -> None
     code = (
         "import sys, yaml\n"
         "from methods import discover\n"
-        "from workflows.jobs import read_suite\n"
+        "from workflows.suite.jobs import read_suite\n"
         "assert 'dense' in discover()\n"
         "suite = yaml.safe_load(open('workflows/suites/llama31_8b.yaml'))\n"
         "assert len(read_suite(suite).jobs) >= 5\n"

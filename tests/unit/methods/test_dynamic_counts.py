@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from methods import load_method
-from methods.core.backbone import Backbone, empty_backbone, shape_config
-from methods.core.ledger import Ledger, Rates, Tally
+from methods.core.model.backbone import Backbone, empty_backbone, shape_config
+from methods.core.model.ledger import Ledger, Rates, Tally
 from methods.d_llm import omega_for
 from methods.mod_d import capacity_for
 from tests import toy

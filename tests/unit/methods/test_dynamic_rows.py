@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from methods import load_method, load_model, skipgpt
 from methods.base import Fitted, Request
-from methods.core.backbone import load_backbone
-from methods.core.checkpoint import describe, save
-from methods.core.pretrained import read_card
+from methods.core.model.backbone import load_backbone
+from methods.core.model.checkpoint import describe, save
+from methods.core.model.pretrained import read_card
 from methods.core.routing.routed import router_of
 from tests import steps, toy
 from tests.routing_toys import IDS, NAMED, VARIANTS, fit, shaken, wrap

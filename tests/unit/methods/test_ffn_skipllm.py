@@ -13,9 +13,9 @@ from torch.nn.functional import cosine_similarity
 
 from methods import load_method
 from methods.base import Fitted, Request
-from methods.core.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.data import Data, Document
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.routed import router_of
 from methods.ffn_skipllm import Setting, ffn_turns, turn
 from tests import toy

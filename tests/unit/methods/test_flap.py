@@ -14,8 +14,8 @@ from torch import Tensor
 
 from methods import load_method
 from methods.base import Fitted, Request
-from methods.core.backbone import count, layers, projections, widths
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import count, layers, projections, widths
+from methods.core.model.ledger import Ledger, Tally
 from methods.flap import Units, choose, standardised
 from methods.flap.statistics import Pooled, Released
 from tests import toy

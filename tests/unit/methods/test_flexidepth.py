@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import (
+from methods.core.model.backbone import (
     attention,
     attention_norm,
     decoder,
@@ -20,8 +20,8 @@ from methods.core.backbone import (
     ffn_norm,
     shape_config,
 )
-from methods.core.backbone import layers as layers_of
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import layers as layers_of
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.router import Context
 from methods.core.routing.steering import squared_use
 from tests import toy

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import load_backbone
+from methods.core.model.backbone import load_backbone
 from methods.core.routing.routed import router_of
 from tests import toy
 from tests.near import assert_near
 from tests.routing_toys import IDS, TRAINING, Texts, wrap
-from workflows.config import read_configs
-from workflows.jobs import read_suite
+from workflows.suite.config import read_configs
+from workflows.suite.jobs import read_suite
 
 ROUTED = [2, 3, 4, 5]
 DENSE = toy.make_model()

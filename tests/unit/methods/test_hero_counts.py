@@ -10,10 +10,10 @@ from torch import nn
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import Backbone, empty_backbone, shape_config
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import Backbone, empty_backbone, shape_config
+from methods.core.model.ledger import Ledger, Tally
+from methods.core.model.shapes import candidate_layers
 from methods.core.routing.routed import router_of
-from methods.core.shapes import candidate_layers
 
 DENSE = {
     "llama31_8b": 8_030_261_248,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from methods.core.backbone import decoder
+from methods.core.model.backbone import decoder
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero import router as hero_router

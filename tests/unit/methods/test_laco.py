@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from methods import laco, load_method
 from methods.base import Fitted, Request
-from methods.core.backbone import attention, count, decoder, layers
+from methods.core.model.backbone import attention, count, decoder, layers
 from tests import toy
 
 # Full attention everywhere, so that layers may merge; biases on q, k and v.

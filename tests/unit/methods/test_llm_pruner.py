@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from methods import load_method
-from methods.core.backbone import layers, widths
+from methods.core.model.backbone import layers, widths
 from tests.near import ROUNDING
 from tests.pruning_toys import TEXTS, documents, fit, make, scores_of
 

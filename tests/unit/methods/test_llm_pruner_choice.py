@@ -11,8 +11,8 @@ import torch
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import Backbone, attention, count, ffn, layers, widths
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import Backbone, attention, count, ffn, layers, widths
+from methods.core.model.ledger import Ledger, Tally
 from tests import toy
 from tests.pruning_toys import TEXTS, fit, make
 

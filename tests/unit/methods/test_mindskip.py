@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import attention_norm, decoder, layers
+from methods.core.model.backbone import attention_norm, decoder, layers
 from methods.core.routing.router import Tokens
 from methods.mindskip import mean_by, mean_use
 from tests import toy

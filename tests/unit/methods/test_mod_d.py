@@ -12,7 +12,7 @@ from torch import Tensor
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import attention_norm, decoder, ffn, ffn_norm, layers
+from methods.core.model.backbone import attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.routing.calibration import weighted
 from methods.mod_d import capacity_for, measure_levels
 from tests import toy

@@ -12,8 +12,8 @@ from scipy.stats import chisquare, kstest
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import load_backbone
 from methods.core.data import Data
+from methods.core.model.backbone import load_backbone
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.random_skip import RandomRouter, uniform_hash

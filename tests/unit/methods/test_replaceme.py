@@ -13,8 +13,8 @@ from torch import Tensor
 
 from methods import load_method
 from methods.base import Fitted, Request
-from methods.core.backbone import ffn, layers
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import ffn, layers
+from methods.core.model.ledger import Ledger, Tally
 from methods.replaceme import Updates, least_squares, most_alike, updates
 from tests import toy
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from methods import load_method
 from methods.base import Fitted, Request
-from methods.core.backbone import count, layers
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import count, layers
+from methods.core.model.ledger import Ledger, Tally
 from tests import toy
 from tests.near import ROUNDING
 from tests.slow_perplexity import slow_perplexity, token_losses

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from methods import load_method
 from methods.base import Request
-from methods.core.backbone import Backbone, count, decoder, layers, load_backbone
 from methods.core.data import Batch, Data, Document, batches
+from methods.core.model.backbone import Backbone, count, decoder, layers, load_backbone
 from methods.shortgpt import block_influence
 from tests import toy
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from methods import load_method, skipgpt
 from methods.base import Request
-from methods.core.backbone import (
+from methods.core.model.backbone import (
     attention_norm,
     decoder,
     ffn,

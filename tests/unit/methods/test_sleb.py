@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from methods import load_method, load_model
 from methods.base import Fitted, Request
-from methods.core.backbone import layers
-from methods.core.checkpoint import DECISIONS
 from methods.core.data import Batch, Document, batches
 from methods.core.jsonfile import read_json
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import layers
+from methods.core.model.checkpoint import DECISIONS
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.surgery.greedy import Part, greedy_rounds
 from tests import steps, toy
 from tests.near import ROUNDING

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from methods.core.backbone import decoder, layers
+from methods.core.model.backbone import decoder, layers
 from methods.core.surgery.sliced import UnweightedNorm, fuse_norms
 from methods.slicegpt import Stream
 from tests.near import TERMS, assert_near

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from methods import load_method, load_model
 from methods.base import Request
-from methods.core.backbone import count, decoder, empty_backbone
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import count, decoder, empty_backbone
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.surgery.sliced import fuse_norms
 from methods.slicegpt import kept_directions
 from tests import steps, toy

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from workflows.report.display import line_id
 from workflows.report.lead import lead_table, verdict, without_twins
 from workflows.report.published import read_frames
-from workflows.stats.display import line_id
 from workflows.stats.speeds import COLUMNS
 
 

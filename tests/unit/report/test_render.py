@@ -15,12 +15,12 @@ from markdown_it import MarkdownIt
 from tests.made_records import dense, record, score, write_run, write_suite
 from workflows import ROOT
 from workflows.report import FRAMES
+from workflows.report.display import Cell, Table, number, plus, short_name, span
 from workflows.report.figures import draw_all
 from workflows.report.frames import make_frames
 from workflows.report.render import escape_latex, html_table, latex, markdown
 from workflows.report.results import Results, gaps, read_results
 from workflows.report.tables import make_tables
-from workflows.stats.display import Cell, Table, number, plus, short_name, span
 from workflows.stats.ranking import Mark
 from workflows.stats.tables import layer_frame
 

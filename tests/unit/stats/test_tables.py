@@ -10,7 +10,7 @@ import pytest
 
 from tests import made_records
 from tests.made_records import record, score, split
-from workflows.stats.display import notes
+from workflows.report.display import notes
 from workflows.stats.lines import Panel, make_panels
 from workflows.stats.tables import (
     budget_frame,

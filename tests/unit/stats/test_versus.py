@@ -11,7 +11,7 @@ from scipy import stats
 
 from tests import made_records
 from tests.made_records import record, score, split
-from workflows.stats.display import p_texts, rank_table
+from workflows.report.display import p_texts, rank_table
 from workflows.stats.lines import Panel, make_panels
 from workflows.stats.paired import holm
 from workflows.stats.ranking import Mark, marks, places, rank_frame

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tests import steps
-from workflows.steps import efficiency, gpu
+from workflows.steps import gpu
+from workflows.steps import time as efficiency
 
 
 @pytest.fixture

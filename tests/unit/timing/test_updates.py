@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from methods import load_method
-from methods.core.backbone import Backbone, count
+from methods.core.model.backbone import Backbone, count
 from methods.core.routing.routed import router_of
 from tests import toy
 from workflows.timing import modes

@@ -13,13 +13,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from methods import load_method
+from methods.core.model.shapes import ATTENTION, FFN
 from methods.core.routing.routed import router_of
-from methods.core.shapes import ATTENTION, FFN
 from methods.core.surgery.layers import remove_sublayers
 from tests import toy
 from tests.routing_toys import built
 from workflows.stats.bounds import prefill_flops
-from workflows.steps.efficiency import build_pair
+from workflows.steps.time import build_pair
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import (
     Bench,

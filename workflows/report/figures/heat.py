@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from workflows.report.display import short_name
 from workflows.report.figures.data import Data
 from workflows.report.figures.lines import line_names, parts, with_part
 from workflows.report.figures.style import SMALL, inches, sheet, text_width
-from workflows.stats.display import short_name
 from workflows.stats.tables import protocol_column
 
 MOST = 40

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import pandas as pd
 import yaml
 
-from methods.core.shapes import SHAPES
-from workflows.planning.model import Model, model_from
+from methods.core.model.shapes import SHAPES
+from workflows.suite.model import Model, model_from
 
 HERE = Path(__file__).parent
 KEYS = ["table", "backbone", "target_budget"]

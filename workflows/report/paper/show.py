@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from workflows.report.display import Builder, Table, number, span, spans
 from workflows.report.paper.order import GROUP, PANEL
 from workflows.report.paper.printed import RETAIN, SKIP, WITHOUT_ARC, Group
 from workflows.report.paper.verdict import AGREES, CANNOT, DIFFERS
-from workflows.stats.display import Builder, Table, number, span, spans
 
 SIGNS = {AGREES: "=", DIFFERS: "≠", CANNOT: "?"}
 HEADS = {SKIP: "Skip", RETAIN: "Retain", WITHOUT_ARC: "Retain without ARC", "avg_acc": "Mean score"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from methods.core.backbone import attention, decoder, ffn, ffn_norm, layers
+from methods.core.model.backbone import attention, decoder, ffn, ffn_norm, layers
 from methods.core.routing.caches import EvictingCache
 from methods.core.routing.eviction import EPS, attend_with_key_weights
 from methods.core.routing.routed import route

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from methods.core.backbone import count
 from methods.core.data import Document
+from methods.core.model.backbone import count
 from methods.core.routing.calibration import (
     bypass_rates,
     calibrate_threshold,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from methods.core.backbone import layers, projections
 from methods.core.data import Batch, Document, batches
+from methods.core.model.backbone import layers, projections
 from methods.core.surgery.layerwise import layer_gradients, observe
 from tests import toy
 from tests.near import assert_near

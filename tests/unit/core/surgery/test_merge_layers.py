@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from methods.core.backbone import attention, layers
+from methods.core.model.backbone import attention, layers
 from methods.core.surgery.layers import merge_layers
 from tests import toy
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from methods.core.backbone import Widths, attention, count, ffn, layers, widths
+from methods.core.model.backbone import Widths, attention, count, ffn, layers, widths
 from methods.core.surgery.layers import add_output_biases, narrow
 from tests import toy
 

@@ -8,8 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.backbone import attention, attention_norm, count, decoder, ffn, ffn_norm, layers
-from methods.core.shapes import ATTENTION, FFN
+from methods.core.model.backbone import (
+    attention,
+    attention_norm,
+    count,
+    decoder,
+    ffn,
+    ffn_norm,
+    layers,
+)
+from methods.core.model.shapes import ATTENTION, FFN
 from methods.core.surgery.layers import remove_layers, remove_sublayers
 from methods.core.training.lora import add_lora
 from tests import toy

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from methods.core.backbone import attention, count, layers
+from methods.core.model.backbone import attention, count, layers
 from methods.core.surgery.layers import remove_layers
 from tests import toy
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from methods import load_method, load_model
 from methods.base import Fitted, Request
-from methods.core.backbone import Backbone, count, decoder, layers, load_backbone
-from methods.core.checkpoint import describe, save
 from methods.core.data import Document
-from methods.core.ledger import Ledger, Tally
+from methods.core.model.backbone import Backbone, count, decoder, layers, load_backbone
+from methods.core.model.checkpoint import describe, save
+from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.steering import FixedWeight, Term
 from methods.core.training.loop import Routing, Trainer
 from methods.core.training.lora import fold_lora

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from methods.core.backbone import layers
 from methods.core.data import Document
+from methods.core.model.backbone import layers
 from methods.core.training.loop import Trainer, thinned
 from methods.core.training.packing import lay_out, plan
 from methods.core.training.params import TrainingParams

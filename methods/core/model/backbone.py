@@ -1,0 +1,289 @@
+"""The dense model: loading it with its promises checked, and the names of its parts.
+
+Functions say how a decoder calls its modules; projections go by their names everywhere
+(``shapes.py``). Llama, Mistral, Qwen2 and Qwen3 share all of them; another family joins by fitting
+them and entering ``FAMILIES`` (``folder.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from methods.core.model.finite import check_parameters
+from methods.core.model.folder import (
+    check_no_adapter,
+    fetched,
+    first_line,
+    hash_folder,
+    read_config,
+    read_generation,
+    read_tokenizer,
+    weight_files,
+    window_of,
+)
+from methods.core.model.pretrained import guard, untie_own_head
+from methods.core.model.shapes import ATTENTION, FFN, SHAPES
+from methods.core.model.tensors import DTYPES, read_shapes
+
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# Computed from the config; folders of old versions of transformers hold it all the same.
+COMPUTED = "rotary_emb.inv_freq"
+
+
+@dataclass
+class Backbone:
+    """A dense causal LM with what identifies it.
+
+    Args:
+        model: The causal LM; a fit may consume it.
+        tokenizer: None when the folder has none; then data must come as ids.
+        path: Local folder it was read from.
+        revision: Version label given by the user or the hub, if any.
+        hash: sha256 over config and weight files, shortened to 16 digits.
+        parameters: Parameters of the dense model; a tied matrix counts once.
+        start: Card of the compressed model that takes the dense one's place, None if none does.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    path: Path
+    revision: str | None
+    hash: str
+    parameters: int
+    start: dict[str, Any] | None = None
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The model's config."""
+        return self.model.config
+
+    @property
+    def window(self) -> int:
+        """Most tokens of a text that the model takes."""
+        return window_of(self.config)
+
+    @property
+    def layer_count(self) -> int:
+        """Number of decoder layers L."""
+        return len(layers(self.model))
+
+
+def decoder(model: nn.Module) -> nn.Module:
+    """The inner decoder: embeddings, layers, final norm, without the head."""
+    inner = model.model
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def layers(model: nn.Module) -> nn.ModuleList:
+    """The decoder layers, 0-based."""
+    stack = decoder(model).layers
+    assert isinstance(stack, nn.ModuleList)
+    return stack
+
+
+def attention(layer: nn.Module) -> nn.Module:
+    """The attention of a layer; its projections are q_proj, k_proj, v_proj, o_proj."""
+    return layer.self_attn  # type: ignore[return-value]
+
+
+def ffn(layer: nn.Module) -> nn.Module:
+    """The feed-forward network of a layer; its projections are gate_proj, up_proj, down_proj."""
+    return layer.mlp  # type: ignore[return-value]
+
+
+def attention_norm(layer: nn.Module) -> nn.Module:
+    """The norm in front of attention."""
+    return layer.input_layernorm  # type: ignore[return-value]
+
+
+def ffn_norm(layer: nn.Module) -> nn.Module:
+    """The norm in front of the feed-forward network."""
+    return layer.post_attention_layernorm  # type: ignore[return-value]
+
+
+def put_sublayer(layer: nn.Module, kind: Literal["attention", "ffn"], module: nn.Module) -> None:
+    """Put a module in place of the attention or the feed-forward network and drop its norm."""
+    names = {
+        "attention": ("self_attn", "input_layernorm"),
+        "ffn": ("mlp", "post_attention_layernorm"),
+    }
+    place, norm = names[kind]
+    setattr(layer, place, module)
+    setattr(layer, norm, nn.Identity())
+
+
+def attention_kinds(config: PreTrainedConfig) -> list[str]:
+    """What each layer attends to: ``"full_attention"`` or ``"sliding_attention"``."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return list(kinds)
+    sliding = getattr(config, "sliding_window", None) is not None
+    return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+
+
+def projections(layer: nn.Module) -> dict[str, nn.Linear]:
+    """The seven linear maps of a layer by name."""
+    found = [(name, attention(layer)) for name in ATTENTION] + [(name, ffn(layer)) for name in FFN]
+    return {name: getattr(block, name) for name, block in found}
+
+
+def projection_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of a layer's seven projections, by name."""
+    return {name: linear.get_parameter("weight") for name, linear in projections(layer).items()}
+
+
+class Widths(NamedTuple):
+    """Sizes of a layer; ``head`` is the number of channels per head."""
+
+    query_heads: int
+    key_value_heads: int
+    head: int
+    channels: int
+
+
+def widths(layer: nn.Module) -> Widths:
+    """The sizes a layer has now, which need not be those in the config."""
+    maps, head = projections(layer), int(attention(layer).head_dim)  # type: ignore[arg-type]
+    queries, keys = maps["q_proj"].out_features, maps["k_proj"].out_features
+    return Widths(queries // head, keys // head, head, maps["gate_proj"].out_features)
+
+
+def count(*modules: nn.Module) -> int:
+    """Parameters of the modules together; a shared tensor counts once."""
+    distinct = {id(p): p.numel() for module in modules for p in module.parameters()}
+    return sum(distinct.values())
+
+
+def load_backbone(
+    path: Path, dtype: str = "float32", device: str = "cpu", revision: str | None = None
+) -> Backbone:
+    """Read a Hugging Face folder after checking that its weights fit its config.
+
+    Raises:
+        ValueError: The folder, its config, its weights or its tokenizer are missing, damaged or do
+            not belong together, or a weight is NaN or infinite; the message names the file.
+    """
+    config = read_config(path)
+    check_weights(path, config)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype '{dtype}' is unknown (allowed: {', '.join(DTYPES)})")
+    read_generation(path)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, config=config, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True
+    )
+    guard(model)
+    untie_own_head(model)
+    check_parameters(model, path)
+    nn.Module.to(model, device).eval()
+    if model.device.type == "cpu":
+        # Weights are views of one mapped file: surgery that replaces some would free none.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+    tokenizer = read_tokenizer(path, config)
+    revision = fetched(path).get("commit", revision)
+    return Backbone(model, tokenizer, path, revision, hash_folder(path), count(model))
+
+
+def convert(model: PreTrainedModel, dtype: Any) -> None:
+    """Give a model that was just read another dtype, in place.
+
+    Args:
+        model: Causal LM on the CPU.
+        dtype: One of torch's or its name; None and ``"auto"``: the one it has.
+
+    Raises:
+        ValueError: No model is computed in it.
+    """
+    if dtype is None or dtype == "auto":
+        return
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype '{name}' is unknown (allowed: auto, {', '.join(DTYPES)})")
+    inner = decoder(model)
+    rotary = inner.rotary_emb
+    nn.Module.to(model, DTYPES[name])
+    # Angles of late tokens are far off in 16 bits: a fresh module computes the frequencies anew.
+    inner.rotary_emb = type(rotary)(model.config)
+
+
+def check_weights(path: Path, config: PreTrainedConfig) -> None:
+    """Compare names and shapes in the safetensors files with what the config promises.
+
+    Without this a missing tensor would be filled with random numbers, the scales of quantized ones
+    would be left out, and a run would go on.
+
+    Raises:
+        ValueError: A file is missing or damaged, a tensor is missing, unknown, quantized or of
+            another shape, an adapter lies beside them, or the config contradicts itself.
+    """
+    check_no_adapter(path)
+    found: dict[str, list[int]] = {}
+    for file in weight_files(path):
+        found |= read_shapes(file)
+    last = max((int(n) for n in map(_layer_number, found) if n is not None), default=-1)
+    if last + 1 != config.num_hidden_layers:
+        raise ValueError(
+            f"{path} has weights of {last + 1} layers, but config.json asks for "
+            f"{config.num_hidden_layers} (num_hidden_layers)"
+        )
+    wanted = empty_backbone(config, path).model.state_dict()
+    for name, tensor in wanted.items():
+        tied = name == "lm_head.weight" and config.tie_word_embeddings
+        if name not in found and not tied:
+            raise ValueError(f"{path} has no tensor '{name}' (its config.json asks for it)")
+        if name in found and found[name] != list(tensor.shape):
+            raise ValueError(
+                f"{path}: tensor '{name}' has shape {found[name]}, "
+                f"but config.json asks for {list(tensor.shape)}"
+            )
+    odd = sorted(name for name in found.keys() - wanted.keys() if not name.endswith(COMPUTED))
+    if odd:
+        raise ValueError(
+            f"{path} holds tensor '{odd[0]}', which its config.json does not ask for: remove it, "
+            "or dequantize the model first if it belongs to quantized weights"
+        )
+
+
+def _layer_number(tensor: str) -> str | None:
+    """The number of the layer that a tensor belongs to, if it does."""
+    found = LAYER.match(tensor)
+    return found and found[1]
+
+
+def shape_config(name: str) -> PreTrainedConfig:
+    """The config of a published shape, such as ``llama31_8b``; weights are not needed.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    if name not in SHAPES:
+        raise ValueError(f"unknown shape '{name}' (allowed: {', '.join(SHAPES)})")
+    return AutoConfig.for_model(**SHAPES[name])
+
+
+def empty_backbone(config: PreTrainedConfig, path: Path = Path()) -> Backbone:
+    """A backbone on the meta device: shapes and counts, no numbers, no memory.
+
+    Raises:
+        ValueError: The config contradicts itself.
+    """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise ValueError(f"the config in {path} fits no model: {first_line(error)}") from error
+    return Backbone(model.eval(), None, path, None, "", count(model))

@@ -1,0 +1,247 @@
+"""What a fit leaves on disk, and how a fresh process gets the model back.
+
+skipbench.json        row, params, structure, identity of the backbone
+decisions.json        why
+config.json           what transformers sees of the folder: see ``pretrained.py``
+tokenizer             of the backbone
+model.safetensors     static methods: all weights, with ``generation_config.json``
+trained.safetensors   other methods: only what they trained; the backbone stays where it is
+
+``save_pretrained`` of a loaded model writes a folder with all weights, whatever the method.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from methods.base import Fitted, Method, Request
+from methods.core.model.backbone import Backbone, convert, load_backbone
+from methods.core.model.finite import check_finite, check_parameters
+from methods.core.model.folder import INDEX, WEIGHTS, check_no_adapter, hash_folder
+from methods.core.model.ledger import Ledger
+from methods.core.model.pretrained import CARD, SkipbenchConfig, guard, read_card
+from methods.core.model.tensors import read_tensors
+from methods.core.model.whole import assign, build, guard_whole, hash_fitted, read_from, read_whole
+from methods.core.routing.routed import router_of
+from methods.discovery import find_row, load_method
+
+# What a card keeps of the run it started from.
+START = ("row", "params", "seed", "backbone", "structure")
+DECISIONS, TRAINED = "decisions.json", "trained.safetensors"
+
+
+@dataclass
+class Loaded:
+    """A compressed model with what belongs to it.
+
+    Args:
+        model: Causal LM in eval mode.
+        tokenizer: Of the backbone.
+        card: Content of skipbench.json.
+        method: The method that made it.
+        ledger: Sizes for the skip rates.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    card: dict[str, Any]
+    method: Method
+    ledger: Ledger
+
+
+def save(
+    folder: Path,
+    method: Method,
+    fitted: Fitted,
+    card: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+    """Write a fitted model into an existing, empty folder.
+
+    Args:
+        folder: Where to write.
+        method: The method, with its params.
+        fitted: Result of its fit.
+        card: Card of the run, from :func:`describe`, with whatever the step measured.
+        tokenizer: Stored beside the model.
+
+    Raises:
+        ValueError: A decision or a weight is NaN or infinite.
+    """
+    model, card = fitted.model, card | {"structure": fitted.structure}
+    fit = f"row '{card['row']}'"
+    check_finite(fitted.decisions, f"{fit}, decisions")
+    check_parameters(model, fit)
+    assert isinstance(model, PreTrainedModel)
+    guard_whole(model, method, card)
+    trained_file = folder / TRAINED
+    if method.kind == "static":
+        model.save_pretrained(folder)
+    else:
+        trained = {n: p.detach().cpu() for n, p in model.named_parameters() if p.requires_grad}
+        if trained:
+            save_file({n: p.contiguous() for n, p in trained.items()}, trained_file)
+        SkipbenchConfig(row=card["row"]).save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    write_json(folder / DECISIONS, fitted.decisions)
+    held = hash_folder(folder) if method.kind == "static" else card["backbone"]["hash"]
+    added = trained_file.read_bytes() if trained_file.is_file() else b""
+    weights = hash_fitted(method, held, fitted.structure, added)
+    write_json(folder / CARD, card | {"weights_hash": weights})
+
+
+def describe(
+    row: str, method: Method, backbone: Backbone, request: Request, folder: Path
+) -> dict[str, Any]:
+    """The card of a run: what was asked, of which backbone; ``folder`` is its final place."""
+    path, start = backbone.path.resolve(), backbone.start
+    return {
+        "format": 1,
+        "row": row,
+        "params": vars(method.params),
+        "budget": request.budget if start is None else start["budget"],
+        "match": request.match if find_row(row).is_matched(request.budget) else None,
+        "seed": request.seed,
+        "start": None if start is None else origin(start),
+        "backbone": {
+            "path": str(path),
+            "relative_path": os.path.relpath(path, folder.resolve()),
+            "revision": backbone.revision,
+            "hash": backbone.hash,
+            "parameters": backbone.parameters,
+            "layers": backbone.layer_count if start is None else start["backbone"]["layers"],
+            "dtype": str(backbone.model.dtype).removeprefix("torch."),
+            "config": backbone.config.to_diff_dict(),
+        },
+    }
+
+
+def origin(card: dict[str, Any]) -> dict[str, Any]:
+    """What a card keeps of the run it started from; without a model there is no structure."""
+    return {key: card[key] for key in START if key in card}
+
+
+def load(
+    folder: Path, backbone: Path | None = None, device: str = "cpu", dtype: Any = None
+) -> Loaded:
+    """Read a compressed model back.
+
+    Args:
+        folder: Output of the compress step.
+        backbone: Where the dense backbone lies now; default: where it was, relative to the folder
+            first.
+        device: Where the model goes.
+        dtype: As :func:`methods.core.model.backbone.convert`.
+
+    Raises:
+        ValueError: A part is missing or damaged, or the backbone is another one.
+    """
+    card = read_card(folder)
+    if "not_applicable" in card:
+        raise ValueError(f"{folder} holds no model: {card['not_applicable']}")
+    check_no_adapter(folder)
+    with read_from(folder):
+        method = load_method(card["row"], card["params"])
+    dense = card["backbone"]
+    if method.kind == "static" or any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+        model, tokenizer = read_whole(folder, method, card)
+    else:
+        found = open_backbone(_locate(folder, card, backbone), dense["dtype"])
+        model, tokenizer = build(method, found, card, folder), found.tokenizer
+        _fill_trained(model, folder)
+    convert(model, dtype)
+    cast_branches(model)
+    ledger = Ledger.of(model, dense["parameters"], dense["layers"])
+    torch.nn.Module.to(model, device).eval()
+    if card["structure"]:
+        guard_whole(model, method, card)
+    else:  # it is the backbone, which needs no card
+        guard(model)
+    return Loaded(model, tokenizer, card, method, ledger)
+
+
+def dense_folder(folder: Path) -> Path:
+    """The dense backbone that a compressed model, or the model it started from, was made of.
+
+    Raises:
+        ValueError: It is neither where it was nor beside the folder, or it is another one.
+    """
+    while (folder / CARD).is_file():
+        folder = _locate(folder, read_card(folder), None)
+    return folder
+
+
+def open_backbone(
+    path: Path, dtype: str = "float32", device: str = "cpu", revision: str | None = None
+) -> Backbone:
+    """What a fit starts from: a dense backbone, or the model that a static row made of one.
+
+    Raises:
+        ValueError: The folder is neither, or damaged.
+    """
+    if not (path / CARD).is_file():
+        return load_backbone(path, dtype, device, revision)
+    loaded = load(path, device=device)
+    if loaded.method.kind != "static":
+        raise ValueError(
+            f"{path} holds row '{loaded.card['row']}'; only a static row can be built on"
+        )
+    total, found = loaded.card["backbone"]["parameters"], hash_folder(path)
+    if loaded.card.get("weights_hash", found) != found:
+        raise ValueError(
+            f"the files in {path} are not those that its {CARD} was written for: their hash is "
+            f"{found}, the card says {loaded.card['weights_hash']}; fit the row again"
+        )
+    return Backbone(loaded.model, loaded.tokenizer, path, None, found, total, loaded.card)
+
+
+def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
+    """Load what a method trained into the parameters that ask for a gradient, exactly those."""
+    wanted = {name for name, p in model.named_parameters() if p.requires_grad}
+    file = folder / TRAINED
+    tensors = read_tensors(file) if file.is_file() else {}
+    if wanted != set(tensors):
+        odd = sorted(wanted ^ set(tensors))[0]
+        raise ValueError(f"{file} does not fit the model: '{odd}' is on one side only")
+    assign(model, tensors, folder)
+
+
+def cast_branches(model: PreTrainedModel) -> None:
+    """Adapters in the dtype of the backbone: training keeps them in float32, cast at every call."""
+    router = router_of(model)
+    for branch in [] if router is None else router.bypasses():
+        branch.to(model.dtype)
+
+
+def _locate(folder: Path, card: dict[str, Any], given: Path | None) -> Path:
+    """The folder that the fit started from, verified by its hash."""
+    dense = card["backbone"]
+    written = Path(dense["path"])
+    relative = folder / dense["relative_path"]
+    for path in [given] if given is not None else [relative, written]:
+        compressed = (path / CARD).is_file()
+        if (path / "config.json").is_file() and compressed == (card["start"] is not None):
+            found = hash_folder(path)
+            if found != dense["hash"]:
+                raise ValueError(
+                    f"{path} is another backbone: its hash is {found}, "
+                    f"{folder} was made from {dense['hash']}"
+                )
+            return path
+    where = given if given is not None else written
+    raise ValueError(f"the backbone of {folder} is not at {where}; say where it is")
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write JSON, indented, with a final newline; NaN is refused."""
+    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")

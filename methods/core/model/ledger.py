@@ -1,0 +1,149 @@
+"""The only place that turns decisions and shapes into rates.
+
+One denominator for every method: the parameters of the dense backbone. For one token
+
+    skip = 1 - (dense parameters that ran + matrices and biases a static method added) / dense total
+
+``skip_net`` counts what a dynamic method added as well: router and LoRA always, adapters where
+they ran. Both are means over real tokens; pads never count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from methods.core.model.backbone import count, layers
+from methods.core.routing.routed import router_of
+from methods.core.routing.router import Unit
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The sizes behind the rates of one model, all in parameters.
+
+    Args:
+        total: Dense backbone.
+        resident: Parameters of the model that belong to the backbone or replace parts of it, such
+            as the shortcuts of a sliced stream or the biases that stand for removed channels.
+        units: Routed units, U of them; empty for static models.
+        always: Added parameters that every token uses: router, LoRA.
+        instead: Added parameters (U,) that a token uses where it skips a unit: adapters.
+        layers: Layers left in the model.
+        dense_layers: Layers of the backbone.
+        fused: Parameters of a sliced model before slicing: norms folded, shortcuts of full width;
+            None where nothing was sliced.
+        linear: Of ``resident`` those in the layers' seven projections, biases included.
+    """
+
+    total: int
+    resident: int
+    units: Sequence[Unit]
+    always: int
+    instead: tuple[int, ...]
+    layers: int
+    dense_layers: int
+    fused: int | None = None
+    linear: int = 0
+
+    @classmethod
+    def of(cls, model: nn.Module, total: int, dense_layers: int) -> Ledger:
+        """The ledger of a model whose backbone has ``total`` parameters in ``dense_layers``."""
+        router = router_of(model)
+        lora = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+        units = () if router is None else tuple(router.units)
+        branches = [] if router is None else [router.otherwise(u) for u in range(len(units))]
+        instead = tuple(count(b) if isinstance(b, nn.Module) else 0 for b in branches)
+        added = 0 if router is None else count(router)
+        stack = layers(model)
+        projected = (n for n, _ in stack.named_parameters() if "_proj." in n and "lora_" not in n)
+        return cls(
+            total=total,
+            resident=count(model) - added - lora,
+            units=units,
+            always=added - sum(instead) + lora,
+            instead=instead,
+            layers=len(stack),
+            dense_layers=dense_layers,
+            fused=getattr(model.config, "fused_parameters", None),
+            linear=sum(stack.get_parameter(name).numel() for name in projected),
+        )
+
+    @property
+    def sizes(self) -> Floats:
+        """Dense parameters per unit, (U,)."""
+        return np.array([unit.parameters for unit in self.units], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Mean rates over counted tokens, fractions of the dense total.
+
+    Args:
+        tokens: Tokens counted.
+        skip: Dense parameters that did not run.
+        skip_net: The same with routers, adapters and LoRA charged.
+        skip_std: Standard deviation of ``skip`` over tokens.
+        executed: Share of tokens that ran each unit, (U,).
+        ledger: The sizes used.
+    """
+
+    tokens: int
+    skip: float
+    skip_net: float
+    skip_std: float
+    executed: tuple[float, ...]
+    ledger: Ledger
+
+
+@dataclass
+class Tally:
+    """Running sums over counted tokens; linear in the masks, so adding tallies pools tokens."""
+
+    ledger: Ledger
+    tokens: int = 0
+    executed: Floats = field(default_factory=lambda: np.zeros(0))
+    saved_squares: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.executed.size == 0:
+            self.executed = np.zeros(len(self.ledger.units))
+
+    def add(self, executed: Tensor | None, tokens: int) -> None:
+        """Count ``tokens`` tokens; ``executed`` (U, n) bool says what each ran (None: no units)."""
+        self.tokens += tokens
+        if executed is None or not self.ledger.units:
+            return
+        ran = executed.to("cpu", torch.float64).numpy()
+        self.executed += ran.sum(axis=1)
+        saved = self.ledger.sizes @ (1.0 - ran) / self.ledger.total
+        self.saved_squares += float(saved @ saved)
+
+    def merge(self, other: Tally) -> None:
+        """Pool the tokens of another tally of the same model."""
+        self.tokens += other.tokens
+        self.executed = self.executed + other.executed
+        self.saved_squares += other.saved_squares
+
+    def rates(self) -> Rates:
+        """The means.
+
+        Raises:
+            ValueError: No token was counted.
+        """
+        if not self.tokens:
+            raise ValueError("no token was counted, so there is no skip rate")
+        book = self.ledger
+        ran = self.executed / self.tokens
+        saved = float(book.sizes @ (1.0 - ran)) / book.total
+        skip = 1.0 - book.resident / book.total + saved
+        added = (book.always + float(np.array(book.instead) @ (1.0 - ran))) / book.total
+        spread = max(0.0, self.saved_squares / self.tokens - saved**2) ** 0.5
+        return Rates(self.tokens, skip, skip - added, spread, tuple(map(float, ran)), book)

@@ -1,0 +1,142 @@
+"""What transformers sees of a compressed model: a folder with a ``model_type`` of its own.
+
+Under its family's type a changed model would be read as the dense one, or with random numbers where
+a layer is not what the config says. So ``save_pretrained`` writes a plain folder only where the
+config alone rebuilds the model. Any other folder has the type below, which the Auto classes refuse
+until ``methods`` is imported, and then read with :func:`methods.load_model`.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from methods.core.jsonfile import cut, read_json
+from methods.core.model.tensors import DTYPES, check_dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CARD = "skipbench.json"
+# What a card says of a run and of its backbone, with the types of the values.
+RUN_TYPES: dict[str, Any] = {"row": str, "params": dict, "seed": int, "backbone": dict}
+BACKBONE_TYPES: dict[str, Any] = {
+    "path": str, "relative_path": str, "hash": str, "parameters": int, "layers": int, "dtype": str,
+    "config": dict,
+}  # fmt: skip
+
+
+class SkipbenchConfig(PreTrainedConfig):
+    """``config.json`` of a folder that only :func:`methods.load_model` understands.
+
+    Args:
+        row: The row that made the model; everything else is in ``skipbench.json`` beside it.
+        hidden_size: Nothing, at which the classes of the families stop when they are told to read
+            the folder whatever its type.
+    """
+
+    model_type = "skipbench"
+    row: str = ""
+    hidden_size: None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as JSON; the architecture is no family's: a pipeline would try that class."""
+        named: dict[str, Any] = super().to_dict()
+        return named | {"architectures": ["SkipbenchForCausalLM"]}
+
+
+def guard(model: PreTrainedModel) -> None:
+    """Let ``save_pretrained`` write a model that is its backbone, or refuse what it is no longer.
+
+    A compressed model has a guard of its own, in ``whole.py``.
+    """
+    model.save_pretrained = partial(_save, model)  # type: ignore[method-assign]
+
+
+def _save(model: PreTrainedModel, folder: str | Path, *arguments: Any, **options: Any) -> None:
+    """``save_pretrained`` of a model without a card; a card of another model there goes.
+
+    Raises:
+        ValueError: The model is not what its config says.
+    """
+    check_storable(model)
+    if not is_plain(model):
+        raise ValueError(
+            "this model is not what its config says: write it with the compress step or with "
+            "methods.core.model.checkpoint.save"
+        )
+    type(model).save_pretrained(model, folder, *arguments, **options)
+    (Path(folder) / CARD).unlink(missing_ok=True)
+
+
+def check_storable(model: PreTrainedModel) -> None:
+    """Hold a model against what can be read again, and let its config say whether it is tied.
+
+    Raises:
+        ValueError: A parameter is in a dtype that is not read.
+    """
+    for name, parameter in model.named_parameters():
+        check_dtype(parameter.dtype, DTYPES.values(), f"parameter '{name}'")
+    untie_own_head(model)
+
+
+def untie_own_head(model: PreTrainedModel) -> None:
+    """Let the config of a model whose head differs from its embedding say so.
+
+    transformers loads such a head under ``tie_word_embeddings``, and whatever ties by the config
+    afterwards, lm-eval among them, would put the embedding in its place.
+    """
+    head = model.get_output_embeddings().get_parameter("weight")
+    embedding = model.get_input_embeddings().get_parameter("weight")
+    if model.config.tie_word_embeddings and head is not embedding:
+        model.config.tie_word_embeddings = torch.equal(head, embedding)
+
+
+def is_plain(model: PreTrainedModel) -> bool:
+    """Whether its own class makes the same modules and shapes from its config alone."""
+    with torch.device("meta"):
+        stock = type(model)(copy.deepcopy(model.config))
+    return odd_part(model, stock) is None
+
+
+def odd_part(model: torch.nn.Module, other: torch.nn.Module) -> str | None:
+    """The first module of another type, or parameter of another shape, than in ``other``."""
+    modules = [{name: type(module) for name, module in m.named_modules()} for m in (model, other)]
+    shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, other)]
+    pairs: list[list[dict[str, Any]]] = [modules, shapes]
+    odd = (name for a, b in pairs for name in sorted({*a, *b}) if a.get(name) != b.get(name))
+    return next(odd, None)
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card in a compressed model's folder.
+
+    Raises:
+        ValueError: There is none, or it is damaged.
+    """
+    file = folder / CARD
+    if not file.is_file():
+        raise ValueError(f"{folder} is no compressed model: it has no {CARD}")
+    card = read_json(file)
+    if card.get("format") != 1:
+        raise ValueError(f"{file} has format {card.get('format')!r}, this version reads format 1")
+    _check_types(card, {"start": (dict, NoneType), "budget": (float, NoneType)}, file)
+    made = {} if "not_applicable" in card else {"structure": dict}
+    for part in (card, card["start"] or card):
+        _check_types(part, RUN_TYPES | made, file)
+        _check_types(part["backbone"], BACKBONE_TYPES, f"{file}, backbone")
+    return card
+
+
+def _check_types(held: dict[str, Any], types: dict[str, Any], where: object) -> None:
+    for key, kind in types.items():
+        if key not in held:
+            raise ValueError(f"{where} lacks '{key}'")
+        if not isinstance(held[key], kind):
+            raise ValueError(f"{where}: '{key}' is {cut(repr(held[key]))}, a value of another type")

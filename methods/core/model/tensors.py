@@ -1,0 +1,63 @@
+"""Safetensors files: names, shapes and dtypes from the header, numbers only where they are fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from methods.core.model.finite import check_finite
+from methods.core.model.folder import first_line
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# The same in the words of a header.
+STORED = ("F32", "BF16", "F16")
+
+
+def read_shapes(file: Path) -> dict[str, list[int]]:
+    """Name -> shape of the tensors in a file.
+
+    Raises:
+        ValueError: The file is damaged, or a tensor is stored in another dtype than ``DTYPES``.
+    """
+    shapes: dict[str, list[int]] = {}
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                part = tensors.get_slice(name)
+                check_dtype(part.get_dtype(), STORED, f"{file}: tensor '{name}'")
+                shapes[name] = list(part.get_shape())
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is damaged or incomplete: {first_line(error)}") from error
+    return shapes
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors in a file.
+
+    Raises:
+        ValueError: As :func:`read_shapes`, or a number is NaN or infinite.
+    """
+    read_shapes(file)
+    try:
+        # Tensors of a mapped file lie at odd offsets, which moves last bits of a product.
+        tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is damaged or incomplete: {error}") from error
+    check_finite(tensors, str(file))
+    return tensors
+
+
+def check_dtype(dtype: object, allowed: object, what: str) -> None:
+    """Refuse a dtype in which nothing is computed.
+
+    Raises:
+        ValueError: It is not among ``allowed``, which ``DTYPES`` names.
+    """
+    if dtype not in allowed:  # type: ignore[operator]
+        raise ValueError(
+            f"{what} is in {dtype}, and weights must be in {', '.join(DTYPES)}: "
+            "dequantize or convert the model first"
+        )

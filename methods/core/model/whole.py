@@ -1,0 +1,220 @@
+"""Folders that hold every weight of a compressed model: read back, and written again.
+
+``save_pretrained`` of a loaded model comes here. What it writes is what the model is by then: the
+card says the hash of those weights, and takes over what was changed in the config. A model that the
+card cannot rebuild is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from methods.base import Method
+from methods.core.jsonfile import cut
+from methods.core.model.backbone import Backbone, decoder, empty_backbone
+from methods.core.model.folder import (
+    first_line,
+    hash_folder,
+    make_config,
+    read_generation,
+    read_tokenizer,
+    weight_files,
+)
+from methods.core.model.pretrained import (
+    CARD,
+    SkipbenchConfig,
+    check_storable,
+    is_plain,
+    odd_part,
+    untie_own_head,
+)
+from methods.core.model.tensors import read_tensors
+from methods.discovery import load_method
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def read_whole(
+    folder: Path, method: Method, card: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """The model in a folder; its shape comes from the card.
+
+    Raises:
+        ValueError: A part is missing or damaged, or the weights do not fit the card.
+    """
+    model = _rebuild(method, card, folder)
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weight_files(folder):
+        tensors |= read_tensors(file)
+    config = model.config
+    if config.tie_word_embeddings and EMBEDDING in tensors:
+        tensors.setdefault(HEAD, tensors[EMBEDDING])
+    assign(model, tensors, folder)
+    # Rotary frequencies are not stored: a fresh module computes them from the config.
+    inner = decoder(model)
+    inner.rotary_emb = type(inner.rotary_emb)(config)
+    untie_own_head(model)
+    model.tie_weights()
+    told = read_generation(folder)
+    if told is not None:
+        model.generation_config = told
+    return model, read_tokenizer(folder, config)
+
+
+def _rebuild(method: Method, card: dict[str, Any], folder: Path) -> PreTrainedModel:
+    """The model that a card describes, on the meta device."""
+    start = card["start"]
+    dense = (start or card)["backbone"]
+    config = make_config(dense["config"], folder / CARD)
+    if config.num_hidden_layers != dense["layers"]:
+        raise ValueError(
+            f"{folder / CARD} tells of {dense['layers']} layers, its config of "
+            f"{config.num_hidden_layers} (num_hidden_layers)"
+        )
+    empty = empty_backbone(config, folder)
+    if start is not None:
+        with read_from(folder):
+            first = load_method(start["row"], start["params"])
+        empty.model = build(first, empty, start, folder)
+    return build(method, empty, card, folder)
+
+
+def build(
+    method: Method, backbone: Backbone, card: dict[str, Any], folder: Path
+) -> PreTrainedModel:
+    """The shape of a fitted model from the structure in its card."""
+    with read_from(folder):
+        model = method.build(backbone, card["structure"])
+        assert isinstance(model, PreTrainedModel)
+        return model
+
+
+@contextmanager
+def read_from(folder: Path) -> Iterator[None]:
+    """What is wrong with a card's own values, as one sentence that names the card.
+
+    Raises:
+        ValueError: A value does not fit the row.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CARD} describes no model: {first_line(error)}") from error
+
+
+def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Put tensors in the place of parameters.
+
+    Raises:
+        ValueError: A tensor is unknown, of another shape, or missing for an empty parameter.
+    """
+    try:
+        _, unknown = model.load_state_dict(tensors, strict=False, assign=True)
+    except RuntimeError as error:
+        told = cut(" ".join(str(error).split()))
+        raise ValueError(f"the weights in {folder} do not fit: {told}") from error
+    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if empty or unknown:
+        odd = [*empty, *unknown][0]
+        raise ValueError(f"the weights in {folder} do not fit: '{odd}' is on one side only")
+
+
+def hash_fitted(
+    method: Method, weights: str, structure: dict[str, Any], trained: bytes = b""
+) -> str:
+    """What rows share that hold the same weights: 16 hex digits.
+
+    Args:
+        method: Which made them. A static row is the whole model that it stores, whatever made it.
+        weights: Hash of the folder that holds them, or else of the backbone.
+        structure: What the method made of them.
+        trained: Content of the file of trained tensors, where the folder holds no others.
+    """
+    if method.kind == "static":
+        return weights
+    told = json.dumps([type(method).__module__, weights, structure], sort_keys=True)
+    digest = hashlib.sha256(told.encode())
+    digest.update(trained)
+    return digest.hexdigest()[:16]
+
+
+def guard_whole(model: PreTrainedModel, method: Method, card: dict[str, Any]) -> None:
+    """Let ``save_pretrained`` write the model with its card, or refuse.
+
+    Args:
+        model: Causal LM; it may change later.
+        method: The method that made it.
+        card: Content of ``skipbench.json``; it describes the model as it is now.
+    """
+    config = model.config.to_dict()
+    model.save_pretrained = partial(_save, model, method, card, config)  # type: ignore[method-assign]
+
+
+def _save(
+    model: PreTrainedModel,
+    method: Method,
+    card: dict[str, Any],
+    config: dict[str, Any],
+    folder: str | Path,
+    *arguments: Any,
+    **options: Any,
+) -> None:
+    """``save_pretrained`` of a compressed model; the card comes last.
+
+    Raises:
+        ValueError: The folder could not be read back as the model is now.
+    """
+    if options.get("variant"):
+        raise ValueError("a compressed model has one set of weights: option 'variant' is not taken")
+    check_storable(model)
+    card, place = _card_of_now(card, model, config), Path(folder)
+    _check_described(model, method, card, place)
+    held = model.config
+    if not is_plain(model):
+        model.config = SkipbenchConfig(row=card["row"])
+    try:
+        type(model).save_pretrained(model, folder, *arguments, **options)
+    finally:
+        model.config = held
+    weights = hash_fitted(method, hash_folder(place), card["structure"])
+    text = json.dumps(
+        card | {"weights_hash": weights}, indent=1, allow_nan=False, ensure_ascii=False
+    )
+    (place / CARD).write_text(text + "\n", encoding="utf-8")
+
+
+def _card_of_now(
+    card: dict[str, Any], model: PreTrainedModel, config: dict[str, Any]
+) -> dict[str, Any]:
+    """The card with what was changed in the model's config since that was ``config``."""
+    changes = {k: v for k, v in model.config.to_dict().items() if config.get(k) != v}
+    owner = card["start"] or card
+    dense = owner["backbone"]
+    told = {"config": dense["config"] | changes, "dtype": str(model.dtype).removeprefix("torch.")}
+    owner = owner | {"backbone": dense | told}
+    return owner if card["start"] is None else card | {"start": owner}
+
+
+def _check_described(
+    model: PreTrainedModel, method: Method, card: dict[str, Any], folder: Path
+) -> None:
+    """Refuse a model that its card does not rebuild."""
+    try:
+        odd = odd_part(model, _rebuild(method, card, folder))
+        told = None if odd is None else f"'{odd}' is of another type or shape"
+    except ValueError as error:
+        told = str(error)
+    if told is not None:
+        raise ValueError(
+            f"this model is not what {CARD} says of it: {told}; undo the change, or change the "
+            "backbone and fit the row again"
+        )

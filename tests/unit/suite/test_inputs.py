@@ -1,0 +1,69 @@
+"""What rules wait for: every file that a suite names by a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import toy
+from tests.unit.conftest import config
+from workflows.suite import inputs
+from workflows.suite.jobs import Suite, read_suite
+
+
+@pytest.fixture
+def suite(root: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Texts, own tasks with data here, and sources, all beside the backbone."""
+    monkeypatch.chdir(root)
+    tasks = toy.make_tasks(Path("tasks"), items=2)
+    (tasks / "toy_write.yaml").write_text(
+        "include: sub/base\n" + (tasks / "toy_write.yaml").read_text()
+    )
+    (tasks / "sub").mkdir()
+    (tasks / "sub/base").write_text("process_docs: !function own.docs\n")
+    (tasks / "sub/own.py").touch()
+    for name in ("model.safetensors", "tokenizer.json"):
+        (root / "toy" / name).touch()
+    (root / "rows.jsonl").touch()
+    local = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": ["rows.jsonl"]}}}
+    text = {"task": "perplexity:text", "file": "text.txt"}
+    given = config(
+        rows=["dense", "hero"],
+        tasks=["toy_choice", "toy_write", {"task": "piqa", "config": local}, text],
+        task_folder="tasks",
+        data={
+            "training": {"source": "rows.jsonl"}, "validation": {"source": "demo"},
+            "probe": {"source": "tasks"}, "calibration": {"source": "ids.npy"},
+        },
+    )  # fmt: skip
+    return read_suite(given, root)
+
+
+BACKBONE = ["toy/config.json", "toy/model.safetensors", "toy/tokenizer.json"]
+TASKS = [
+    "tasks/toy_choice.yaml", "tasks/choice.jsonl", "tasks/toy_write.yaml", "tasks/sub/base",
+    "tasks/sub/own.py", "tasks/write.jsonl", "rows.jsonl",
+]  # fmt: skip
+
+
+def test_scores_wait_for_texts_task_files_and_data_that_are_here(suite: Suite) -> None:
+    assert inputs.scored(suite) == [*TASKS, "text.txt"]
+    assert inputs.task(suite, "toy_choice") == TASKS[:2]
+
+
+def test_a_probe_of_the_tasks_waits_for_them_and_a_tokenizer(suite: Suite) -> None:
+    assert inputs.probed(suite) == [*TASKS, "toy/config.json", "toy/tokenizer.json"]
+
+
+def test_data_wait_for_the_file_that_they_are_made_of(suite: Suite) -> None:
+    made = {part: inputs.source(suite, part) for part in suite.config["data"]}
+    assert made == {
+        "training": ["rows.jsonl"], "validation": [], "probe": [], "calibration": ["ids.npy"],
+    }  # fmt: skip
+
+
+def test_a_fit_waits_for_every_file_of_its_backbone(suite: Suite) -> None:
+    hero, dense = suite.jobs[-1], suite.jobs[0]
+    assert inputs.fitted(suite, dense) == inputs.backbone(suite, "toy") == BACKBONE
+    assert inputs.fitted(suite, hero) == [*BACKBONE, "ids.npy"]

@@ -1,0 +1,310 @@
+"""From a suite to its jobs: what runs, with which arguments and data, under which path."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from methods import discover
+from tests.unit.conftest import config
+from workflows import ROOT
+from workflows.evaluation.tasklist import TaskEntry
+from workflows.suite import commands, inputs
+from workflows.suite.config import with_defaults
+from workflows.suite.jobs import Suite, read_suite
+
+
+def keys(suite: Suite) -> list[str]:
+    return ["/".join(job.key) for job in suite.jobs]
+
+
+def test_only_stochastic_rows_repeat_seeds_and_only_budgeted_rows_budgets(root: Path) -> None:
+    assert keys(read_suite(config(), root)) == [
+        "toy/dense/b0/s42",
+        "toy/random-skip/b25/s42",
+        "toy/random-skip/b25/s43",
+        "toy/random-skip/b40/s42",
+        "toy/random-skip/b40/s43",
+        "toy/shortgpt/b25/s42",
+        "toy/shortgpt/b40/s42",
+    ]
+
+
+def test_each_row_is_timed_once_per_target(root: Path) -> None:
+    timing = {"prefill": "8x64", "rounds": 5}
+    data = {"probe": {"source": "text.txt"}}
+    suite = read_suite(config(timing=timing, data=data), root)
+    assert [file.removeprefix("results/tiny/") for file in suite.speed_files()] == [
+        "toy/dense/b0/s42/speed.json",
+        "toy/random-skip/b25/s42/speed.json",
+        "toy/random-skip/b40/s42/speed.json",
+        "toy/shortgpt/b25/s42/speed.json",
+        "toy/shortgpt/b40/s42/speed.json",
+    ]
+    assert commands.timing(suite) == "--modes prefill,decode --prefill 8x64 --rounds 5"
+    suite = read_suite(config(timing={"training": "2x8"}, data=data), root)
+    assert commands.timing(suite) == "--modes prefill,decode,training --training 2x8"
+    assert suite.timed_texts == "results/tiny/data/probe.jsonl"
+    assert read_suite(config(), root).speed_files() == []
+
+
+def test_rows_are_timed_on_texts_of_the_suite(root: Path) -> None:
+    for data in ({}, {"probe": {"source": "ids.npy"}}):
+        with pytest.raises(ValueError, match=r"timing: it needs texts, data\.probe or data\.vali"):
+            read_suite(config(timing={"prefill": "8x64"}, data=data), root)
+    with pytest.raises(ValueError, match=r"timing\.decode: '8' does not match"):
+        read_suite(config(timing={"decode": "8"}), root)
+
+
+def test_every_backbone_runs_every_row(root: Path) -> None:
+    two = {"toy": {"path": "toy"}, "far": {"path": "hub:owner/name"}}
+    suite = read_suite(config(backbones=two, rows=["dense"]), root)
+    assert keys(suite) == ["toy/dense/b0/s42", "far/dense/b0/s42"]
+    assert suite.backbone_folder("toy") == "toy"
+    assert suite.backbone_folder("far") == "results/backbones/far"
+
+
+def test_all_means_every_discovered_row(root: Path) -> None:
+    suite = read_suite(config(rows="all"), root)
+    assert list(dict.fromkeys(job.row for job in suite.jobs)) == list(discover())
+
+
+def test_a_line_may_start_from_another_row_or_take_its_rates(root: Path) -> None:
+    derive = {
+        "shortgpt+lora": {"from": "shortgpt", "then": "lora", "params": {"rank": 3}},
+        "hero-random": {"from": "hero", "lender": "hero"},
+    }
+    suite = read_suite(config(rows=["shortgpt", "hero"], reference_row="hero", derive=derive), root)
+    healed = suite.find("toy", "shortgpt+lora", "b40", "s43")
+    assert healed.method.name == "lora"
+    assert healed.params["rank"] == 3
+    first = "results/tiny/toy/shortgpt/b40/s42/model"
+    assert suite.start_folder(healed) == first
+    assert healed.waits_for() == [first]
+    # The budget belongs to the row it starts from.
+    assert "--budget" not in commands.compress(suite, healed)
+    assert suite.data_files(healed) == {}
+    lent = suite.find("toy", "hero-random", "b25", "s43")
+    assert suite.start_folder(lent) == "toy"
+    assert lent.waits_for() == ["results/tiny/toy/hero/b25/s43/model"]
+    words = commands.compress(suite, lent)
+    assert "--lender results/tiny/toy/hero/b25/s43/model" in words
+    assert "--budget 0.25" in words
+
+
+def test_a_row_may_run_seeds_of_its_own(root: Path) -> None:
+    derive = {"hero-random": {"from": "hero", "lender": "hero"}}
+    rows = ["dense", "random-skip", "shortgpt", "hero"]
+    own = {"hero": [42, 43], "hero-random": [43], "shortgpt": [7, 8], "lora": [1]}
+    given = config(rows=rows, derive=derive, budgets=[0.25], seeds=[42], row_seeds=own)
+    suite = read_suite(given, root)
+    assert keys(suite) == [
+        "toy/dense/b0/s42",
+        "toy/random-skip/b25/s42",
+        "toy/shortgpt/b25/s7",
+        "toy/hero/b25/s42",
+        "toy/hero/b25/s43",
+        "toy/hero-random/b25/s43",
+    ]
+    assert suite.jobs[-1].waits_for() == [f"{suite.jobs[-2].folder}/model"]
+
+
+def test_a_healed_row_starts_from_the_one_run_of_its_static_row(root: Path) -> None:
+    derive = {"cut+lora": {"from": "shortgpt", "then": "lora"}}
+    own = {"shortgpt": [7], "cut+lora": [42, 43]}
+    suite = read_suite(config(derive=derive, row_seeds=own), root)
+    starts = {job.start.key[-1] for job in suite.jobs if job.start is not None}
+    assert starts == {"s7"}
+    assert {job.key[-1] for job in suite.jobs if job.row == "cut+lora"} == {"s42", "s43"}
+
+
+def test_the_backbone_of_a_world_is_trained_where_every_suite_finds_it(root: Path) -> None:
+    suite = read_suite(config(backbones={"mine": {"path": "world:small"}}), root)
+    assert suite.backbone_folder("mine") == "results/trained/small"
+    assert inputs.backbone(suite, "mine") == ["results/trained/small"]
+
+
+def test_folders_and_labels(root: Path) -> None:
+    derive = {"pinned": {"from": "shortgpt", "params": {"layers": 2}, "budgets": [None]}}
+    suite = read_suite(config(budgets=[0.125], derive=derive), root)
+    labels = {job.row: job.label for job in suite.jobs}
+    assert labels == {
+        "dense": "b0", "random-skip": "b12.5", "shortgpt": "b12.5", "pinned": "bfree",
+    }  # fmt: skip
+    assert suite.jobs[-1].folder == "results/tiny/toy/pinned/bfree/s42"
+    assert suite.find("toy", "pinned", "bfree", "s42") is suite.jobs[-1]
+
+
+def test_derived_rows_carry_params_and_budgets_of_their_own(root: Path) -> None:
+    derive = {"raw": {"from": "shortgpt", "params": {"last_layer": "raw"}, "budgets": [0.5]}}
+    job = read_suite(config(derive=derive), root).jobs[-1]
+    assert (job.row, job.method.name, dict(job.params), job.budget) == (
+        "raw", "shortgpt", {"last_layer": "raw"}, 0.5,
+    )  # fmt: skip
+
+
+def test_arguments_of_a_job_hold_what_changes_numbers(root: Path) -> None:
+    suite = read_suite(config(max_length=64, limit=7, batch_size=4, task_folder="toy"), root)
+    words = commands.compress(suite, suite.jobs[1])
+    assert words == (
+        "--method random-skip --params '{}' --seed 42 --dtype float32 --max-length 64 "
+        "--budget 0.25 --match pooled"
+    )
+    assert "--budget" not in commands.compress(suite, suite.jobs[0])
+    assert commands.evaluate(suite, suite.jobs[0]) == (
+        "--suite tiny --backbone-name toy --row dense --batch-size 4 --limit 7 --task-dir toy"
+    )
+    sharing = read_suite(config(share_prefix=True), root)
+    assert commands.evaluate(sharing, sharing.jobs[0]).endswith(" --batch-size 16 --share-prefix")
+
+
+def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:
+    suite = read_suite(config(batch_size=4, noise_batch_sizes=[1, 8]), root)
+    assert suite.noise_files() == [
+        f"results/tiny/toy/dense/b0/s42/noise/batch{size}.json" for size in (1, 8)
+    ]
+    assert "--batch-size 8" in commands.evaluate(suite, suite.jobs[0], 8)
+    assert read_suite(config(), root).noise_files() == []
+    other = config(reference_row="random-skip", noise_batch_sizes=[1])
+    (file,) = read_suite(other, root).noise_files()
+    assert file == "results/tiny/toy/random-skip/b25/s42/noise/batch1.json"
+
+
+def test_a_fit_watches_its_own_file_and_the_core(root: Path) -> None:
+    job = next(j for j in read_suite(config(), root).jobs if j.row == "shortgpt")
+    assert "methods/shortgpt.py" in job.code()
+    assert {"methods/core/model/ledger.py", "methods/base.py"} < set(job.code())
+    assert "methods/random_skip.py" not in job.code()
+    assert all((ROOT / name).is_file() for name in job.code())
+
+
+def test_an_evaluation_watches_tasks_and_what_they_share(root: Path) -> None:
+    code = read_suite(config(), root).evaluation_code()
+    tasks = "workflows/evaluation/tasks/demo"
+    assert {f"{tasks}/demo_facts.yaml", f"{tasks}/_generation_yaml"} < set(code)
+    assert "workflows/evaluation/harness.py" in code
+
+
+def test_rows_that_skip_read_all_data_but_training_and_trained_ones_that_too(root: Path) -> None:
+    data = {part: {"source": "text.txt"} for part in ("training", "validation", "probe")}
+    shown = ["dense", "shortgpt", "random-skip", "hero", "lora"]
+    given = data | {"calibration": {"source": "ids.npy"}}
+    suite = read_suite(config(rows=shown, data=given), root)
+    jobs = {job.row: job for job in suite.jobs}
+    made, tokens = "results/tiny/data", "results/tiny/tokens/toy/training.tokens"
+    assert suite.data_files(jobs["dense"]) == {}
+    untrained = {
+        "validation": f"{made}/validation.jsonl", "probe": f"{made}/probe.jsonl",
+        "calibration": "ids.npy",
+    }  # fmt: skip
+    for row in ("shortgpt", "random-skip"):
+        assert suite.data_files(jobs[row]) == untrained
+    for row in ("hero", "lora"):
+        assert suite.data_files(jobs[row]) == untrained | {"training": tokens}
+    assert commands.data(suite, jobs["hero"]) == (
+        f"--train {tokens} --validation {made}/validation.jsonl "
+        f"--probe {made}/probe.jsonl --calibration ids.npy"
+    )
+
+
+def test_a_suite_gives_the_parts_it_has(root: Path) -> None:
+    data = {"calibration": {"source": "ids.npy"}, "probe": {"source": "tasks", "rows": 8}}
+    suite = read_suite(config(rows=["dense", "hero"], data=data), root)
+    (job, *_) = (job for job in suite.jobs if job.row == "hero")
+    probe = "results/tiny/data/probe.jsonl"
+    assert suite.data_files(job) == {"calibration": "ids.npy", "probe": probe}
+    assert suite.prepared_files() == [probe, *suite.task_data_files()]
+    assert "--rows 8 --seed 0 --backbone toy" in commands.probe(suite)
+
+
+def test_a_task_that_is_added_stays_out_of_a_probe_that_is_made(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.suite.jobs.ROOT", root)
+    data = {"probe": {"source": "tasks"}}
+    first = read_suite(config(data=data), root)
+    folder = root / "results/tiny/data"
+    folder.mkdir(parents=True)
+    (folder / "probe.tasks.json").write_text('["piqa", "boolq"]')
+    more = config(data=data, tasks=["piqa", {"task": "boolq"}, "sciq"])
+    # Nothing is made yet, so the task comes in; what is made stays, its own changes count.
+    assert "sciq" in commands.probe(read_suite(more, root))
+    (folder / "probe.jsonl").write_text("")
+    later = read_suite(more, root)
+    assert commands.probe(later) == commands.probe(first).replace('"boolq"', '{"task": "boolq"}')
+    assert later.probed_files() == first.probed_files()
+    assert "results/tiny/tasks/sciq.json" in later.task_data_files()
+
+
+def test_only_a_probe_is_made_of_tasks(root: Path) -> None:
+    with pytest.raises(ValueError, match="data.validation: file tasks does not exist"):
+        read_suite(config(data={"validation": {"source": "tasks"}}), root)
+
+
+def test_defaults_are_filled_in_at_every_depth() -> None:
+    complete = with_defaults(config(data={"training": {"source": "demo"}}))
+    assert complete["backbones"]["toy"]["dtype"] == "float32"
+    assert complete["data"]["training"] == {"source": "demo", "split": "train", "seed": 0}
+    assert complete["resources"] == {"mem_mb": 3000, "runtime": 60, "gpu": 0}
+    assert (complete["batch_size"], complete["max_length"]) == (16, 2048)
+    assert (complete["keep_models"], complete["watch_code"]) == (True, True)
+    assert complete["reference_row"] == "dense"
+    assert complete["match"] == "pooled"
+
+
+def test_the_given_config_is_left_alone() -> None:
+    given = config()
+    before = json.dumps(given)
+    with_defaults(given)
+    assert json.dumps(given) == before
+
+
+def test_retain_tasks_are_all_tasks_but_perplexity(root: Path) -> None:
+    text = {"task": "perplexity:text", "file": str(root / "text.txt")}
+    suite = read_suite(config(tasks=["piqa", text]), root)
+    assert suite.config["retain_tasks"] == ["piqa"]
+    assert inputs.scored(suite) == [str(root / "text.txt")]
+    assert suite.entries[0] == TaskEntry("piqa")
+
+
+def test_a_budget_may_run_the_first_seeds_only(root: Path) -> None:
+    given = {"rows": ["dense", "hero"], "budgets": [0.25, 0.4], "seeds": [1, 2, 3]}
+    suite = read_suite(config(**given, budget_seeds={"0.40": 2}), root)
+    seeds = [(job.label, job.seed) for job in suite.jobs if job.row == "hero"]
+    assert seeds == [("b25", 1), ("b25", 2), ("b25", 3), ("b40", 1), ("b40", 2)]
+
+
+def test_rows_are_fitted_by_what_they_cost_and_kept_by_what_they_weigh(root: Path) -> None:
+    rows = ["dense", "shortgpt", "hero", "lora", "d-llm"]
+    suite = read_suite(config(rows=rows, first=["hero"], keep_models="trained"), root)
+    groups = {group: suite.rows(group) for group in ("untrained", "first", "trained")}
+    assert groups == {
+        "untrained": ["dense", "shortgpt"], "first": ["hero"], "trained": ["lora", "d-llm"],
+    }  # fmt: skip
+    assert [suite.keeps(group) for group in groups] == [False, True, True]
+    assert read_suite(config(), root).keeps("untrained")
+
+
+def test_the_data_of_stock_tasks_are_fetched_and_those_of_others_are_here(root: Path) -> None:
+    local = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "x.jsonl"}}}
+    tasks = [
+        {"task": "arc_easy", "num_fewshot": 25}, "demo_facts",
+        {"task": "boolq", "config": local}, {"task": "perplexity:t", "file": f"{root}/text.txt"},
+    ]  # fmt: skip
+    suite = read_suite(config(tasks=tasks), root)
+    assert suite.task_data_files() == ["results/tiny/tasks/arc_easy.json"]
+    flag, entry = shlex.split(commands.task_data(suite, "arc_easy"))
+    assert (flag, json.loads(entry)) == ("--task", {"task": "arc_easy", "num_fewshot": 25})
+
+
+def test_own_tasks_that_name_a_data_set_of_the_hub_are_fetched_as_well(root: Path) -> None:
+    folder = root / "tasks"
+    folder.mkdir()
+    (folder / "theirs.yaml").write_text("task: theirs\ndataset_path: owner/set\n")
+    (folder / "here.yaml").write_text("task: here\ndataset_path: json\n")
+    suite = read_suite(config(tasks=["theirs", "here"], task_folder=str(folder)), root)
+    assert suite.task_data_files() == ["results/tiny/tasks/theirs.json"]
+    assert commands.task_data(suite, "theirs").endswith(f"--task-dir {folder}")

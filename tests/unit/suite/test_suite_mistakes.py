@@ -1,0 +1,110 @@
+"""What is wrong with a suite is said in one sentence that names it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import config
+from workflows.suite.jobs import read_suite
+
+WRONG = [
+    ({"budgtes": [0.25]}, "top level: .*'budgtes' was unexpected.* (allowed: suite, backbones, "),
+    ({"suite": ...}, "top level: 'suite' is a required property"),
+    ({"base": ["nope"]}, "base: there is no 'nope' (bases: demo, hub, paper)"),
+    ({"suite": "a b"}, "suite: 'a b' does not match"),
+    ({"backbones": {}}, "backbones: "),
+    ({"backbones": {"toy": {}}}, "backbones.toy: 'path' is a required property"),
+    ({"backbones": {"toy": {"path": "toy", "dtpye": "x"}}}, "backbones.toy: .*'dtpye'"),
+    ({"backbones": {"toy": {"path": "toy", "dtype": "int8"}}}, "backbones.toy.dtype: 'int8'"),
+    ({"backbones": {"toy": {"path": "gone"}}}, "backbones.toy: folder gone does not exist"),
+    ({"backbones": {"toy": {"path": "."}}}, "backbones.toy: folder . has no config.json"),
+    ({"rows": ["dnese"]}, "rows: unknown row 'dnese' (rows: dense, "),
+    ({"rows": ["random-skip"]}, "reference_row: 'dense' is not among the rows"),
+    ({"rows": "some"}, "rows: "),
+    ({"rows": ["dense", "dense"]}, "rows: "),
+    ({"budgets": [0]}, "budgets: 0 must lie between 0 and 1"),
+    ({"budgets": [1]}, "budgets: 1 must lie between 0 and 1"),
+    ({"budgets": [1.5]}, "budgets: 1.5 must lie between 0 and 1"),
+    ({"budgets": ["abc"]}, "budgets.0: 'abc' is not of type 'number'"),
+    ({"budgets": []}, "budgets: "),
+    ({"match": "both"}, "match: 'both' is not one of ['pooled', 'each', ['pooled', 'each']]"),
+    ({"match": []}, "match: [] is not one of ['pooled', 'each', ['pooled', 'each']]"),
+    ({"seeds": [-1]}, "seeds.0: -1 is less than"),
+    ({"seeds": [1.5]}, "seeds.0: 1.5 is not of type 'integer'"),
+    ({"row_seeds": {"lroa": [1]}}, "row_seeds: unknown row 'lroa' (rows: dense, "),
+    ({"row_seeds": {"dense": []}}, "row_seeds.dense: "),
+    (
+        {
+            "rows": ["dense", "hero"],
+            "row_seeds": {"x": [42, 44]},
+            "derive": {"x": {"from": "hero", "lender": "hero"}},
+        },
+        "derive.x: 'hero' does not run its seed 44 (see row_seeds)",
+    ),
+    (
+        {
+            "rows": ["dense", "hero"],
+            "budgets": [0.3],
+            "derive": {
+                "x": {"from": "hero", "lender": "hero", "budgets": [0.25]},
+            },
+        },
+        "derive.x: 'hero' does not run its budget 0.25",
+    ),
+    ({"tuned": "gone.yaml"}, "tuned: file gone.yaml does not exist"),
+    ({"tuned": "text.txt"}, "tuned: text.txt is no file of the tune step"),
+    (
+        {"backbones": {"toy": {"path": "world:tiny"}}},
+        "backbones.toy: world:tiny is unknown (known: world:demo, world:small)",
+    ),
+    ({"tasks": ["piqua"]}, "unknown task 'piqua' (tasks here: "),
+    ({"tasks": [{"task": "piqa", "shots": 5}]}, "task entry .*keys are task, metric"),
+    ({"tasks": ["piqa", "piqa"]}, "task 'piqa' is listed twice"),
+    ({"tasks": [{"task": "piqa", "split": "train"}]}, "split is test or validation"),
+    ({"tasks": ["perplexity"]}, "a perplexity needs a text file"),
+    ({"tasks": [{"task": "perplexity", "file": "gone.txt"}]}, "text file gone.txt of task"),
+    (
+        {"tasks": [{"task": "perplexity:text", "file": "README.md"}]},
+        "tasks: Retain needs a task beside perplexity",
+    ),
+    ({"retain_tasks": ["boolq", "arc_easy"]}, "retain_tasks: 'arc_easy' is not scored"),
+    ({"reference_row": "lora"}, "reference_row: 'lora' is not among the rows"),
+    ({"task_folder": "gone"}, "task_folder 'gone' is no folder"),
+    ({"derive": {"dense": {"from": "shortgpt"}}}, "derive.dense: a row has this name already"),
+    ({"derive": {"x": {"from": "y"}}}, "derive.x.from: unknown row 'y'"),
+    ({"derive": {"x": {"from": "hero", "then": "lora"}}}, "derive.x: 'from' must be a static row"),
+    ({"derive": {"x": {"from": "shortgpt", "then": "hero"}}}, "and 'then' a trained row without"),
+    (
+        {"derive": {"x": {"from": "hero", "lender": "hero"}}},
+        "derive.x: 'hero' is not among the suite's rows",
+    ),
+    ({"derive": {"x": {"params": {}}}}, "derive.x: 'from' is a required property"),
+    ({"derive": {"x": {"from": "shortgpt", "budgets": [2]}}}, "derive.x.budgets: 2 must lie"),
+    (
+        {"data": {"training": {"source": "gone.txt"}}},
+        "data.training: file gone.txt does not exist (worlds: demo, small)",
+    ),
+    ({"data": {"trainnig": {"source": "demo"}}}, "data: .*'trainnig'"),
+    ({"limit": 0}, "limit: 0 is less than"),
+    ({"batch_size": 0}, "batch_size: 0 is less than"),
+    ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),
+    ({"keep_models": "yes"}, "keep_models: 'yes' is not one of [True, False, 'trained']"),
+    ({"first": ["heroo"]}, "first: there is no row 'heroo'"),
+    (
+        {"derive": {"x": {"from": "hero", "params_from": {"bypass_rates": "hero"}}}},
+        "params_from: this key is gone; `lender: ROW` gives a control the fitted model",
+    ),
+    ({"training_noise": {}}, "training_noise: this key is gone; run the suite under .*`compare`"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[m[:40] for _, m in WRONG])
+def test_a_mistake_is_named(changes: dict[str, Any], message: str, root: Path) -> None:
+    parts = message.split(".*")
+    with pytest.raises(ValueError, match=".*".join(map(re.escape, parts))) as caught:
+        read_suite(config(**changes), root)
+    assert "\n" not in str(caught.value)

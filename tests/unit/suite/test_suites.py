@@ -1,0 +1,172 @@
+"""The suites of the checkout, alone and under overlays; the paper's tables and where they are."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from snakemake.utils import update_config
+
+from methods import discover
+from workflows import ROOT
+from workflows.evaluation import tasklist
+from workflows.evaluation.stock import Stock
+from workflows.report.paper.printed import groups
+from workflows.suite import commands
+from workflows.suite.config import read_configs, with_base
+from workflows.suite.jobs import read_suite
+from workflows.suite.model import model_of
+from workflows.suite.runs import run_of
+
+SUITES = ROOT / "workflows/suites"
+PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
+LADDER = ("smollm2_135m", "qwen25_05b", "llama32_1b")
+OVERLAYS = sorted(f"overlays/{file.stem}" for file in (SUITES / "overlays").glob("*.yaml"))
+SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
+
+
+@pytest.fixture
+def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks of lm-eval are looked up once, in the test of the suites alone."""
+    nothing = Stock(Path(), {})
+    monkeypatch.setattr(tasklist, "stock_names", lambda wanted: dict.fromkeys(wanted, nothing))
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in SUITES.glob("*.yaml")))
+def test_every_suite_is_valid(name: str) -> None:
+    if name == "own_backbone":
+        pytest.skip("an example with paths to fill in")
+    assert read_suite(read_configs([name])).name == name
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "workflows/suites").glob("llama*.yaml")), ids=str)
+def test_paper_suites_are_valid_and_score_arc_on_test(file: Path) -> None:
+    suite = read_suite(yaml.safe_load(file.read_text()))
+    assert suite.name == file.stem
+    assert len(suite.config["retain_tasks"]) == 7
+    shots = {entry.task: entry.num_fewshot for entry in suite.entries}
+    assert (shots["arc_easy"], shots["arc_challenge"], shots["hellaswag"]) == (25, 25, 5)
+    assert all(entry.split == "test" for entry in suite.entries)
+    assert {job.match for job in suite.jobs} == {"pooled", None}
+
+
+def test_the_small_suite_repeats_hero_lora_and_the_controls_only() -> None:
+    suite = read_suite(yaml.safe_load((ROOT / "workflows/suites/small.yaml").read_text()))
+    seeds: dict[str, set[int]] = {}
+    for job in suite.jobs:
+        seeds.setdefault(job.row, set()).add(job.seed)
+    variants = ("no-history", "no-memread", "same-size", "static", "random")
+    several = {"lora", "hero", *(f"hero-{variant}" for variant in variants)}
+    assert {row for row, found in seeds.items() if found == {42, 43, 44}} == several
+    assert all(found == {42} for row, found in seeds.items() if row not in several)
+    healed = ("shortgpt", "shortened-ppl", "shortened-taylor", "laco", "slicegpt", "llm-pruner")
+    assert {row for row in seeds if "+" in row} == {f"{name}+lora" for name in healed}
+    # HeRo and its variants; LoRA; dense; at two budgets: the other rows, those healed, D-LLM again.
+    others = [
+        row for row in discover().values() if row.budgeted and row.name not in ("hero", "mindskip")
+    ]
+    assert len(suite.jobs) == 6 * 2 * 3 + 3 + 1 + 2 * (len(others) + len(healed) + 1)
+
+
+def test_overlays_replace_lists_and_merge_mappings() -> None:
+    """What Snakemake does with two --configfile arguments, on a suite of this checkout."""
+    suite = yaml.safe_load((ROOT / "workflows/suites/llama31_8b.yaml").read_text())
+    overlay = {"budgets": [0.3], "backbones": {"other": {"path": "hub:a/b"}}, "limit": 5}
+    update_config(suite, overlay)
+    result = read_suite(suite)
+    assert {job.budget for job in result.jobs if job.method.budgeted} == {0.3, None}
+    assert {job.backbone for job in result.jobs} == {"llama31_8b", "other"}
+    assert "--limit 5" in commands.evaluate(result, result.jobs[0])
+
+
+@pytest.mark.parametrize("name", [*PAPER, *LADDER])
+def test_every_set_of_overlays_is_valid_and_repeats_no_run(name: str, no_search: None) -> None:
+    alone = {job.key for job in read_suite(read_configs([name])).jobs}
+    pairs = combinations(OVERLAYS, 2) if name == PAPER[0] else ()
+    for overlays in (*SETS, *pairs):
+        suite = read_suite(read_configs([name, *overlays]))
+        keys = [job.key for job in suite.jobs]
+        assert len(keys) == len(set(keys)), overlays
+        assert suite.name == name
+        # What a finished suite holds stays: rows that decide per token under `each` apart.
+        gone = alone - set(keys)
+        assert not gone or "overlays/each" in overlays, overlays
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_files_merge_as_snakemake_merges_them(name: str) -> None:
+    merged: dict[str, Any] = {}
+    for file in (name, *OVERLAYS):
+        update_config(merged, yaml.safe_load((SUITES / f"{file}.yaml").read_text()))
+    assert read_configs([name, *OVERLAYS]) == with_base(merged)
+
+
+def test_a_suite_goes_over_its_bases_and_they_over_each_other() -> None:
+    found = with_base({"base": ["hub", "paper"], "tasks": ["piqa"], "training": {"updates": 3}})
+    assert "base" not in found
+    assert found["tasks"] == ["piqa"]  # lists are replaced
+    assert found["training"] == {
+        "updates": 3, "batch_tokens": 83200, "micro_tokens": 6144, "checkpointing": True,
+    }  # fmt: skip
+    assert {"mod-d", "skipgpt-rt"} <= found["params"].keys()
+    assert found == with_base(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("- a\n- b\n", "is no mapping of keys"), ("a: [", "is not valid YAML")],
+)
+def test_a_broken_file_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        read_configs([str(file)])
+
+
+def test_a_wrong_name_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match="suite 'nope' is no file and no name below"):
+        read_configs(["llama31_8b", "nope"])
+
+
+def test_every_table_of_the_paper_has_its_suite(no_search: None) -> None:
+    text = (SUITES / "README.md").read_text(encoding="utf-8")
+    block = text.split("## Tables of the paper")[1].split("\n## ")[0]
+    lines = [re.split(r"\s*\|\s*", line.strip("| ")) for line in block.splitlines() if "|" in line]
+    listed = {tuple(cells[:3]): cells[3] for cells in lines[2:]}
+    assert set(listed) == set(groups())
+    for files in listed.values():
+        named = re.findall(r"`([\w/]+)`", files)
+        assert named
+        assert read_suite(read_configs(named)).jobs
+
+
+def test_the_papers_own_hero_is_in_every_core(no_search: None) -> None:
+    for name in PAPER:
+        suite = read_suite(read_configs([name]))
+        fixed = [job for job in suite.jobs if job.row.startswith("hero-fixed-alpha")]
+        assert {job.seed for job in fixed} == {42, 43, 44}
+        assert all(job.params["alpha"] == 1e-3 and job.budget is None for job in fixed)
+        others = [job for job in suite.jobs if not job.row.startswith("hero")]
+        assert {job.seed for job in others} == {42}
+
+
+ROUTERS_ALONE = ("skipgpt-rt", "mindskip", "mindskip-block")
+
+
+def test_the_ladder_trains_as_many_parameters_in_every_row_as_hero(no_search: None) -> None:
+    """Within 10 %; SkipGPT-RT and MindSkip train their routers alone."""
+    for name in LADDER:
+        suite = read_suite(read_configs([name]))
+        model = model_of(suite, name, Path("/nowhere"))
+        counts = {
+            job.row: run_of(suite, job, model).trained
+            for job in suite.jobs
+            if job.method.trained and job.budget in (None, 0.25) and job.row not in ROUTERS_ALONE
+        }
+        assert len(counts) == 8
+        for row, count in counts.items():
+            assert count == pytest.approx(counts["hero"], rel=0.1), (name, row)

@@ -1,1 +1,0 @@
-"""What a suite costs before it runs: tokens, operations, hours, memory and disk, by arithmetic."""

@@ -1,0 +1,55 @@
+"""One fit: a row on a backbone at a budget under a seed."""
+
+
+rule compress:
+    input:
+        checked=ancient(CHECKED),
+        code=compress_code,
+        backbone=backbone,
+        models=other_models,
+        data=lambda wildcards: list(data_files(wildcards).values()),
+    output:
+        model("trained"),
+    log:
+        f"{LOG}/compress.log",
+    benchmark:
+        f"{LOG}/compress.tsv"
+    conda:
+        "../../environment.yml"
+    threads: SUITE.processes
+    resources:
+        mem_mb=RESOURCES["mem_mb"],
+        runtime=RESOURCES["runtime"],
+        gpu=RESOURCES["gpu"],
+    params:
+        run=lambda wildcards: commands.compress(SUITE, job(wildcards)),
+        start=start_folder,
+        data=data_arguments,
+        contents=fitted_contents,
+        workdir=f"{RUN}/checkpoints",
+        device=DEVICE,
+    message:
+        f"{RUN_NAME}: fit{TIMED}"
+    shell:
+        "python -m workflows.steps.fit {params.run}"
+        " --backbone {params.start:q} {params.data} --workdir {params.workdir}"
+        " --device {params.device} --threads 1 --out {output} > {log} 2>&1"
+
+
+# What a suite names first is fitted before its other trained rows.
+use rule compress as compress_first with:
+    output:
+        model("first"),
+    priority: 10
+
+
+# Nothing is trained: minutes each, one process, so that these rows come before all that train.
+use rule compress as compress_untrained with:
+    output:
+        model("untrained"),
+    priority: 20
+    threads: 1
+    resources:
+        mem_mb=RESOURCES["mem_mb"],
+        runtime=RESOURCES["runtime"],
+        gpu=GPU,

@@ -1,0 +1,50 @@
+"""One record: a fitted model under the harness; and what says how much a number moves by itself."""
+
+
+rule evaluate:
+    input:
+        model=f"{RUN}/model",
+        code=watched(SUITE.evaluation_code()),
+        files=inputs.scored(SUITE),
+        tasks=SUITE.task_data_files(),
+    output:
+        f"{RUN}/record.json",
+    log:
+        f"{LOG}/evaluate.log",
+    benchmark:
+        f"{LOG}/evaluate.tsv"
+    # What is fitted is scored before the next fit begins: results arrive, models do not pile up.
+    priority: 30
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        mem_mb=RESOURCES["mem_mb"],
+        runtime=RESOURCES["runtime"],
+        gpu=GPU,
+    params:
+        run=lambda wildcards: commands.evaluate(SUITE, job(wildcards)),
+        tasks=SUITE.tasks_json,
+        contents=digest(inputs.scored(SUITE)),
+        device=DEVICE,
+    message:
+        f"{RUN_NAME}: score{TIMED}"
+    shell:
+        "python -m workflows.steps.score --model {input.model} --tasks {params.tasks:q} {params.run}"
+        " --task-data results/{wildcards.suite}/tasks"
+        " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"
+
+
+use rule evaluate as noise with:
+    output:
+        f"{RUN}/noise/batch{{size}}.json",
+    log:
+        f"{LOG}/noise/batch{{size}}.log",
+    benchmark:
+        f"{LOG}/noise/batch{{size}}.tsv"
+    params:
+        run=lambda wildcards: commands.evaluate(
+            SUITE, job(wildcards), int(wildcards.size)
+        ),
+    message:
+        f"{RUN_NAME}: score again at batch size {{wildcards.size}}{TIMED}"

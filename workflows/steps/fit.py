@@ -1,0 +1,191 @@
+"""Fit one row on one backbone: `python -m workflows.steps.fit --method shortgpt ...`.
+
+Writes a folder that `methods.load_model` reads and that appears only when it is complete. A row
+that does not fit the backbone or the budget leaves a folder that says why, with exit status 0.
+With --processes N, or under torchrun, the processes share each update of a trained row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from methods import Row, find_row, load_method
+from methods.base import Method, Request
+from methods.core.budget import check_budget
+from methods.core.data import Data, check_file
+from methods.core.model.checkpoint import describe, open_backbone, origin, save, write_json
+from methods.core.model.pretrained import CARD, read_card
+from methods.core.training.snapshots import NAME as SNAPSHOT
+from workflows.records import rows_of
+from workflows.runtime.processes import process_group, start_processes
+from workflows.runtime.program import (
+    add_machine_arguments,
+    check_positive,
+    json_argument,
+    peak_memory_mb,
+    reset_peak_memory,
+    run,
+    set_up_torch,
+    step_parser,
+)
+from workflows.runtime.provenance import cpu_capability, fit_parts, provenance
+from workflows.stats.budget import PROTOCOLS
+from workflows.suite.job import DATA_PARTS
+
+# Decisions of a router's fit that its record keeps: what training and calibration reached.
+STEERED = ("trained_skip", "threshold")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = step_parser(__doc__)
+    parser.add_argument("--method", required=True, metavar="ROW", help="row, as `rows` lists them")
+    parser.add_argument(
+        "--backbone", required=True, type=Path, metavar="DIR",
+        help="Hugging Face folder, or a static row's model for a trained row without a budget",
+    )  # fmt: skip
+    parser.add_argument("--revision", help="label of its version; default: what fetch noted")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    parser.add_argument(
+        "--budget",
+        help="fraction of the dense parameters to skip, in (0, 1); default: none, as params stand",
+    )
+    parser.add_argument(
+        "--match",
+        choices=PROTOCOLS,
+        default=PROTOCOLS[0],
+        help="what meets the budget: the mean over all tokens, or prompt and deciding tokens apart",
+    )
+    parser.add_argument("--seed", type=int, default=42, help="of every draw of the fit")
+    parser.add_argument("--params", default="{}", metavar="JSON", help="over those of the row")
+    parser.add_argument(
+        "--lender", type=Path, metavar="DIR", help="a model that a control takes rates of"
+    )
+    parser.add_argument(
+        "--calibration", type=Path, metavar="FILE", help=".jsonl, or .npy of ids; default: none"
+    )
+    parser.add_argument(
+        "--train", type=Path, metavar="FILE", help=".jsonl, or a folder .tokens; default: none"
+    )
+    parser.add_argument("--validation", type=Path, metavar="FILE", help=".jsonl; default: none")
+    parser.add_argument("--probe", type=Path, metavar="FILE", help=".jsonl; default: --validation")
+    parser.add_argument(
+        "--max-length", type=int, default=2048,
+        help="tokens per document, at most the backbone's window",
+    )  # fmt: skip
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="share a trained fit, one GPU each"
+    )
+    parser.add_argument("--workdir", type=Path, help="checkpoints; default: beside --out")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the model")
+    add_machine_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Check the arguments, fit, write."""
+    args = arguments()
+    row = find_row(args.method)
+    params = json_object(args.params, "--params", '{"layers": 3}')
+    method = load_method(args.method, params)
+    budget = None if args.budget is None else check_budget(args.budget)
+    if not row.budgeted:
+        budget = None
+    if args.processes < 1 or (args.processes > 1 and not row.trained):
+        raise ValueError(f"--processes is {args.processes}; only a trained row takes more than 1")
+    if args.processes > 1 and "RANK" not in os.environ:
+        raise SystemExit(start_processes(args.processes, args.device, "workflows.steps.fit"))
+    check_data(args, row)
+    set_up_torch(args.threads)
+    workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
+    request = Request(budget, args.seed, workdir, args.match, args.lender)
+    with process_group(args.device, args.out) as (device, folder):
+        fit(args, method, request, device, folder)
+    if os.environ.get("RANK", "0") == "0":
+        # The folder is complete: a snapshot could only be continued by mistake.
+        (workdir / SNAPSHOT).unlink(missing_ok=True)
+        print(f"wrote {args.out}")
+
+
+def check_data(args: argparse.Namespace, row: Row) -> None:
+    """Refuse data that are missing, before the backbone is loaded.
+
+    Raises:
+        ValueError: A file does not exist, or a trained row has nothing to train on.
+    """
+    check_positive(args, "max_length")
+    for part in DATA_PARTS:
+        file = getattr(args, "train" if part == "training" else part)
+        if file is not None:
+            check_file(file, part)
+    if row.trained and args.train is None:
+        raise ValueError(f"no training file was given (--train), and '{row.name}' needs one")
+
+
+def json_object(text: str, name: str, example: str) -> dict[str, Any]:
+    """A JSON object from the command line."""
+    value = json_argument(text, name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be a JSON object, such as '{example}': {text}")
+    return value
+
+
+def fit(
+    args: argparse.Namespace, method: Method, request: Request, device: str, folder: Path
+) -> None:
+    """Load what the fit starts from, fit the method, write the folder."""
+    start = read_card(args.backbone) if (args.backbone / CARD).is_file() else {}
+    row = find_row(args.method)
+    if start and (row.budgeted or not row.trained):
+        raise ValueError(
+            f"--backbone {args.backbone} is a compressed model; only a trained row without a "
+            f"budget can start from one, not '{args.method}'"
+        )
+    if "not_applicable" in start:
+        # What a row that does not apply would have started is not applicable for the same reason.
+        own = {"row": args.method, "params": vars(method.params), "seed": request.seed}
+        write_json(folder / CARD, start | own | {"start": origin(start)})
+        return
+    backbone = open_backbone(args.backbone, args.dtype, device, args.revision)
+    card = describe(args.method, method, backbone, request, args.out)
+    reason = method.skip_reason(backbone, request)
+    if reason is not None:
+        print(f"{args.method} is not applicable: {reason}")
+        write_json(folder / CARD, card | {"not_applicable": reason})
+        return
+    data = Data(
+        tokenizer=backbone.tokenizer,
+        vocab_size=backbone.config.vocab_size,
+        max_length=args.max_length,
+        window=backbone.window,
+        calibration_file=args.calibration,
+        training_file=args.train,
+        validation_file=args.validation,
+        probe_file=args.probe,
+    )
+    # Not the load: it maps the weight files, whose pages would count beside their copies.
+    reset_peak_memory()
+    began = time.perf_counter()
+    fitted = method.fit(backbone, data, request)
+    steered = STEERED if method.kind == "dynamic" else ()
+    measured = {
+        "seconds": round(time.perf_counter() - began, 2),
+        "peak_memory_mb": peak_memory_mb(),
+        "device": device,
+        "threads": args.threads,
+        "cpu_capability": cpu_capability(),
+        "trained_parameters": sum(
+            p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
+        ),
+        **{name: fitted.decisions[name] for name in steered if name in fitted.decisions},
+    }
+    made = {"fit": measured, **provenance(fit_parts(*rows_of(card)))}
+    save(folder, method, fitted, card | made, backbone.tokenizer)
+
+
+if __name__ == "__main__":
+    run(main)

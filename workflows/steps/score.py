@@ -1,0 +1,188 @@
+"""Score one model: `python -m workflows.steps.score --model DIR --tasks a,b --out FILE.json`.
+
+DIR is a folder of the compress step or any plain Hugging Face causal LM. The record (FILE.json)
+says everything about the run; beside it, FILE.items.parquet holds one line per item and
+FILE.decisions.json what the fit decided. FILE.tasks/ keeps each task's scores: called again, only
+what is new, was cut, or follows from files (model, text, data, task) that now hold something else
+is scored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from methods.core.model.checkpoint import write_json
+from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.kept import KNOWN, KeptTasks
+from workflows.evaluation.loading import known_reasons
+from workflows.evaluation.models import (
+    describe_model,
+    harness_arguments,
+    load_any,
+    model_identity,
+)
+from workflows.evaluation.score import pool, rates_by_kind, score
+from workflows.evaluation.tasklist import (
+    OWN_TASKS,
+    TaskEntry,
+    add_task_arguments,
+    check_names,
+    parse_tasks,
+    task_folders,
+)
+from workflows.evaluation.traces import routes
+from workflows.records import (
+    DECISIONS,
+    check_record,
+    new_record,
+    removed_layers,
+    rows_of,
+)
+from workflows.runtime.contents import Contents
+from workflows.runtime.devices import claim_device
+from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.program import (
+    add_machine_arguments,
+    check_positive,
+    peak_memory_mb,
+    run,
+    set_up_torch,
+    step_parser,
+)
+from workflows.runtime.provenance import SCORING, fit_parts, provenance
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = step_parser(__doc__)
+    parser.add_argument(
+        "--model", required=True, type=Path, metavar="DIR", help="compressed or plain Hugging Face"
+    )
+    parser.add_argument(
+        "--backbone",
+        type=Path,
+        metavar="DIR",
+        help="if it moved; default: where it was when fitted",
+    )
+    parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
+    add_task_arguments(parser)
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="first N items of each task; default: all"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, help="sequences per pass")
+    parser.add_argument(
+        "--max-length", type=int, help="context window, at most the config's; default: that"
+    )
+    parser.add_argument(
+        "--share-prefix", action="store_true", help="run a context once for all its answers"
+    )
+    parser.add_argument("--suite", default="", help="label in the record; default: empty")
+    parser.add_argument("--backbone-name", default="", help="label in the record; default: empty")
+    parser.add_argument("--row", help="label in the record; default: the model's own")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="the record")
+    add_machine_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Check the arguments, score, write the record last."""
+    args = arguments()
+    check_place(args.out, ".json")
+    entries = parse_tasks(args.tasks)
+    if not entries:
+        raise ValueError("--tasks names no task")
+    check_positive(args, "limit", "batch_size", "max_length")
+    folders = task_folders(args)
+    check_names(entries, [OWN_TASKS, *folders])
+    set_up_torch(args.threads)
+    with claim_device(args.device) as device:
+        record, items = evaluate(args, entries, folders, device)
+    check_record(record)
+    if items is not None:
+        with whole_file(args.out.with_suffix(".items.parquet")) as file:
+            items.to_parquet(file, index=False)
+    if (args.model / DECISIONS).is_file():
+        with whole_file(args.out.with_suffix(f".{DECISIONS}")) as file:
+            shutil.copyfile(args.model / DECISIONS, file)
+    with whole_file(args.out) as file:
+        write_json(file, record)
+    print(f"wrote {args.out}")
+
+
+def evaluate(
+    args: argparse.Namespace, entries: list[TaskEntry], folders: list[Path], device: str
+) -> tuple[dict[str, Any], pd.DataFrame | None]:
+    """The record, and the frame of items (None where the row is not applicable)."""
+    start = time.perf_counter()
+    described = describe_model(args.model)
+    labels = {"suite": args.suite, "backbone_name": args.backbone_name, "row": args.row}
+    made_by = provenance([*fit_parts(*rows_of(described)), *SCORING])
+    made_by["dirty"] |= described.get("dirty", False)
+    if described.get("not_applicable"):
+        return new_record("not applicable", described, labels) | made_by, None
+    loaded = load_any(args.model, args.backbone, device)
+    if args.limit is not None:
+        entries = [dataclasses.replace(entry, limit=args.limit) for entry in entries]
+    lm = CountingLM(
+        **harness_arguments(loaded),
+        batch_size=args.batch_size,
+        max_length=args.max_length,
+        share_prefix=args.share_prefix,
+    )
+    folder = args.out.with_suffix(".tasks")
+    contents = Contents(folder / KNOWN)
+    identity = {
+        "model": model_identity(args.model, args.backbone, described, contents),
+        "batch_size": args.batch_size,
+        "share_prefix": lm.share_prefix,
+        "max_length": lm.max_length,
+        "device": device.split(":")[0],
+        "threads": args.threads,
+        "code": made_by["code"],
+        "versions": made_by["versions"],
+    }
+    kept = KeptTasks(folder, loaded.ledger, identity, folders, args.task_data, contents)
+    scored = score(lm, entries, folders, kept, known_reasons(args.task_data, entries))
+    pooled = pool(scored.tallies).rates()
+    units = [
+        {"layer": u.layer, "kind": u.kind, "parameters": u.parameters, "executed": share}
+        for u, share in zip(loaded.ledger.units, pooled.executed, strict=True)
+    ]
+    measured = {
+        "scores": scored.scores,
+        "not_run": scored.not_run,
+        "rates": rates_by_kind(scored.tallies),
+        "skip_authors": loaded.method.authors_skip(pooled),
+        "units": units,
+        "layers": {
+            "kept": loaded.ledger.layers,
+            "dense": loaded.ledger.dense_layers,
+            "removed": removed_layers(described),
+        },
+        "evaluation": {
+            "batch_size": args.batch_size,
+            "equal_lengths": not lm.pads,
+            "share_prefix": lm.share_prefix,
+            "max_length": lm.max_length,
+            "end_tokens": sorted(lm.ends),
+            "device": device,
+            "threads": args.threads,
+            "seconds": round(time.perf_counter() - start, 2),
+            "peak_memory_mb": peak_memory_mb(),
+        },
+    }
+    items = pd.concat(scored.items, ignore_index=True)
+    if lm.log.routed:
+        measured["routes"] = routes(lm, items)
+    return new_record("ok", described, labels) | measured | made_by, items
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,340 @@
+"""Time over dense: `python -m workflows.steps.time --method hero --shape ...`.
+
+Builds the dense and the routed model from random weights of a true shape (or loads --model), forces
+a bypass rate, times them in turn and writes each ratio beside its physical bound:
+
+    block          one routed FFN on 2,048 tokens, forward, and forward with backward
+    prefill        a prompt, logits of its last token
+    decode         one new token per sequence behind a cached prompt
+    static         the same in a static cache, on a GPU as one CUDA graph
+    training       one step of the method, over LoRA on every linear layer
+    training-ffn   the same, over LoRA on the FFNs of the routed layers alone
+
+The file holds every line as soon as it is measured.
+
+With --model the gates are the model's own and no rate is forced, LoRA is folded into its matrices,
+prompts come from --texts, and a block and training-ffn are left out; any row can be timed so,
+static ones too. `snakemake` does it for every row of a suite with the key `timing`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from methods import find_row, load_method
+from methods.core.budget import check_budget
+from methods.core.data import Data, check_file
+from methods.core.model.backbone import Backbone, count, load_backbone, shape_config
+from methods.core.model.checkpoint import cast_branches, dense_folder, load, write_json
+from methods.core.model.folder import window_of
+from methods.core.model.pretrained import read_card
+from methods.core.model.shapes import SHAPES, candidate_layers
+from methods.core.model.tensors import DTYPES
+from methods.core.routing.routed import router_of
+from methods.core.training.lora import fold_lora
+from workflows.records import rows_of
+from workflows.runtime.devices import claim_device
+from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.program import (
+    add_machine_arguments,
+    check_positive,
+    peak_memory_mb,
+    run,
+    set_up_torch,
+    step_parser,
+)
+from workflows.runtime.provenance import fit_parts, provenance
+from workflows.timing.cases import Case, cases, check_length
+from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
+from workflows.timing.modes import Bench, Line, time_block, time_training, time_update
+
+INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
+# Whether LoRA, beside which a step is timed, is on the FFNs of the routed layers alone.
+TRAINING = {"training": False, "training-ffn": True}
+MODES = ("block", *INFERENCE, *TRAINING)
+# The option that holds the cases of a mode.
+CASES = {"prefill": "prefill", "decode": "decode", "static": "decode"} | dict.fromkeys(
+    TRAINING, "training"
+)
+
+
+class Piece(NamedTuple):
+    """A few lines of one mode and case; ``name`` says which."""
+
+    name: str
+    measure: Callable[[], list[Line]]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = step_parser(__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--model", type=Path, metavar="DIR", help="a compressed model; default: random weights"
+    )
+    what.add_argument(
+        "--method", metavar="ROW", help="a routed row, with --shape; default: --model is timed"
+    )
+    parser.add_argument(
+        "--texts", type=Path, metavar="FILE.jsonl", help="prompts, with --model; default: none"
+    )
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help="of random weights, with --method; default: none"
+    )
+    parser.add_argument("--budget", type=float, default=0.25, help="decides the candidate layers")
+    parser.add_argument("--bypass", default="0.25,0.5,0.75,1.0", help="forced rates, a,b,c")
+    parser.add_argument("--modes", default="block,prefill,decode,training", help=",".join(MODES))
+    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES), help="with --shape")
+    parser.add_argument("--prefill", default="1x512", help="SEQUENCESxTOKENS, a,b,c")
+    parser.add_argument("--decode", default="1x128", help="SEQUENCESxCONTEXT, static too, a,b,c")
+    parser.add_argument("--training", default="2x512", help="SEQUENCESxTOKENS, a,b,c")
+    parser.add_argument("--rounds", type=int, default=20, help="counted calls of each")
+    parser.add_argument("--warmup", type=int, default=5, help="calls before them")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin nothing after so many"
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="the times")
+    add_machine_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and write."""
+    args = arguments()
+    check(args)
+    set_up_torch(args.threads)
+    torch.manual_seed(0)
+    ends = monotonic() + 60 * args.minutes
+    lines: list[Line] = []
+    with claim_device(args.device) as device:
+        if device != "cpu":
+            # Deterministic, a static cache would be written by a sort: a dozen kernels for one.
+            torch.use_deterministic_algorithms(False)
+        bench = Bench(device, args.rounds, args.warmup)
+        pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
+        rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))
+        made_by = provenance([*fit_parts(*rows), "workflows/timing"])
+        left = len(pieces)
+        write(args, made_by, device, lines, left)
+        for piece in pieces:
+            if monotonic() > ends:
+                break
+            try:
+                found = piece.measure()
+            except torch.OutOfMemoryError:
+                print(f"{piece.name}: more than the memory of the GPU", flush=True)
+                continue
+            for line in found:
+                lines.append(line)
+                show(line)
+            left -= 1
+            write(args, made_by, device, lines, left)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Hold the arguments against what can be measured.
+
+    Raises:
+        ValueError: Names the first that cannot.
+    """
+    unknown = sorted(set(args.modes.split(",")) - set(MODES))
+    if unknown:
+        raise ValueError(f"--modes: '{unknown[0]}' is unknown (allowed: {', '.join(MODES)})")
+    if args.method and not args.shape:
+        raise ValueError("--method needs --shape")
+    if args.method and find_row(args.method).kind != "dynamic":
+        raise ValueError(f"row '{args.method}' is not routed; measure it with --model")
+    if args.model and not args.texts:
+        raise ValueError("--model needs --texts: what a router skips depends on them")
+    if args.texts:
+        check_file(args.texts, "texts")
+    check_budget(args.budget)
+    check_positive(args, "rounds")
+    for option in ("warmup", "minutes"):
+        if getattr(args, option) < 0:
+            raise ValueError(f"--{option} is {getattr(args, option)}, must be at least 0")
+    rates(args.bypass)
+    for option in ("prefill", "decode", "training"):
+        cases(getattr(args, option))
+    check_place(args.out)
+
+
+def check_window(args: argparse.Namespace, config: PreTrainedConfig) -> None:
+    """Refuse cases that the model was not made for.
+
+    Raises:
+        ValueError: One of a chosen mode is longer than its window.
+    """
+    chosen = {CASES[mode] for mode in args.modes.split(",") if mode in CASES}
+    for option in sorted(chosen):
+        check_length(f"--{option}", getattr(args, option), window_of(config))
+
+
+def write(
+    args: argparse.Namespace, made_by: dict[str, Any], device: str, lines: list[Line], left: int
+) -> None:
+    """What is measured so far; ``left`` counts the cases that are not."""
+    report = {
+        "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
+        "lines": lines,
+        "left": left,
+        "peak_memory_mb": peak_memory_mb(),
+        **made_by,
+    }
+    with whole_file(args.out) as file:
+        write_json(file, report)
+
+
+def show(line: Line) -> None:
+    """A line in words."""
+    share = line["realised_share"]
+    print(
+        f"{line['mode']:12} {line['case']:18} "
+        + ("" if line["bypass"] is None else f"bypass {line['bypass']:.3f}  ")
+        + f"over {'LoRA' if line['mode'] in TRAINING else 'dense'} {line['over_dense']:.3f}  "
+        + ("" if line["bound"] is None else f"bound {line['bound']:.3f}  ")
+        + ("" if share is None else f"{100 * share:.0f} % of the possible saving")
+        + ("  masked" if line.get("masked") else ""),
+        flush=True,
+    )
+
+
+def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
+    """Random weights of a true shape under forced bypass rates."""
+    check_window(args, shape_config(args.shape))
+    dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
+    texts = Texts.random(dense.config.vocab_size)
+    chosen = args.modes.split(",")
+    training = [mode for mode in TRAINING if mode in chosen]
+    for mode, rate, case in product(training, rates(args.bypass), cases(args.training)):
+        for recompute in (False, True):
+            name = f"{mode} {_words(case)} bypass {rate}" + " recomputed" * recompute
+            what = (routed, case, rate, recompute, bench, TRAINING[mode])
+            yield Piece(name, partial(_one, time_training, *what))
+    if training:
+        yield Piece("cast", partial(_cast, routed))
+    else:
+        cast_branches(routed)
+    for rate in rates(args.bypass):
+        if "block" in chosen:
+            yield Piece(f"block bypass {rate}", partial(time_block, routed, rate, bench))
+        yield from inference(dense, routed, texts, rate, args, bench)
+
+
+def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
+    """A compressed model with its own gates, over its backbone; nothing where it has no model."""
+    card = read_card(args.model)
+    if "not_applicable" in card:
+        return
+    loaded = load(args.model, device=bench.device)
+    dtype = (card["start"] or card)["backbone"]["dtype"]
+    dense = load_backbone(dense_folder(args.model), dtype, bench.device).model
+    check_window(args, dense.config)
+    window, vocabulary = window_of(dense.config), int(dense.config.vocab_size)
+    data = Data(loaded.tokenizer, vocabulary, window=window, probe_file=args.texts)
+    ids = [token for document in data.probe() for token in document.ids]
+    texts, row = Texts(torch.tensor(ids)), loaded.model
+    if not loaded.method.trained and "training" in args.modes.split(","):
+        print(f"'{card['row']}' trains nothing: no line of training", flush=True)
+    elif "training" in args.modes.split(","):
+        for case in cases(args.training):
+            rows = texts.rows(*case).to(bench.device)
+            measure = partial(_one, time_update, row, dense, rows, bench)
+            yield Piece(f"training {_words(case)}", measure)
+    yield Piece("folded", partial(_folded, row))
+    yield from inference(dense, row, texts, None, args, bench)
+
+
+def inference(
+    dense: PreTrainedModel,
+    row: PreTrainedModel,
+    texts: Texts,
+    rate: float | None,
+    args: argparse.Namespace,
+    bench: Bench,
+) -> Iterator[Piece]:
+    """Prompts and new tokens, as far as they were chosen."""
+    chosen = args.modes.split(",")
+    for mode in (mode for mode in INFERENCE if mode in chosen):
+        for case in cases(args.prefill if mode == "prefill" else args.decode):
+            name = f"{mode} {_words(case)}" + ("" if rate is None else f" bypass {rate}")
+            measure = partial(_one, INFERENCE[mode], dense, row, case, texts, rate, bench)
+            yield Piece(name, measure)
+
+
+def _words(case: Case) -> str:
+    return "x".join(map(str, case))
+
+
+def _one(function: Callable[..., Line], *given: object) -> list[Line]:
+    return [function(*given)]
+
+
+def _folded(row: PreTrainedModel) -> list[Line]:
+    """LoRA goes into its matrices, as a model is used."""
+    fold_lora(row)
+    return []
+
+
+def _cast(routed: PreTrainedModel) -> list[Line]:
+    """What was trained in float32 goes to the backbone's precision."""
+    cast_branches(routed)
+    return []
+
+
+def rates(text: str) -> list[float]:
+    """``0.25,0.5`` as numbers from 0 to 1.
+
+    Raises:
+        ValueError: Not of that form.
+    """
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= rate <= 1 for rate in found):
+        raise ValueError(f"--bypass '{text}' must be rates from 0 to 1, such as 0.25,0.5")
+    return found
+
+
+def build_pair(
+    row: str, shape: str, budget: float, dtype: str, device: str
+) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Dense and routed model of a shape; they share every weight of the backbone.
+
+    Raises:
+        ValueError: The shape is unknown, or the row has no router, or none without a fit.
+    """
+    config = shape_config(shape)
+    with torch.device(device):
+        dense = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+    dense.eval().requires_grad_(False)
+    # A shell whose parts are the dense model's own: routing replaces the shell's decoder only.
+    with torch.device("meta"):
+        twin = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
+    for name, module in dense.named_children():
+        setattr(twin, name, module)
+    backbone = Backbone(twin, None, Path(), None, "", count(dense))
+    chosen = candidate_layers(config.num_hidden_layers, budget)
+    structure = {"layers": chosen, "seed": 0, "threshold": 0.5}
+    try:
+        routed = load_method(row).build(backbone, structure)
+    except KeyError as error:
+        raise ValueError(f"row '{row}' needs {error} of a fit; measure it with --model") from error
+    if router_of(routed) is None:
+        raise ValueError(f"row '{row}' is not routed; measure it with --model")
+    return dense, routed  # type: ignore[return-value]
+
+
+if __name__ == "__main__":
+    run(main)

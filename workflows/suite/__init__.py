@@ -1,0 +1,1 @@
+"""A suite as jobs and commands, what it costs before it runs, and where it stands."""

@@ -1,0 +1,80 @@
+"""A suite as the arguments that its rules give to the steps."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from workflows.suite.job import Job, data_words
+from workflows.suite.jobs import Suite
+
+# Documents per task of a probe that is made of the suite's tasks.
+PROBE_ROWS = 32
+
+
+def compress(suite: Suite, job: Job) -> str:
+    """Arguments of the compress step that change numbers."""
+    backbone = suite.config["backbones"][job.backbone]
+    words = ["--method", job.method.name, "--params", json.dumps(job.params, sort_keys=True)]
+    words += ["--seed", str(job.seed), "--dtype", backbone["dtype"]]
+    words += ["--max-length", str(suite.config["max_length"])]
+    if job.budget is not None and job.start is None:
+        words += ["--budget", str(job.budget)]
+    if job.match is not None:
+        words += ["--match", job.match]
+    if job.method.trained and suite.processes > 1:
+        words += ["--processes", str(suite.processes)]
+    if job.lender is not None:
+        words += ["--lender", job.lender.model]
+    if "revision" in backbone:
+        words += ["--revision", backbone["revision"]]
+    return shlex.join(words)
+
+
+def data(suite: Suite, job: Job) -> str:
+    """The data of a fit as arguments of the compress step."""
+    return shlex.join(data_words(suite.data_files(job)))
+
+
+def evaluate(suite: Suite, job: Job, batch_size: int | None = None) -> str:
+    """Arguments of the evaluate step beside model and tasks; the suite's own batch size."""
+    words = ["--suite", suite.name, "--backbone-name", job.backbone, "--row", job.row]
+    words += ["--batch-size", str(batch_size or suite.config["batch_size"])]
+    length = suite.config["backbones"][job.backbone].get("max_length")
+    for flag, value in (("--max-length", length), ("--limit", suite.config.get("limit"))):
+        words += [flag, str(value)] if value is not None else []
+    return shlex.join([*words, *_shared(suite), *_task_dir(suite)])
+
+
+def probe(suite: Suite) -> str:
+    """Arguments of the probe step; a chat template is that of the first backbone."""
+    source = suite.config["data"]["probe"]
+    first = next(iter(suite.config["backbones"]))
+    tasks = json.dumps(suite.probed, sort_keys=True)
+    words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
+    words += ["--seed", str(source["seed"]), "--backbone", suite.backbone_folder(first)]
+    return shlex.join([*words, *_shared(suite), *_task_dir(suite)])
+
+
+def task_data(suite: Suite, task: str) -> str:
+    """Arguments of the step that fetches a task's data."""
+    words = ["--task", json.dumps(suite.fetched_tasks[task], sort_keys=True)]
+    return shlex.join([*words, *_task_dir(suite)])
+
+
+def timing(suite: Suite) -> str:
+    """Arguments of the efficiency step beside model and texts."""
+    cases = suite.config.get("timing", {})
+    modes = "prefill,decode,training" if "training" in cases else "prefill,decode"
+    words = [word for key in cases for word in (f"--{key}", str(cases[key]))]
+    return shlex.join(["--modes", modes, *words])
+
+
+def _shared(suite: Suite) -> list[str]:
+    """Whether contexts are run and counted once, as an argument of the steps that feed texts."""
+    return ["--share-prefix"] if suite.config["share_prefix"] else []
+
+
+def _task_dir(suite: Suite) -> list[str]:
+    """The folder of own lm-eval tasks as an argument of the steps that read tasks."""
+    return ["--task-dir", suite.config["task_folder"]] if "task_folder" in suite.config else []

@@ -1,0 +1,270 @@
+"""A suite's config: defaults, and what can be checked before any job is listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from methods.core.jsonfile import cut
+from workflows import ROOT
+from workflows.demo.presets import PRESETS
+from workflows.evaluation.tasklist import TaskEntry
+from workflows.stats.budget import Protocol
+from workflows.suite.splits import VALIDATION, check_one_split
+
+TASKS = "tasks"  # source of a probe that is made of the suite's tasks
+WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
+SUITES = "workflows/suites"
+SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
+# Keys of earlier versions -> what does their work now.
+RETIRED = {
+    "params_from": "`lender: ROW` gives a control the fitted model whose rates it takes",
+    "scoring": "overlays/paper_literal lists the tasks on the validation splits of ARC",
+    "training_noise": "run the suite under other variables (ATEN_CPU_CAPABILITY=avx2) and another "
+    "name (--config suite=NAME), then hold both results folders against each other with `compare`",
+}
+
+
+def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
+    """Several suite files as one config, merged as Snakemake does with several ``--configfile``.
+
+    Mappings merge key by key, everything else is replaced by the later file. Under all of them go
+    the files that key ``base`` names.
+
+    Args:
+        names: Files, or names of files below ``workflows/suites``.
+        root: Checkout.
+
+    Raises:
+        ValueError: A file does not exist or is no mapping in YAML.
+    """
+    merged: dict[str, Any] = {}
+    for name in names:
+        file = next((f for f in (Path(name), root / SUITES / f"{name}.yaml") if f.is_file()), None)
+        if file is None:
+            raise ValueError(f"suite '{name}' is no file and no name below {SUITES}")
+        _merge(merged, _read(file))
+    return with_base(merged)
+
+
+def with_base(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config over the files of ``workflows/suites/bases`` that its key ``base`` names.
+
+    Raises:
+        ValueError: There is no such file.
+    """
+    merged: dict[str, Any] = {}
+    known = {file.stem: file for file in sorted((ROOT / SUITES / "bases").glob("*.yaml"))}
+    names = config.get("base", [])
+    for name in names if isinstance(names, list) else [names]:
+        if str(name) not in known:
+            raise ValueError(
+                f"suite config, base: there is no '{name}' (bases: {', '.join(known)})"
+            )
+        _merge(merged, _read(known[name]))
+    return _merge(merged, {key: value for key, value in config.items() if key != "base"})
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        read = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"suite file {file} is not valid YAML: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"suite file {file} is no mapping of keys")
+    return read
+
+
+def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in more.items():
+        held = into.get(key)
+        inner = held if isinstance(held, dict) else {}
+        into[key] = _merge(inner, value) if isinstance(value, Mapping) else value
+    return into
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config over its base, with the schema's defaults filled in.
+
+    Raises:
+        ValueError: The config breaks the schema; the message names the key and what is allowed.
+    """
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    complete = json.loads(json.dumps(with_base(config)))
+    if complete.get("scoring") == "standard":  # the default, in every suite.json of that time
+        del complete["scoring"]
+    derived = complete.get("derive")
+    lines = derived.values() if isinstance(derived, dict) else []
+    given = {key for keys in (complete, *lines) if isinstance(keys, dict) for key in keys}
+    for key in (key for key in RETIRED if key in given):
+        raise ValueError(f"suite config, {key}: this key is gone; {RETIRED[key]}")
+    _fill(complete, schema, schema)
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(complete)
+    error = next(iter(sorted(errors, key=lambda e: list(map(str, e.absolute_path)))), None)
+    if error is not None:
+        key = ".".join(map(str, error.absolute_path)) or "top level"
+        allowed = ""
+        if error.validator == "additionalProperties":
+            allowed = f" (allowed: {', '.join(error.schema['properties'])})"
+        raise ValueError(f"suite config, {key}: {cut(error.message)}{allowed}")
+    for budget in complete["budgets"]:
+        check_budget("budgets", budget)
+    return complete
+
+
+def check_end(part: str, spec: Mapping[str, Any]) -> None:
+    """Texts to train on and to calibrate with are drawn from a world without an end.
+
+    Raises:
+        ValueError: It is not said how many are wanted.
+    """
+    endless = spec["source"] in PRESETS and part in ("training", "calibration")
+    if endless and "rows" not in spec:
+        raise ValueError(f"data.{part}: rows must say how many texts of world '{spec['source']}'")
+
+
+def check_source(raw: Any, kind: str) -> dict[str, Any]:
+    """What a step is told of one entry of a suite, with the schema's defaults.
+
+    Args:
+        raw: As in the suite.
+        kind: ``"source"``, of data, or ``"backbone"``.
+
+    Raises:
+        ValueError: It breaks the schema.
+    """
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    part = schema["$defs"][kind]
+    complete = json.loads(json.dumps(raw))
+    _fill(complete, part, schema)
+    error = next(iter(jsonschema.Draft202012Validator(part).iter_errors(complete)), None)
+    if error is not None:
+        raise ValueError(f"--source is no {kind} as in a suite: {cut(error.message)}")
+    told: dict[str, Any] = complete
+    return told
+
+
+def _fill(value: Any, schema: Mapping[str, Any], top: Mapping[str, Any]) -> None:
+    """Insert defaults, in place, wherever the schema states one."""
+    if "$ref" in schema:
+        schema = top["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+    if not isinstance(value, dict):
+        return
+    properties = schema.get("properties", {})
+    for key, sub in properties.items():
+        if "default" in sub:
+            value.setdefault(key, json.loads(json.dumps(sub["default"])))
+    other = schema.get("additionalProperties")
+    for key, item in value.items():
+        sub = properties.get(key, other if isinstance(other, dict) else None)
+        if sub is not None:
+            _fill(item, sub, top)
+
+
+def protocols(config: Mapping[str, Any]) -> list[Protocol]:
+    """How a suite's budgets are met: its key ``match``, one protocol or several."""
+    asked: Protocol | list[Protocol] = config["match"]
+    return [asked] if isinstance(asked, str) else asked
+
+
+def check_budget(key: str, budget: float | None) -> None:
+    """A budget of a suite is a fraction, or None.
+
+    Raises:
+        ValueError: It is outside (0, 1).
+    """
+    if budget is not None and not 0 < budget < 1:
+        raise ValueError(f"suite config, {key}: {budget} must lie between 0 and 1, such as 0.25")
+
+
+def check_retain(
+    config: dict[str, Any], entries: Sequence[TaskEntry], table: Mapping[str, Any]
+) -> None:
+    """Tasks of the Retain and the row it refers to must be in the suite; perplexity never is."""
+    scored = [entry.task for entry in entries if not entry.is_perplexity]
+    if not scored:
+        raise ValueError("suite config, tasks: Retain needs a task beside perplexity")
+    config.setdefault("retain_tasks", scored)
+    for task in config["retain_tasks"]:
+        if task not in scored:
+            raise ValueError(
+                f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(scored)})"
+            )
+    try:
+        check_one_split(
+            VALIDATION.get(e.task, e.task) if e.split == "validation" else e.task
+            for e in entries
+            if e.task in config["retain_tasks"]
+        )
+    except ValueError as error:
+        raise ValueError(f"suite config, {error}") from error
+    if config["reference_row"] not in table:
+        raise ValueError(
+            f"suite config, reference_row: '{config['reference_row']}' is not among the rows"
+        )
+
+
+def check_first(config: Mapping[str, Any], known: Container[str]) -> None:
+    """What a suite wants first must exist; an overlay may have taken it out of the suite.
+
+    Args:
+        config: The suite's.
+        known: Rows of the suite and of the project.
+
+    Raises:
+        ValueError: There is no such row.
+    """
+    for row in config["first"]:
+        if row not in known:
+            raise ValueError(f"suite config, first: there is no row '{row}'")
+
+
+def check_timing(config: Mapping[str, Any]) -> None:
+    """Rows are timed on texts of the suite.
+
+    Raises:
+        ValueError: It has none.
+    """
+    data = config["data"]
+    texts = data.get("probe", data.get("validation", {})).get("source", "")
+    if "timing" in config and (not texts or texts.endswith(".npy")):
+        raise ValueError("suite config, timing: it needs texts, data.probe or data.validation")
+
+
+def check_paths(config: Mapping[str, Any], root: Path) -> None:
+    """Folders, files and worlds must exist; names of the hub are left to the prepare rules."""
+    for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):
+        if (root / place).exists() and not (root / place).is_dir():
+            raise ValueError(f"{place} is a file, a folder is needed there")
+    for name, backbone in config["backbones"].items():
+        path = backbone["path"]
+        if path.startswith(WORLD) and path.removeprefix(WORLD) not in PRESETS:
+            known = ", ".join(f"{WORLD}{world}" for world in PRESETS)
+            raise ValueError(f"suite config, backbones.{name}: {path} is unknown (known: {known})")
+        if is_local(path) and not (root / path / "config.json").is_file():
+            missing = "does not exist" if not (root / path).is_dir() else "has no config.json"
+            raise ValueError(f"suite config, backbones.{name}: folder {path} {missing}")
+    for part, spec in config["data"].items():
+        source = spec["source"]
+        check_end(part, spec)
+        if is_file(part, source) and not (root / source).is_file():
+            worlds = ", ".join(PRESETS)
+            raise ValueError(
+                f"suite config, data.{part}: file {source} does not exist (worlds: {worlds})"
+            )
+
+
+def is_file(part: str, source: str) -> bool:
+    """Whether a part of the data is a file here, not a world, of the hub, or made of the tasks."""
+    made = source in PRESETS or source.startswith("hub:")
+    return not made and (part, source) != ("probe", TASKS)
+
+
+def is_local(path: str) -> bool:
+    """Whether a backbone's path is a folder, not ``hub:owner/name`` or ``world:name``."""
+    return not path.startswith(("hub:", WORLD))

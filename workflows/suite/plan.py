@@ -1,0 +1,124 @@
+"""A suite's cost per row and in total, as JSON; all figures are derived."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workflows import ROOT
+from workflows.suite.jobs import Suite
+from workflows.suite.machines import MACHINES, Machine
+from workflows.suite.model import model_of
+from workflows.suite.runs import CHAT, Run, hours, no_hours, run_of, uncounted_fits
+from workflows.suite.tasks import not_counted
+
+GB = 1e9
+# Hub data sets: documents and their bytes. PG19's validation split is 50 books.
+DATASETS = {"allenai/tulu-3-sft-mixture": (939_343, 3_102), "emozilla/pg19": (50, 420_000)}
+OTHER_DATASET = (10_000, 3_000)
+
+
+def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
+    """What a suite costs.
+
+    Args:
+        suite: Read and checked.
+        root: Checkout with results.
+
+    Returns:
+        ``rows`` by name and ``total``, each with fits, evaluations, tokens, operations, hours per
+        machine and peak memory; ``left``, the total of the runs without a record; ``disk`` in GB;
+        tasks that are ``not_counted``, rows that are ``fits_not_counted``. All derived, none
+        measured.
+
+    Raises:
+        ValueError: A backbone has neither a config nor a published shape.
+    """
+    models = {name: model_of(suite, name, root) for name in suite.config["backbones"]}
+    runs = [run_of(suite, job, models[job.backbone]) for job in suite.jobs]
+    again = repeats(suite)
+    rows: dict[str, list[Run]] = {}
+    for run in runs:
+        rows.setdefault(run.job.row, []).append(run)
+    left = [run for run in runs if not (root / run.job.folder / "record.json").is_file()]
+    return {
+        "suite": suite.name,
+        "basis": "derived",
+        "rows": {name: totals(members, again) for name, members in rows.items()},
+        "total": totals(runs, again),
+        "left": totals(left, again),
+        "disk": disk(suite, runs),
+        "not_counted": not_counted(suite.entries),
+        "fits_not_counted": uncounted_fits(suite.jobs),
+    }
+
+
+def repeats(suite: Suite) -> Counter[str]:
+    """Folder of a run -> evaluations beyond its own, for the noise floor."""
+    return Counter(file.split("/noise/")[0] for file in suite.noise_files())
+
+
+def totals(runs: Sequence[Run], again: Mapping[str, int]) -> dict[str, Any]:
+    """The sums over runs, and the peaks."""
+    evaluations = 0
+    trained = scored = flops = 0.0
+    seconds, longest = no_hours(), no_hours()
+    for run in runs:
+        times = 1 + again.get(run.job.folder, 0)
+        evaluations += times
+        trained += run.fit.tokens
+        scored += times * run.evaluation.tokens
+        flops += run.fit.flops + times * run.evaluation.flops
+        for machine in MACHINES:
+            fit, evaluation = (run.seconds(work, machine) for work in (run.fit, run.evaluation))
+            seconds[machine.name] += (fit + times * evaluation) / machine.jobs
+            longest[machine.name] = max(longest[machine.name], fit + evaluation)
+    return {
+        "basis": "derived",
+        "fits": len(runs),
+        "evaluations": evaluations,
+        "training_tokens": round(trained),
+        "scored_tokens": round(scored),
+        "flops": flops,
+        "hours": hours(seconds),
+        "longest_run_hours": hours(longest),
+        "fit_memory_gb": round(max((run.fit.memory for run in runs), default=0) / GB, 2),
+        "evaluation_memory_gb": round(
+            max((run.evaluation.memory for run in runs), default=0) / GB, 2
+        ),
+        "trained_parameters": max((run.trained for run in runs), default=0),
+    }
+
+
+def too_small(total: dict[str, Any], machine: Machine) -> bool:
+    """Whether a machine lacks the memory for the largest run."""
+    peak = max(total["fit_memory_gb"], total["evaluation_memory_gb"])
+    return bool(machine.memory and peak * GB > machine.memory)
+
+
+def disk(suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
+    """GB by kind. Of static models and snapshots one exists at a time, unless models are kept."""
+    statics = [run.left for run in runs]
+    kept = sum(statics) if suite.keeps("untrained") else max(statics, default=0)
+    backbones = {run.job.backbone: run.weights for run in runs}
+    kinds = {
+        "backbones": sum(backbones.values()),
+        "trained_parts": sum(4.0 * run.trained for run in runs),
+        "static_models": kept,
+        "snapshots": max((12.0 * run.trained for run in runs), default=0),
+        "data": sum(data_bytes(spec) for spec in _sources(suite)),
+    }
+    told = {name: round(size / GB, 2) for name, size in kinds.items()}
+    return {"basis": "derived", **told, "total": round(sum(kinds.values()) / GB, 2)}
+
+
+def _sources(suite: Suite) -> list[dict[str, Any]]:
+    return [spec for spec in suite.config["data"].values() if spec["source"].startswith("hub:")]
+
+
+def data_bytes(spec: dict[str, Any]) -> float:
+    """Bytes of a part of a hub data set: text, and four per token."""
+    documents, size = DATASETS.get(spec["source"].removeprefix("hub:"), OTHER_DATASET)
+    return float(min(spec.get("rows", documents), documents) * (size + 4 * CHAT))

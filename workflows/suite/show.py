@@ -1,0 +1,82 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workflows.suite.jobs import Suite
+from workflows.suite.machines import MACHINES
+from workflows.suite.plan import plan, too_small
+
+
+def opening(suite: Suite) -> str:
+    """What a run of a suite says first: its plan, or why there is none."""
+    try:
+        return "\n".join(lines(plan(suite)))
+    except ValueError as error:
+        return f"No plan of what suite {suite.name} costs: {error}"
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """The plan as text."""
+    machines = [machine.name for machine in MACHINES]
+    head = ["row", "fits", "evals", "trained Mtok", "scored Mtok", "PFLOP"]
+    head += [f"{name} h" for name in machines] + ["fit GB", "eval GB"]
+    table = [head]
+    for name, one in (*found["rows"].items(), ("total", found["total"])):
+        told = [name, f"{one['fits']}", f"{one['evaluations']}"]
+        told += [f"{one[key] / 1e6:,.1f}" for key in ("training_tokens", "scored_tokens")]
+        told += [f"{one['flops'] / 1e15:,.1f}", *(_short(one["hours"][m]) for m in machines)]
+        told += [f"{one['fit_memory_gb']:.1f}", f"{one['evaluation_memory_gb']:.1f}"]
+        table.append(told)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    shown = [
+        "  ".join(
+            cell.ljust(width) if n == 0 else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in table
+    ]
+    return [
+        f"Suite {found['suite']}; every figure is derived, none is measured.",
+        *shown,
+        *notes(found),
+    ]
+
+
+def _short(value: float) -> str:
+    """Two decimals below ten, none above."""
+    return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
+
+
+def notes(found: Mapping[str, Any]) -> list[str]:
+    """What the table leaves out."""
+    total, left, disk = found["total"], found["left"], found["disk"]
+    sizes = ", ".join(
+        f"{name.replace('_', ' ')} {size:g}" for name, size in disk.items() if name != "basis"
+    )
+    told = [f"Disk in GB (derived): {sizes}."]
+    for machine in MACHINES:
+        if machine.jobs > 1:
+            longest = total["longest_run_hours"][machine.name]
+            told.append(
+                f"{machine.name}: {machine.jobs} runs side by side; the longest takes "
+                f"{_short(longest)} h on its core."
+            )
+        elif too_small(total, machine):
+            told.append(f"{machine.name}: the largest run needs more memory than it has.")
+    if left["fits"] < total["fits"]:
+        done = total["fits"] - left["fits"]
+        first = MACHINES[0].name
+        told.append(
+            f"{done} runs have records; the others take {_short(left['hours'][first])} {first} h."
+        )
+    if found["not_counted"]:
+        told.append(
+            f"Not counted, since their tokens are not known: {', '.join(found['not_counted'])}."
+        )
+    if found["fits_not_counted"]:
+        rows = ", ".join(found["fits_not_counted"])
+        told.append(f"Fits not counted, since what they read is not known: {rows}.")
+    return told

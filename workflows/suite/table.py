@@ -1,0 +1,154 @@
+"""The lines of a suite's table: rows with their params, budgets and seeds; no torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from methods import Row
+from workflows.suite.config import check_budget
+
+
+@dataclass(frozen=True)
+class TableLine:
+    """A line of the suite's table; ``start`` and ``lender`` name other lines."""
+
+    name: str
+    method: Row
+    params: Mapping[str, Any]
+    budgets: Sequence[float | None]
+    seeds: Sequence[int]
+    start: str | None = None
+    lender: str | None = None
+
+
+def read_table(
+    config: Mapping[str, Any], rows: Mapping[str, Row], root: Path
+) -> dict[str, TableLine]:
+    """Name -> line of the suite's table.
+
+    Args:
+        config: Complete.
+        rows: Discovered rows by name.
+        root: Checkout in which the file of tuned params is looked up.
+
+    Raises:
+        ValueError: A row, a param's file or a seed is wrong; one sentence names it.
+    """
+    names = _named(config["rows"], rows)
+    tuned = _tuned(config, root)
+    base = _base_params(config, rows, tuned)
+    table: dict[str, TableLine] = {}
+    for name in names:
+        row = _find(rows, name, "rows")
+        budgets = list(config["budgets"]) if row.budgeted else [None]
+        table[name] = TableLine(name, row, base[name], budgets, _seeds(name, row, config))
+    for name, spec in config["derive"].items():
+        if name in rows:
+            raise ValueError(f"suite config, derive.{name}: a row has this name already")
+        table[name] = _derived(name, spec, config, rows, base, tuned)
+    for name in config["row_seeds"]:
+        if name not in table:  # an overlay may run fewer rows
+            _find(rows, name, "row_seeds")
+    for line in table.values():
+        for other in filter(None, (line.start, line.lender)):
+            _check_other(line, other, table)
+    return table
+
+
+def _named(asked: Any, rows: Mapping[str, Row]) -> list[str]:
+    """The suite's key ``rows``: ``all``, ``{all_but: [...]}`` or a list."""
+    if isinstance(asked, list):
+        return asked
+    left_out = [] if asked == "all" else asked["all_but"]
+    for name in left_out:
+        _find(rows, name, "rows.all_but")
+    return [name for name in rows if name not in left_out]
+
+
+def _seeds(name: str, row: Row, config: Mapping[str, Any]) -> list[int]:
+    """The seeds of a row: its own or the suite's; one where the seed changes nothing."""
+    seeds: list[int] = config["row_seeds"].get(name, config["seeds"])
+    return seeds if row.stochastic else seeds[:1]
+
+
+def _check_other(line: TableLine, other: str, table: Mapping[str, TableLine]) -> None:
+    """What a line starts or borrows from must run, and under its seeds where they matter."""
+    where = f"suite config, derive.{line.name}"
+    if other not in table:
+        raise ValueError(f"{where}: '{other}' is not among the suite's rows")
+    lacking = [seed for seed in line.seeds if seed not in table[other].seeds]
+    if table[other].method.stochastic and lacking:
+        raise ValueError(f"{where}: '{other}' does not run its seed {lacking[0]} (see row_seeds)")
+    missing = [budget for budget in line.budgets if budget not in table[other].budgets]
+    if table[other].method.budgeted and missing:
+        raise ValueError(f"{where}: '{other}' does not run its budget {missing[0]}")
+
+
+def _derived(
+    name: str,
+    spec: Mapping[str, Any],
+    config: Mapping[str, Any],
+    rows: Mapping[str, Row],
+    base: Mapping[str, Mapping[str, Any]],
+    tuned: Mapping[str, Mapping[str, Any]],
+) -> TableLine:
+    """A line that the suite derives from a row, or from one row and then another."""
+    where = f"derive.{name}"
+    row = _find(rows, spec["from"], f"{where}.from")
+    budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
+    for budget in budgets:
+        check_budget(f"{where}.budgets", budget)
+    first = None
+    if "then" in spec:
+        first, row = row.name, _find(rows, spec["then"], f"{where}.then")
+        if rows[first].kind != "static" or not row.trained or row.budgeted:
+            raise ValueError(
+                f"suite config, {where}: 'from' must be a static row and 'then' a trained row "
+                f"without a budget, not '{first}' and '{row.name}'"
+            )
+    params = {**base[row.name], **tuned.get(name, {}), **spec["params"]}
+    seeds = _seeds(name, row, config)
+    return TableLine(name, row, params, budgets, seeds, first, spec.get("lender"))
+
+
+def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, dict[str, Any]]:
+    """Line -> params that the tune step chose for it."""
+    if "tuned" not in config:
+        return {}
+    file = root / config["tuned"]
+    if not file.is_file():
+        raise ValueError(f"suite config, tuned: file {config['tuned']} does not exist")
+    try:
+        told = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return {row: dict(params) for row, params in told["params"].items()}
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError):
+        raise ValueError(
+            f"suite config, tuned: {config['tuned']} is no file of the tune step (params per row)"
+        ) from None
+
+
+def _base_params(
+    config: Mapping[str, Any], rows: Mapping[str, Row], tuned: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Row -> params a suite gives it: shared training params, then tuned ones, then its own."""
+    for name in config["params"]:
+        _find(rows, name, "params")
+    return {
+        name: {
+            **(config["training"] if row.trained else {}),
+            **tuned.get(name, {}),
+            **config["params"].get(name, {}),
+        }
+        for name, row in rows.items()
+    }
+
+
+def _find(rows: Mapping[str, Row], name: str, key: str) -> Row:
+    if name not in rows:
+        raise ValueError(f"suite config, {key}: unknown row '{name}' (rows: {', '.join(rows)})")
+    return rows[name]
