@@ -2,7 +2,7 @@
 
 ``discover()`` reads the literals of each method class from its syntax tree and imports neither
 torch nor the methods. ``load_method(row)`` imports the one file a row needs; ``load_model(folder)``
-gives back what a ``compress`` step wrote, and so does transformers' ``AutoModelForCausalLM`` once
+gives back what a ``fit`` step wrote, and so does transformers' ``AutoModelForCausalLM`` once
 ``methods`` is imported.
 """
 
@@ -31,10 +31,10 @@ def load_model(
     backbone: str | Path | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> PreTrainedModel:
-    """The compressed model that ``compress`` wrote to ``folder``, as a causal LM in eval mode.
+    """The compressed model that ``fit`` wrote to ``folder``, as a causal LM in eval mode.
 
     Args:
-        folder: Output of the compress step, or of ``save_pretrained`` of a loaded model.
+        folder: Output of the fit step, or of ``save_pretrained`` of a loaded model.
         backbone: Where the dense backbone lies now, if it moved; its hash must match.
         dtype: Of the model, such as ``"bfloat16"``; None: as it is stored. What decides which
             layers run stays in float32.

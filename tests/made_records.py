@@ -1,4 +1,4 @@
-"""Records and items as the evaluate step writes them, with values that a test chooses."""
+"""Records and items as the score step writes them, with values that a test chooses."""
 
 from __future__ import annotations
 

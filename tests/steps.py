@@ -28,10 +28,10 @@ def call(step: str, *arguments: Any) -> None:
         torch.set_num_threads(threads)
 
 
-def compress(row: str, backbone: Path, out: Path, *more: Any) -> Path:
+def fit(row: str, backbone: Path, out: Path, *more: Any) -> Path:
     """One fitted row, by the threads of this test session."""
     fixed = ["--method", row, "--backbone", backbone, "--out", out, "--device", "cpu"]
-    call("compress", *fixed, "--threads", torch.get_num_threads(), *more)
+    call("fit", *fixed, "--threads", torch.get_num_threads(), *more)
     return out
 
 

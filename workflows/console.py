@@ -12,12 +12,12 @@ from pathlib import Path
 
 STEPS = {
     "rows": "rows",
-    "fit": "compress",
-    "score": "evaluate",
+    "fit": "fit",
+    "score": "score",
     "report": "report",
     "explain": "explain",
     "compare": "compare",
-    "time": "efficiency",
+    "time": "time",
     "plan": "plan",
     "status": "status",
     "tune": "tune",

@@ -98,7 +98,7 @@ def read_record(file: Path) -> dict[str, Any]:
 
 
 def read_speeds(file: Path) -> list[dict[str, Any]]:
-    """The measurements of a run, as the efficiency step wrote them.
+    """The measurements of a run, as the time step wrote them.
 
     Raises:
         ValueError: Not JSON, or a line lacks what tables show.

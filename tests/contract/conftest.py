@@ -36,7 +36,7 @@ class Runs:
         """The folder of a fit; ``name`` tells repeated fits apart."""
         out = (self.home / root) / kind / name / row
         if not (out / CARD).is_file():
-            steps.compress(row, self.backbones[kind], out, *self.arguments(row, kind))
+            steps.fit(row, self.backbones[kind], out, *self.arguments(row, kind))
         return out
 
     def files(self, row: str, kind: str = "llama") -> dict[str, Path]:
@@ -46,7 +46,7 @@ class Runs:
         return {p: self.data["ids" if ids else p] for p in data_parts(ROWS[row])}
 
     def arguments(self, row: str, kind: str = "llama", seed: int = SEED) -> list[Any]:
-        """Of the compress step."""
+        """Of the fit step."""
         fixed = ["--budget", BUDGETS.get(row, BUDGET), "--seed", seed, "--max-length", 64]
         params = ["--params", json.dumps(QUICK.get(row, {}))]
         return [*fixed, *params, *data_words(self.files(row, kind))]

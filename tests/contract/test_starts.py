@@ -29,7 +29,7 @@ def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
     start = shutil.copytree(runs.fit(row), home / "start")
     before = {file: file.read_bytes() for file in start.iterdir()}
     arguments = ["--params", HEAL, "--max-length", 64, *data_words(runs.files("lora"))]
-    steps.compress("lora", start, home / "healed", *arguments)
+    steps.fit("lora", start, home / "healed", *arguments)
     assert {file: file.read_bytes() for file in start.iterdir()} == before
     first = load(start)
     # Both folders may move together.
@@ -62,6 +62,6 @@ def test_what_cannot_start_from_a_compressed_model(
 ) -> None:
     arguments = ["--budget", 0.1, "--train", runs.data["training"]]
     with pytest.raises(SystemExit):
-        steps.compress(row, runs.fit(start), tmp_path / "out", *arguments)
+        steps.fit(row, runs.fit(start), tmp_path / "out", *arguments)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -74,7 +74,7 @@ class Folders:
             files = [
                 word for flag, part in parts.items() for word in (f"--{flag}", self.data[part])
             ]
-            steps.compress(row, self.home / kind, out, *fixed, *files)
+            steps.fit(row, self.home / kind, out, *fixed, *files)
         return out
 
     def save(self, row: str, kind: str = "llama") -> Path:
@@ -125,7 +125,7 @@ def test_transformers_loads_a_folder_as_what_it_is(row: str, kind: str, folders:
 def test_a_healed_row_is_saved_with_what_it_started_from(folders: Folders, tmp_path: Path) -> None:
     arguments = ["--params", json.dumps(SHORT | {"rank": 2}), "--max-length", 64]
     arguments += ["--train", folders.data["training"]]
-    healed = steps.compress("lora", folders.fit("slicegpt"), tmp_path / "healed", *arguments)
+    healed = steps.fit("lora", folders.fit("slicegpt"), tmp_path / "healed", *arguments)
     load_model(healed).save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert torch.equal(logits(again), logits(load_model(healed)))
@@ -302,10 +302,10 @@ def scores(results: Any) -> dict[tuple[str, str], float]:
 
 
 def evaluated(folder: Path, tasks: Path, *more: Any) -> dict[tuple[str, str], float]:
-    """The same of the evaluate step."""
+    """The same of the score step."""
     out = folder.with_name(f"{folder.name}.json")
     given = ["--tasks", "toy_choice,toy_write", "--task-dir", tasks, "--device", "cpu", *more]
-    steps.call("evaluate", "--model", folder, "--out", out, *given)
+    steps.call("score", "--model", folder, "--out", out, *given)
     found = json.loads(out.read_text())["scores"]
     return {(score["task"], score["metric"]): score["value"] for score in found}
 

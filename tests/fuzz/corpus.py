@@ -82,13 +82,13 @@ CORPUS: dict[str, list[Edit]] = {
         put(CARD, 100, "structure", "removed_layers"),
         raw(CARD, DEEP), raw(DECIDED, b"\xff"), raw(DECIDED, b"[]"), put(DECIDED, "x", "layers"),
     ],
-    "command compress": [
+    "command fit": [
         raw("command.json", b"[]"), put("command.json", "--gone", 0),
         put("command.json", "1e400", 5),
         put("command.json", str(10**30), 7), put("command.json", "[]", 9),
         put("command.json", "text.txt", 13),
     ],
-    "command evaluate": [
+    "command score": [
         put("command.json", "[[]]", 3), put("command.json", '[{"task": []}]', 3),
         put("command.json", "0", 7), put("command.json", "x", 9), put("command.json", "ids.npy", 1),
     ],

@@ -154,8 +154,8 @@ def read_jobs(folder: Path) -> None:
     assert len({job.folder for job in suite.jobs}) == len(suite.jobs)
     for job in suite.jobs:
         load_method(job.method.name, job.params)
-        assert commands.compress(suite, job).isprintable()
-        assert commands.evaluate(suite, job).startswith("--suite")
+        assert commands.fit(suite, job).isprintable()
+        assert commands.score(suite, job).startswith("--suite")
         assert ".." not in Path(job.folder).parts
     assert json.loads(suite.as_json) == suite.config
     assert suite.prepared_files() is not None
@@ -217,7 +217,7 @@ def make_model(folder: Path) -> None:
     make_backbone(folder / "backbone")
     words = ["--params", '{"layers": 1}', "--budget", "0.25"]
     np.save(folder / "ids.npy", np.arange(24).reshape(4, 6))
-    made = steps.compress("shortgpt", folder / "backbone", folder / "model",
+    made = steps.fit("shortgpt", folder / "backbone", folder / "model",
                           "--calibration", folder / "ids.npy", *words)  # fmt: skip
     (made / "decisions.json").write_text(json.dumps({"bypass_rates": [0.0, 0.5]}))
 
@@ -233,9 +233,9 @@ def read_model(folder: Path) -> None:
 
 
 COMMANDS = {
-    "compress": "--method shortgpt --backbone toy --budget 0.5 --seed 1 --params {} "
+    "fit": "--method shortgpt --backbone toy --budget 0.5 --seed 1 --params {} "
     "--max-length 16 --calibration ids.npy --match pooled --dtype float32",
-    "evaluate": "--model toy --tasks toy_choice --task-dir tasks --limit 1 --batch-size 2 "
+    "score": "--model toy --tasks toy_choice --task-dir tasks --limit 1 --batch-size 2 "
     "--max-length 32 --suite s --row r",
     "data": '--part calibration --source {"source":"rows.jsonl","rows":2}',
 }
@@ -251,7 +251,7 @@ def make_command(step: str, folder: Path) -> None:
 def read_command(step: str, folder: Path) -> None:
     """The step writes what it was asked for, or ends with status 2 and a sentence."""
     words = json.loads((folder / "command.json").read_text())
-    out = folder / ("out" if step == "compress" else "out.json")
+    out = folder / ("out" if step == "fit" else "out.json")
     said = io.StringIO()
     try:
         with chdir(folder), redirect_stderr(said):

@@ -30,8 +30,8 @@ from workflows.runtime.program import sentence
 # Drawn cases per class, beside those of the corpus.
 DRAWN = {
     "configs": 50, "tokenizers": 50, "weights": 30, "shards": 30, "documents": 50, "suites": 25,
-    "tasks": 8, "records": 16, "decisions": 10, "models": 30, "command compress": 12,
-    "command evaluate": 6, "command data": 16,
+    "tasks": 8, "records": 16, "decisions": 10, "models": 30, "command fit": 12,
+    "command score": 6, "command data": 16,
 }  # fmt: skip
 LEAST, SECONDS, MEGABYTES = 300, 20, 1024
 STRUCTURED = (".json", ".jsonl", ".yaml")
@@ -149,8 +149,8 @@ def test_enough_cases_in_bounds() -> None:
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        ("compress", "--method shortgpt --backbone gone --out out --calibration gone.npy"),
-        ("evaluate", "--model gone --tasks demo_boolean --out out.json"),
+        ("fit", "--method shortgpt --backbone gone --out out --calibration gone.npy"),
+        ("score", "--model gone --tasks demo_boolean --out out.json"),
         ("report", "--results gone --out out"),
         ("data", "--part training --source [] --out rows.jsonl"),
     ],

@@ -101,7 +101,7 @@ def lender(
 ) -> Path:
     """The folder of a fitted HeRo."""
     words = ["--train", data_files["training"], "--validation", data_files["validation"]]
-    return steps.compress(
+    return steps.fit(
         "hero", llama, tmp_path_factory.mktemp("lender") / "hero", *words, "--budget", 0.2,
         "--seed", 3, "--max-length", 32, "--params", json.dumps(TRAINING),
     )  # fmt: skip

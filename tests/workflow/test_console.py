@@ -103,15 +103,15 @@ def test_a_model_of_the_hub_is_to_be_fetched_first(
         f"""--source '{{"path": "hub:{name}"}}' --out SmolLM2-135M"""
     )
     fit = ["--method", "random-skip", "--budget", "0.25", "--out", tmp_path / "out"]
-    assert refuse("compress", "--backbone", name, *fit) == told
+    assert refuse("fit", "--backbone", name, *fit) == told
     scoring = ["--tasks", "piqa", "--out", tmp_path / "record.json"]
-    assert refuse("evaluate", "--model", name, *scoring) == told
+    assert refuse("score", "--model", name, *scoring) == told
     for path in ("gone", "a/b/c", "/gone/model", "../model"):
-        assert "fetch" not in refuse("compress", "--backbone", path, *fit)
+        assert "fetch" not in refuse("fit", "--backbone", path, *fit)
 
 
-FIT = ["compress", "--method", "hero", "--backbone", "BACKBONE", "--budget", "0.25", "--out", "OUT"]
-TIMES = ["efficiency", "--method", "hero", "--shape", "cpu_512", "--out", "OUT.json"]
+FIT = ["fit", "--method", "hero", "--backbone", "BACKBONE", "--budget", "0.25", "--out", "OUT"]
+TIMES = ["time", "--method", "hero", "--shape", "cpu_512", "--out", "OUT.json"]
 TUNE = ["tune", "--suite", "demo", "--data", "DATA", "--out", "OUT.yaml"]
 COST = ["cost", "--shape", "cpu_512", "--rows", "shortgpt", "--out", "OUT.json"]
 CARD = ["model_card", "--model", "BACKBONE", "--data", "DATA", "--out", "OUT.md"]
@@ -140,7 +140,7 @@ EARLY = [
     ([*TUNE, "--out", "DATA"], "is a folder, a file is to be written there"),
     ([*COST, "--budget", "1"], "budget 1.0 must be a number between 0 and 1"),
     ([*COST, "--length", "0"], "--length is 0, must be at least 1"),
-    ([*COST, "--rows", "hero"], "--rows: 'hero' trains; the efficiency step times training"),
+    ([*COST, "--rows", "hero"], "--rows: 'hero' trains; the time step times training"),
     ([*CARD, "--params", "{"], "--params is not valid JSON"),
     ([*CARD, "--data", "gone"], "training file gone/training.jsonl does not exist"),
 ]

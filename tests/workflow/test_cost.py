@@ -45,4 +45,4 @@ def test_a_finished_row_is_not_fitted_again(shape: str, tmp_path: Path) -> None:
 
 def test_a_trained_row_is_refused(shape: str, refuse: steps.Refuse, tmp_path: Path) -> None:
     said = refuse("cost", "--shape", shape, "--rows", "lora", "--out", tmp_path / "cost.json")
-    assert said == "--rows: 'lora' trains; the efficiency step times training"
+    assert said == "--rows: 'lora' trains; the time step times training"

@@ -9,7 +9,7 @@ import pytest
 from tests import steps
 from workflows.runtime import provenance
 
-STEPS = ("compress", "cost", "data", "efficiency", "tokens", "train_backbone", "tune")
+STEPS = ("fit", "cost", "data", "time", "tokens", "train_backbone", "tune")
 
 
 def test_these_steps_import_neither() -> None:

@@ -24,7 +24,7 @@ Snakemake = Callable[..., tuple[int, str]]
 
 def score(model: Path, out: Path, *more: Any) -> dict[str, float]:
     """Task and metric -> value of a record that the step writes, and how many tokens it counted."""
-    steps.call("evaluate", "--model", model, "--out", out, "--device", "cpu", *more)
+    steps.call("score", "--model", model, "--out", out, "--device", "cpu", *more)
     record = json.loads(out.read_text())
     found = {f"{score['task']} {score['metric']}": score["value"] for score in record["scores"]}
     return found | {"tokens": record["rates"]["all"]["tokens"]}
@@ -98,7 +98,7 @@ def test_a_model_that_was_changed_is_scored_again(
     text.write_text("w1 w2 w3 w4 w5")
     backbone = shutil.copytree(llama, tmp_path / "backbone")
     given = ["--budget", 0.25, "--calibration", data_files["ids"]]
-    model = steps.compress(row, backbone, tmp_path / "model", *given) if row else backbone
+    model = steps.fit(row, backbone, tmp_path / "model", *given) if row else backbone
     changed = model if row == "shortgpt" else backbone
     tasks = ["--tasks", f"toy_write,perplexity:{text}", "--task-dir", folder]
     rescored(model, lambda: change(changed), tmp_path, *tasks)
@@ -117,13 +117,13 @@ def test_a_model_that_only_moved_is_not(llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "ending"), [("evaluate", ".json"), ("probe", ".jsonl"), ("data", ".jsonl")]
+    ("step", "ending"), [("score", ".json"), ("probe", ".jsonl"), ("data", ".jsonl")]
 )
 def test_names_of_two_records_share_no_file_beside_them(
     step: str, ending: str, refuse: steps.Refuse, llama: Path, tmp_path: Path
 ) -> None:
     given = {
-        "evaluate": ["--model", llama, "--tasks", "demo_facts"],
+        "score": ["--model", llama, "--tasks", "demo_facts"],
         "probe": ["--tasks", "demo_facts", "--rows", 1],
         "data": ["--part", "probe", "--source", '{"source": "demo", "rows": 2}'],
     }[step]
@@ -151,11 +151,11 @@ def fresh(copy: Path, folder: Path) -> Any:
     suite = read_suite(yaml.safe_load((copy / "toy.yaml").read_text()), copy)
     job, probe, model = suite.find(*RECORD.split("/")[2:6]), folder / "p.jsonl", folder / "model"
     steps.call("data", "--part", "probe", "--source", suite.data_source("probe"), "--out", probe)
-    fit = [*shlex.split(commands.compress(suite, job)), "--device", "cpu", "--probe", probe]
-    steps.call("compress", *fit, "--backbone", "toy/backbone", "--out", model)
-    words = shlex.split(commands.evaluate(suite, job))
+    fit = [*shlex.split(commands.fit(suite, job)), "--device", "cpu", "--probe", probe]
+    steps.call("fit", *fit, "--backbone", "toy/backbone", "--out", model)
+    words = shlex.split(commands.score(suite, job))
     given = ["--model", model, "--tasks", suite.tasks_json, *words, "--device", "cpu"]
-    steps.call("evaluate", *given, "--out", folder / "record.json")
+    steps.call("score", *given, "--out", folder / "record.json")
     return told(folder / "record.json")
 
 
@@ -186,7 +186,7 @@ def test_a_suite_whose_files_were_edited_ends_as_a_fresh_run(
     replace(tasks / "choice.jsonl", "".join(rows[:5]))
     replace(tasks / "base", (tasks / "base").read_text().replace("{{question}}", "{{answer}}"))
     second, said = run(copy, run_snakemake)
-    assert "rule compress" not in said
+    assert "rule fit" not in said
     (tmp_path / "second").mkdir()
     assert second == fresh(copy, tmp_path / "second")
     for before, after in zip(first[0], second[0], strict=True):
@@ -235,14 +235,14 @@ def test_what_is_scored_again_under_other_settings_follows_from_the_same_files(
         given = ["-n", *records, "--configfile", str(file)]
         status, said = run_snakemake(plain_copy, *given)
         assert status == 0, said
-        rules = ("task_data", "evaluate", "noise")
+        rules = ("task_data", "score", "noise")
         return [rule for rule in rules if f"\n{rule} " in said]
 
     assert wanted() == []
     text.write_text("two")
-    assert wanted() == ["evaluate", "noise"]
+    assert wanted() == ["score", "noise"]
     text.write_text("one")
     os.utime(text, (10**9, 10**9))
     task.write_text("task: theirs\ndataset_path: owner/other\n")
-    assert wanted() == ["task_data", "evaluate", "noise"]
+    assert wanted() == ["task_data", "score", "noise"]
     shutil.rmtree(plain_copy / "results/edited")

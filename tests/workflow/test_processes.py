@@ -61,5 +61,5 @@ def test_only_what_trains_takes_several_processes(folder: Path) -> None:
 def test_a_suite_gives_its_gpus_to_what_trains() -> None:
     config = yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text())
     suite = read_suite(config | {"resources": {"gpu": 2}})
-    asked = {job.row: "--processes 2" in commands.compress(suite, job) for job in suite.jobs}
+    asked = {job.row: "--processes 2" in commands.fit(suite, job) for job in suite.jobs}
     assert asked == {job.row: job.method.trained for job in suite.jobs}

@@ -20,7 +20,7 @@ CUT = ["--budget", 0.2]
 
 def record_of(model: Path, task_folder: Path, out: Path) -> dict[str, Any]:
     scored = ["--tasks", "toy_choice", "--task-dir", task_folder, "--device", "cpu"]
-    steps.call("evaluate", "--model", model, *scored, "--out", out)
+    steps.call("score", "--model", model, *scored, "--out", out)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 
@@ -44,7 +44,7 @@ def test_a_protocol_stands_in_card_and_record_where_one_applies(
     tmp_path: Path,
 ) -> None:
     given = [*arguments, "--calibration", data_files["ids"]]
-    model = steps.compress(row, llama, tmp_path / "model", *given)
+    model = steps.fit(row, llama, tmp_path / "model", *given)
     assert json.loads((model / CARD).read_text())["match"] == match
     assert record_of(model, task_folder, tmp_path / "record.json")["match"] == match
 
@@ -74,7 +74,7 @@ def test_the_fit_hears_of_the_protocol_and_the_record_of_how_training_ended(
         return Fitted(fitted.model, fitted.structure, fitted.decisions | told)
 
     monkeypatch.setattr(random_skip.RandomSkip, "fit", steered)
-    model = steps.compress("random-skip", llama, tmp_path / "model", *CUT, "--match", "each")
+    model = steps.fit("random-skip", llama, tmp_path / "model", *CUT, "--match", "each")
     assert asked == ["each"]
     record = record_of(model, task_folder, tmp_path / "record.json")
     assert {key: record["fit"][key] for key in told} == told
@@ -111,12 +111,12 @@ def test_two_protocols_double_the_rows_that_decide_per_token_and_no_others() -> 
     ]  # fmt: skip
     drawn = both.find("demo", "drawn", "b25-each", "s42")
     assert drawn.waits_for() == ["results/tiny/demo/hero/b25-each/s42/model"]
-    words = commands.compress(both, drawn)
+    words = commands.fit(both, drawn)
     assert "--match each" in words
     assert "--lender results/tiny/demo/hero/b25-each/s42/model" in words
     healed = both.find("demo", "cut+lora", "b25", "s42")
     assert healed.waits_for() == ["results/tiny/demo/shortgpt/b25/s42/model"]
-    assert "--match" not in commands.compress(both, healed)
+    assert "--match" not in commands.fit(both, healed)
 
 
 def test_a_suite_by_each_alone_has_no_pooled_run() -> None:

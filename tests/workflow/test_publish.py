@@ -71,7 +71,7 @@ def test_the_committed_scores_of_dense_are_still_those_of_the_demo(tmp_path: Pat
     backbone = ROOT / "workflows/demo/backbone"
     command = ["--model", backbone, "--tasks", ",".join(tasks), "--max-length", "256"]
     out = tmp_path / "record.json"
-    steps.call("evaluate", *command, "--batch-size", "32", "--device", "cpu", "--out", out)
+    steps.call("score", *command, "--batch-size", "32", "--device", "cpu", "--out", out)
     told = pd.read_csv(DEMO / "scores.csv")
     for score in json.loads(out.read_text())["scores"]:
         same = told[(told["row"] == "dense") & (told["task"] == score["task"])]

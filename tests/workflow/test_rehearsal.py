@@ -189,7 +189,7 @@ def test_a_task_that_is_added_is_fetched_and_scored_alone(rehearsal: Rehearsal) 
     name, files = "llama31_8b", rehearsal.suite("llama31_8b")
     logs = {
         file: file.stat().st_mtime_ns
-        for file in (rehearsal.folder / "results" / name / "logs").rglob("compress.log")
+        for file in (rehearsal.folder / "results" / name / "logs").rglob("fit.log")
     }
     overlay = yaml.safe_load((rehearsal.folder / files[-1]).read_text("utf-8"))
     added = {"task": "gsm8k", "limit": 2, "num_fewshot": 1}

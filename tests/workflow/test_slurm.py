@@ -123,7 +123,7 @@ def test_a_suite_ends_with_the_same_records_though_a_job_and_the_controller_are_
     assert {job["JobState"] for job in ended} <= {"COMPLETED", "CANCELLED"}
     assert {job["Partition"] for job in ended} == {"main"}
     asked = {job["Comment"].split("_")[1]: job.get("TresPerJob") for job in ended}
-    assert asked["compress"] == asked["evaluate"] == "gres:gpu:1"
+    assert asked["fit"] == asked["score"] == "gres:gpu:1"
     # What a job said lies where its rule says, what SLURM said beside Snakemake's own logs.
-    logs = list((tmp_path / "there/results/demo/logs").rglob("compress.log"))
+    logs = list((tmp_path / "there/results/demo/logs").rglob("fit.log"))
     assert len(logs) == len(REDUCED["rows"])

@@ -35,10 +35,10 @@ def test_hero_runs_on_the_small_world(backbone: Path, tmp_path: Path) -> None:
     job = suite.find("small", "hero", "b25", "s43")
     params = json.dumps({**job.params, "updates": 2, "batch_tokens": 512})
     given = ["--params", params, "--budget", job.budget, "--seed", job.seed, "--max-length", 256]
-    model = steps.compress("hero", backbone, tmp_path / "model", *given, *data)
+    model = steps.fit("hero", backbone, tmp_path / "model", *given, *data)
     out = tmp_path / "record.json"
     tasks = "small_two_hop,small_program"
-    steps.call("evaluate", "--model", model, "--tasks", tasks, "--limit", 2, "--out", out)
+    steps.call("score", "--model", model, "--tasks", tasks, "--limit", 2, "--out", out)
     record = json.loads(out.read_text())
     assert [score["n"] for score in record["scores"] if score["primary"]] == [2, 2]
     assert [unit["layer"] for unit in record["units"]] == list(range(8, 16))

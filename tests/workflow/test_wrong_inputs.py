@@ -35,14 +35,14 @@ def fit(backbone: Path, out: Path, row: str = "shortgpt", budget: str = "0.25") 
 def test_an_unknown_row_is_named_with_the_rows(
     refuse: steps.Refuse, copy: Path, tmp_path: Path
 ) -> None:
-    said = refuse("compress", *fit(copy, tmp_path / "out", "shortgtp"))
+    said = refuse("fit", *fit(copy, tmp_path / "out", "shortgtp"))
     assert said.startswith("unknown row 'shortgtp' (rows: dense, ")
 
 
 @pytest.mark.parametrize("budget", ["0", "1", "1.5", "abc", "-0.2", "nan", ""])
 def test_a_wrong_budget(budget: str, refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:
     command = ["--method", "shortgpt", "--backbone", copy, "--out", tmp_path / "out"]
-    said = refuse("compress", *command, f"--budget={budget}")
+    said = refuse("fit", *command, f"--budget={budget}")
     assert said == f"budget '{budget}' must be a number between 0 and 1, such as 0.25"
 
 
@@ -61,17 +61,17 @@ def test_wrong_params(
     params: str, said: str, refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     command = [*fit(copy, tmp_path / "out"), "--params", params, "--calibration", ids]
-    assert said in refuse("compress", *command)
+    assert said in refuse("fit", *command)
 
 
 def test_missing_backbone_and_missing_config(
     refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"
-    said = refuse("compress", *fit(gone, tmp_path / "out"), "--calibration", ids)
+    said = refuse("fit", *fit(gone, tmp_path / "out"), "--calibration", ids)
     assert said == f"backbone folder {gone} does not exist or is no folder"
     (copy / "config.json").unlink()
-    said = refuse("compress", *fit(copy, tmp_path / "out"), "--calibration", ids)
+    said = refuse("fit", *fit(copy, tmp_path / "out"), "--calibration", ids)
     assert said == f"backbone folder {copy} has no config.json"
 
 
@@ -122,9 +122,9 @@ def test_a_damaged_backbone(
     damage: Any, said: str, refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     damage(copy)
-    assert said in refuse("compress", *fit(copy, tmp_path / "out"), "--calibration", ids)
+    assert said in refuse("fit", *fit(copy, tmp_path / "out"), "--calibration", ids)
     scoring = ["--model", copy, "--tasks", "piqa", "--out", tmp_path / "record.json"]
-    assert said in refuse("evaluate", *scoring)
+    assert said in refuse("score", *scoring)
     config = {
         "suite": "tiny", "backbones": {"toy": {"path": str(copy)}}, "rows": ["dense"],
         "budgets": [0.25], "seeds": [1], "tasks": ["piqa"],
@@ -149,7 +149,7 @@ def test_wrong_calibration_ids(
 ) -> None:
     np.save(tmp_path / "ids.npy", values)
     command = [*fit(copy, tmp_path / "out"), "--calibration", tmp_path / "ids.npy"]
-    assert said in refuse("compress", *command)
+    assert said in refuse("fit", *command)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_lengths_that_a_backbone_does_not_take(
     checking = ["--config", json.dumps(config), "--out", tmp_path / "suite.json"]
     assert refuse("check", *checking) == said
     length = ["--max-length", "257", "--out", tmp_path / "record.json"]
-    told = refuse("evaluate", "--model", copy, "--tasks", "piqa", *length)
+    told = refuse("score", "--model", copy, "--tasks", "piqa", *length)
     assert told == "max_length is 257, the model's window is 256 tokens"
 
 
@@ -188,7 +188,7 @@ def test_one_weight_that_is_no_number(
     tensors = load_file(file)
     tensors["model.layers.3.mlp.up_proj.weight"][5, 7] = value
     save_file(tensors, file, metadata={"format": "pt"})
-    said = refuse("compress", *fit(copy, tmp_path / "out"), "--calibration", ids)
+    said = refuse("fit", *fit(copy, tmp_path / "out"), "--calibration", ids)
     assert said == f"{copy}: tensor 'model.layers.3.mlp.up_proj.weight' holds NaN or infinity"
 
 
@@ -198,7 +198,7 @@ def test_a_config_of_no_size(
 ) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
-    said = refuse("compress", *fit(copy, tmp_path / "out"), "--calibration", ids)
+    said = refuse("fit", *fit(copy, tmp_path / "out"), "--calibration", ids)
     assert said.startswith(f"{copy}/config.json")
     assert "num_hidden_layers" in said
 
@@ -207,10 +207,10 @@ def test_documents_too_short_to_read(
     refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     base = [*fit(copy, tmp_path / "out"), "--calibration"]
-    said = refuse("compress", *base, ids, "--max-length", "1")
+    said = refuse("fit", *base, ids, "--max-length", "1")
     assert said == "max_length is 1, must be at least 2"
     (tmp_path / "rows.jsonl").write_text('{"fed": "w1"}\n{"fed": "w2"}\n')
-    said = refuse("compress", *base, tmp_path / "rows.jsonl")
+    said = refuse("fit", *base, tmp_path / "rows.jsonl")
     assert said.endswith("rows.jsonl holds no document of two tokens or more")
 
 
@@ -219,21 +219,21 @@ def test_a_budget_that_no_number_of_layers_meets(
     row: str, copy: Path, ids: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    steps.call("compress", *fit(copy, out, row, "0.999"), "--calibration", ids)
+    steps.call("fit", *fit(copy, out, row, "0.999"), "--calibration", ids)
     reason = json.loads((out / "skipbench.json").read_text())["not_applicable"]
     assert reason.startswith("its layers but one hold ")
 
 
 def test_wrong_calibration_files(refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:
     base = fit(copy, tmp_path / "out")
-    assert refuse("compress", *base) == "no calibration file was given, and this row needs one"
-    gone = refuse("compress", *base, "--calibration", tmp_path / "gone.npy")
+    assert refuse("fit", *base) == "no calibration file was given, and this row needs one"
+    gone = refuse("fit", *base, "--calibration", tmp_path / "gone.npy")
     assert gone == f"calibration file {tmp_path}/gone.npy does not exist"
     (tmp_path / "rows.jsonl").write_text('{"text": "w1"}\n{"text": w2}\n')
-    said = refuse("compress", *base, "--calibration", tmp_path / "rows.jsonl")
+    said = refuse("fit", *base, "--calibration", tmp_path / "rows.jsonl")
     assert f"{tmp_path}/rows.jsonl, line 2 is not valid JSON" in said
     (tmp_path / "rows.jsonl").write_bytes(b'{"text": "\xff\xfe"}\n')
-    said = refuse("compress", *base, "--calibration", tmp_path / "rows.jsonl")
+    said = refuse("fit", *base, "--calibration", tmp_path / "rows.jsonl")
     assert f"{tmp_path}/rows.jsonl, line 1 is not valid JSON" in said
 
 
@@ -243,9 +243,9 @@ def test_text_without_a_tokenizer(
     for file in copy.glob("tokenizer*"):
         file.unlink()
     command = [*fit(copy, tmp_path / "out"), "--calibration", data_files["calibration"]]
-    assert "the backbone has no tokenizer, give ids (.npy) instead" in refuse("compress", *command)
+    assert "the backbone has no tokenizer, give ids (.npy) instead" in refuse("fit", *command)
     scoring = ["--model", copy, "--tasks", "piqa", "--out", tmp_path / "record.json"]
-    assert "has no tokenizer" in refuse("evaluate", *scoring)
+    assert "has no tokenizer" in refuse("score", *scoring)
 
 
 def test_an_existing_result_is_not_overwritten(
@@ -254,7 +254,7 @@ def test_an_existing_result_is_not_overwritten(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("keep")
     command = [*fit(copy, tmp_path / "out"), "--calibration", ids]
-    assert "exists already" in refuse("compress", *command)
+    assert "exists already" in refuse("fit", *command)
     assert (tmp_path / "out" / "mine.txt").read_text() == "keep"
 
 
@@ -264,9 +264,9 @@ def test_a_file_where_a_folder_should_be(
     (tmp_path / "results").write_text("")
     said = f"{tmp_path}/results is a file, a folder is needed there"
     inside = tmp_path / "results" / "deep" / "out"
-    assert refuse("compress", *fit(copy, inside), "--calibration", ids) == said
+    assert refuse("fit", *fit(copy, inside), "--calibration", ids) == said
     scoring = ["--model", copy, "--tasks", f"perplexity:{tmp_path}/results"]
-    assert refuse("evaluate", *scoring, "--out", inside / "record.json") == said
+    assert refuse("score", *scoring, "--out", inside / "record.json") == said
     assert "holds no record.json" in refuse("report", "--results", inside, "--out", inside)
 
 
@@ -288,7 +288,7 @@ def test_a_file_where_a_folder_should_be(
 def test_wrong_scoring_arguments(
     more: list[str], said: str, refuse: steps.Refuse, copy: Path, tmp_path: Path
 ) -> None:
-    assert said in refuse("evaluate", "--model", copy, *more, "--out", tmp_path / "record.json")
+    assert said in refuse("score", "--model", copy, *more, "--out", tmp_path / "record.json")
 
 
 def test_an_unknown_metric(
@@ -296,17 +296,17 @@ def test_an_unknown_metric(
 ) -> None:
     tasks = '[{"task": "toy_choice", "metric": "f1", "limit": 2}]'
     command = ["--model", copy, "--tasks", tasks, "--task-dir", task_folder]
-    said = refuse("evaluate", *command, "--out", tmp_path / "record.json")
+    said = refuse("score", *command, "--out", tmp_path / "record.json")
     assert said == "task 'toy_choice' has no metric 'f1' (it has: acc, acc_norm)"
 
 
 def test_wrong_models(refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:
     scoring = ["--tasks", "piqa", "--out", tmp_path / "record.json"]
-    assert "gone does not exist" in refuse("evaluate", "--model", tmp_path / "gone", *scoring)
+    assert "gone does not exist" in refuse("score", "--model", tmp_path / "gone", *scoring)
     (copy / "skipbench.json").write_text("{")
-    assert "skipbench.json is not valid JSON" in refuse("evaluate", "--model", copy, *scoring)
+    assert "skipbench.json is not valid JSON" in refuse("score", "--model", copy, *scoring)
     (copy / "skipbench.json").write_text('{"format": 9}')
-    assert "has format 9" in refuse("evaluate", "--model", copy, *scoring)
+    assert "has format 9" in refuse("score", "--model", copy, *scoring)
 
 
 def test_wrong_records(refuse: steps.Refuse, tmp_path: Path) -> None:
@@ -348,14 +348,14 @@ def test_a_full_disk(
     tiny_disk: Path, refuse: steps.Refuse, copy: Path, ids: Path, task_folder: Path, tmp_path: Path
 ) -> None:
     command = [*fit(copy, tiny_disk / "out"), "--calibration", ids]
-    assert "No space left on device" in refuse("compress", *command)
+    assert "No space left on device" in refuse("fit", *command)
     (tiny_disk / "record.tasks").mkdir()
     with (tiny_disk / "filler").open("wb", buffering=0) as stream, suppress(OSError):
         while True:
             stream.write(bytes(1_000))
     tasks = ["--tasks", "toy_choice", "--task-dir", task_folder, "--limit", "2"]
     command = ["--model", copy, *tasks, "--out", tiny_disk / "record.json"]
-    assert "No space left on device" in refuse("evaluate", *command)
+    assert "No space left on device" in refuse("score", *command)
     rows = json.dumps({"source": str(tmp_path / "text.txt")})
     (tmp_path / "text.txt").write_text("w1 w2\n\n" * 2000)
     command = ["--part", "training", "--source", rows, "--out", tiny_disk / "rows.jsonl"]
@@ -403,4 +403,4 @@ def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_timed(words: str, said: str, refuse: steps.Refuse, tmp_path: Path) -> None:
     out = ["--device", "cpu", "--out", tmp_path / "speed.json"]
-    assert refuse("efficiency", *words.split(), *out).startswith(said)
+    assert refuse("time", *words.split(), *out).startswith(said)

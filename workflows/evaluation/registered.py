@@ -13,7 +13,7 @@ from workflows.evaluation.models import harness_arguments, load_any
 
 @register_model("skipbench")
 class SkipbenchLM(CountingLM):
-    """Any compressed or plain folder under lm-eval, scored as the evaluate step scores it.
+    """Any compressed or plain folder under lm-eval, scored as the score step scores it.
 
     Args:
         pretrained: The folder.

@@ -46,7 +46,7 @@ class Again:
         again = ["snakemake", "--cores", "1", "--configfile", config, "--forcerun", model]
         score = (
             f"python -m workflows.steps.score --model {model} --tasks "
-            f"{shlex.quote(self.suite.tasks_json)} {commands.evaluate(self.suite, job)} "
+            f"{shlex.quote(self.suite.tasks_json)} {commands.score(self.suite, job)} "
             f"--out {record}"
         )
         return {

@@ -174,7 +174,7 @@ def _failed(folder: Path, absent: Sequence[Job]) -> Iterator[str]:
     """Those of the absent runs whose fit or score failed, each with its reason."""
     for job in absent:
         logs = folder.joinpath("logs", *job.key)
-        for told in map(read_status, (logs / "compress.log", logs / "evaluate.log")):
+        for told in map(read_status, (logs / "fit.log", logs / "score.log")):
             if told is not None and told["status"] == "failed":
                 yield f"{job.row} {job.label} s{job.seed} failed ({told['reason'].rstrip('.')})"
 

@@ -39,7 +39,7 @@ def watched(paths):
     return paths if SUITE.config["watch_code"] else [ancient(path) for path in paths]
 
 
-def compress_code(wildcards):
+def fit_code_files(wildcards):
     return watched(job(wildcards).code())
 
 

@@ -1,19 +1,19 @@
 """One fit: a row on a backbone at a budget under a seed."""
 
 
-rule compress:
+rule fit:
     input:
         checked=ancient(CHECKED),
-        code=compress_code,
+        code=fit_code_files,
         backbone=backbone,
         models=other_models,
         data=lambda wildcards: list(data_files(wildcards).values()),
     output:
         model("trained"),
     log:
-        f"{LOG}/compress.log",
+        f"{LOG}/fit.log",
     benchmark:
-        f"{LOG}/compress.tsv"
+        f"{LOG}/fit.tsv"
     conda:
         "../../environment.yml"
     threads: SUITE.processes
@@ -22,7 +22,7 @@ rule compress:
         runtime=RESOURCES["runtime"],
         gpu=RESOURCES["gpu"],
     params:
-        run=lambda wildcards: commands.compress(SUITE, job(wildcards)),
+        run=lambda wildcards: commands.fit(SUITE, job(wildcards)),
         start=start_folder,
         data=data_arguments,
         contents=fitted_contents,
@@ -37,14 +37,14 @@ rule compress:
 
 
 # What a suite names first is fitted before its other trained rows.
-use rule compress as compress_first with:
+use rule fit as fit_first with:
     output:
         model("first"),
     priority: 10
 
 
 # Nothing is trained: minutes each, one process, so that these rows come before all that train.
-use rule compress as compress_untrained with:
+use rule fit as fit_untrained with:
     output:
         model("untrained"),
     priority: 20

@@ -1,7 +1,7 @@
 """One record: a fitted model under the harness; and what says how much a number moves by itself."""
 
 
-rule evaluate:
+rule score:
     input:
         model=f"{RUN}/model",
         code=watched(SUITE.evaluation_code()),
@@ -10,9 +10,9 @@ rule evaluate:
     output:
         f"{RUN}/record.json",
     log:
-        f"{LOG}/evaluate.log",
+        f"{LOG}/score.log",
     benchmark:
-        f"{LOG}/evaluate.tsv"
+        f"{LOG}/score.tsv"
     # What is fitted is scored before the next fit begins: results arrive, models do not pile up.
     priority: 30
     conda:
@@ -23,7 +23,7 @@ rule evaluate:
         runtime=RESOURCES["runtime"],
         gpu=GPU,
     params:
-        run=lambda wildcards: commands.evaluate(SUITE, job(wildcards)),
+        run=lambda wildcards: commands.score(SUITE, job(wildcards)),
         tasks=SUITE.tasks_json,
         contents=digest(inputs.scored(SUITE)),
         device=DEVICE,
@@ -35,7 +35,7 @@ rule evaluate:
         " --device {params.device} --threads {threads} --out {output} > {log} 2>&1"
 
 
-use rule evaluate as noise with:
+use rule score as noise with:
     output:
         f"{RUN}/noise/batch{{size}}.json",
     log:
@@ -43,7 +43,7 @@ use rule evaluate as noise with:
     benchmark:
         f"{LOG}/noise/batch{{size}}.tsv"
     params:
-        run=lambda wildcards: commands.evaluate(
+        run=lambda wildcards: commands.score(
             SUITE, job(wildcards), int(wildcards.size)
         ),
     message:

@@ -10,7 +10,7 @@ import pandas as pd
 from workflows.report.display import Builder, Table, number, spans
 from workflows.stats.lines import Panel, Record
 
-# What tells a run apart, and the lines that the efficiency step measured of it.
+# What tells a run apart, and the lines that the time step measured of it.
 Key = tuple[Any, ...]
 Speeds = Mapping[Key, Sequence[Mapping[str, Any]]]
 

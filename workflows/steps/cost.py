@@ -2,7 +2,7 @@
 
     python -m workflows.steps.cost --shape llama32_1b --rows shortgpt,slicegpt --out cost.json
 
-Every row runs the compress step in a process of its own, one after the other, on the same folder of
+Every row runs the fit step in a process of its own, one after the other, on the same folder of
 weights; a finished row is kept in --workdir, so an interrupted call goes on.
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
     rows = args.rows.split(",")
     for row in rows:
         if find_row(row).trained:
-            raise ValueError(f"--rows: '{row}' trains; the efficiency step times training")
+            raise ValueError(f"--rows: '{row}' trains; the time step times training")
     set_up_torch(args.threads)
     home = args.workdir / f"{args.shape}-{args.dtype}"
     backbone = home / "backbone"
@@ -95,7 +95,7 @@ def write_backbone(args: argparse.Namespace, folder: Path) -> None:
 
 
 def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespace) -> Any:
-    """What the compress step measured of one row, seconds and MB; the model is not kept.
+    """What the fit step measured of one row, seconds and MB; the model is not kept.
 
     Raises:
         ValueError: The row does not fit, or its fit failed.

@@ -32,7 +32,7 @@ TESTS = (
     # Binaries for other GPUs need none, and minutes.
     "--ignore-glob=*_compiled.py",
 )  # fmt: skip
-# Part -> minutes, arguments of the efficiency step.
+# Part -> minutes, arguments of the time step.
 TIMED = {
     "decode": (
         3.0,

@@ -1,6 +1,6 @@
 """lm-eval's own command line, for compressed folders: `python -m workflows.steps.lm_eval ...`.
 
-`--model skipbench --model_args pretrained=DIR` counts and scores as the evaluate step does;
+`--model skipbench --model_args pretrained=DIR` counts and scores as the score step does;
 `--model hf` loads the same folders through transformers. All other options are lm-eval's; tasks of
 this suite need `--include_path workflows/evaluation/tasks`.
 """

@@ -1,6 +1,6 @@
 """Every row with its kind, source, params and their defaults: `python -m workflows.steps.rows`.
 
-A row is what `--method` of the compress step and `rows:` of a suite name. Params are given as JSON
+A row is what `--method` of the fit step and `rows:` of a suite name. Params are given as JSON
 (`--params '{"layers": 3}'`); a value behind "=" is the default, None leaves it to the method.
 """
 

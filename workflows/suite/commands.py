@@ -12,8 +12,8 @@ from workflows.suite.jobs import Suite
 PROBE_ROWS = 32
 
 
-def compress(suite: Suite, job: Job) -> str:
-    """Arguments of the compress step that change numbers."""
+def fit(suite: Suite, job: Job) -> str:
+    """Arguments of the fit step that change numbers."""
     backbone = suite.config["backbones"][job.backbone]
     words = ["--method", job.method.name, "--params", json.dumps(job.params, sort_keys=True)]
     words += ["--seed", str(job.seed), "--dtype", backbone["dtype"]]
@@ -32,12 +32,12 @@ def compress(suite: Suite, job: Job) -> str:
 
 
 def data(suite: Suite, job: Job) -> str:
-    """The data of a fit as arguments of the compress step."""
+    """The data of a fit as arguments of the fit step."""
     return shlex.join(data_words(suite.data_files(job)))
 
 
-def evaluate(suite: Suite, job: Job, batch_size: int | None = None) -> str:
-    """Arguments of the evaluate step beside model and tasks; the suite's own batch size."""
+def score(suite: Suite, job: Job, batch_size: int | None = None) -> str:
+    """Arguments of the score step beside model and tasks; the suite's own batch size."""
     words = ["--suite", suite.name, "--backbone-name", job.backbone, "--row", job.row]
     words += ["--batch-size", str(batch_size or suite.config["batch_size"])]
     length = suite.config["backbones"][job.backbone].get("max_length")
@@ -63,7 +63,7 @@ def task_data(suite: Suite, task: str) -> str:
 
 
 def timing(suite: Suite) -> str:
-    """Arguments of the efficiency step beside model and texts."""
+    """Arguments of the time step beside model and texts."""
     cases = suite.config.get("timing", {})
     modes = "prefill,decode,training" if "training" in cases else "prefill,decode"
     words = [word for key in cases for word in (f"--{key}", str(cases[key]))]

@@ -78,7 +78,7 @@ def data_parts(method: Row) -> list[str]:
 
 
 def data_words(files: Mapping[str, str | Path]) -> list[str]:
-    """Data files, by part, as arguments of the compress step."""
+    """Data files, by part, as arguments of the fit step."""
     words = []
     for part, file in files.items():
         words += ["--train" if part == "training" else f"--{part}", str(file)]

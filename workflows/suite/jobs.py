@@ -65,7 +65,7 @@ class Suite:
 
     @property
     def tasks_json(self) -> str:
-        """The task entries for the evaluate step, one line."""
+        """The task entries for the score step, one line."""
         return json.dumps(self.config["tasks"], sort_keys=True)
 
     def find(self, backbone: str, row: str, label: str, seed: str) -> Job:
@@ -162,7 +162,7 @@ class Suite:
 
     def timing_code(self) -> list[str]:
         """The files whose change makes rows be timed again."""
-        step = ROOT / "workflows" / "steps" / "efficiency.py"
+        step = ROOT / "workflows" / "steps" / "time.py"
         return relative([*code_files("workflows/timing"), step])
 
     def task_data_files(self) -> list[str]:

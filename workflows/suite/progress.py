@@ -14,7 +14,7 @@ from typing import Any
 
 from workflows.suite.jobs import Suite
 
-FIT, SCORE, TIME = "compress", "evaluate", "time"
+FIT, SCORE, TIME = "fit", "score", "time"
 
 
 class RunNames:

@@ -68,8 +68,8 @@ class Run:
 
     Args:
         job: Which.
-        fit: Of the compress step.
-        evaluation: Of one evaluate step.
+        fit: Of the fit step.
+        evaluation: Of one score step.
         trained: Parameters that it trains.
         weights: Bytes of the backbone.
         left: Bytes of a static row's own weights, 0 for others.

@@ -76,8 +76,8 @@ def _run_steps(suite: Suite, root: Path, logs: Path) -> Iterator[Step]:
     for job in suite.jobs:
         key = "/".join(job.key)
         record = Path(job.folder) / "record.json"
-        yield Step(f"{names:{key}}: fit", logs / key / "compress.log", (Path(job.model), record))
-        yield Step(f"{names:{key}}: score", logs / key / "evaluate.log", (record,))
+        yield Step(f"{names:{key}}: fit", logs / key / "fit.log", (Path(job.model), record))
+        yield Step(f"{names:{key}}: score", logs / key / "score.log", (record,))
     for record in map(Path, suite.noise_files()):
         run, log = record.parents[1].relative_to(root), logs / record.relative_to(root)
         yield Step(f"{names:{run}}: {record.stem}, score", log.with_suffix(".log"), (record,))

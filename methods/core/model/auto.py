@@ -38,7 +38,7 @@ class SkipbenchForCausalLM:
         """The model in ``folder``, in eval mode.
 
         Args:
-            folder: Output of the compress step or of ``save_pretrained``.
+            folder: Output of the fit step or of ``save_pretrained``.
             dtype: Of the model, one of torch's or its name; None and ``"auto"``: as it is stored.
             torch_dtype: The same, as transformers called it.
             device_map: None, one device, ``{"": device}`` or ``"auto"``.

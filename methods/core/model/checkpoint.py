@@ -136,7 +136,7 @@ def load(
     """Read a compressed model back.
 
     Args:
-        folder: Output of the compress step.
+        folder: Output of the fit step.
         backbone: Where the dense backbone lies now; default: where it was, relative to the folder
             first.
         device: Where the model goes.

@@ -68,7 +68,7 @@ def _save(model: PreTrainedModel, folder: str | Path, *arguments: Any, **options
     check_storable(model)
     if not is_plain(model):
         raise ValueError(
-            "this model is not what its config says: write it with the compress step or with "
+            "this model is not what its config says: write it with the fit step or with "
             "methods.core.model.checkpoint.save"
         )
     type(model).save_pretrained(model, folder, *arguments, **options)

@@ -32,9 +32,9 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def skipping(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the compress step leaves of a row that stores no weights."""
+    """What the fit step leaves of a row that stores no weights."""
     folder = tmp_path_factory.mktemp("skipping") / "model"
-    return steps.compress("random-skip", llama, folder, "--budget", 0.25)
+    return steps.fit("random-skip", llama, folder, "--budget", 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +145,7 @@ def test_a_moved_backbone_can_be_named(skipping: Path, llama: Path, tmp_path: Pa
 
 def test_a_model_finds_its_dense_backbone_where_both_were_moved(tmp_path: Path) -> None:
     toy.make_backbone(tmp_path / "here/backbone", "llama")
-    steps.compress(
-        "random-skip", tmp_path / "here/backbone", tmp_path / "here/model", "--budget", 0.25
-    )
+    steps.fit("random-skip", tmp_path / "here/backbone", tmp_path / "here/model", "--budget", 0.25)
     (tmp_path / "here").rename(tmp_path / "there")
     assert dense_folder(tmp_path / "there/model").resolve() == tmp_path / "there/backbone"
     (tmp_path / "there/backbone").rename(tmp_path / "gone")
@@ -186,7 +184,7 @@ def compressed(
     folder = tmp_path_factory.mktemp(request.param) / "model"
     params = {"round_to": 1} if request.param == "slicegpt" else {}
     given = ["--budget", 0.25, "--params", json.dumps(params), "--calibration", data_files["ids"]]
-    return steps.compress(request.param, backbones["tied"], folder, *given)
+    return steps.fit(request.param, backbones["tied"], folder, *given)
 
 
 def edit_frozen(model: Any) -> None:
@@ -263,7 +261,7 @@ def test_what_could_not_be_read_back_is_not_saved(
 
 
 def test_a_dense_row_saved_in_its_place_leaves_no_card(llama: Path, tmp_path: Path) -> None:
-    folder = steps.compress("dense", llama, tmp_path / "model")
+    folder = steps.fit("dense", llama, tmp_path / "model")
     model = load_model(folder)
     model.resize_token_embeddings(70)
     model.save_pretrained(folder)

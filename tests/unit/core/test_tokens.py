@@ -55,7 +55,7 @@ def test_a_fit_on_the_folder_is_that_on_the_rows(
 ) -> None:
     given = ["--params", '{"updates": 2, "batch_tokens": 40}', "--max-length", 16]
     fits = [
-        steps.compress("lora", llama, tmp_path / name, "--train", file, *given)
+        steps.fit("lora", llama, tmp_path / name, "--train", file, *given)
         for name, file in zip(("rows", "folder"), made, strict=True)
     ]
     for file in ("decisions.json", "trained.safetensors"):
@@ -79,7 +79,7 @@ def test_the_window_cuts_rows_and_the_folder_alike(llama: Path, tmp_path: Path) 
     with pytest.warns(UserWarning, match="cut to the backbone's window of 256 tokens, not to 2048"):
         steps.call("tokens", "--backbone", llama, "--data", rows, "--out", folder)
     fits = [
-        steps.compress("lora", llama, tmp_path / name, *given, "--train", file)
+        steps.fit("lora", llama, tmp_path / name, *given, "--train", file)
         for name, file in (("rows", rows), ("folder", folder))
     ]
     (document,) = data(folder, 2048, window=256).training()

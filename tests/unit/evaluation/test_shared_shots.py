@@ -113,7 +113,7 @@ def test_a_record_says_what_was_shared_and_stands_in_no_table_with_others(
     # At one place: scores that were kept there are not taken for those of the other way.
     for flags in ([], ["--share-prefix"]):
         steps.call(
-            "evaluate", "--model", llama, "--tasks", "toy_choice", "--task-dir", folder,
+            "score", "--model", llama, "--tasks", "toy_choice", "--task-dir", folder,
             "--batch-size", 8, "--device", "cpu", "--out", file, *flags,
         )  # fmt: skip
         records.append(json.loads(file.read_text()))

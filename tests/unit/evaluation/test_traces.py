@@ -54,7 +54,7 @@ def test_of_a_prompt_the_end_is_kept_but_of_the_first_everything() -> None:
 def lm(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> CountingLM:
     """A row that skips FFNs by chance, under the harness."""
     folder = tmp_path_factory.mktemp("routed") / "model"
-    steps.compress("random-skip", llama, folder, "--budget", "0.25")
+    steps.fit("random-skip", llama, folder, "--budget", "0.25")
     parts = harness_arguments(load_any(folder, None, "cpu"))
     return CountingLM(**parts, batch_size=1, max_length=None)
 

@@ -155,7 +155,7 @@ def test_the_last_score_is_that_of_the_model_on_disk(llama: Path, tmp_path: Path
     texts = np.array(toy.ids_of([16] * 5))
     np.save(tmp_path / "ids.npy", texts)
     arguments = ["--budget", 0.4, "--calibration", tmp_path / "ids.npy"]
-    out = steps.compress("blockpruner", llama, tmp_path / "out", *arguments)
+    out = steps.fit("blockpruner", llama, tmp_path / "out", *arguments)
     last = read_json(out / DECISIONS)["scores"][-1]
     lowest = min(score for kind in OUTPUT for score in last[kind] if score is not None)
     assert slow_perplexity(load_model(out), texts.tolist()) == pytest.approx(lowest, rel=ROUNDING)

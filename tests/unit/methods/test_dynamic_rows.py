@@ -166,7 +166,7 @@ def test_training_moves_every_router(variant: str, tmp_path: Path) -> None:
 
 
 def saved(variant: str, levels: Any, backbone: Path, out: Path) -> nn.Module:
-    """A model with untrained routers, in the folder ``out`` as the compress step writes it."""
+    """A model with untrained routers, in the folder ``out`` as the fit step writes it."""
     row, params = VARIANTS[variant]
     structure: dict[str, Any] = {"seed": 7, "threshold": 0.37}
     if row == "mod-d":
@@ -215,7 +215,7 @@ def test_texts_that_compete_with_pads_are_scored_as_alone(
     assert rates(8, pads) == alone
     assert (rates(8, True) == alone) == pads
     steps.call(
-        "evaluate", "--model", tmp_path / "made", "--tasks", "toy_choice,toy_write", "--task-dir",
+        "score", "--model", tmp_path / "made", "--tasks", "toy_choice,toy_write", "--task-dir",
         tasks, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "record.json",
     )  # fmt: skip
     record = json.loads((tmp_path / "record.json").read_text())

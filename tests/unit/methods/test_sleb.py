@@ -101,7 +101,7 @@ def test_the_last_score_is_that_of_the_model_on_disk(llama: Path, tmp_path: Path
     texts = np.array(toy.ids_of([16] * 5))
     np.save(tmp_path / "ids.npy", texts)
     arguments = ["--budget", 0.4, "--calibration", tmp_path / "ids.npy"]
-    out = steps.compress("sleb", llama, tmp_path / "out", *arguments)
+    out = steps.fit("sleb", llama, tmp_path / "out", *arguments)
     scores = read_json(out / DECISIONS)["scores"]
     last = min(score for score in scores[-1] if score is not None)
     assert slow_perplexity(load_model(out), texts.tolist()) == pytest.approx(last, rel=ROUNDING)

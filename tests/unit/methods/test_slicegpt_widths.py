@@ -153,7 +153,7 @@ def folder(
     arguments = ["--budget", 0.4, "--calibration", data_files["ids"]]
     arguments += ["--params", json.dumps(params)]
     out = tmp_path_factory.mktemp("slicegpt") / "out"
-    return steps.compress("slicegpt", backbones["tied"], out, *arguments)
+    return steps.fit("slicegpt", backbones["tied"], out, *arguments)
 
 
 def test_the_command_line_pins_the_fraction(folder: Path) -> None:

@@ -112,10 +112,10 @@ def test_a_record_names_its_code_and_is_dirty_if_either_step_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(provenance, "dirty", lambda: fitted)
-    model = steps.compress("random-skip", llama, tmp_path / "model", "--budget", 0.25)
+    model = steps.fit("random-skip", llama, tmp_path / "model", "--budget", 0.25)
     monkeypatch.setattr(provenance, "dirty", lambda: scored)
     command = ["--tasks", "toy_choice", "--task-dir", task_folder, "--limit", 1, "--device", "cpu"]
-    steps.call("evaluate", "--model", model, *command, "--out", tmp_path / "record.json")
+    steps.call("score", "--model", model, *command, "--out", tmp_path / "record.json")
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["dirty"] == (fitted or scored)
     assert set(record["fit_code"]) == set(fit_parts(discover()["random-skip"]))

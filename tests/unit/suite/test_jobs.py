@@ -85,12 +85,12 @@ def test_a_line_may_start_from_another_row_or_take_its_rates(root: Path) -> None
     assert suite.start_folder(healed) == first
     assert healed.waits_for() == [first]
     # The budget belongs to the row it starts from.
-    assert "--budget" not in commands.compress(suite, healed)
+    assert "--budget" not in commands.fit(suite, healed)
     assert suite.data_files(healed) == {}
     lent = suite.find("toy", "hero-random", "b25", "s43")
     assert suite.start_folder(lent) == "toy"
     assert lent.waits_for() == ["results/tiny/toy/hero/b25/s43/model"]
-    words = commands.compress(suite, lent)
+    words = commands.fit(suite, lent)
     assert "--lender results/tiny/toy/hero/b25/s43/model" in words
     assert "--budget 0.25" in words
 
@@ -148,17 +148,17 @@ def test_derived_rows_carry_params_and_budgets_of_their_own(root: Path) -> None:
 
 def test_arguments_of_a_job_hold_what_changes_numbers(root: Path) -> None:
     suite = read_suite(config(max_length=64, limit=7, batch_size=4, task_folder="toy"), root)
-    words = commands.compress(suite, suite.jobs[1])
+    words = commands.fit(suite, suite.jobs[1])
     assert words == (
         "--method random-skip --params '{}' --seed 42 --dtype float32 --max-length 64 "
         "--budget 0.25 --match pooled"
     )
-    assert "--budget" not in commands.compress(suite, suite.jobs[0])
-    assert commands.evaluate(suite, suite.jobs[0]) == (
+    assert "--budget" not in commands.fit(suite, suite.jobs[0])
+    assert commands.score(suite, suite.jobs[0]) == (
         "--suite tiny --backbone-name toy --row dense --batch-size 4 --limit 7 --task-dir toy"
     )
     sharing = read_suite(config(share_prefix=True), root)
-    assert commands.evaluate(sharing, sharing.jobs[0]).endswith(" --batch-size 16 --share-prefix")
+    assert commands.score(sharing, sharing.jobs[0]).endswith(" --batch-size 16 --share-prefix")
 
 
 def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:
     assert suite.noise_files() == [
         f"results/tiny/toy/dense/b0/s42/noise/batch{size}.json" for size in (1, 8)
     ]
-    assert "--batch-size 8" in commands.evaluate(suite, suite.jobs[0], 8)
+    assert "--batch-size 8" in commands.score(suite, suite.jobs[0], 8)
     assert read_suite(config(), root).noise_files() == []
     other = config(reference_row="random-skip", noise_batch_sizes=[1])
     (file,) = read_suite(other, root).noise_files()

@@ -58,15 +58,15 @@ def test_the_nearest_earlier_job_says_how_long_one_takes(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    hero = ("hero", "b25/s43", "compress")
+    hero = ("hero", "b25/s43", "fit")
     assert told(suite, hero) == "no job like it has run before"
-    put(5, "shortgpt", "b25/s42", "compress")
-    put(7, "hero", "b25/s42", "evaluate")
+    put(5, "shortgpt", "b25/s42", "fit")
+    put(7, "hero", "b25/s42", "score")
     assert told(suite, hero) == "no job like it has run before"
     # Another row that trains; then its own row; then itself.
-    put(600, "lora", "b0/s42", "compress")
+    put(600, "lora", "b0/s42", "fit")
     assert told(suite, hero).startswith("takes about 10 min; ")
-    put(1200, "hero", "b25/s42", "compress")
+    put(1200, "hero", "b25/s42", "fit")
     assert told(suite, hero).startswith("takes about 20 min; ")
     put(1800, *hero)
     assert told(suite, hero).startswith("takes about 30 min; ")
@@ -76,7 +76,7 @@ def test_what_is_left_is_the_sum_of_what_is_known(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    fit, score = ("hero", "b25/s42", "compress"), ("hero", "b25/s42", "evaluate")
+    fit, score = ("hero", "b25/s42", "fit"), ("hero", "b25/s42", "score")
     put(1200, *fit)
     assert told(suite, fit) == "takes about 20 min; left: about 10 min"
     assert told(suite, fit, score) == (
@@ -93,7 +93,7 @@ def test_a_file_that_says_nothing_stops_no_run(
     text: str, suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    fit = ("hero", "b25/s42", "compress")
+    fit = ("hero", "b25/s42", "fit")
     put(1, *fit)
     Path(log(*fit)).with_suffix(".tsv").write_text(text)
     assert told(suite, fit) == "no job like it has run before"

@@ -50,7 +50,7 @@ def test_no_fit_and_no_probe_knows_of_it(plain: Suite, suite: Suite) -> None:
     assert commands.probe(suite) == commands.probe(plain)
     assert suite.probed_files() == plain.probed_files() == plain.task_data_files()[:-1]
     for ours, other in zip(suite.jobs, plain.jobs, strict=True):
-        assert commands.compress(suite, ours) == commands.compress(plain, other)
+        assert commands.fit(suite, ours) == commands.fit(plain, other)
         assert suite.data_files(ours) == plain.data_files(other)
 
 

@@ -18,7 +18,7 @@ from workflows.suite.config import read_configs
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.states import Step, state_of, suite_steps
 
-HERO = "results/demo/logs/demo/hero/b25/s42/compress.log"
+HERO = "results/demo/logs/demo/hero/b25/s42/fit.log"
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_what_asks_for_a_look_is_told_in_full(suite: Suite) -> None:
         "Suite demo: 0 done, 1 running, 0 stalled, 1 failed, 0 waiting; "
         "left: about 5 min and 1 jobs unlike any before, 1 at once",
         "\nrunning for about 10 min: dense, seed 42: fit",
-        "    log results/demo/logs/demo/dense/b0/s42/compress.log",
+        "    log results/demo/logs/demo/dense/b0/s42/fit.log",
         "    training: 40%",
         "\nfailed: hero, 25 %, seed 42: fit: disk full",
         f"    log {HERO}",

@@ -80,7 +80,7 @@ def test_overlays_replace_lists_and_merge_mappings() -> None:
     result = read_suite(suite)
     assert {job.budget for job in result.jobs if job.method.budgeted} == {0.3, None}
     assert {job.backbone for job in result.jobs} == {"llama31_8b", "other"}
-    assert "--limit 5" in commands.evaluate(result, result.jobs[0])
+    assert "--limit 5" in commands.score(result, result.jobs[0])
 
 
 @pytest.mark.parametrize("name", [*PAPER, *LADDER])

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from tests import steps
-from workflows.steps import gpu
-from workflows.steps import time as efficiency
+from workflows.steps import gpu, time
 
 
 @pytest.fixture
@@ -78,11 +77,11 @@ def test_every_part_is_a_valid_command(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(timed) == len(gpu.TIMED)
     for command in timed:
         monkeypatch.setattr("sys.argv", command[1:])
-        args = efficiency.arguments()
-        assert set(args.modes.split(",")) <= set(efficiency.MODES)
-        assert efficiency.cases(args.decode)
-        assert efficiency.cases(args.prefill)
-        assert efficiency.cases(args.training)
+        args = time.arguments()
+        assert set(args.modes.split(",")) <= set(time.MODES)
+        assert time.cases(args.decode)
+        assert time.cases(args.prefill)
+        assert time.cases(args.training)
 
 
 def test_time_that_is_up_begins_nothing(tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_time_that_is_up_begins_nothing(tmp_path: Path) -> None:
     words = ["--method", "hero", "--shape", "cpu_16", "--modes", "block", "--rounds", "1"]
     machine = ["--device", "cpu", "--threads", "1", "--out", out]
     for minutes, lines in (("0", 0), ("5", 4)):
-        steps.call("efficiency", *words, "--bypass", "0,1", "--minutes", minutes, *machine)
+        steps.call("time", *words, "--bypass", "0,1", "--minutes", minutes, *machine)
         report = json.loads(out.read_text())
         assert (len(report["lines"]), report["left"]) == (lines, 2 if lines == 0 else 0)
 
@@ -102,16 +101,16 @@ def test_a_gpu_is_timed_without_deterministic_forms(
 ) -> None:
     seen = list[bool]()
 
-    def piece() -> list[efficiency.Line]:
+    def piece() -> list[time.Line]:
         seen.append(torch.are_deterministic_algorithms_enabled())
         return []
 
-    monkeypatch.setattr(efficiency, "claim_device", lambda _: nullcontext(device))
-    monkeypatch.setattr(efficiency, "of_shape", lambda *_: [efficiency.Piece("a piece", piece)])
+    monkeypatch.setattr(time, "claim_device", lambda _: nullcontext(device))
+    monkeypatch.setattr(time, "of_shape", lambda *_: [time.Piece("a piece", piece)])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     words = ["--method", "hero", "--shape", "cpu_16", "--out", str(tmp_path / "lines.json")]
-    monkeypatch.setattr("sys.argv", ["efficiency", *words])
-    efficiency.main()
+    monkeypatch.setattr("sys.argv", ["time", *words])
+    time.main()
     assert seen == [device == "cpu"]
 
 
@@ -119,19 +118,19 @@ def test_a_gpu_is_timed_without_deterministic_forms(
 def test_a_case_that_does_not_fit_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, plain = tmp_path / "lines.json", efficiency.time_training
+    out, plain = tmp_path / "lines.json", time.time_training
 
-    def full(*given: Any) -> efficiency.Line:
+    def full(*given: Any) -> time.Line:
         recompute = given[3]
         if not recompute:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
         return plain(*given)
 
-    monkeypatch.setattr(efficiency, "time_training", full)
+    monkeypatch.setattr(time, "time_training", full)
     words = ["--method", "hero", "--shape", "cpu_16", "--modes", "training", "--bypass", "0.5"]
     short = ["--rounds", "1", "--training", "1x8", "--device", "cpu", "--out", str(out)]
-    monkeypatch.setattr("sys.argv", ["efficiency", *words, *short])
-    efficiency.main()
+    monkeypatch.setattr("sys.argv", ["time", *words, *short])
+    time.main()
     report = json.loads(out.read_text())
     assert [line["case"] for line in report["lines"]] == ["1x8 recomputed"]
     assert report["left"] == 1

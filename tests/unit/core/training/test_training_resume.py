@@ -21,7 +21,7 @@ from methods.core.training.packing import plan
 from methods.core.training.params import TrainingParams
 from methods.core.training.snapshots import NAME, digest
 from tests import toy
-from tests.steps import compress
+from tests.steps import fit
 from tests.training_toys import (
     SHORT,
     a_minute_per_update,
@@ -88,16 +88,16 @@ def test_a_step_that_is_told_to_stop_continues(
         "--params",
         json.dumps({"updates": 4, "batch_tokens": 60}),
     ]
-    whole = compress("lora", llama, tmp_path / "whole", *given)
+    whole = fit("lora", llama, tmp_path / "whole", *given)
     with monkeypatch.context() as patch:
         signal_in(patch, 1, signal.SIGTERM)
         with pytest.raises(SystemExit) as ended:
-            compress("lora", llama, tmp_path / "made", *given)
+            fit("lora", llama, tmp_path / "made", *given)
     assert ended.value.code == 143
     assert "interrupted; the snapshot after update 2 continues" in capfd.readouterr().err
     assert not (tmp_path / "made").exists()
     assert (tmp_path / "made.checkpoints" / NAME).is_file()
-    made = compress("lora", llama, tmp_path / "made", *given)
+    made = fit("lora", llama, tmp_path / "made", *given)
     for file in ("decisions.json", "trained.safetensors"):
         assert (made / file).read_bytes() == (whole / file).read_bytes()
 
@@ -114,12 +114,12 @@ def test_a_fit_on_edited_data_begins_anew(
     with monkeypatch.context() as patch:
         signal_in(patch, 6, signal.SIGTERM)
         with pytest.raises(SystemExit):
-            compress("hero", llama, tmp_path / "made", *given)
+            fit("hero", llama, tmp_path / "made", *given)
     assert (tmp_path / "made.checkpoints" / NAME).is_file()
     file = files["training" if part == "train" else part]
     file.write_text("".join(file.read_text().splitlines(keepends=True)[::2]))
-    made = compress("hero", llama, tmp_path / "made", *given)
-    whole = compress("hero", llama, tmp_path / "whole", *given)
+    made = fit("hero", llama, tmp_path / "made", *given)
+    whole = fit("hero", llama, tmp_path / "whole", *given)
     for name in ("decisions.json", "trained.safetensors"):
         assert (made / name).read_bytes() == (whole / name).read_bytes()
 
