@@ -43,8 +43,6 @@ use rule score as noise with:
     benchmark:
         f"{LOG}/noise/batch{{size}}.tsv"
     params:
-        run=lambda wildcards: commands.score(
-            SUITE, job(wildcards), int(wildcards.size)
-        ),
+        run=lambda wildcards: commands.score(SUITE, job(wildcards), int(wildcards.size)),
     message:
         f"{RUN_NAME}: score again at batch size {{wildcards.size}}{TIMED}"
