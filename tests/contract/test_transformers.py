@@ -168,6 +168,8 @@ def test_with_nothing_removed_a_static_row_writes_the_dense_text(folders: Folder
 def test_beam_search_needs_neither_cache_nor_pads(row: str, folders: Folders) -> None:
     model = load_model(folders.fit(row))
     options = {"max_new_tokens": 8, "pad_token_id": toy.PAD, "num_beams": 2}
+    # transformers before 5.23 counts the pads of a prompt as words that repeat.
+    options["repetition_penalty"] = 1.0
     length = max(map(len, PROMPTS))
     ids = torch.full((len(PROMPTS), length), toy.PAD)
     for line, prompt in zip(ids, PROMPTS, strict=True):

@@ -15,9 +15,10 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from methods.core.jsonfile import cut, read_json
+from methods.core.model.folder import GENERATION
 from methods.core.model.tensors import DTYPES, check_dtype
 
 if TYPE_CHECKING:
@@ -71,8 +72,24 @@ def _save(model: PreTrainedModel, folder: str | Path, *arguments: Any, **options
             "this model is not what its config says: write it with the fit step or with "
             "methods.core.model.checkpoint.save"
         )
-    type(model).save_pretrained(model, folder, *arguments, **options)
+    write_plainly(model, folder, *arguments, **options)
     (Path(folder) / CARD).unlink(missing_ok=True)
+
+
+def write_plainly(
+    model: PreTrainedModel, folder: str | Path, *arguments: Any, **options: Any
+) -> None:
+    """Transformers' own ``save_pretrained``, with the generation settings as they were read.
+
+    transformers before 5.23 refuses to write some settings that published backbones ship.
+    """
+    settings = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        type(model).save_pretrained(model, folder, *arguments, **options)
+    finally:
+        model.generation_config = settings
+    settings.to_json_file(Path(folder) / GENERATION, keys_to_pop=["compile_config"])
 
 
 def check_storable(model: PreTrainedModel) -> None:

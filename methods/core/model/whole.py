@@ -36,6 +36,7 @@ from methods.core.model.pretrained import (
     is_plain,
     odd_part,
     untie_own_head,
+    write_plainly,
 )
 from methods.core.model.tensors import read_tensors
 from methods.discovery import load_method
@@ -182,7 +183,7 @@ def _save(
     if not is_plain(model):
         model.config = SkipbenchConfig(row=card["row"])
     try:
-        type(model).save_pretrained(model, folder, *arguments, **options)
+        write_plainly(model, folder, *arguments, **options)
     finally:
         model.config = held
     weights = hash_fitted(method, hash_folder(place), card["structure"])
