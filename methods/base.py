@@ -39,14 +39,14 @@ class Request:
         seed: Seeds every generator of the fit, through ``(seed, purpose)``.
         workdir: Folder for checkpoints of a long fit; survives an interrupted run.
         match: Which tokens shall meet the budget. ``"pooled"``: all together, as in the papers.
-            ``"each"``: prompt tokens and deciding ones, whose output is scored, each by themselves.
+            ``"split"``: prompt tokens and deciding ones, whose output is scored, apart.
         lender: Folder of another row's fitted model, for a control that is held to what it does.
     """
 
     budget: float | None
     seed: int
     workdir: Path
-    match: Literal["pooled", "each"] = "pooled"
+    match: Literal["pooled", "split"] = "pooled"
     lender: Path | None = None
 
     def pinned(self) -> Request:

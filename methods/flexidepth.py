@@ -59,7 +59,7 @@ class FlexiDepth(RoutedMethod):
         FFN at half strength and skip at random; the plain factors w and 1 - w of the released
         arithmetic, where the paper names SparseMixer; router and comparison in float32; the
         penalty leaves out pads and a document's last token; with a budget alpha is steered in
-        training and the threshold calibrated on the validation split, under ``match: each`` for
+        training and the threshold calibrated on the validation split, under ``match: split`` for
         prompts and deciding positions apart; a skipped layer counts without its keys, values and
         norms, which run; the same data and schedule as every trained row.
     """

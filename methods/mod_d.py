@@ -58,7 +58,7 @@ class MoDD(RoutedMethod):
             mean tau of the router over validation documents.
         initial: ``"near_one"``, bias 1 and weights of deviation 1e-3; ``"default"``, torch's linear
             layer as upstream, under which w starts near 0 and the trained model is switched off.
-        membership_weight: Under ``match: each``, of a cross-entropy that teaches routers who wins.
+        membership_weight: Under ``match: split``, of a cross-entropy that teaches routers who wins.
         protected_first, protected_last: Layers without routers at either end.
         rank: Of LoRA on the query and value projections of every layer.
         lora_alpha: Scale of LoRA; None: twice the rank, as 32 to 16 upstream.
@@ -69,7 +69,7 @@ class MoDD(RoutedMethod):
         strict comparison would skip; pads do not compete and packed documents compete each on
         its own; causal inference is the default, its taus measured after training on the documents
         that calibrate; with a budget, the capacity follows from the lengths of these documents and
-        a common shift of the taus is calibrated on them; under ``match: each`` prompt tokens
+        a common shift of the taus is calibrated on them; under ``match: split`` prompt tokens
         compete in their document and deciding ones with all of their kind, and the auxiliary loss
         of the Mixture-of-Depths paper brings both to one tau; the same data, schedule and no
         dropout as every trained row. Attention that is skipped still makes keys and values, which
@@ -147,7 +147,7 @@ class MoDD(RoutedMethod):
         capacity = self.params.capacity
         if capacity is None:
             held = [len(document.ids) for document in data.probe()]
-            if plan.request.match == "each":
+            if plan.request.match == "split":
                 held = [n - d.deciding_positions for n, d in zip(held, data.probe(), strict=True)]
             capacity = capacity_for(_running(plan), [n for n in held if n], self.params.compare)
         plan.structure |= {"capacity": capacity, "levels": None}
@@ -167,8 +167,8 @@ class MoDD(RoutedMethod):
         return lambda gates: membership(gates.soft, gates.executed, gates.counted)
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
-        """While tokens compete, under ``match: each`` by kind."""
-        if plan.request.match == "each":
+        """While tokens compete, under ``match: split`` by kind."""
+        if plan.request.match == "split":
             _competing(model).running = _running(plan)
         super().train(model, data, plan)
 
@@ -176,7 +176,7 @@ class MoDD(RoutedMethod):
         """Measure the taus, then shift them to the budget."""
         if self.params.inference == "topk":
             return
-        router, each = _competing(model), plan.request.match == "each"
+        router, each = _competing(model), plan.request.match == "split"
         probe = weighted(data.probe(), "deciding" if each else "pooled")
         router.levels = plan.structure["levels"] = measure_levels(model, router, probe, each)
         super().calibrate(model, data, plan)

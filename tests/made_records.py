@@ -114,7 +114,7 @@ def write_run(folder: Path, made: Mapping[str, Any]) -> Path:
 def place_of(folder: Path, made: Mapping[str, Any]) -> Path:
     """The folder of a run."""
     label = "b0" if made["budget"] is None else f"b{100 * made['budget']:g}"
-    label += "-each" if made["match"] == "each" else ""
+    label += "-split" if made["match"] == "split" else ""
     return folder / made["backbone"]["name"] / made["row"] / label / f"s{made['seed']}"
 
 

@@ -19,7 +19,7 @@ UNITS = [(0, "attention", 2), (0, "ffn", 2), (3, "ffn", 1)]
 
 def write_told(folder: Path) -> Path:
     """The runs of :func:`tests.made_records.suite` of both protocols, told to the end."""
-    write_suite(folder, ("pooled", "each"))
+    write_suite(folder, ("pooled", "split"))
     rng = np.random.default_rng(5)
     for file in sorted(folder.rglob("record.json")):
         record = json.loads(file.read_text())

@@ -312,7 +312,7 @@ def task_weights(documents: Sequence[Document]) -> dict[str, float]:
     found = {task: number for task, number in positions.items() if number}
     if not found:
         raise ValueError(
-            "match 'each' needs documents with answers (prompt and completion, or messages)"
+            "match 'split' needs documents with answers (prompt and completion, or messages)"
         )
     share = sum(found.values()) / len(found)
     return {task: share / number for task, number in found.items()}

@@ -74,7 +74,7 @@ class Hero(RoutedMethod):
     Source: the HeRo paper (equations of its method section; no code is released). Choices where the
         paper is silent: ``Differs``.
     Differs from upstream: with a budget, alpha is steered in training and the threshold calibrated
-        on the validation split, where the paper tries alphas; under ``match: each`` prompts and
+        on the validation split, where the paper tries alphas; under ``match: split`` prompts and
         deciding positions have a penalty and an alpha each; initial gates 0.88, because gates of
         0.5 run every FFN at half strength; the path MLP's weights of the distance start divided by
         sqrt(D), for it grows so; no weight decay on vectors and scalars; documents are packed. A

@@ -146,7 +146,7 @@ def test_each_kind_meets_the_budget(
         training_file=data_files["training"], validation_file=data_files["validation"],
     )  # fmt: skip
     method = load_method("hero", TRAINING)
-    result = method.fit(backbone, data, Request(0.2, 3, tmp_path, "each"))
+    result = method.fit(backbone, data, Request(0.2, 3, tmp_path, "split"))
     shares = [unit.parameters / backbone.parameters for unit in router_of(result.model).units]
     rates = bypass_rates(result.model, weighted(data.probe(), "deciding"))
     assert float(rates[0] @ torch.tensor(shares).double()) == pytest.approx(0.2, abs=0.01)

@@ -285,8 +285,8 @@ def test_a_suite_that_never_ran(refuse: steps.Refuse) -> None:
 @pytest.fixture(scope="module")
 def both(made: Path) -> Path:
     """Beside ``a`` the same runs by the second protocol alone, and by both."""
-    write_suite(made / "each", ("each",))
-    return write_suite(made / "both", ("pooled", "each"))
+    write_suite(made / "split", ("split",))
+    return write_suite(made / "both", ("pooled", "split"))
 
 
 def test_numbers_of_two_protocols_are_told_apart(
@@ -294,9 +294,9 @@ def test_numbers_of_two_protocols_are_told_apart(
 ) -> None:
     words = ["explain", "--suite", "made", "--results", both, "--task", "left"]
     hero = [*words, "--row", "hero", "--budget", "0.25"]
-    assert refuse(*hero) == "--match must be one of: pooled, each"
-    assert refuse(*hero, "--match", "both") == "--match must be one of: pooled, each"
-    for match, label in (("pooled", "b25"), ("each", "b25-each")):
+    assert refuse(*hero) == "--match must be one of: pooled, split"
+    assert refuse(*hero, "--match", "both") == "--match must be one of: pooled, split"
+    for match, label in (("pooled", "b25"), ("split", "b25-split")):
         capfd.readouterr()
         steps.call(*hero, "--match", match)
         said = " ".join(capfd.readouterr().out.split())
@@ -309,7 +309,7 @@ def test_numbers_of_two_protocols_are_told_apart(
 def test_folders_are_compared_protocol_by_protocol(
     made: Path, both: Path, refuse: steps.Refuse
 ) -> None:
-    said = refuse("compare", made / "a", made / "each")
+    said = refuse("compare", made / "a", made / "split")
     assert said == "no backbone and protocol in common: toy (pooled) and toy (each)"
     steps.call("compare", made / "a", both, "--out", made / "one")
     assert set(pd.read_csv(made / "one/compare.csv")["match"]) == {"pooled"}
@@ -318,7 +318,7 @@ def test_folders_are_compared_protocol_by_protocol(
     assert (frame["difference"] == 0).all()
     main = frame[(frame["measure"] == "retain") & (frame["target"] == 25)]
     assert main.groupby("match")["row"].apply(list).to_dict() == {
-        match: ["random-skip", "hero", "shortgpt+lora"] for match in ("each", "pooled")
+        match: ["random-skip", "hero", "shortgpt+lora"] for match in ("split", "pooled")
     }
     assert "| Hero | 25 | each |" in (made / "two/compare.md").read_text()
 

@@ -130,8 +130,8 @@ def test_variants_can_be_left_out(window: browser.Browser) -> None:
 def test_one_protocol_is_shown_at_a_time(window: browser.Browser) -> None:
     seen = "all('section[data-match]').filter((one) => !one.hidden).map((one) => one.dataset.match)"
     assert set(window.run(seen)) == {"pooled"}
-    click(window, "#filters label", "each")
-    assert set(window.run(seen)) == {"each"}
+    click(window, "#filters label", "split")
+    assert set(window.run(seen)) == {"split"}
 
 
 def test_columns_come_by_group(window: browser.Browser) -> None:
@@ -252,15 +252,15 @@ def test_the_routing_viewer_shows_every_routed_row_side_by_side(window: browser.
 
 def test_an_address_holds_what_is_shown(chromium: browser.Browser, page: Path) -> None:
     told = {
-        "match": "each", "hide": "static", "columns": "scores", "sort": "retain|Retain|up",
+        "match": "split", "hide": "static", "columns": "scores", "sort": "retain|Retain|up",
         "x": "skip_net", "y": "left:acc", "row": "toy/hero/40/each", "task": "right",
         "theme": "dark",
     }  # fmt: skip
     chromium.prefer("light")
     chromium.open(page, "#" + "&".join(f"{key}={quote(value)}" for key, value in told.items()))
-    assert chromium.run("one('#row-title').textContent") == "Hero, 40 %, match each"
+    assert chromium.run("one('#row-title').textContent") == "Hero, 40 %, match split"
     assert chromium.run("one('#row select').value") == "right"
-    assert chromium.run("one('#lead-each th[aria-sort=ascending]').textContent") == "Retain"
+    assert chromium.run("one('#lead-split th[aria-sort=ascending]').textContent") == "Retain"
     assert chromium.run("one('#lead-pooled').hidden")
     assert chromium.run("document.documentElement.dataset.theme") == "dark"
     assert chromium.run("all('#scatter select').map((one) => one.value)") == [

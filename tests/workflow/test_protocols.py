@@ -29,9 +29,9 @@ def record_of(model: Path, task_folder: Path, out: Path) -> dict[str, Any]:
     ("row", "arguments", "match"),
     [
         ("random-skip", CUT, "pooled"),
-        ("random-skip", [*CUT, "--match", "each"], "each"),
-        ("shortgpt", [*CUT, "--match", "each"], None),
-        ("dense", ["--match", "each"], None),
+        ("random-skip", [*CUT, "--match", "split"], "split"),
+        ("shortgpt", [*CUT, "--match", "split"], None),
+        ("dense", ["--match", "split"], None),
     ],
 )
 def test_a_protocol_stands_in_card_and_record_where_one_applies(
@@ -74,8 +74,8 @@ def test_the_fit_hears_of_the_protocol_and_the_record_of_how_training_ended(
         return Fitted(fitted.model, fitted.structure, fitted.decisions | told)
 
     monkeypatch.setattr(random_skip.RandomSkip, "fit", steered)
-    model = steps.fit("random-skip", llama, tmp_path / "model", *CUT, "--match", "each")
-    assert asked == ["each"]
+    model = steps.fit("random-skip", llama, tmp_path / "model", *CUT, "--match", "split")
+    assert asked == ["split"]
     record = record_of(model, task_folder, tmp_path / "record.json")
     assert {key: record["fit"][key] for key in told} == told
     assert ("threshold" in record["fit"]) == bool(told)
@@ -103,23 +103,23 @@ def test_two_protocols_double_the_rows_that_decide_per_token_and_no_others() -> 
         "drawn": {"from": "hero", "lender": "hero"},
         "pinned": {"from": "hero", "params": {"alpha": 0.001}, "budgets": [None]},
     }
-    both = suite(derive=derive, match=["pooled", "each"])
+    both = suite(derive=derive, match=["pooled", "split"])
     assert folders(both) == [
         ("dense/b0", None), ("lora/b0", None), ("shortgpt/b25", None),
-        ("hero/b25", "pooled"), ("hero/b25-each", "each"), ("cut+lora/b25", None),
-        ("drawn/b25", "pooled"), ("drawn/b25-each", "each"), ("pinned/bfree", None),
+        ("hero/b25", "pooled"), ("hero/b25-split", "split"), ("cut+lora/b25", None),
+        ("drawn/b25", "pooled"), ("drawn/b25-split", "split"), ("pinned/bfree", None),
     ]  # fmt: skip
-    drawn = both.find("demo", "drawn", "b25-each", "s42")
-    assert drawn.waits_for() == ["results/tiny/demo/hero/b25-each/s42/model"]
+    drawn = both.find("demo", "drawn", "b25-split", "s42")
+    assert drawn.waits_for() == ["results/tiny/demo/hero/b25-split/s42/model"]
     words = commands.fit(both, drawn)
-    assert "--match each" in words
-    assert "--lender results/tiny/demo/hero/b25-each/s42/model" in words
+    assert "--match split" in words
+    assert "--lender results/tiny/demo/hero/b25-split/s42/model" in words
     healed = both.find("demo", "cut+lora", "b25", "s42")
     assert healed.waits_for() == ["results/tiny/demo/shortgpt/b25/s42/model"]
     assert "--match" not in commands.fit(both, healed)
 
 
 def test_a_suite_by_each_alone_has_no_pooled_run() -> None:
-    assert folders(suite(match="each")) == [
-        ("dense/b0", None), ("lora/b0", None), ("shortgpt/b25", None), ("hero/b25-each", "each"),
+    assert folders(suite(match="split")) == [
+        ("dense/b0", None), ("lora/b0", None), ("shortgpt/b25", None), ("hero/b25-split", "split"),
     ]  # fmt: skip

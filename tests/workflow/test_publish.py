@@ -92,7 +92,7 @@ Hero {{ of.retain("hero", 25).retain }}, {{ number(turned.low) }} {{ number(-lea
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made results of both protocols, published beside a template of their own."""
     folder = tmp_path_factory.mktemp("published")
-    results = write_suite(folder / "results", ("pooled", "each"))
+    results = write_suite(folder / "results", ("pooled", "split"))
     reference = folder / "reports/reference"
     (reference / "made").mkdir(parents=True)
     (reference / "made/README.md.jinja").write_text(TEMPLATE)
@@ -124,12 +124,12 @@ def test_the_table_of_each_protocol_holds_its_lines_with_the_marks_of_the_report
     steps.call("report", "--results", published / "results", "--out", published / "page")
     made = published / "reports/reference/made"
     retain = pd.read_csv(made / "retain.csv")
-    parts = re.split(r"^Match (pooled|each): .*\n\n", (made / "README.md").read_text(), flags=re.M)
-    assert parts[1::2] == ["pooled", "each"]
+    parts = re.split(r"^Match (pooled|split): .*\n\n", (made / "README.md").read_text(), flags=re.M)
+    assert parts[1::2] == ["pooled", "split"]
     for match, part in zip(parts[1::2], parts[2::2], strict=True):
         own = retain[retain["match"] == match].to_dict("records")
         lines = [cells(line) for line in part.splitlines() if line.startswith("| ")][2:]
-        end = "" if match == "pooled" else "_each"
+        end = "" if match == "pooled" else "_split"
         whole = (published / f"page/tables/retain{end}.md").read_text().splitlines()
         place = cells(whole[0]).index("Retain")
         marked = [cells(line)[place] for line in whole if line.startswith("| ")][2:]
@@ -203,10 +203,10 @@ def test_a_protocol_that_a_suite_gained_is_told_as_stale(tmp_path: Path) -> None
         "suite": "made", "backbones": {"toy": {"path": "workflows/demo/backbone"}},
         "rows": ["dense", "lora", "random-skip", "hero", "slicegpt", "shortgpt"],
         "budgets": [0.25, 0.4], "derive": {"shortgpt+lora": {"from": "shortgpt", "then": "lora"}},
-        "seeds": [42], "tasks": ["demo_facts"], "match": ["pooled", "each"],
+        "seeds": [42], "tasks": ["demo_facts"], "match": ["pooled", "split"],
     }  # fmt: skip
     assert stale(tmp_path / "made", read_suite(config))[0] == (
-        "the table lacks rows of the suite: hero (match each), random-skip (match each), shortgpt"
+        "the table lacks rows of the suite: hero (match split), random-skip (match split), shortgpt"
     )
 
 

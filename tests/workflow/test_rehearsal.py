@@ -170,7 +170,7 @@ def test_the_core_of_the_8b_suite_from_the_hub_to_its_table(rehearsal: Rehearsal
 
 @pytest.mark.parametrize(
     "overlays",
-    [("alpha", "ablation", "memory"), ("literal", "literal_40"), ("each",), ("paper_literal",)],
+    [("alpha", "ablation", "memory"), ("literal", "literal_40"), ("split",), ("paper_literal",)],
     ids=" ".join,
 )
 def test_the_rest_of_the_paper_goes_on_top_of_the_core(
@@ -178,7 +178,7 @@ def test_the_rest_of_the_paper_goes_on_top_of_the_core(
 ) -> None:
     """One overlay per table; what the core's results hold is not run again."""
     names = [f"overlays/{name}" for name in overlays]
-    rows = ["dense", "hero", "mod-d"] if "each" in overlays else ["dense"]
+    rows = ["dense", "hero", "mod-d"] if "split" in overlays else ["dense"]
     files = rehearsal.suite("llama31_8b", *names, rows=rows)
     rehearsal.run(files)
     check_tables(rehearsal, files, "llama31_8b")

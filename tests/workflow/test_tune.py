@@ -100,7 +100,7 @@ def test_a_try_is_known_by_what_it_follows_from(suite: Suite, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("match", "asked"), [("pooled", "pooled"), ("each", "each"), (["pooled", "each"], "pooled")]
+    ("match", "asked"), [("pooled", "pooled"), ("split", "split"), (["pooled", "split"], "pooled")]
 )
 def test_a_row_is_tuned_by_the_first_protocol_of_its_suite(
     match: Any, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

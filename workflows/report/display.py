@@ -48,7 +48,7 @@ FLOOR = "It is the floor of the dense model: routed rows, with gates at threshol
 LEAST = f"≤: {RESAMPLES:,} resamples tell no smaller p."
 MATCHES: Mapping[Protocol, str] = {
     "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
-    "each": "Match each: skip on prompt tokens and on deciding tokens meets the budget apart.",
+    "split": "Match split: skip on prompt tokens and on deciding tokens meets the budget apart.",
 }
 
 

@@ -80,4 +80,4 @@ def stale(folder: Path, suite: Suite) -> list[str]:
 
 
 def _named(row: str, match: str | None) -> str:
-    return f"{row} (match each)" if match == "each" else row
+    return f"{row} (match split)" if match == "split" else row

@@ -1,7 +1,7 @@
 """Whether realised skip rates met their budgets, and whether gates tell tokens apart.
 
 Two protocols say what a budget means to a row that decides per token. ``pooled``: the mean over
-all scored tokens meets it; most of them are prompt tokens, where skipping risks little. ``each``:
+all scored tokens meets it; most of them are prompt tokens, where skipping risks little. ``split``:
 prompt tokens and deciding ones meet it apart. Deciding is a position whose output is scored: it
 predicts a token of a choice's answer, or one that is generated (workflows/evaluation/harness.py).
 Every other row skips the same everywhere and is the same under both.
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-Protocol = Literal["pooled", "each"]
-PROTOCOLS: tuple[Protocol, ...] = ("pooled", "each")
+Protocol = Literal["pooled", "split"]
+PROTOCOLS: tuple[Protocol, ...] = ("pooled", "split")
 TOLERANCE, PROMPT_TOLERANCE = 0.01, 0.03
 # How far from the budget training may end before a note says that the threshold alone met it.
 TRAINED_TOLERANCE = 0.05
@@ -48,7 +48,7 @@ def misses(record: Mapping[str, Any], retain_tasks: Sequence[str]) -> dict[str, 
         Kind of token, ``"all"``, ``"deciding"`` or ``"prompts"`` -> skip - budget.
     """
     held: dict[str, tuple[float | None, float]] = {}
-    if record["match"] == "each":
+    if record["match"] == "split":
         held["deciding"] = deciding_skip(record, retain_tasks), TOLERANCE
         held["prompts"] = prompt_skip(record), PROMPT_TOLERANCE
     else:

@@ -75,7 +75,7 @@ def _check_protocol(record: Record) -> None:
     if applies != (record["match"] is not None):
         said = "says no protocol of matching" if applies else f"says '{record['match']}'"
         raise ValueError(
-            f"row '{record['row']}' {said} (match), {'pooled or each' if applies else 'null'} "
+            f"row '{record['row']}' {said} (match), {'pooled or split' if applies else 'null'} "
             "belongs there; fit it again"
         )
 

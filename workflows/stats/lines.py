@@ -160,7 +160,7 @@ def _panels(records: Sequence[Record]) -> list[tuple[str, Protocol]]:
         (backbone, match)
         for match in PROTOCOLS
         for backbone in backbones
-        if (backbone, match) in asked or (match == "pooled" and (backbone, "each") not in asked)
+        if (backbone, match) in asked or (match == "pooled" and (backbone, "split") not in asked)
     ]
 
 

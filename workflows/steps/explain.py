@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--budget", help="fraction, such as 0.25; default: none, for rows without one"
     )
-    parser.add_argument("--match", help="pooled or each; default: the suite's only one")
+    parser.add_argument("--match", help="pooled or split; default: the suite's only one")
     parser.add_argument("--task", required=True, help="of the suite")
     parser.add_argument("--seed", type=int, help="default: the row's first")
     parser.add_argument("--backbone", help="its name; default: the suite's only one")

@@ -103,6 +103,8 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     given = {key for keys in (complete, *lines) if isinstance(keys, dict) for key in keys}
     for key in (key for key in RETIRED if key in given):
         raise ValueError(f"suite config, {key}: this key is gone; {RETIRED[key]}")
+    if "each" in str(complete.get("match")):
+        raise ValueError("suite config, match: 'each' is called 'split' now")
     _fill(complete, schema, schema)
     errors = jsonschema.Draft202012Validator(schema).iter_errors(complete)
     error = next(iter(sorted(errors, key=lambda e: list(map(str, e.absolute_path)))), None)

@@ -39,12 +39,12 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The folder of the budget: b25, b25-each, b0 without one, bfree with pinned params."""
+        """The folder of the budget: b25, b25-split, b0 without one, bfree with pinned params."""
         if not self.method.budgeted and self.start is None:
             return "b0"
         if self.budget is None:
             return "bfree"
-        return f"b{self.budget * 100:g}" + ("-each" if self.match == "each" else "")
+        return f"b{self.budget * 100:g}" + ("-split" if self.match == "split" else "")
 
     @property
     def key(self) -> tuple[str, str, str, str]:

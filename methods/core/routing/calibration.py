@@ -32,7 +32,7 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
         data: Probe documents.
         shares: Of the dense parameters in each unit (U,).
         request: The budget, and which tokens shall meet it: all of them together, or under
-            ``"each"`` the deciding ones, every task counting the same.
+            ``"split"`` the deciding ones, every task counting the same.
 
     Returns:
         Decisions: the threshold, the trace of the calibration, and the share of those tokens that
@@ -41,7 +41,7 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
     router = router_of(model)
     assert isinstance(router, HasThreshold)
     assert request.budget is not None
-    probe = weighted(data.probe(), "deciding" if request.match == "each" else "pooled")
+    probe = weighted(data.probe(), "deciding" if request.match == "split" else "pooled")
     trace, rates = calibrate_threshold(model, router, probe, shares, request.budget)
     return {
         "threshold": router.threshold,

@@ -7,7 +7,7 @@ The model's trainable parameters are those that ask for a gradient. Loss per upd
 
 with all denominators taken over the whole update, whatever it is split into: micro-batches,
 processes, packed or padded rows give the same gradient. The kinds are what shall meet the budget:
-under ``"pooled"`` all counted positions, under ``"each"`` those of prompts and the deciding ones,
+under ``"pooled"`` all counted positions, under ``"split"`` those of prompts and the deciding ones,
 the latter weighted so that every task counts the same. ``alpha`` is fixed (the paper) or steered so
 that the share of parameters skipped meets the budget (``methods/core/routing/steering.py``).
 """
@@ -45,7 +45,7 @@ from methods.core.training.snapshots import digest, read_snapshot, write_snapsho
 
 # Where in training targets are corrected: from within the ramp to where rates can still move.
 SURVEYS = (0.35, 0.5, 0.6, 0.7, 0.8)
-KINDS = {"pooled": ("pooled",), "each": ("prompt", "deciding")}
+KINDS = {"pooled": ("pooled",), "split": ("prompt", "deciding")}
 # A token that predicts nothing, for a process without documents: a penalty may sum over all.
 NOTHING = [[Document([0], 0)]]
 
@@ -61,7 +61,7 @@ class Routing:
     Args:
         shares: Of the dense parameters in each unit (U,).
         terms: Kind of position -> what routing adds to the loss there; the kinds are those of
-            ``KINDS["pooled"]`` or ``KINDS["each"]``.
+            ``KINDS["pooled"]`` or ``KINDS["split"]``.
         reserved: Tokens at the start of a document that no penalty counts.
         structure: What the fit decided before; snapshots of others are left alone.
         survey: Kind -> share of the parameters that inference skips on probe texts; asked for a few

@@ -215,7 +215,7 @@ def test_similarities_are_medians_over_the_calibration_tokens() -> None:
     assert decisions["similarity"][3] == pytest.approx(1 - float(turns[3].median()), abs=1e-6)
 
 
-@pytest.mark.parametrize("match", ["pooled", "each"])
+@pytest.mark.parametrize("match", ["pooled", "split"])
 def test_the_setting_with_the_most_right_answers_meets_the_budget(match: str) -> None:
     fitted = fit(0.2, match)
     choice, chosen = fitted.decisions["choice"], fitted.structure

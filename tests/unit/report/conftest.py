@@ -15,7 +15,7 @@ from tests.made_records import write_suite
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``results`` of both protocols and the ``report`` made from them."""
     folder = tmp_path_factory.mktemp("numbers")
-    results = write_suite(folder / "results", ("pooled", "each"))
+    results = write_suite(folder / "results", ("pooled", "split"))
     seeds = several_seeds(folder / "several")
     steps.call("report", "--results", results, "--out", folder / "report", "--between-seeds", seeds)
     return folder
@@ -25,7 +25,7 @@ def several_seeds(folder: Path) -> Path:
     """A published suite of several seeds that knows LoRA's, under one protocol."""
     folder.mkdir()
     (folder / "source.json").write_text('{"training": {"updates": 1500}}')
-    line = {"backbone": "toy", "target": None, "match": "each", "row": "lora", "retain_std": 0.75}
+    line = {"backbone": "toy", "target": None, "match": "split", "row": "lora", "retain_std": 0.75}
     other = line | {"match": "pooled", "row": "hero", "target": 25.0}
     pd.DataFrame([line, other]).to_csv(folder / "retain.csv")
     return folder

@@ -41,7 +41,7 @@ def style() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    return read(write_suite(tmp_path_factory.mktemp("made"), ("pooled", "each")))
+    return read(write_suite(tmp_path_factory.mktemp("made"), ("pooled", "split")))
 
 
 def read(folder: Path) -> Data:
@@ -73,8 +73,8 @@ def rows_of(retain: pd.DataFrame) -> pd.DataFrame:
 
 def test_retain_over_skip_shows_every_row_with_its_interval(made: Data) -> None:
     axes = one("retain_over_skip", made).axes
-    assert [axis.get_title() for axis in axes] == ["match pooled", "match each"]
-    for axis, match in zip(axes, ("pooled", "each"), strict=True):
+    assert [axis.get_title() for axis in axes] == ["match pooled", "match split"]
+    for axis, match in zip(axes, ("pooled", "split"), strict=True):
         own = made.retain[made.retain["match"] == match]
         expected = [
             (line.skip, line.retain, line.skip, line.retain_low, line.skip, line.retain_high)
@@ -235,18 +235,18 @@ def test_both_protocols_stand_beside_each_other() -> None:
     data = reference("headline")
     for axis, target in zip(one("protocols", data).axes, (25, 40), strict=True):
         lines = data.retain[data.retain["target"] == target].dropna(subset="retain")
-        pooled, each = (
-            lines[lines["match"] == match].set_index("title") for match in ("pooled", "each")
+        pooled, split = (
+            lines[lines["match"] == match].set_index("title") for match in ("pooled", "split")
         )
         titles = [text.get_text() for text in axis.get_yticklabels()]
-        assert titles == list(each.sort_values("retain", ascending=False, kind="stable").index)
+        assert titles == list(split.sort_values("retain", ascending=False, kind="stable").index)
         found = marks(axis)
         for height, title in enumerate(titles):
             here = [place[0] for place in found if place[1] == height]
-            kept = [each["retain"][title], pooled["retain"][title]]
+            kept = [split["retain"][title], pooled["retain"][title]]
             assert sorted(here) == pytest.approx(sorted(set(kept)))
             assert tuple(axis.lines[0].get_xdata()) == (
-                pooled["retain"][titles[0]], each["retain"][titles[0]],
+                pooled["retain"][titles[0]], split["retain"][titles[0]],
             )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_the_verdict_names_leader_certainty_and_time() -> None:
 def test_protocols_and_targets_have_leaders_of_their_own() -> None:
     ranks = [
         rank("a", 1), rank("b", 2, one_seed=True),
-        rank("b", 1, match="each"), rank("a", 2, match="each"), rank("a", 1, target=40.0),
+        rank("b", 1, match="split"), rank("a", 2, match="split"), rank("a", 1, target=40.0),
     ]  # fmt: skip
     told = dict(verdict(frames(ranks, []), "dense"))
     assert "A leads at 25 %" in told["Who leads"]
@@ -108,7 +108,7 @@ HEADS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("match", ["pooled", "each"])
+@pytest.mark.parametrize("match", ["pooled", "split"])
 def test_every_head_stands_over_the_numbers_of_its_frame(made: Path, match: str) -> None:
     frames, read = read_frames(made / "report/tables"), 0
     table = lead_table(frames, match)

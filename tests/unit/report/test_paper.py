@@ -171,19 +171,19 @@ def test_a_limit_cannot_be_compared() -> None:
 
 def test_rows_matched_by_each_cannot_be_compared() -> None:
     runs = [
-        run | ({"match": "each"} if run["match"] else {})
+        run | ({"match": "split"} if run["match"] else {})
         for run in runs_of(SEVEN_B)
     ]  # fmt: skip
     frame = of(value_frame(panels_of(runs)), SEVEN_B)
     told = frame[frame["method"].isin(["HeRo", "MoD-D"]) & (frame["measure"] != "param_skip")]
-    assert set(told["why"]) == {"match each: the paper matches pooled tokens"}
+    assert set(told["why"]) == {"match split: the paper matches pooled tokens"}
     assert set(frame[frame["method"] == "LaCo"]["verdict"]) == {AGREES}
-    assert set(frame["match"]) == {"each"}
+    assert set(frame["match"]) == {"split"}
 
 
 def test_of_two_protocols_the_pooled_one_stands_beside_the_paper() -> None:
     runs = list(runs_of(SEVEN_B))
-    runs += [run | {"match": "each"} for run in runs if run["match"]]
+    runs += [run | {"match": "split"} for run in runs if run["match"]]
     frame = of(value_frame(panels_of(runs)), SEVEN_B)
     assert set(frame["match"]) == {"pooled"}
     assert not frame.duplicated(["method", "row", "measure"]).any()

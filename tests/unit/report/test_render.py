@@ -238,15 +238,15 @@ def test_a_headline_that_falls_as_it_improves_stays_out_of_the_retain(tmp_path: 
 
 
 def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
-    found = read_results(write_suite(tmp_path, ("pooled", "each")))
+    found = read_results(write_suite(tmp_path, ("pooled", "split")))
     frames = make_frames(found)
     made = make_tables(found, frames)
     for name in ("retain", "ranks", "differences_dense", "differences_hero", "budgets", "costs"):
         assert [(table.name, table.match) for table in made[name]] == [
-            (name, "pooled"), (f"{name}_each", "each"),
+            (name, "pooled"), (f"{name}_split", "split"),
         ]  # fmt: skip
         assert "Match" not in made[name][0].columns
-        assert [table.note.split(":")[0] for table in made[name]] == ["Match pooled", "Match each"]
+        assert [table.note.split(":")[0] for table in made[name]] == ["Match pooled", "Match split"]
     assert made["scores"][0].columns[:3] == ["Row", "Target", "Match"]
 
 

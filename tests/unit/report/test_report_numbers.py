@@ -17,7 +17,7 @@ from tests.made_records import TASKS
 from workflows.stats.paired import holm
 
 Runs = dict[tuple[str, float | None, str | None], list[dict[str, Any]]]
-MATCHES = ("pooled", "each")
+MATCHES = ("pooled", "split")
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +139,8 @@ def test_notes_say_which_kind_of_token_missed_its_budget_in_how_many_runs(
             expected = missed(of(runs, line), line["match"])
             assert expected or line["match"] == "pooled"
             threshold = ", threshold 0.70 made the budget"
-            told = {"pooled": "0.2 % skip", "each": "0.2 % skip of prompts and "}[line["match"]]
-            told += {"pooled": "", "each": "0.2 % skip of deciding tokens"}[line["match"]]
+            told = {"pooled": "0.2 % skip", "split": "0.2 % skip of prompts and "}[line["match"]]
+            told += {"pooled": "", "split": "0.2 % skip of deciding tokens"}[line["match"]]
             notes = [*expected, f"ended training at {told}{threshold} in 1 of 3 runs"]
             assert line["note"] == "; ".join(notes)
 
@@ -170,7 +170,7 @@ def test_the_deviation_between_seeds_stands_beside_trained_rows_of_one_seed(made
         seen.add((line["row"], line["match"], line["seed_std"], silent))
     # HeRo ran three seeds, shortgpt+lora and random-skip trained nothing.
     assert {one for one in seen if one[2] is not None or one[3]} == {
-        ("lora", "each", 0.75, False), ("lora", "pooled", None, True),
+        ("lora", "split", 0.75, False), ("lora", "pooled", None, True),
     }  # fmt: skip
     page = (made / "report/index.html").read_text()
     assert '<td class="n">± 0.75</td>' in page

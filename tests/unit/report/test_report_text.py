@@ -18,15 +18,15 @@ MATCHED = ["retain", "ranks", "differences_dense", "differences_hero", "budgets"
 
 def frame_of(made: Path, name: str) -> pd.DataFrame:
     """The lines of the CSV file that a table shows: all, or those of its protocol."""
-    stem = name.removesuffix("_each")
+    stem = name.removesuffix("_split")
     file = "differences" if stem.startswith("differences_") else stem
     frame = pd.read_csv(made / "report/tables" / f"{file}.csv")
     if stem not in MATCHED:
         return frame
-    return frame[frame["match"] == ("each" if name.endswith("_each") else "pooled")]
+    return frame[frame["match"] == ("split" if name.endswith("_split") else "pooled")]
 
 
-@pytest.mark.parametrize("name", [*MATCHED, *(f"{name}_each" for name in MATCHED), "noise"])
+@pytest.mark.parametrize("name", [*MATCHED, *(f"{name}_split" for name in MATCHED), "noise"])
 def test_what_people_read_is_the_frame_rounded(made: Path, name: str) -> None:
     frame = frame_of(made, name)
     known = frame.select_dtypes("number").to_numpy(dtype=float).ravel()
@@ -73,14 +73,14 @@ HEADS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*HEADS, *(f"{name}_each" for name in HEADS if name in MATCHED)])
+@pytest.mark.parametrize("name", [*HEADS, *(f"{name}_split" for name in HEADS if name in MATCHED)])
 def test_every_head_stands_over_its_own_numbers(made: Path, name: str) -> None:
     frame = frame_of(made, name).to_dict("records")
     lines = (made / "report/tables" / f"{name}.md").read_text().split("\n\n")[0].splitlines()
     heads = [cell.strip() for cell in lines[0].split("|")]
     for told, line in zip(frame, lines[2:], strict=True):
         cells = [re.sub(r"\*\*|</?u>| ≈|,", "", cell).strip() for cell in line.split("|")]
-        for head, column in HEADS[name.removesuffix("_each")].items():
+        for head, column in HEADS[name.removesuffix("_split")].items():
             shown = cells[heads.index(head)].split(" ± ")[0]
             if math.isnan(told[column]):
                 assert shown == "–"
@@ -92,10 +92,10 @@ def test_every_head_stands_over_its_own_numbers(made: Path, name: str) -> None:
 def test_every_table_of_a_protocol_says_which(made: Path) -> None:
     page = (made / "report/index.html").read_text()
     for name in MATCHED:
-        for end, words in (("", "Match pooled: "), ("_each", "Match each: ")):
+        for end, words in (("", "Match pooled: "), ("_split", "Match split: ")):
             assert words in (made / "report/tables" / f"{name}{end}.md").read_text()
             assert f"tables/{name}{end}.md" in page
-    for match in ("pooled", "each"):
+    for match in ("pooled", "split"):
         assert page.count(f'<p class="match">Match {match}</p>') == len(MATCHED)
 
 

@@ -93,8 +93,8 @@ def test_one_name_for_two_backbones_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"match": None}, r"row 'hero' says no protocol of matching \(match\), pooled or each"),
-        ({"match": "each", "kind": "static"}, r"row 'hero' says 'each' \(match\), null belongs"),
+        ({"match": None}, r"row 'hero' says no protocol of matching \(match\), pooled or split"),
+        ({"match": "split", "kind": "static"}, r"row 'hero' says 'split' \(match\), null belongs"),
         ({"match": "pooled", "budget": None}, r"row 'hero' says 'pooled' \(match\), null belongs"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_protocol_stands_where_one_applies_and_only_there(
 
 
 def test_runs_by_both_protocols_are_comparable_with_the_reference() -> None:
-    check_comparable([*runs(), *runs(match="each")[1:]])
+    check_comparable([*runs(), *runs(match="split")[1:]])
 
 
 def test_backbones_may_have_prompts_of_their_own() -> None:

@@ -31,7 +31,7 @@ def test_a_router_that_hides_on_prompts_shows_it_in_every_table() -> None:
 
 @pytest.mark.parametrize(
     ("match", "note"),
-    [("pooled", ""), ("each", "deciding under budget by 25.0; prompts over budget by 5.0")],
+    [("pooled", ""), ("split", "deciding under budget by 25.0; prompts over budget by 5.0")],
 )
 def test_only_the_protocol_of_each_minds_where_a_row_skips(match: str, note: str) -> None:
     table = frame(dense(), hiding(match=match))
@@ -63,7 +63,7 @@ def test_deciding_skip_is_weighed_by_task_not_by_token() -> None:
 def test_each_kind_of_token_has_a_tolerance_of_its_own(
     deciding: float, prompt: float, expected: dict[str, float]
 ) -> None:
-    made = record("hero", 0.5, score("a", [1, 0], deciding=deciding), match="each")
+    made = record("hero", 0.5, score("a", [1, 0], deciding=deciding), match="split")
     made["rates"] = rates(0.5, prompt=prompt)
     assert misses(made, ["a"]) == pytest.approx(expected)
     assert misses(made | {"budget": None}, ["a"]) == {}
@@ -72,7 +72,7 @@ def test_each_kind_of_token_has_a_tolerance_of_its_own(
 
 def test_notes_count_runs_per_kind_of_token() -> None:
     runs = [
-        record("hero", 0.25, score("a", [1, 0], deciding=deciding), seed=seed, match="each")
+        record("hero", 0.25, score("a", [1, 0], deciding=deciding), seed=seed, match="split")
         | {"rates": rates(0.25, prompt=prompt)}
         for seed, (deciding, prompt) in enumerate([(0.264, 0.2), (0.262, 0.25), (0.25, 0.25)])
     ]
@@ -88,28 +88,28 @@ def test_rows_of_two_protocols_share_no_panel_and_static_rows_stand_in_both() ->
     runs = [
         dense(),
         other(),
-        other(match="each"),
+        other(match="split"),
         record("cut", 0.25, *other()["scores"], **static),
     ]
     found = panels(*runs)
-    assert [panel.match for panel in found] == ["pooled", "each"]
+    assert [panel.match for panel in found] == ["pooled", "split"]
     for panel in found:
         assert [line.row for line in panel.lines] == ["dense", "hero", "cut"]
         assert {record["match"] for line in panel.lines for record in line.records} == {
             None, panel.match,
         }  # fmt: skip
     # The draws of a line follow from its name, which no protocol changes.
-    pooled, each = (panel.samples["retain"]["cut at 25 %"].draws for panel in found)
-    assert np.array_equal(pooled, each)
+    pooled, split = (panel.samples["retain"]["cut at 25 %"].draws for panel in found)
+    assert np.array_equal(pooled, split)
 
 
 def test_a_suite_by_one_protocol_has_its_panel_alone() -> None:
-    assert [panel.match for panel in panels(dense(), other(match="each"))] == ["each"]
+    assert [panel.match for panel in panels(dense(), other(match="split"))] == ["split"]
     assert [panel.match for panel in panels(dense())] == ["pooled"]
 
 
 def trained(threshold: float | None = 0.72, seed: int = 42, **ended: float) -> dict[str, Any]:
-    made = other(seed=seed, match="pooled" if "pooled" in ended else "each")
+    made = other(seed=seed, match="pooled" if "pooled" in ended else "split")
     made["rates"] |= rates(0.25, prompt=0.25)
     for entry in made["scores"]:
         entry["rates"] |= rates(0.25, deciding=0.25)
@@ -151,6 +151,6 @@ def test_of_several_runs_the_one_that_ended_farthest_off_is_told() -> None:
 
 
 def test_layers_name_the_protocol_where_one_applies() -> None:
-    both = layer_frame([dense(), other(), other(match="each")])
+    both = layer_frame([dense(), other(), other(match="split")])
     assert both["row"].tolist() == ["dense", "hero", "hero"]
-    assert both["match"].tolist() == [None, "pooled", "each"]
+    assert both["match"].tolist() == [None, "pooled", "split"]

@@ -28,7 +28,7 @@ def line(
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of made runs of which HeRo's first seed at one target was timed."""
     folder = tmp_path_factory.mktemp("speeds")
-    results = write_suite(folder / "results", ("pooled", "each"))
+    results = write_suite(folder / "results", ("pooled", "split"))
     lines = [
         line("training", "8x64", 0.4, None),
         line("prefill", "8x64", 0.8, 0.75),
@@ -66,7 +66,7 @@ def test_the_retain_table_shows_the_first_case_of_each_mode(report: Path) -> Non
         shown[cells["Row"], cells["Target"]] = cells["Prefill"], cells["Decode"]
     assert shown["Hero", "25"] == ("1.25", "0.80")
     assert {pair for name, pair in shown.items() if name != ("Hero", "25")} == {("–", "–")}
-    assert "Prefill" not in (report / "tables/retain_each.md").read_text()
+    assert "Prefill" not in (report / "tables/retain_split.md").read_text()
 
 
 def test_the_page_says_that_a_skip_rate_is_no_speed_up(report: Path) -> None:

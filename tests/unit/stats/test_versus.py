@@ -97,7 +97,7 @@ def test_holm_runs_over_the_rows_of_one_target_and_measure() -> None:
 def test_rows_meet_rows_of_their_own_protocol_only() -> None:
     runs = [
         dense(), run("hero", "most"), run("cut", "half", kind="static"),
-        run("hero", "few", match="each"), run("near", "most", match="each"),
+        run("hero", "few", match="split"), run("near", "most", match="split"),
     ]  # fmt: skip
     found = panels(*runs)
     frame = difference_frame(found)
@@ -105,19 +105,19 @@ def test_rows_meet_rows_of_their_own_protocol_only() -> None:
     met = {(one["match"], one["row"]): one["difference"] for one in main.to_dict("records")}
     # hero solves 30 of 40 items pooled, 5 by each; cut and near solve 20 and 30.
     assert met == {
-        ("pooled", "cut"): -25, ("each", "cut"): 37.5, ("each", "near"): 62.5,
+        ("pooled", "cut"): -25, ("split", "cut"): 37.5, ("split", "near"): 62.5,
     }  # fmt: skip
-    for match in ("pooled", "each"):
+    for match in ("pooled", "split"):
         own = main[main["match"] == match]
         assert own["p_holm"].tolist() == pytest.approx(holm(own["p"].tolist()).tolist())
     ranks = rank_frame(found)
     order = {(one["match"], one["row"]): one["rank"] for one in ranks.to_dict("records")}
     assert order == {
         ("pooled", "hero"): 1, ("pooled", "cut"): 2,
-        ("each", "near"): 1, ("each", "cut"): 2, ("each", "hero"): 3,
+        ("split", "near"): 1, ("split", "cut"): 2, ("split", "hero"): 3,
     }  # fmt: skip
     best = {panel.match: marks(panel)["hero at 25 %", "a"].place for panel in found}
-    assert best == {"pooled": 1, "each": 0}
+    assert best == {"pooled": 1, "split": 0}
 
 
 def test_with_several_seeds_a_task_is_tested_over_items_and_seeds() -> None:

@@ -143,7 +143,7 @@ def test_seconds_of_a_fit_by_hand(tmp_path: Path) -> None:
 
 def test_the_step_prints_and_writes_without_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.argv = ['plan', '--suite', 'llama2_7b', 'overlays/each', '--out', "
+        "import sys; sys.argv = ['plan', '--suite', 'llama2_7b', 'overlays/split', '--out', "
         f"{str(tmp_path / 'plan.json')!r}]\n"
         "from workflows.steps.plan import main\nmain()\n"
         "heavy = {'torch', 'transformers', 'lm_eval', 'pandas'} & set(sys.modules)\n"
@@ -154,7 +154,7 @@ def test_the_step_prints_and_writes_without_torch(tmp_path: Path) -> None:
     said, found = done.stdout.splitlines(), json.loads((tmp_path / "plan.json").read_text())
     assert said[0] == "Suite llama2_7b; every figure is derived, none is measured."
     assert [line.split()[0] for line in said[2:-5]] == list(found["rows"])
-    assert found["total"]["fits"] == len(suite_of("llama2_7b", "overlays/each").jobs)
+    assert found["total"]["fits"] == len(suite_of("llama2_7b", "overlays/split").jobs)
 
 
 def test_a_backbone_of_unknown_shape_stops_no_run_that_opens_with_a_plan() -> None:

@@ -31,8 +31,8 @@ WRONG = [
     ({"budgets": [1.5]}, "budgets: 1.5 must lie between 0 and 1"),
     ({"budgets": ["abc"]}, "budgets.0: 'abc' is not of type 'number'"),
     ({"budgets": []}, "budgets: "),
-    ({"match": "both"}, "match: 'both' is not one of ['pooled', 'each', ['pooled', 'each']]"),
-    ({"match": []}, "match: [] is not one of ['pooled', 'each', ['pooled', 'each']]"),
+    ({"match": "both"}, "match: 'both' is not one of ['pooled', 'split', ['pooled', 'split']]"),
+    ({"match": []}, "match: [] is not one of ['pooled', 'split', ['pooled', 'split']]"),
     ({"seeds": [-1]}, "seeds.0: -1 is less than"),
     ({"seeds": [1.5]}, "seeds.0: 1.5 is not of type 'integer'"),
     ({"row_seeds": {"lroa": [1]}}, "row_seeds: unknown row 'lroa' (rows: dense, "),
@@ -98,6 +98,7 @@ WRONG = [
         {"derive": {"x": {"from": "hero", "params_from": {"bypass_rates": "hero"}}}},
         "params_from: this key is gone; `lender: ROW` gives a control the fitted model",
     ),
+    ({"match": ["pooled", "each"]}, "match: 'each' is called 'split' now"),
     ({"training_noise": {}}, "training_noise: this key is gone; run the suite under .*`compare`"),
 ]
 

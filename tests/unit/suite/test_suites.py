@@ -92,9 +92,9 @@ def test_every_set_of_overlays_is_valid_and_repeats_no_run(name: str, no_search:
         keys = [job.key for job in suite.jobs]
         assert len(keys) == len(set(keys)), overlays
         assert suite.name == name
-        # What a finished suite holds stays: rows that decide per token under `each` apart.
+        # What a finished suite holds stays: rows that decide per token under `split` apart.
         gone = alone - set(keys)
-        assert not gone or "overlays/each" in overlays, overlays
+        assert not gone or "overlays/split" in overlays, overlays
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -26,12 +26,12 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
         index=["backbone", "target", "row", "title", "kind"],
         columns="match", values=["retain", "retain_low", "retain_high"], sort=False,
     )  # fmt: skip
-    if not {"pooled", "each"} <= set(both.columns.get_level_values("match")):
+    if not {"pooled", "split"} <= set(both.columns.get_level_values("match")):
         return {}
     both.columns = both.columns.map("_".join)
     lines = both.dropna().reset_index()
     panels = [
-        part.sort_values("retain_each", ascending=False, kind="stable")
+        part.sort_values("retain_split", ascending=False, kind="stable")
         for _, part in lines.groupby(["backbone", "target"], sort=False)
     ]
     figure, axes = sheet(
@@ -50,13 +50,13 @@ def _panel(axis: Axes, part: pd.DataFrame) -> None:
     """The best on top; from the hollow sign to the full one is what the place of skipping costs."""
     placed = part.assign(height=range(len(part)))
     axis.plot(
-        placed[["retain_pooled", "retain_each"]].T, placed[["height", "height"]].T, color=GREY,
+        placed[["retain_pooled", "retain_split"]].T, placed[["height", "height"]].T, color=GREY,
         linestyle="-", linewidth=0.6, zorder=1,
     )  # fmt: skip
     for kind, same in placed.groupby("kind", sort=False):
-        apart = same[same["retain_pooled"] != same["retain_each"]]
+        apart = same[same["retain_pooled"] != same["retain_split"]]
         mark(axis, apart["retain_pooled"], apart["height"], str(kind), hollow=True)
-        span = (same["retain_low_each"], same["retain_high_each"])
-        mark(axis, same["retain_each"], same["height"], str(kind), xspan=span)
+        span = (same["retain_low_split"], same["retain_high_split"])
+        mark(axis, same["retain_split"], same["height"], str(kind), xspan=span)
     axis.set_yticks(range(len(part)), list(part["title"]))
     axis.set_ylim(len(part) - 0.5, -0.6)

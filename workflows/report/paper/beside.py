@@ -207,8 +207,8 @@ class Beside:
         """Why a number that exists cannot be compared; empty if it can."""
         if measure == SKIP:
             return ""
-        if line.first["match"] == "each":
-            return "match each: the paper matches pooled tokens"
+        if line.first["match"] == "split":
+            return "match split: the paper matches pooled tokens"
         own, theirs = skip_of(line).value, numbers_of(self.group)[method][SKIP]
         if line.budget is not None and abs(own - theirs) > 100 * TOLERANCE:
             return f"budget: skips {own:.1f} %, the paper's row {theirs:.1f} %"

@@ -61,7 +61,7 @@ def fitted(
         # Closing tokens predict nothing and decide nothing; the harness feeds them all the same.
         ("pooled", {"pooled": (0.3 + 0 + 0.2 + 0 + 0 + 0.3) / 6}, {"pooled": 0.8 / 8}),
         (
-            "each",
+            "split",
             {"prompt": (0.3 + 0) / 2, "deciding": (0.2 / 2 + 0.3 / 2) / 2},
             {"prompt": (0.3 + 0) / 2, "deciding": (0.2 / 2 + 0.3 / 2) / 2},
         ),

@@ -124,18 +124,18 @@ def test_prompts_and_deciding_positions_are_penalised_and_counted_apart(
 
 def test_each_kind_is_steered_by_its_own_weight(tmp_path: Path) -> None:
     texts = [Document(d.ids, 3, "", [(2, len(d.ids) - 2)]) for d in documents(longest=12)]
-    trainer = trainer_for("hero", tmp_path, texts, match="each")
+    trainer = trainer_for("hero", tmp_path, texts, match="split")
     log = trainer.run()
     assert log[-1]["alpha_prompt"] != log[-1]["alpha_deciding"]
     state = {kind: term.weight.state() for kind, term in trainer.routing.terms.items()}
-    again = trainer_for("hero", tmp_path, texts, match="each")
+    again = trainer_for("hero", tmp_path, texts, match="split")
     assert again.run() == log
     assert {k: term.weight.state() for k, term in again.routing.terms.items()} == state
 
 
 def test_documents_without_answers_cannot_be_matched_each(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs documents with answers"):
-        trainer_for("hero", tmp_path, match="each")
+        trainer_for("hero", tmp_path, match="split")
 
 
 def test_chunked_loss_equals_one_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,7 +253,7 @@ def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
         ("hero", "pooled", ["loss", "skip", "alpha"]),
         (
             "hero",
-            "each",
+            "split",
             ["loss", "skip_prompt", "alpha_prompt", "skip_deciding", "alpha_deciding"],
         ),
     ],

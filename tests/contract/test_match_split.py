@@ -1,4 +1,4 @@
-"""What every row that decides per token promises under ``match: each``.
+"""What every row that decides per token promises under ``match: split``.
 
 One row alone: ``pytest -n0 tests/contract -k my-row``.
 """
@@ -32,7 +32,7 @@ def test_deciding_positions_meet_the_budget(
     files = {f"{part}_file": data_files[part] for part in data_parts(ROWS[row])}
     data = Data(backbone.tokenizer, toy.VOCABULARY, 64, **files)
     method = load_method(row, QUICK.get(row, {}))
-    fitted = method.fit(backbone, data, Request(budget, SEED, tmp_path, "each"))
+    fitted = method.fit(backbone, data, Request(budget, SEED, tmp_path, "split"))
     router = router_of(fitted.model)
     assert router is not None
     shares = unit_shares(router.units, total)
