@@ -32,9 +32,9 @@ from methods.api import (
     TrainingParams,
     Unit,
     Weight,
+    aim_of,
     attention_kinds,
     block_units,
-    corrected,
     evicting_units,
     generator,
     hashed_noise,
@@ -198,7 +198,7 @@ class DLLM(RoutedMethod):
         counted = torch.full_like(plan.shares, 1 / total)
 
         def pull(gates: Gates) -> Tensor:
-            aim = corrected(skip, target)
+            aim = aim_of(skip, target)
             if params.penalty == "batch":
                 return mean_deviation(gates.soft, gates.counted, counted, aim)
             return depth_deviation(gates.soft, gates.counted, 1 - aim, total)

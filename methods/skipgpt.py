@@ -24,7 +24,7 @@ from methods.api import (
     Tokens,
     TrainingParams,
     Unit,
-    corrected,
+    aim_of,
     generator,
     hashed_noise,
     logistic_noise,
@@ -135,7 +135,7 @@ class SkipGPT(RoutedMethod):
         skip = params.sparsity if target is None else target.budget
         counted = shares if params.measure == "params" else torch.full_like(shares, 1 / len(shares))
         return lambda gates: mean_deviation(
-            gates.soft, gates.counted, counted, corrected(skip, target)
+            gates.soft, gates.counted, counted, aim_of(skip, target)
         )
 
     def authors_skip(self, rates: Rates) -> float:

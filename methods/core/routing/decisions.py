@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from methods.core.routing.recompute import recomputed, unshared
+from methods.core.routing.recompute import copy_parts, recompute
 from methods.core.routing.router import Context, Gate, Router
 
 
@@ -44,7 +44,8 @@ class Decider:
         self, router: Router, at: Context, forced: Sequence[Tensor] | None, recomputes: bool
     ) -> None:
         self.router, self.at, self.forced = router, at, forced
-        self.settled: dict[int, Tensor] | None = {} if recomputes else None
+        # Unit -> who executed in the first pass (B, T); None where there is but one.
+        self.first: dict[int, Tensor] | None = {} if recomputes else None
 
     def decide(
         self, index: int, block_input: Tensor, post_attention: Tensor | None, state: Any
@@ -52,7 +53,7 @@ class Decider:
         """The decision about unit ``index`` and the state behind it; arguments as of a gate."""
         arguments = (index, block_input, post_attention, state, self.at)
         if self._recomputes_gates(block_input):
-            gate, state = recomputed_gate(self.router, *arguments)
+            gate, state = recompute_gate(self.router, *arguments)
         else:
             gate, state = self.router.gate(*arguments)
         return self._decision(index, gate), state
@@ -60,17 +61,17 @@ class Decider:
     def _recomputes_gates(self, hidden: Tensor) -> bool:
         """On a GPU, where memory is dearer than a gate; unless the whole layer is recomputed."""
         heavy = self.router.heavy and hidden.is_cuda and torch.is_grad_enabled()
-        return heavy and self.settled is None
+        return heavy and self.first is None
 
     def _decision(self, index: int, gate: Gate) -> Decision:
         forced = None if self.forced is None else self.forced[index]
         own = self._executes(gate)
-        decision = scaled_by(gate, self._settle(index, own if forced is None else forced))
+        decision = decision_of(gate, self._settle(index, own if forced is None else forced))
         return decision if forced is None else Decision(forced, None, decision.soft)
 
     def _settle(self, index: int, execute: Tensor) -> Tensor:
         """Who executes unit ``index``: what its first pass decided, or now ``execute``."""
-        return execute if self.settled is None else self.settled.setdefault(index, execute)
+        return execute if self.first is None else self.first.setdefault(index, execute)
 
     def _executes(self, gate: Gate) -> Tensor:
         if gate.execute is not None:
@@ -81,7 +82,7 @@ class Decider:
         return gate.value > self.router.threshold
 
 
-def scaled_by(gate: Gate, execute: Tensor) -> Decision:
+def decision_of(gate: Gate, execute: Tensor) -> Decision:
     """The decision of a gate once it is known who executes (B, T)."""
     if isinstance(gate.scale, Tensor):
         return Decision(execute, gate.scale, gate.value)
@@ -94,7 +95,7 @@ def scaled_by(gate: Gate, execute: Tensor) -> Decision:
     return Decision(execute, hard, hard, dense=True)
 
 
-def recomputed_gate(
+def recompute_gate(
     router: Router,
     index: int,
     block_input: Tensor,
@@ -110,9 +111,9 @@ def recomputed_gate(
 
     def run(before: Any, hidden: Tensor, mixed: Tensor | None) -> tuple[Gate, Any]:
         gate, after = router.gate(index, hidden, mixed, before, at)
-        return gate, unshared(after, before, hidden, mixed)
+        return gate, copy_parts(after, before, hidden, mixed)
 
-    made: tuple[Gate, Any] = recomputed(
+    result: tuple[Gate, Any] = recompute(
         run, state, block_input, post_attention, preserve_rng_state=False
     )
-    return made
+    return result

@@ -37,7 +37,7 @@ class Derived:
         return Derived(self._function, *self._of)
 
 
-def recomputed(
+def recompute(
     function: Callable[..., Any], state: Any, *arguments: Any, preserve_rng_state: bool = True
 ) -> Any:
     """``function(state, *arguments)``, whose insides the backward pass makes again.
@@ -54,7 +54,7 @@ def recomputed(
     return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
-def unshared(state: Any, *before: Any) -> Any:
+def copy_parts(state: Any, *before: Any) -> Any:
     """The state with copies of new tensors that would keep alive what they are a part of.
 
     Args:

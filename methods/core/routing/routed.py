@@ -37,7 +37,7 @@ from methods.core.routing.inputs import (
     check_call,
     tokens_of,
 )
-from methods.core.routing.recompute import recomputed
+from methods.core.routing.recompute import recompute
 from methods.core.routing.router import (
     Change,
     Context,
@@ -174,9 +174,7 @@ class RoutedDecoder(nn.Module):
                 hidden = self._run(layer, hidden, **arguments)
                 continue
             here = call._replace(arguments=arguments)
-            run = (
-                partial(recomputed, self._routed_layer) if self._recomputes else self._routed_layer
-            )
+            run = partial(recompute, self._routed_layer) if self._recomputes else self._routed_layer
             hidden, decided, state = run(state, number, hidden, here)
             decisions |= decided
         hidden = self.norm(hidden)

@@ -202,8 +202,8 @@ def unit_shares(units: Sequence[Unit], total: int) -> Tensor:
     return torch.tensor([unit.parameters for unit in units], dtype=torch.float64) / total
 
 
-def corrected(skip: float, target: Target | None) -> float:
-    """The fraction to skip in a penalty's own measure, corrected as the budget it stands for."""
+def aim_of(skip: float, target: Target | None) -> float:
+    """What to aim at for a fraction in a penalty's own measure: corrected as the budget is."""
     return skip if target is None else skip * target.scale
 
 

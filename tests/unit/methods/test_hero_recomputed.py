@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from methods.core.routing.decisions import Decider, recomputed_gate
+from methods.core.routing.decisions import Decider, recompute_gate
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
@@ -38,7 +38,7 @@ def streams(dtype: torch.dtype = torch.float32, length: int = LENGTH) -> list[Te
 
 def gates(router: HeroRouter, hbars: list[Tensor], recomputed: bool) -> Tensor:
     """All gates (B, R, T)."""
-    ask = partial(recomputed_gate, router) if recomputed else router.gate
+    ask = partial(recompute_gate, router) if recomputed else router.gate
     ids = torch.zeros(hbars[0].shape[:2], dtype=torch.int64)
     state = router.start(Tokens(ids, ids, ids == 0), hbars[0], Context())
     found = []
@@ -76,7 +76,7 @@ def kept_bytes(recomputed: bool) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", ["full", "no-memread", "same-size"])
-def test_a_recomputed_gate_has_the_same_bits(variant: str, dtype: torch.dtype) -> None:
+def test_a_recompute_gate_has_the_same_bits(variant: str, dtype: torch.dtype) -> None:
     found = []
     for recomputed in (False, True):
         router, hbars = made(variant), streams(dtype)
@@ -89,7 +89,7 @@ def test_a_recomputed_gate_has_the_same_bits(variant: str, dtype: torch.dtype) -
     same_bits(*found)
 
 
-def test_a_recomputed_gate_keeps_less_than_a_kilobyte_per_token_and_block() -> None:
+def test_a_recompute_gate_keeps_less_than_a_kilobyte_per_token_and_block() -> None:
     assert kept_bytes(False) > 5 * 1024 * PLACES
     assert kept_bytes(True) < 1024 * PLACES
 
@@ -107,7 +107,7 @@ def test_a_recomputed_layer_keeps_its_input_and_its_stream() -> None:
     assert len(states) == 4 + 1 + 3
 
 
-def test_recomputed_gates_change_no_bit_of_training(
+def test_recompute_gates_change_no_bit_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = trainer_for("hero", tmp_path / "plain", updates=3, micro_tokens=40)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from methods.core.routing.steering import Target, corrected, mean_deviation
+from methods.core.routing.steering import Target, aim_of, mean_deviation
 from methods.d_llm import depth_deviation, ramp
 
 # Two micro-batch rows of three tokens, the last ones pads or last tokens of a document.
@@ -80,5 +80,5 @@ def test_what_inference_skips_more_scales_targets() -> None:
     """A budget of 0.2 with 0.05 more in inference: three quarters of a target in any measure."""
     target = Target(0.2, seen=0.18)
     target.correct(0.23)
-    assert corrected(0.4, target) == pytest.approx(0.4 * 0.75)
-    assert corrected(0.4, None) == 0.4
+    assert aim_of(0.4, target) == pytest.approx(0.4 * 0.75)
+    assert aim_of(0.4, None) == 0.4

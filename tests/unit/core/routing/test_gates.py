@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.core.routing.decisions import scaled_by
+from methods.core.routing.decisions import decision_of
 from methods.core.routing.gates import (
     hashed_noise,
     logistic_noise,
@@ -46,7 +46,7 @@ def test_a_sampled_gate_is_gumbel_softmax_with_a_straight_through_gradient(
     logits = LOGITS.clone().requires_grad_()
     difference = logits[..., 0] - logits[..., 1]
     ran, value = sampled(difference, GUMBEL[..., 0] - GUMBEL[..., 1], temperature)
-    decision = scaled_by(Gate(value, "straight-through"), ran)
+    decision = decision_of(Gate(value, "straight-through"), ran)
     execute, soft = by_hand(temperature)
     assert torch.equal(decision.execute, execute)
     assert torch.equal(decision.scale, execute.float())
@@ -74,7 +74,7 @@ def test_the_temperature_moves_the_gradient_and_no_decision() -> None:
 def test_hard_gates_are_exactly_zero_or_one() -> None:
     soft = torch.rand(10_000, generator=torch.Generator().manual_seed(3))
     for execute in (torch.ones(10_000, dtype=torch.bool), torch.zeros(10_000, dtype=torch.bool)):
-        decision = scaled_by(Gate(soft, "straight-through"), execute)
+        decision = decision_of(Gate(soft, "straight-through"), execute)
         assert torch.equal(decision.scale, execute.float())
         assert torch.equal(decision.soft, execute.float())
 
