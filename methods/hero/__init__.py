@@ -151,7 +151,7 @@ class Hero(RoutedMethod):
     def router(self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]) -> Router:
         """HeRo's, or that of a control."""
         width, params = int(backbone.config.hidden_size), self.params
-        blocks = ffn_units(backbone.model, structure["layers"])
+        blocks = [unit for unit in units if unit.kind == "ffn"]
         meta = backbone.model.device.type == "meta"
         rng = None if meta else generator(structure["seed"], "initial values")
         adapter = params.adapter_width

@@ -37,10 +37,11 @@ from methods.core.model.backbone import Backbone, count, load_backbone, shape_co
 from methods.core.model.checkpoint import cast_branches, dense_folder, load, write_json
 from methods.core.model.folder import window_of
 from methods.core.model.pretrained import read_card
-from methods.core.model.shapes import SHAPES, candidate_layers
+from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
 from methods.core.routing.routed import router_of
 from methods.core.training.lora import fold_lora
+from methods.core.training.method import RoutedMethod
 from workflows.records import rows_of
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
@@ -325,10 +326,11 @@ def build_pair(
     for name, module in dense.named_children():
         setattr(twin, name, module)
     backbone = Backbone(twin, None, Path(), None, "", count(dense))
-    chosen = candidate_layers(config.num_hidden_layers, budget)
-    structure = {"layers": chosen, "seed": 0, "threshold": 0.5}
+    method, structure = load_method(row), {"layers": list[int](), "seed": 0, "threshold": 0.5}
+    if isinstance(method, RoutedMethod):
+        structure["layers"] = method.layers(backbone, budget)
     try:
-        routed = load_method(row).build(backbone, structure)
+        routed = method.build(backbone, structure)
     except KeyError as error:
         raise ValueError(f"row '{row}' needs {error} of a fit; measure it with --model") from error
     if router_of(routed) is None:
