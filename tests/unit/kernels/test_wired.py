@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from methods.core.routing.decisions import Decider
 from methods.core.routing.decoding import StaticDecoder
 from methods.core.routing.routed import router_of
 from methods.core.training.lora import fold_lora
-from methods.hero.router import HeroRouter
 from methods.kernels import choose
 from methods.kernels.launch import Launch
 from tests.contract.conftest import IDS
@@ -76,10 +76,10 @@ def test_recomputed_gates_run_their_kernels_again(
 ) -> None:
     """As on a GPU; to the same gradients."""
     model = model_of("hero").to(DEVICE)
-    monkeypatch.setattr(HeroRouter, "_recomputes", lambda self, hbar, at: False)
+    monkeypatch.setattr(Decider, "_recomputes_gates", lambda self, hidden: False)
     expected, once = gradients(model), Counter(queued)
     queued.clear()
-    monkeypatch.setattr(HeroRouter, "_recomputes", lambda self, hbar, at: True)
+    monkeypatch.setattr(Decider, "_recomputes_gates", lambda self, hidden: True)
     found = gradients(model)
     assert queued.count("sums_kernel") == 2 * once["sums_kernel"]
     assert queued.count("gradients_kernel") == once["gradients_kernel"]
