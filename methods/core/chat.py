@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from methods.core.model.folder import first_line
+from methods.core.jsonfile import first_line
 
 Turn = dict[str, str]
 # No text of a turn begins with it: a character for private use.

@@ -49,3 +49,8 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is no finite number")
     return value
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in a length that can be read."""
+    return cut((str(error).strip() or type(error).__name__).splitlines()[0])

@@ -54,6 +54,18 @@ def test_no_imports_go_round() -> None:
     ).prepare()
 
 
+def test_what_transformers_registers_does_not_import_what_imports_its_auto_classes() -> None:
+    """They import it while they are imported themselves; a folder's module may be what began."""
+    waiting, seen = ["methods.core.model.pretrained"], set[str]()
+    while waiting:
+        module = waiting.pop()
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        if module not in seen and file.is_file():
+            seen.add(module)
+            assert not below(imports(file, top_level=True), "transformers.AutoConfig"), module
+            waiting += below(imports(file, top_level=True), "methods")
+
+
 @pytest.mark.parametrize("file", files("methods"), ids=name)
 def test_methods_never_import_the_pipeline(file: Path) -> None:
     assert below(imports(file), "workflows", "tests", "snakemake", "lm_eval") == []

@@ -22,11 +22,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from methods.core.jsonfile import first_line
 from methods.core.model.finite import check_parameters
 from methods.core.model.folder import (
     check_no_adapter,
     fetched,
-    first_line,
     hash_folder,
     read_config,
     read_generation,

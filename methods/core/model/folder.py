@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from methods.core.jsonfile import cut, read_json
+from methods.core.jsonfile import first_line, read_json
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Sizes of a config, each at least 1.
@@ -202,8 +202,3 @@ def _fetching(path: Path) -> str:
         "; a model of the hub is fetched first: "
         f"python -m workflows.steps.fetch --source '{source}' --out {path.name}"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of a library says, in a length that can be read."""
-    return cut((str(error).strip() or type(error).__name__).splitlines()[0])

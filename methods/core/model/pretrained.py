@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from methods.core.jsonfile import cut, read_json
-from methods.core.model.folder import GENERATION
 from methods.core.model.tensors import DTYPES, check_dtype
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def write_plainly(
         type(model).save_pretrained(model, folder, *arguments, **options)
     finally:
         model.generation_config = settings
-    settings.to_json_file(Path(folder) / GENERATION, keys_to_pop=["compile_config"])
+    settings.to_json_file(Path(folder) / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
 
 def check_storable(model: PreTrainedModel) -> None:

@@ -8,8 +8,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from methods.core.jsonfile import first_line
 from methods.core.model.finite import check_finite
-from methods.core.model.folder import first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The same in the words of a header.

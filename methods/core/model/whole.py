@@ -19,10 +19,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Method
-from methods.core.jsonfile import cut
+from methods.core.jsonfile import cut, first_line
 from methods.core.model.backbone import Backbone, decoder, empty_backbone
 from methods.core.model.folder import (
-    first_line,
     hash_folder,
     make_config,
     read_generation,
