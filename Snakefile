@@ -35,6 +35,7 @@ try:
     SUITE = read_suite(config)
 except ValueError as error:
     sys.exit(f"error: {error}")
+inputs.renew_models(SUITE)
 
 
 report: "workflows/report/workflow.rst"

@@ -310,7 +310,7 @@ def test_folders_are_compared_protocol_by_protocol(
     made: Path, both: Path, refuse: steps.Refuse
 ) -> None:
     said = refuse("compare", made / "a", made / "split")
-    assert said == "no backbone and protocol in common: toy (pooled) and toy (each)"
+    assert said == "no backbone and protocol in common: toy (pooled) and toy (split)"
     steps.call("compare", made / "a", both, "--out", made / "one")
     assert set(pd.read_csv(made / "one/compare.csv")["match"]) == {"pooled"}
     steps.call("compare", both, both, "--out", made / "two")

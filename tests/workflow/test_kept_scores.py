@@ -153,10 +153,15 @@ def fresh(copy: Path, folder: Path) -> Any:
     steps.call("data", "--part", "probe", "--source", suite.data_source("probe"), "--out", probe)
     fit = [*shlex.split(commands.fit(suite, job)), "--device", "cpu", "--probe", probe]
     steps.call("fit", *fit, "--backbone", "toy/backbone", "--out", model)
-    words = shlex.split(commands.score(suite, job))
-    given = ["--model", model, "--tasks", suite.tasks_json, *words, "--device", "cpu"]
-    steps.call("score", *given, "--out", folder / "record.json")
+    steps.call("score", "--model", model, *given_of(copy), "--out", folder / "record.json")
     return told(folder / "record.json")
+
+
+def given_of(copy: Path) -> list[str]:
+    """What the suite gives the score step beside a model."""
+    suite = read_suite(yaml.safe_load((copy / "toy.yaml").read_text()), copy)
+    words = shlex.split(commands.score(suite, suite.find(*RECORD.split("/")[2:6])))
+    return ["--tasks", suite.tasks_json, *words, "--device", "cpu"]
 
 
 def replace(file: Path, text: str) -> None:
@@ -201,6 +206,17 @@ def test_a_suite_whose_files_were_edited_ends_as_a_fresh_run(
     assert third == fresh(copy, tmp_path / "third")
     made = (copy / "results/toy/data/probe.jsonl").read_text()
     assert len(made.splitlines()) == len(probe[::2])
+
+    # A fitted model: what was changed by hand is scored, and stays.
+    model = copy / RECORD.replace("record.json", "model")
+    healed = load_model(model)
+    healed.model.layers[0].mlp.down_proj.weight.data.mul_(-3.0)
+    healed.save_pretrained(model)
+    fourth, said = run(copy, run_snakemake)
+    assert "rule fit" not in said
+    assert [score["value"] for score in fourth[0]] != [score["value"] for score in third[0]]
+    steps.call("score", "--model", model, *given_of(copy), "--out", tmp_path / "record.json")
+    assert fourth == told(tmp_path / "record.json")
 
 
 def test_what_is_scored_again_under_other_settings_follows_from_the_same_files(

@@ -63,7 +63,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=42, help="of every draw of the fit")
     parser.add_argument("--params", default="{}", metavar="JSON", help="over those of the row")
     parser.add_argument(
-        "--lender", type=Path, metavar="DIR", help="a model that a control takes rates of"
+        "--lender",
+        type=Path,
+        metavar="DIR",
+        help="a model that a control takes rates of; default: none",
     )
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE", help=".jsonl, or .npy of ids; default: none"

@@ -14,6 +14,9 @@ from workflows.suite.config import is_file, is_local
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite
 
+# In a folder that a rule made: when it did.
+STAMP = ".snakemake_timestamp"
+
 
 def scored(suite: Suite) -> list[str]:
     """What scores follow from beside the model: texts, files of own tasks, data that are here."""
@@ -52,6 +55,20 @@ def backbone(suite: Suite, name: str) -> list[str]:
 def tokenizer(suite: Suite, name: str) -> list[str]:
     """The same without weights: what makes tokens of texts."""
     return _of_model(suite, name, *SETTINGS, *TOKENIZER)
+
+
+def renew_models(suite: Suite) -> None:
+    """Let fitted models that were changed by hand, such as healed ones, be scored again.
+
+    Snakemake takes the time of a folder that it made from a file in it, which an edit leaves alone.
+    """
+    for folder in (Path(job.model) for job in suite.jobs):
+        stamp = folder / STAMP
+        if stamp.is_file():
+            made = stamp.stat().st_mtime_ns
+            files = model_files(folder, *SETTINGS, *TOKENIZER, *WEIGHTS)
+            if any(file.stat().st_mtime_ns > made for file in files):
+                stamp.touch()
 
 
 def _of_model(suite: Suite, name: str, *patterns: str) -> list[str]:

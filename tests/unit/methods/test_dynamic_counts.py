@@ -49,7 +49,7 @@ def rates(model: Any, backbone: Backbone, ran: torch.Tensor) -> Rates:
 
 
 @pytest.mark.parametrize(
-    ("row", "params", "routers", "split"),
+    ("row", "params", "routers", "each"),
     [
         ("skipgpt-rt", {}, 64, 8_194),
         ("skipgpt-rt", {"router": "mlp"}, 64, 4_197_378),

@@ -349,7 +349,7 @@ def test_lines_of_two_protocols_are_named_apart(made: Data) -> None:
     (axis,) = one("scores_per_task", made).axes
     names = [text.get_text() for text in axis.get_yticklabels()]
     assert names.count("Dense") == names.count("Shortgpt+Lora, 25 %") == 1
-    assert {"Hero, 25 %, pooled", "Hero, 25 %, each"} <= set(names)
+    assert {"Hero, 25 %, pooled", "Hero, 25 %, split"} <= set(names)
 
 
 def test_only_what_is_too_much_is_split() -> None:
