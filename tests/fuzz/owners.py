@@ -251,7 +251,7 @@ def make_command(step: str, folder: Path) -> None:
 def read_command(step: str, folder: Path) -> None:
     """The step writes what it was asked for, or ends with status 2 and a sentence."""
     words = json.loads((folder / "command.json").read_text())
-    out = folder / ("out" if step == "fit" else "out.json")
+    out = folder / {"fit": "out", "data": "out.jsonl"}.get(step, "out.json")
     said = io.StringIO()
     try:
         with chdir(folder), redirect_stderr(said):

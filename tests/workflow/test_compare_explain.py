@@ -320,7 +320,7 @@ def test_folders_are_compared_protocol_by_protocol(
     assert main.groupby("match")["row"].apply(list).to_dict() == {
         match: ["random-skip", "hero", "shortgpt+lora"] for match in ("split", "pooled")
     }
-    assert "| Hero | 25 | each |" in (made / "two/compare.md").read_text()
+    assert "| Hero | 25 | split |" in (made / "two/compare.md").read_text()
 
 
 def test_row_names_may_hold_a_plus(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
