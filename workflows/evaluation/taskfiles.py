@@ -27,10 +27,12 @@ class Own(NamedTuple):
     Args:
         kind: ``TASK``, ``GROUP`` or ``TAG``.
         told: Its file with what that includes; of a tag ``task``, the names of its tasks.
+        files: These; none of a tag.
     """
 
     kind: str
     told: Mapping[str, Any]
+    files: Sequence[Path] = ()
 
 
 class _Function(str):
@@ -87,41 +89,31 @@ def task_files(name: str, folder: Path) -> tuple[list[Path], list[dict[str, Any]
         Task file, files that it includes, Python files of the functions that they name, and those
         of a group's members; the keys of each task. Nothing where the name is of another folder.
     """
-    files: dict[Path, Path] = {}
-    keys = _describe(name, folder, files)
+    index, files = read_index([folder]), dict[Path, Path]()
+    keys: list[dict[str, Any]] = []
+    waiting: list[Any] = [name]
+    opened = set[str]()
+    for member in waiting:
+        called = member_name(member)
+        if isinstance(member, dict):
+            keys.append(member)
+            waiting += member["task"] if isinstance(member.get("task"), list) else []
+        if called in index and called not in opened:
+            opened.add(called)
+            own = index[called]
+            keys += [] if own.kind == TAG else [dict(own.told)]
+            waiting += [] if own.kind == TASK else listed(own.told.get("task"))
+            for file in own.files:
+                _collect(file, folder, files)
     return list(files.values()), keys
 
 
-def _describe(name: str, folder: Path, files: dict[Path, Path]) -> list[dict[str, Any]]:
-    """The keys of a task or of each member of a group; their files join ``files``."""
-    keys: list[dict[str, Any]] = []
-    for file in _files(folder):
-        if name.encode() not in file.read_bytes() or file.resolve() in files:
-            continue
-        told = _read(file)
-        if name not in (told.get(GROUP), told.get(TASK)):
-            continue
-        own = _collect(file, folder, files)
-        keys.append(own)
-        for member in listed(own[TASK]) if GROUP in own else []:
-            keys += [member] if isinstance(member, dict) else []
-            keys += _describe(member_name(member), folder, files)
-    return keys
-
-
-def _collect(file: Path, folder: Path, files: dict[Path, Path]) -> dict[str, Any]:
-    """The keys of a task file over those that it includes; it joins ``files`` with all it names."""
-    if file.resolve() in files:
-        return {}
+def _collect(file: Path, folder: Path, files: dict[Path, Path]) -> None:
+    """A task file joins ``files`` with the Python files of the functions that it names."""
     files[file.resolve()] = file
-    told, keys = _read(file), dict[str, Any]()
-    for name in listed(told.get("include")):
-        _included(name, file, folder)
-        keys |= _collect(file.parent / str(name), folder, files)
-    for value in _values(told):
+    for value in _values(_read(file)):
         if isinstance(value, _Function):
             _collect_code(_code(value, file), folder, files)
-    return keys | told
 
 
 def _collect_code(file: Path, folder: Path, files: dict[Path, Path]) -> None:
@@ -165,8 +157,9 @@ def index_of(files: Iterable[Path]) -> dict[str, Own]:
     """Name -> what the files define, of equal names the first; what lm-eval cannot read is none."""
     found: dict[str, Own] = {}
     for file in files:
+        read: dict[Path, Path] = {}
         try:
-            _enter(found, _whole(file, set()))
+            _enter(found, _whole(file, read), list(read.values()))
         except (OSError, TypeError, ValueError):
             continue
     return found
@@ -179,31 +172,37 @@ def _files(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _whole(file: Path, seen: set[Path]) -> dict[str, Any]:
+def _whole(file: Path, read: dict[Path, Path]) -> dict[str, Any]:
     """A file over what it includes.
+
+    Args:
+        file: As it is named.
+        read: File without links -> as it is named; grows.
 
     Raises:
         ValueError: It is no mapping in YAML, or a file is included twice.
     """
-    file = file.resolve()
-    if file in seen:
+    place = file.resolve()
+    if place in read:
         raise ValueError(f"task file {file} is included twice")
-    seen.add(file)
+    read[place] = file
     told = dict(_read(file))
     names = told.pop("include", [])
     merged: dict[str, Any] = {}
     for name in names if isinstance(names, list) else [names]:
-        merged |= _whole(file.parent / name, seen)
+        # As lm-eval: beside the file that a link leads to, though mostly there is none.
+        near, inner = file.parent / name, place.parent / name
+        merged |= _whole(near if near.resolve() == inner.resolve() else inner, read)
     return merged | told
 
 
-def _enter(found: dict[str, Own], told: dict[str, Any]) -> None:
+def _enter(found: dict[str, Own], told: dict[str, Any], files: Sequence[Path]) -> None:
     """Put what a file defines into an index; a template defines nothing."""
     kind = GROUP if "group" in told and "class" not in told else TASK
     name = told.get(kind)
     if not isinstance(name, str) or name in found:
         return
-    found[name] = Own(kind, told)
+    found[name] = Own(kind, told, files)
     for tag in listed(told.get("tag")) if kind == TASK else []:
         entry = found.setdefault(tag, Own(TAG, {"task": []}))
         if entry.kind == TAG:

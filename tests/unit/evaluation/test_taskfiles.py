@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Kind
 
-from workflows.evaluation.taskfiles import check_files, read_index
+from workflows.evaluation.taskfiles import check_files, read_index, task_files
 from workflows.evaluation.tasklist import OWN_TASKS, own_task_names
 
 
@@ -119,3 +120,20 @@ def test_what_lm_evals_index_finds_is_found_and_nothing_else(tmp_path: Path) -> 
         *found
     }
     assert kinds([OWN_TASKS]) == {name: ("task", []) for name in own_task_names()}
+
+
+def test_files_of_a_group_are_those_of_all_it_holds(tmp_path: Path) -> None:
+    inner = {"group": "inner", "task": [{"task": "two", "num_fewshot": 1}]}
+    contents = {
+        "all.yaml": {"group": "all", "task": ["marked", inner]},
+        "one.yaml": {"task": "one", "tag": "marked", "include": "base"},
+        "two.yaml": {"task": "two"},
+        "base": {"dataset_path": "json"},
+        "other.yaml": {"task": "other"},
+    }
+    for name, told in contents.items():
+        (tmp_path / name).write_text(yaml.safe_dump(told))
+    files, keys = task_files("all", tmp_path)
+    assert {file.name for file in files} == contents.keys() - {"other.yaml"}
+    assert {"dataset_path": "json", "task": "one", "tag": "marked"} in keys
+    assert {"task": "two", "num_fewshot": 1} in keys
