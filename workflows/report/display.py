@@ -310,7 +310,7 @@ def budget_table(frame: pd.DataFrame) -> Table:
     made.add("Missed", frame["missed"].tolist())
     note = (
         "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
-        "Missed: runs more than one point off the target (each: deciding tokens one, prompts "
+        "Missed: runs more than one point off the target (split: deciding tokens one, prompts "
         f"three). {SKIPS}"
     )
     return made.table("budgets", "Budgets", note)
