@@ -150,9 +150,10 @@ def fetched(path: Path) -> dict[str, Any]:
 
 def file_facts(file: Path) -> dict[str, Any]:
     """Size, time of the last change, sha256: the first two say whether the third still holds."""
+    # Before the file is read: what changes meanwhile is seen by the next call.
+    status = file.stat()
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    status = file.stat()
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
 
 
