@@ -1,4 +1,4 @@
-"""JSON that others may have written: a value, or one sentence; no torch here."""
+"""JSON files: written, and read though others may have written them; no torch here."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def read_json(file: Path) -> dict[str, Any]:
 def cut(text: str, most: int = 300) -> str:
     """A text that may quote a whole file, in a length that can be read."""
     return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write JSON, indented, with a final newline; NaN is refused."""
+    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 def _finite(text: str) -> float:

@@ -13,8 +13,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from methods.core.jsonfile import read_json
-from methods.core.model.checkpoint import write_json
+from methods.core.jsonfile import read_json, write_json
 from methods.core.model.ledger import Ledger, Tally
 from workflows.evaluation.loading import prepared
 from workflows.evaluation.tasklist import TaskEntry, entry_files

@@ -9,7 +9,7 @@ from typing import Any
 from methods import load_method
 from methods.base import Request
 from methods.core.model.backbone import load_backbone
-from methods.core.model.checkpoint import Loaded, describe, load
+from methods.core.model.checkpoint import Loaded, backbone_places, describe, load
 from methods.core.model.folder import INDEX
 from methods.core.model.folder import WEIGHTS as WHOLE
 from methods.core.model.ledger import Ledger
@@ -83,9 +83,7 @@ def _places(folder: Path, backbone: Path | None, described: Mapping[str, Any]) -
     """A model's folder, and the one from which :func:`load_any` read what it does not hold."""
     if any((folder / name).is_file() for name in (WHOLE, INDEX)):
         return [folder]
-    dense = described["backbone"]
-    known = [folder / dense["relative_path"], Path(dense["path"])]
-    places = [backbone] if backbone is not None else known
+    places = backbone_places(folder, described, backbone)
     return [folder, *[place for place in places if (place / "config.json").is_file()][:1]]
 
 

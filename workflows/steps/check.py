@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 
 from methods import load_method
+from methods.core.jsonfile import write_json
 from methods.core.model.backbone import check_weights
-from methods.core.model.checkpoint import write_json
 from methods.core.model.folder import read_config, read_tokenizer, window_of
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import json_argument, run, step_parser

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from methods import find_row
 from methods.core.budget import check_budget
+from methods.core.jsonfile import write_json
 from methods.core.model.backbone import shape_config
-from methods.core.model.checkpoint import write_json
 from methods.core.model.pretrained import read_card
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.core.data import read_rows
-from methods.core.model.checkpoint import write_json
+from methods.core.jsonfile import write_json
 from methods.core.seeds import seed_for
 from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS

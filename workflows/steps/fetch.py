@@ -10,7 +10,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from methods.core.model.checkpoint import write_json
+from methods.core.jsonfile import write_json
 from methods.core.model.folder import FETCHED, file_facts
 from workflows.runtime.files import kept_folder
 from workflows.runtime.hub import one_sentence

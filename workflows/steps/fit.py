@@ -17,7 +17,8 @@ from methods import Row, find_row, load_method
 from methods.base import Method, Request
 from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
-from methods.core.model.checkpoint import describe, open_backbone, origin, save, write_json
+from methods.core.jsonfile import write_json
+from methods.core.model.checkpoint import describe, open_backbone, origin, save
 from methods.core.model.pretrained import CARD, read_card
 from methods.core.training.snapshots import NAME as SNAPSHOT
 from workflows.records import rows_of

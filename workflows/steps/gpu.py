@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
-from methods.core.model.checkpoint import write_json
+from methods.core.jsonfile import write_json
 from workflows import ROOT
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import run, step_parser

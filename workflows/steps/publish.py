@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from methods.core.model.checkpoint import write_json
+from methods.core.jsonfile import write_json
 from workflows.report.figures import METADATA
 from workflows.report.figures.data import Data
 from workflows.report.figures.protocols import protocols

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from methods.core.model.checkpoint import write_json
+from methods.core.jsonfile import write_json
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.kept import KNOWN, KeptTasks
 from workflows.evaluation.loading import known_reasons

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from methods.core.model.checkpoint import write_json
+from methods.core.jsonfile import write_json
 from workflows.evaluation.loading import CannotRun, load
 from workflows.evaluation.score import task_manager
 from workflows.evaluation.tasklist import TaskEntry, add_task_folder, read_entries, task_folders

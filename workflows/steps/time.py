@@ -33,8 +33,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from methods import find_row, load_method
 from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
+from methods.core.jsonfile import write_json
 from methods.core.model.backbone import Backbone, count, load_backbone, shape_config
-from methods.core.model.checkpoint import cast_branches, dense_folder, load, write_json
+from methods.core.model.checkpoint import cast_branches, dense_folder, load
 from methods.core.model.folder import window_of
 from methods.core.model.pretrained import read_card
 from methods.core.model.shapes import SHAPES

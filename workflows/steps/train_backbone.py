@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from methods.core.model.checkpoint import write_json
+from methods.core.jsonfile import write_json
 from workflows.demo.corpus import corpus_hash, items_hash
 from workflows.demo.presets import PRESETS, Recipe
 from workflows.demo.pretrain import train

@@ -26,7 +26,8 @@ import yaml
 from methods import load_method
 from methods.base import Request
 from methods.core.data import Data, check_file
-from methods.core.model.checkpoint import open_backbone, write_json
+from methods.core.jsonfile import write_json
+from methods.core.model.checkpoint import open_backbone
 from methods.core.model.folder import hash_folder
 from methods.core.training.loop import DivergedError
 from methods.core.training.losses import Answers, score_answers

@@ -12,8 +12,8 @@ trained.safetensors   other methods: only what they trained; the backbone stays 
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Fitted, Method, Request
+from methods.core.jsonfile import write_json
 from methods.core.model.backbone import Backbone, convert, load_backbone
 from methods.core.model.finite import check_finite, check_parameters
 from methods.core.model.folder import INDEX, WEIGHTS, check_no_adapter, hash_folder
@@ -222,12 +223,22 @@ def cast_branches(model: PreTrainedModel) -> None:
         branch.to(model.dtype)
 
 
+def backbone_places(folder: Path, card: Mapping[str, Any], given: Path | None) -> list[Path]:
+    """Where the folder that a fit started from may be, the likeliest first.
+
+    Args:
+        folder: Of the fitted model.
+        card: Its content of ``skipbench.json``.
+        given: Where somebody says that it is now.
+    """
+    dense = card["backbone"]
+    return [folder / dense["relative_path"], Path(dense["path"])] if given is None else [given]
+
+
 def _locate(folder: Path, card: dict[str, Any], given: Path | None) -> Path:
     """The folder that the fit started from, verified by its hash."""
     dense = card["backbone"]
-    written = Path(dense["path"])
-    relative = folder / dense["relative_path"]
-    for path in [given] if given is not None else [relative, written]:
+    for path in backbone_places(folder, card, given):
         compressed = (path / CARD).is_file()
         if (path / "config.json").is_file() and compressed == (card["start"] is not None):
             found = hash_folder(path)
@@ -237,11 +248,5 @@ def _locate(folder: Path, card: dict[str, Any], given: Path | None) -> Path:
                     f"{folder} was made from {dense['hash']}"
                 )
             return path
-    where = given if given is not None else written
+    where = given if given is not None else Path(dense["path"])
     raise ValueError(f"the backbone of {folder} is not at {where}; say where it is")
-
-
-def write_json(file: Path, value: Any) -> None:
-    """Write JSON, indented, with a final newline; NaN is refused."""
-    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
-    file.write_text(text + "\n", encoding="utf-8")

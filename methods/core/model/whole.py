@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Method
-from methods.core.jsonfile import cut, first_line
+from methods.core.jsonfile import cut, first_line, write_json
 from methods.core.model.backbone import Backbone, decoder, empty_backbone
 from methods.core.model.folder import (
     hash_folder,
@@ -186,10 +186,7 @@ def _save(
     finally:
         model.config = held
     weights = hash_fitted(method, hash_folder(place), card["structure"])
-    text = json.dumps(
-        card | {"weights_hash": weights}, indent=1, allow_nan=False, ensure_ascii=False
-    )
-    (place / CARD).write_text(text + "\n", encoding="utf-8")
+    write_json(place / CARD, card | {"weights_hash": weights})
 
 
 def _card_of_now(
