@@ -253,7 +253,7 @@ def test_the_routing_viewer_shows_every_routed_row_side_by_side(window: browser.
 def test_an_address_holds_what_is_shown(chromium: browser.Browser, page: Path) -> None:
     told = {
         "match": "split", "hide": "static", "columns": "scores", "sort": "retain|Retain|up",
-        "x": "skip_net", "y": "left:acc", "row": "toy/hero/40/each", "task": "right",
+        "x": "skip_net", "y": "left:acc", "row": "toy/hero/40/split", "task": "right",
         "theme": "dark",
     }  # fmt: skip
     chromium.prefer("light")
