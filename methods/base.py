@@ -39,7 +39,7 @@ class Request:
         seed: Seeds every generator of the fit, through ``(seed, purpose)``.
         workdir: Folder for checkpoints of a long fit; survives an interrupted run.
         match: Which tokens shall meet the budget. ``"pooled"``: all together, as in the papers.
-            ``"split"``: prompt tokens and deciding ones, whose output is scored, apart.
+            ``"split"``: prompt tokens and answer tokens, whose output is scored, apart.
         lender: Folder of another row's fitted model, for a control that is held to what it does.
     """
 

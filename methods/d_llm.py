@@ -88,7 +88,7 @@ class DLLM(RoutedMethod):
     Differs from upstream: inference runs a skipped layer for nobody, in prefill as well, where the
         authors mask; reserved tokens are counted from the first real token, not from column 0; with
         a budget, Omega follows from it and from the share of reserved tokens, lambda is steered in
-        place of its ramp, under ``match: split`` for prompts and deciding positions apart, and the
+        place of its ramp, under ``match: split`` for prompts and answer tokens apart, and the
         threshold is calibrated on the validation split; data, tokens in the loss, optimizer, no
         dropout and the start of LoRA as in every trained row.
     """
@@ -227,7 +227,7 @@ def reserved_share(
 ) -> float:
     """Share of a kind's positions that lie among the first ``reserved`` of a document."""
     part = documents[:sample]
-    rows = lay_out(part, 0, 1.0, task_weights(part) if kind == "deciding" else None)
+    rows = lay_out(part, 0, 1.0, task_weights(part) if kind == "answer" else None)
     held = rows.share(kind) * (rows.positions < reserved)
     return float(held.sum() / rows.share(kind).sum())
 

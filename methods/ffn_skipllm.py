@@ -204,7 +204,7 @@ class Trial(NamedTuple):
         for texts in (data.probe(), data.validation()):
             drawn = torch.randperm(len(texts), generator=generator(0, "documents to compare on"))
             parts.append([texts[n] for n in drawn[:COMPARED].tolist()])
-        kind = "deciding" if request.match == "split" else "pooled"
+        kind = "answer" if request.match == "split" else "pooled"
         return cls(weighted(parts[0], kind), parts[1], request.budget)
 
     def behind(self, position: int) -> float:

@@ -60,7 +60,7 @@ class FlexiDepth(RoutedMethod):
         arithmetic, where the paper names SparseMixer; router and comparison in float32; the
         penalty leaves out pads and a document's last token; with a budget alpha is steered in
         training and the threshold calibrated on the validation split, under ``match: split`` for
-        prompts and deciding positions apart; a skipped layer counts without its keys, values and
+        prompts and answer tokens apart; a skipped layer counts without its keys, values and
         norms, which run; the same data and schedule as every trained row.
     """
 

@@ -74,7 +74,7 @@ class MindSkip(RoutedMethod):
         the mean of a sequence leaves out pads and ends with its document, nothing stays on modules
         between calls; the shared schedule in place of 15 updates at 1e-5; with a budget the weight
         of the penalty is steered and the threshold calibrated on the validation split, under
-        ``match: split`` for prompts and deciding positions apart; the last layer may be routed,
+        ``match: split`` for prompts and answer tokens apart; the last layer may be routed,
         which the authors leave out; ``prompt_weight`` is 1, where they train on answers alone.
         Trained are D numbers per layer, far fewer than in any other row.
     """

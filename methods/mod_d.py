@@ -70,7 +70,7 @@ class MoDD(RoutedMethod):
         its own; causal inference is the default, its taus measured after training on the documents
         that calibrate; with a budget, the capacity follows from the lengths of these documents and
         a common shift of the taus is calibrated on them; under ``match: split`` prompt tokens
-        compete in their document and deciding ones with all of their kind, and the auxiliary loss
+        compete in their document and answer tokens with all of their kind, and the auxiliary loss
         of the Mixture-of-Depths paper brings both to one tau; the same data, schedule and no
         dropout as every trained row. Attention that is skipped still makes keys and values, which
         count as used.
@@ -148,7 +148,7 @@ class MoDD(RoutedMethod):
         if capacity is None:
             held = [len(document.ids) for document in data.probe()]
             if plan.request.match == "split":
-                held = [n - d.deciding_positions for n, d in zip(held, data.probe(), strict=True)]
+                held = [n - d.answer_tokens for n, d in zip(held, data.probe(), strict=True)]
             capacity = capacity_for(_running(plan), [n for n in held if n], self.params.compare)
         plan.structure |= {"capacity": capacity, "levels": None}
         plan.decisions["capacity"] = capacity
@@ -177,7 +177,7 @@ class MoDD(RoutedMethod):
         if self.params.inference == "topk":
             return
         router, each = _competing(model), plan.request.match == "split"
-        probe = weighted(data.probe(), "deciding" if each else "pooled")
+        probe = weighted(data.probe(), "answer" if each else "pooled")
         router.levels = plan.structure["levels"] = measure_levels(model, router, probe, each)
         super().calibrate(model, data, plan)
 
@@ -220,7 +220,7 @@ class CompetingRouter(Router):
         super().__init__()
         self.units, self.params, self.capacity = units, params, capacity
         self.threshold = 0.5
-        # Share of the deciding tokens to run where these compete on their own.
+        # Share of the answer tokens to run where these compete on their own.
         self.running: float | None = None
         # Without levels, as in training, tokens compete.
         self.levels: Sequence[Sequence[float]] | None = None
@@ -239,7 +239,7 @@ class CompetingRouter(Router):
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tokens, Tensor | None]:
         """What says which tokens compete with each other."""
-        return tokens, at.deciding
+        return tokens, at.answers
 
     def gate(
         self,
@@ -258,9 +258,9 @@ class CompetingRouter(Router):
         shift = deviation * math.log(self.threshold / (1 - self.threshold))
         return Gate(scale=weights, execute=weights > mean + shift), state
 
-    def _compete(self, weights: Tensor, tokens: Tokens, deciding: Tensor | None) -> Gate:
-        """The best of every document run; deciding tokens compete with all of their kind."""
-        found, apart = weights.detach(), deciding if self.running is not None else None
+    def _compete(self, weights: Tensor, tokens: Tokens, answers: Tensor | None) -> Gate:
+        """The best of every document run; answer tokens compete with all of their kind."""
+        found, apart = weights.detach(), answers if self.running is not None else None
         among = tokens.valid if apart is None else tokens.valid & (apart == 0)
         taus = kth_largest(found, tokens, self.capacity, among)
         execute = (found >= taus.value) & among
@@ -292,7 +292,7 @@ def membership(soft: Tensor, executed: Tensor, share: Tensor) -> Tensor:
     """Sum over positions of the cross-entropy between gates and who won, the mean over units.
 
     Args:
-        soft: Gates (B, U, T) in (0, 1): one half where the weight is the deciding tokens' tau.
+        soft: Gates (B, U, T) in (0, 1): one half where the weight is the answer tokens' tau.
         executed: Who ran (B, U, T).
         share: Weight of each position (B, T).
     """
@@ -368,7 +368,7 @@ def measure_levels(
         model: Routed causal LM.
         router: Its router.
         probe: Documents, and the weights of the positions that a budget speaks of.
-        each: Whether deciding tokens compete on their own; then theirs is the level.
+        each: Whether answer tokens compete on their own; then theirs is the level.
     """
     device = next(model.parameters()).device
     taus = [list[Tensor]() for _ in router.units]
@@ -381,9 +381,9 @@ def measure_levels(
 
     hooks = [r.register_forward_hook(listen(n)) for n, r in enumerate(router.routers)]
     try:
-        for batch, share, deciding in probe.batches(32):
+        for batch, share, answers in probe.batches(32):
             ids, valid = batch.ids.to(device), batch.valid.to(device)
-            context = Context(deciding=deciding.to(device) if each else None)
+            context = Context(answers=answers.to(device) if each else None)
             decoder(model)(
                 input_ids=ids, attention_mask=valid.long(), use_cache=False, context=context
             )

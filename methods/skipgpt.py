@@ -68,7 +68,7 @@ class SkipGPT(RoutedMethod):
         neither penalty nor rates, nor does a document's last token, which predicts nothing; with a
         budget, the penalty counts parameters, its target is corrected by what inference skips on
         the validation split, and the threshold is calibrated there; under ``match: split`` it is
-        taken over prompts and deciding positions apart; the same data, schedule and no dropout, as
+        taken over prompts and answer tokens apart; the same data, schedule and no dropout, as
         every trained row. Attention that is skipped still makes keys and values, which count as
         used.
     """

@@ -29,11 +29,11 @@ def score(
     values: Sequence[float],
     metric: str = "acc",
     skip: float = 0.2,
-    deciding: float | None = None,
+    answers: float | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
     """One entry of a record, with its ``items`` until :func:`write` or :func:`split` takes them."""
-    kinds = {"deciding": skip if deciding is None else deciding}
+    kinds = {"answer": skip if answers is None else answers}
     return {
         "task": task, "metric": metric, "filter": "none", "primary": True, "higher_is_better": True,
         "value": float(np.mean(values)), "n": len(values), "k": int(sum(values)), "stderr": 0.1,
@@ -60,7 +60,7 @@ def record(row: str, skip: float, *scores: dict[str, Any], **changes: Any) -> di
             "trained_parameters": 0,
         },
         "backbone": plain["backbone"] | {"name": "toy"},
-        "scores": list(scores), "rates": rates(skip, prompt=skip, answer=skip / 2),
+        "scores": list(scores), "rates": rates(skip, prompt=skip, likelihood=skip / 2),
         "skip_authors": 0.5, "layers": {"kept": 4, "dense": 4, "removed": []},
         "evaluation": {
             "batch_size": 16, "max_length": 64, "device": "cpu", "threads": 1, "seconds": 1.5,
@@ -127,10 +127,10 @@ def suite(matches: Sequence[str] = ("pooled",)) -> list[dict[str, Any]]:
     hard = {task: rng.random(n) for task, n in TASKS.items()}
 
     def solved(quality: float, skip: float, apart: float = 0.0) -> list[dict[str, Any]]:
-        """Tasks skip ``apart`` fewer and ``apart`` more deciding tokens, ``skip`` in the mean."""
+        """Tasks skip ``apart`` fewer and ``apart`` more answer tokens, ``skip`` in the mean."""
         return [
             score(task, (values + rng.normal(0, 0.15, len(values)) < quality).astype(float),
-                  skip=skip, deciding=skip + sign * apart)
+                  skip=skip, answers=skip + sign * apart)
             for (task, values), sign in zip(hard.items(), (-1, 1), strict=True)
         ]  # fmt: skip
 
@@ -144,8 +144,8 @@ def suite(matches: Sequence[str] = ("pooled",)) -> list[dict[str, Any]]:
             even = solved(0.5, budget)
             runs.append(record("random-skip", budget + 0.001, *even, **given))
             skip, quality = budget - 0.004 + seed / 1e4, 0.8 - budget / 4 + rng.normal(0, 0.03)
-            deciding = skip - 0.1 if match == "pooled" else skip + (seed - 43) / 50
-            hero = record("hero", skip, *solved(quality, deciding, 0.03), **given, **trained)
+            answers = skip - 0.1 if match == "pooled" else skip + (seed - 43) / 50
+            hero = record("hero", skip, *solved(quality, answers, 0.03), **given, **trained)
             runs.append(hero | hero_rates(hero, skip))
         cut = {"kind": "static", "stochastic": False, "budget": budget}
         if match == matches[0]:
@@ -157,10 +157,10 @@ def suite(matches: Sequence[str] = ("pooled",)) -> list[dict[str, Any]]:
 def hero_rates(made: Mapping[str, Any], skip: float) -> dict[str, Any]:
     """Pooled, it hides on prompts; each, it skips too few of them once. Seed 43 was trained ill."""
     prompt = skip + 0.05 if made["match"] == "pooled" else skip - 0.02 - (44 - made["seed"]) / 100
-    kinds = ("pooled",) if made["match"] == "pooled" else ("prompt", "deciding")
+    kinds = ("pooled",) if made["match"] == "pooled" else ("prompt", "answer")
     ended = dict.fromkeys(kinds, 0.002 if made["seed"] == 43 else skip)
     return {
-        "rates": rates(skip, prompt=prompt, answer=skip / 2),
+        "rates": rates(skip, prompt=prompt, likelihood=skip / 2),
         "fit": made["fit"] | {"trained_skip": ended, "threshold": 0.7 + made["seed"] / 1e4},
     }
 

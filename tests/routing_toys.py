@@ -56,7 +56,7 @@ class Texts:
 
 
 class Spared(Router):
-    """Runs everything on deciding positions and skips unit 0 on three of ten prompt positions."""
+    """Runs everything on answer tokens and skips unit 0 on three of ten prompt positions."""
 
     reads_kinds = True
 
@@ -65,8 +65,8 @@ class Spared(Router):
         self.units = ffn_units(model, [2])
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
-        assert at.deciding is not None
-        return (at.deciding > 0) | (tokens.positions % 10 >= 3)
+        assert at.answers is not None
+        return (at.answers > 0) | (tokens.positions % 10 >= 3)
 
     def gate(
         self,

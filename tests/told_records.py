@@ -58,7 +58,7 @@ def routed(record: dict[str, Any], rng: np.random.Generator) -> None:
     ]
     record["routes"] = [
         {
-            "task": task, "tokens": TOKENS, "deciding": 5,
+            "task": task, "tokens": TOKENS, "first_answer": 5,
             "executed": ["".join(map(str, unit)) for unit in part.tolist()],
         }
         for task, part in zip(("left", "right"), ran, strict=True)

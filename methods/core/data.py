@@ -17,8 +17,8 @@ or, for calibration alone, a NumPy file of int64 ids (N, T), used as given. A ro
 A text that begins with the BOS, as most chat templates write it, gets no second one; one that ends
 with the EOS, white space apart, no second EOS. No document is longer than the backbone's window.
 
-A position is *deciding* where its output is scored: it predicts a token of an answer. In a document
-that ends in an answer, what follows its last deciding position is never fed to be scored: the
+An *answer token* is a token whose output is scored: it predicts a token of an answer. In a document
+that ends in an answer, what follows its last answer token is never fed to be scored: the
 prediction of the closing EOS, and the EOS itself.
 """
 
@@ -199,13 +199,13 @@ class Data:
                 # An answer's first token is predicted by the last token of its prompt.
                 spans = [(max(0, lead - 1), end - 1)]
             cut = array("i", closed[: self.length])
-            deciding = [(first, min(stop, len(cut))) for first, stop in spans]
+            answers = [(first, min(stop, len(cut))) for first, stop in spans]
             documents.append(
                 Document(
                     cut,
                     min(lead, self.length),
                     row.get("task", ""),
-                    tuple((first, stop) for first, stop in deciding if first < stop),
+                    tuple((first, stop) for first, stop in answers if first < stop),
                     tuple(row.get("counts", (1.0, 1.0))),
                 )
             )
@@ -298,17 +298,17 @@ def _middle(document: Document, length: int) -> Document:
 
 
 def task_weights(documents: Sequence[Document]) -> dict[str, float]:
-    """Task -> weight of each of its deciding positions, so that every task counts the same.
+    """Task -> weight of each of its answer tokens, so that every task counts the same.
 
-    The mean weight of a deciding position is 1. Worked answers are many positions, one word of
-    choice is one: unweighted, a rate over deciding positions would speak of the former alone.
+    The mean weight of a answer token is 1. Worked answers are many positions, one word of
+    choice is one: unweighted, a rate over answer tokens would speak of the former alone.
 
     Raises:
-        ValueError: No document has a deciding position.
+        ValueError: No document has a answer token.
     """
     positions: dict[str, float] = {}
     for document in documents:
-        positions[document.task] = positions.get(document.task, 0) + document.deciding_count
+        positions[document.task] = positions.get(document.task, 0) + document.answer_count
     found = {task: number for task, number in positions.items() if number}
     if not found:
         raise ValueError(

@@ -3,7 +3,7 @@
 NAME.tokens/
     ids.bin      int32, the documents one behind the other
     starts.npy   (N + 1,) int64, where each begins in it
-    runs.npy     (R, 2) int32, first and stop of every run of deciding positions
+    runs.npy     (R, 2) int32, first and stop of every run of answer tokens
     firsts.npy   (N + 1,) int64, where each document's runs begin
     known.npy    (N, 2) int32, tokens of the prompt and number of the task
     about.json   names of the tasks, and what made the tokens
@@ -35,7 +35,7 @@ class Document(NamedTuple):
         ids: Tokens.
         prompt: How many of them belong to its prompt, for the loss.
         task: Of which task it is; documents without one form a task of their own.
-        deciding: (first, stop) of every run of deciding positions.
+        answers: (first, stop) of every run of answer tokens.
         counts: How many scored tokens each token of its prompt, and each one behind it, stands for
             where skip rates are calibrated; folders do not keep them.
     """
@@ -43,30 +43,30 @@ class Document(NamedTuple):
     ids: Sequence[int]
     prompt: int
     task: str = ""
-    deciding: Sequence[tuple[int, int]] = ()
+    answers: Sequence[tuple[int, int]] = ()
     counts: tuple[float, float] = (1.0, 1.0)
 
     @property
-    def deciding_positions(self) -> int:
+    def answer_tokens(self) -> int:
         """Their number."""
-        return sum(stop - first for first, stop in self.deciding)
+        return sum(stop - first for first, stop in self.answers)
 
     @property
-    def deciding_count(self) -> float:
+    def answer_count(self) -> float:
         """How many scored tokens they stand for."""
         count = 0.0
-        for first, stop in self.deciding:
+        for first, stop in self.answers:
             inside = max(0, min(stop, self.prompt) - first)
             count += inside * self.counts[0] + (stop - first - inside) * self.counts[1]
         return count
 
     @property
     def prompting(self) -> list[tuple[int, int]]:
-        """(first, stop) of every run of positions before or between the deciding ones."""
-        if not self.deciding:
+        """(first, stop) of every run of positions before or between the answer tokens."""
+        if not self.answers:
             return [(0, len(self.ids))]
-        ends = [0, *(stop for _, stop in self.deciding)]
-        starts = [first for first, _ in self.deciding]
+        ends = [0, *(stop for _, stop in self.answers)]
+        starts = [first for first, _ in self.answers]
         return [(end, start) for end, start in zip(ends, starts, strict=False) if end < start]
 
 
@@ -135,7 +135,7 @@ def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> 
         for document in documents:
             stream.write(np.asarray(document.ids, dtype=np.int32).tobytes())
             starts.append(starts[-1] + len(document.ids))
-            for run in document.deciding:
+            for run in document.answers:
                 runs.extend(run)
             firsts.append(len(runs) // 2)
             known.extend((document.prompt, tasks.setdefault(document.task, len(tasks))))

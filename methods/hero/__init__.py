@@ -60,7 +60,7 @@ class Hero(RoutedMethod):
             read what was last added to the stream, as DiffSkip), ``"static"`` (one learned gate per
             block, the lowest bypassed), or one that draws the bypass from a hash at the rates of
             the request's lender, a fitted HeRo: ``"random"`` (by block; equal rates without a
-            lender), ``"by-kind"`` (by block and kind of position, prompt or deciding) or
+            lender), ``"by-kind"`` (by block and kind of position, prompt or answer) or
             ``"by-token"`` (by block and token). What HeRo keeps above these is neither in the part
             of an item nor in the word alone.
         unit: ``"ffn"``, or ``"block"``: attention and FFN of a layer together, decided at its
@@ -75,7 +75,7 @@ class Hero(RoutedMethod):
         paper is silent: ``Differs``.
     Differs from upstream: with a budget, alpha is steered in training and the threshold calibrated
         on the validation split, where the paper tries alphas; under ``match: split`` prompts and
-        deciding positions have a penalty and an alpha each; initial gates 0.88, because gates of
+        answer tokens have a penalty and an alpha each; initial gates 0.88, because gates of
         0.5 run every FFN at half strength; the path MLP's weights of the distance start divided by
         sqrt(D), for it grows so; no weight decay on vectors and scalars; documents are packed. A
         steered alpha may fall slightly below zero (``routing/steering.py``), where the penalty

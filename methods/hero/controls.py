@@ -110,7 +110,7 @@ class RandomBypass(_WithAdapters):
         sizes: Widths.
         rates: Bypass rates in (0, 1), (R, K).
         key: What a rate depends on: ``"block"`` alone (K = 1), the ``"kind"`` of the position (K =
-            2: prompt, deciding) or the ``"token"`` (K: size of the vocabulary).
+            2: prompt, answer) or the ``"token"`` (K: size of the vocabulary).
         seed: Of the hash.
         generator: Of the adapters' initial values.
     """
@@ -130,7 +130,7 @@ class RandomBypass(_WithAdapters):
 
     @property
     def reads_kinds(self) -> bool:
-        """Whether it must be told which positions are deciding."""
+        """Whether it must be told which tokens are answer tokens."""
         return self.key == "kind"
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tensor, Tensor]:
@@ -143,9 +143,9 @@ class RandomBypass(_WithAdapters):
             return draws, tokens.ids
         if self.key == "block":
             return draws, torch.zeros_like(tokens.ids)
-        if at.deciding is None:
-            raise ValueError("variant 'by-kind' must be told which positions are deciding")
-        return draws, (at.deciding > 0).long()
+        if at.answers is None:
+            raise ValueError("variant 'by-kind' must be told which tokens are answer tokens")
+        return draws, (at.answers > 0).long()
 
     def gate(
         self,
@@ -210,7 +210,7 @@ def measured_rates(model: nn.Module, documents: Sequence[Document]) -> dict[str,
         documents: Texts.
 
     Returns:
-        ``kind_rates``: the R rates of prompt positions and those of deciding ones.
+        ``kind_rates``: the R rates of prompt positions and those of answer tokens.
         ``token_rates``: rows of R + 1 numbers, a token's id and its rates; -1 stands for tokens
         that the texts lack.
     """
@@ -224,7 +224,7 @@ def measured_rates(model: nn.Module, documents: Sequence[Document]) -> dict[str,
             input_ids=rows.ids.to(device), position_ids=rows.positions.to(device), use_cache=False
         )
         skipped = (~output.executed).double().cpu().transpose(1, 2)
-        for kind, chosen in enumerate((rows.prompting > 0, rows.deciding > 0)):
+        for kind, chosen in enumerate((rows.prompting > 0, rows.answers > 0)):
             ids = rows.ids[chosen]
             counts[kind].index_add_(0, ids, torch.ones(len(ids), dtype=torch.float64))
             skips[kind].index_add_(0, ids, skipped[chosen])

@@ -24,7 +24,7 @@ ROWS = discover()
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].is_matched(BUDGET)])
-def test_deciding_positions_meet_the_budget(
+def test_answer_tokens_meet_the_budget(
     row: str, llama: Path, data_files: dict[str, Path], tmp_path: Path
 ) -> None:
     backbone, budget = load_backbone(llama), BUDGETS.get(row, BUDGET)
@@ -36,8 +36,8 @@ def test_deciding_positions_meet_the_budget(
     router = router_of(fitted.model)
     assert router is not None
     shares = unit_shares(router.units, total)
-    (rates,) = bypass_rates(fitted.model.eval(), weighted(data.probe(), "deciding"))
+    (rates,) = bypass_rates(fitted.model.eval(), weighted(data.probe(), "answer"))
     # The grain of a toy: few positions, few updates.
     assert float(rates @ shares) == pytest.approx(budget, abs=0.05)
     if ROWS[row].trained:
-        assert set(fitted.decisions["trained_skip"]) == {"prompt", "deciding"}
+        assert set(fitted.decisions["trained_skip"]) == {"prompt", "answer"}

@@ -148,7 +148,7 @@ def test_each_kind_meets_the_budget(
     method = load_method("hero", TRAINING)
     result = method.fit(backbone, data, Request(0.2, 3, tmp_path, "split"))
     shares = [unit.parameters / backbone.parameters for unit in router_of(result.model).units]
-    rates = bypass_rates(result.model, weighted(data.probe(), "deciding"))
+    rates = bypass_rates(result.model, weighted(data.probe(), "answer"))
     assert float(rates[0] @ torch.tensor(shares).double()) == pytest.approx(0.2, abs=0.01)
-    assert set(result.decisions["trained_skip"]) == {"prompt", "deciding"}
-    assert {"skip_prompt", "skip_deciding", "alpha_prompt"} <= set(result.decisions["training"][0])
+    assert set(result.decisions["trained_skip"]) == {"prompt", "answer"}
+    assert {"skip_prompt", "skip_answer", "alpha_prompt"} <= set(result.decisions["training"][0])

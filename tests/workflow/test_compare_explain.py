@@ -175,9 +175,9 @@ def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) ->
     share = f"{100 * found['value']:.2f} % acc"
     number = f"hero at 25 % on toy, match pooled, seed 43, left: {found['k']} of 60 ({share})"
     assert number in said
-    skips = [100 * s["rates"]["deciding"]["skip"] for s in run["scores"]]
+    skips = [100 * s["rates"]["answer"]["skip"] for s in run["scores"]]
     prompts = 100 * run["rates"]["prompt"]["skip"]
-    assert f"{prompts:.2f} % on prompt tokens, {sum(skips) / 2:.2f} % on deciding tokens" in said
+    assert f"{prompts:.2f} % on prompt tokens, {sum(skips) / 2:.2f} % on answer tokens" in said
     assert f"record {file}" in said
     assert "test split, 0 shots" in said
     assert "committed; methods/core c, methods/hero m; lm_eval" in said

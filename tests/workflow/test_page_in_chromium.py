@@ -140,12 +140,12 @@ def test_columns_come_by_group(window: browser.Browser) -> None:
         return list(window.run(f"{heads}.map((one) => one.textContent)"))
 
     assert shown()[:3] == ["Row", "Note", "Target"]
-    assert "Deciding" in shown()
+    assert "On answers" in shown()
     assert "left acc" not in shown()
     click(window, "#filters label", "scores")
     click(window, "#filters label", "skip")
     assert "left acc" in shown()
-    assert "Deciding" not in shown()
+    assert "On answers" not in shown()
 
 
 def test_what_is_shown_is_copied_in_three_forms(window: browser.Browser) -> None:
@@ -173,12 +173,12 @@ def test_the_figure_tells_of_a_record_and_opens_its_row(window: browser.Browser)
     marks = f"all('#scatter .mark').find({named})"
     window.run(f"{marks}.focus()")
     told = window.run("one('#hint').textContent")
-    for name in ("retain", "skip", "skip_deciding"):
+    for name in ("retain", "skip", "skip_answer"):
         assert f"{hero['numbers'][name]:.2f}" in told
     place = window.run(f"{marks}.getAttribute('transform')")
-    choose(window, "#scatter select", "skip_deciding")
+    choose(window, "#scatter select", "skip_answer")
     assert window.run(f"{marks}.getAttribute('transform')") != place
-    assert "x=skip_deciding" in window.run("location.hash")
+    assert "x=skip_answer" in window.run("location.hash")
     window.run(f"{marks}.dispatchEvent(new MouseEvent('click'))")
     assert window.run("one('#row').open")
     assert window.run("one('#row-title').textContent") == "Hero, 25 %, match pooled"
@@ -239,7 +239,7 @@ def test_the_routing_viewer_shows_every_routed_row_side_by_side(window: browser.
     assert window.run(words)[: len(TOKENS)] == [token.strip() for token in TOKENS]
     run = found["runs"]["toy/hero/b25/s42"]
     left, right = skips(run, "left"), skips(run, "right")
-    here = f"prompt {sum(right[:5]) / 5:.2f} %, deciding {sum(right[5:]) / 2:.2f} %"
+    here = f"prompt {sum(right[:5]) / 5:.2f} %, answers {sum(right[5:]) / 2:.2f} %"
     assert here in window.run("one('#routing figcaption').textContent")
     click(window, "#routing summary")
     window.wait("all('#routing .words tbody tr').length")

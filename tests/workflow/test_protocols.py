@@ -56,7 +56,7 @@ def test_a_plain_model_was_matched_by_no_protocol(
 
 
 @pytest.mark.parametrize(
-    "told", [{}, {"trained_skip": {"prompt": 0.1, "deciding": 0.02}, "threshold": 0.72}]
+    "told", [{}, {"trained_skip": {"prompt": 0.1, "answer": 0.02}, "threshold": 0.72}]
 )
 def test_the_fit_hears_of_the_protocol_and_the_record_of_how_training_ended(
     told: dict[str, Any],

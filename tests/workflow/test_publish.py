@@ -137,7 +137,7 @@ def test_the_table_of_each_protocol_holds_its_lines_with_the_marks_of_the_report
         for told, line, kept in zip(own, lines, marked, strict=True):
             assert line[0] == told["title"].replace("_", r"\_")
             assert line[6] == kept
-            for cell, name in zip(line[3:6], ("prompt", "deciding", "net"), strict=True):
+            for cell, name in zip(line[3:6], ("prompt", "answer", "net"), strict=True):
                 value = told[f"skip_{name}"]
                 assert cell == ("–" if pd.isna(value) else f"{value:.2f}")
             if not pd.isna(told["retain"]):

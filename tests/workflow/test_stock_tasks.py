@@ -119,7 +119,7 @@ def check_record(file: Path) -> None:
     assert headline["mmlu"]["n"] == len(group)
     assert headline["mmlu"]["value"] == pytest.approx(group["value"].mean())
     # Every token of a text is predicted from those before it, the first from the token in front.
-    assert headline["wikitext"]["rates"]["answer"]["tokens"] > 1200
+    assert headline["wikitext"]["rates"]["likelihood"]["tokens"] > 1200
 
 
 @pytest.mark.parametrize(

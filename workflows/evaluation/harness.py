@@ -31,10 +31,10 @@ from methods.core.tokens import Encoder
 from workflows.evaluation.chat import task_prompt
 from workflows.evaluation.shared import answer_requests, check_lengths
 
-# A position is deciding where its output is scored: it predicts a token of an answer that is
+# A token is an answer token where its output is scored: it predicts a token of an answer that is
 # compared, or of one that is generated. The others are prompt.
-DECIDING = ("answer", "generated")
-KINDS = ("prompt", *DECIDING)
+ANSWER = ("likelihood", "generated")
+KINDS = ("prompt", *ANSWER)
 
 
 class ExecutionLog:
@@ -57,10 +57,10 @@ class ExecutionLog:
 
 
 class KindTeller:
-    """Tells a router that asks for it which positions are deciding; no other one can know."""
+    """Tells a router that asks for it which tokens are answer tokens; no other one can know."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        # Column of the first deciding position in the batch at hand.
+        # Column of the first answer token in the batch at hand.
         self.first = 0
         self.asked = bool(getattr(router_of(model), "reads_kinds", False))
         if self.asked:
@@ -72,7 +72,7 @@ class KindTeller:
         cache, ids = kwargs.get("past_key_values"), kwargs["input_ids"]
         past = 0 if cache is None else cache.get_seq_length()
         columns = torch.arange(past, past + ids.shape[1], device=ids.device).expand_as(ids)
-        return args, kwargs | {"context": Context(deciding=(columns >= self.first).float())}
+        return args, kwargs | {"context": Context(answers=(columns >= self.first).float())}
 
 
 class CountingLM(HFLM):
@@ -237,7 +237,7 @@ class CountingLM(HFLM):
         row = None if executed is None else executed[self._row, :, :inplen]
         split = inplen - contlen
         self._count("prompt", None if row is None else row[:, :split], split)
-        self._count("answer", None if row is None else row[:, split:], contlen)
+        self._count("likelihood", None if row is None else row[:, split:], contlen)
         self._row += 1
         return super()._select_cont_toks(logits, contlen, inplen)
 

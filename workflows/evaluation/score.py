@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from methods.core.model.ledger import Rates, Tally
 from workflows.evaluation import sandbox
-from workflows.evaluation.harness import DECIDING, KINDS, CountingLM, simple_evaluate
+from workflows.evaluation.harness import ANSWER, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.kept import KeptTasks
 from workflows.evaluation.loading import CannotRun, explained, load
 from workflows.evaluation.stock import stock_names
@@ -329,9 +329,9 @@ def pool(tallies: dict[str, Tally]) -> Tally:
 
 
 def rates_by_kind(tallies: dict[str, Tally]) -> dict[str, Any]:
-    """Skip rates as JSON: over all counted tokens, per kind, and of the deciding kinds together."""
-    deciding = pool({kind: tallies[kind] for kind in DECIDING})
-    kinds = {**tallies, "deciding": deciding, "all": pool(tallies)}
+    """Skip rates as JSON: over all counted tokens, per kind, and of the answer kinds together."""
+    answers = pool({kind: tallies[kind] for kind in ANSWER})
+    kinds = {**tallies, "answer": answers, "all": pool(tallies)}
     return {kind: _rates(tally.rates()) for kind, tally in kinds.items() if tally.tokens}
 
 

@@ -216,7 +216,7 @@ def _run(
         **options,
     )
     real = mask[:, -length:]
-    for kind, where in (("prompt", real & ~scored), ("answer", scored)):
+    for kind, where in (("prompt", real & ~scored), ("likelihood", scored)):
         executed = lm.log.passes[-1]
         ran = None if executed is None else executed.transpose(0, 1)[:, where.to(device)]
         lm.tallies[kind].add(ran, int(where.sum()))

@@ -72,9 +72,9 @@ def routes(lm: CountingLM, items: pd.DataFrame) -> list[dict[str, Any]]:
         items: With their :data:`SAMPLE`.
 
     Returns:
-        Per task ``task``, ``tokens`` (the last :data:`TOKENS` that are fed, as text), ``deciding``
-        (number of the first one whose output is scored) and ``executed``: per unit a string of
-        ``0`` and ``1``, one per token.
+        Per task ``task``, ``tokens`` (the last :data:`TOKENS` that are fed, as text),
+        ``first_answer`` (number of the first one whose output is scored) and ``executed``: per
+        unit a string of ``0`` and ``1``, one per token.
     """
     known = items[items[SAMPLE].notna()] if SAMPLE in items else items[:0]
     found = []
@@ -84,8 +84,8 @@ def routes(lm: CountingLM, items: pd.DataFrame) -> list[dict[str, Any]]:
             continue
         context, rest = lm._encode_pair(prompt, answer)
         ids = (context + rest)[:-1][-lm.max_length :]
-        deciding = len(ids) - len(rest)
-        lm.kinds.first = deciding
+        first = len(ids) - len(rest)
+        lm.kinds.first = first
         lm.log.passes.clear()
         lm.model(torch.tensor([ids], device=lm.device))
         executed = lm.log.passes[-1]
@@ -97,7 +97,7 @@ def routes(lm: CountingLM, items: pd.DataFrame) -> list[dict[str, Any]]:
                 "tokens": [
                     lm.tok_decode([token], skip_special_tokens=False) for token in ids[left:]
                 ],
-                "deciding": max(0, deciding - left),
+                "first_answer": max(0, first - left),
                 "executed": [
                     "".join("01"[ran] for ran in unit[left:]) for unit in executed[0].tolist()
                 ],

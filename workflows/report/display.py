@@ -48,7 +48,7 @@ FLOOR = "It is the floor of the dense model: routed rows, with gates at threshol
 LEAST = f"≤: {RESAMPLES:,} resamples tell no smaller p."
 MATCHES: Mapping[Protocol, str] = {
     "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
-    "split": "Match split: skip on prompt tokens and on deciding tokens meets the budget apart.",
+    "split": "Match split: skip on prompt tokens and on answer tokens meets the budget apart.",
 }
 
 
@@ -118,8 +118,8 @@ class Builder:
             self.add("Match", [number(value, "{}") for value in frame["match"]])
 
     def skips(self, frame: pd.DataFrame, deviations: bool = False) -> None:
-        """Skip on prompt and on deciding tokens."""
-        for head, name in (("On prompts", "skip_prompt"), ("Deciding", "skip_deciding")):
+        """Skip on prompt and on answer tokens."""
+        for head, name in (("On prompts", "skip_prompt"), ("On answers", "skip_answer")):
             spread = frame[f"{name}_std"] if deviations else [None] * len(frame)
             self.add(head, [plus(v, s) for v, s in zip(frame[name], spread, strict=True)])
 
@@ -304,13 +304,13 @@ def budget_table(frame: pd.DataFrame) -> Table:
     made.skips(frame, deviations=True)
     named = {
         "Net": "skip_net", "Authors' measure": "skip_authors", "Spread over tokens": "token_std",
-        "Answer": "skip_answer", "Generated": "skip_generated",
+        "Likelihood": "skip_likelihood", "Generated": "skip_generated",
     }  # fmt: skip
     made.numbers(frame, {name: (column, "{:.2f}") for name, column in named.items()})
     made.add("Missed", frame["missed"].tolist())
     note = (
         "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
-        "Missed: runs more than one point off the target (split: deciding tokens one, prompts "
+        "Missed: runs more than one point off the target (split: answer tokens one, prompts "
         f"three). {SKIPS}"
     )
     return made.table("budgets", "Budgets", note)

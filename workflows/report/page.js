@@ -420,13 +420,13 @@ function itemsOf(line, run) {
 
 function behind(line, run) {
   const rates = Object.entries(run.rates).map(([kind, rate]) => [kind, rate.tokens.toLocaleString("en"), percent(rate.skip), percent(rate.skip_net), percent(rate.skip_std)]);
-  const scores = run.scores.map((score) => [score.task, score.metric, score.k === null ? fixed(score.value, 4) : `${score.k}/${score.n}`, percent(score.skip.all), percent(score.skip.deciding), run.seeds.map((seed) => fixed(seed[score.task], 4)).join(", ")]);
+  const scores = run.scores.map((score) => [score.task, score.metric, score.k === null ? fixed(score.value, 4) : `${score.k}/${score.n}`, percent(score.skip.all), percent(score.skip.answer), run.seeds.map((seed) => fixed(seed[score.task], 4)).join(", ")]);
   const plain = (object) => Object.entries(object || {}).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
   return [
     make("h3", {}, "What ran, by kind of token, pooled over tokens"), grid(["Tokens", "Number", "Skip %", "Net %", "Spread %"], rates),
     make("h3", {}, "What ran, by layer"), byLayer(run),
     run.decisions.length ? [make("h3", {}, "What it decided"), run.decisions.map(decided)] : null,
-    make("h3", {}, "Scores"), grid(["Task", "Metric", "Score", "Skip %", "Deciding %", `Seeds ${run.seeds.map((seed) => seed.seed).join(", ")}`], scores),
+    make("h3", {}, "Scores"), grid(["Task", "Metric", "Score", "Skip %", "Answers %", `Seeds ${run.seeds.map((seed) => seed.seed).join(", ")}`], scores),
     itemsOf(line, run),
     make("h3", {}, "Params"), facts([...plain(run.params), ...(run.start ? plain({ "starts from": run.start }) : [])]),
     make("h3", {}, "Fit"), facts(plain(run.fit)),
@@ -487,16 +487,16 @@ function drawMap(line, run, prompt, ran) {
   const told = (event) => {
     const token = Math.floor((event.offsetX - left) / cell);
     if (token < 0 || token >= count) return hint();
-    const kind = token < prompt.deciding ? "prompt" : "deciding";
+    const kind = token < prompt.first_answer ? "prompt" : "answer";
     hint(`${prompt.tokens[token].trim() || "␣"} (${kind} token)\nskips ${percent(skips[token])} % of the parameters\n${ran.filter((unit) => unit[token] === "1").length} of ${ran.length} units ran`, event);
   };
-  const both = (read) => `prompt ${percent(read("prompt", 0, prompt.deciding))} %, deciding ${percent(read("deciding", prompt.deciding))} %`;
+  const both = (read) => `prompt ${percent(read("prompt", 0, prompt.first_answer))} %, answers ${percent(read("answer", prompt.first_answer))} %`;
   const name = placed(line), rates = `Skip here: ${both((_, from, to) => mean(skips.slice(from, to)))}; pooled over all scored tokens: ${both((kind) => run.rates[kind]?.skip)}`;
-  const mark = left + prompt.deciding * cell - 1;
+  const mark = left + prompt.first_answer * cell - 1;
   return make("figure", { tabindex: 0, "aria-label": name }, make("figcaption", {}, make("b", {}, name), make("br"), rates), make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", onpointermove: told, onpointerleave: () => hint() },
     words, make("path", { class: "ran", opacity: 0.3, d: always }), make("path", { class: "ran", d: cells.ran }), make("path", { class: "gone", d: cells.gone }),
     make("text", { class: "soft", x: 2, y: top + 9 }, "L0"), make("text", { class: "soft", x: 2, y: top + run.layers.dense * tall - 2 }, `L${run.layers.dense - 1}`), make("text", { class: "soft", x: 2, y: height - 3 }, "skip"),
-    make("path", { class: "bar", d: bars }), make("line", { class: "deciding", x1: mark, x2: mark, y1: top - 4, y2: height })));
+    make("path", { class: "bar", d: bars }), make("line", { class: "answer", x1: mark, x2: mark, y1: top - 4, y2: height })));
 }
 
 // Mean skip of each word over all prompts shown, the most frequent first.

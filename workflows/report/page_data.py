@@ -28,14 +28,14 @@ ROUTES, POINTS = 3_000_000, 60
 LONG = 400
 AXES = {
     "skip": "skip over all scored tokens (%)",
-    "skip_deciding": "skip on deciding tokens (%)",
+    "skip_answer": "skip on answer tokens (%)",
     "skip_prompt": "skip on prompt tokens (%)",
     "skip_net": "net skip, added parameters charged (%)",
     "prefill_time": "time of a prompt over dense",
     "decode_time": "time of a new token over dense",
 }
 NUMBERS = (
-    "seeds", "skip", "skip_std", "skip_prompt", "skip_deciding", "skip_net", "retain", "retain_std",
+    "seeds", "skip", "skip_std", "skip_prompt", "skip_answer", "skip_net", "retain", "retain_std",
     "retain_low", "retain_high", "seed_std", "prefill", "decode",
 )  # fmt: skip
 
@@ -260,7 +260,7 @@ def _add_routes(pairs: Sequence[tuple[Panel, Line]], found: dict[str, Any]) -> N
         prompts = found["prompts"].setdefault(line.backbone, {})
         ran = found["runs"][name]["routes"] = {}
         for route in line.first["routes"][:most]:
-            fed = {"tokens": route["tokens"], "deciding": route["deciding"]}
+            fed = {"tokens": route["tokens"], "first_answer": route["first_answer"]}
             # The same tokens for every row of a backbone, unless its tokenizer was changed since.
             if prompts.setdefault(route["task"], fed) == fed:
                 ran[route["task"]] = route["executed"]

@@ -2,7 +2,7 @@
 
 Two protocols say what a budget means to a row that decides per token. ``pooled``: the mean over
 all scored tokens meets it; most of them are prompt tokens, where skipping risks little. ``split``:
-prompt tokens and deciding ones meet it apart. Deciding is a position whose output is scored: it
+prompt tokens and answer tokens meet it apart. Deciding is a position whose output is scored: it
 predicts a token of a choice's answer, or one that is generated (workflows/evaluation/harness.py).
 Every other row skips the same everywhere and is the same under both.
 """
@@ -20,18 +20,18 @@ TRAINED_TOLERANCE = 0.05
 ONE_WAY = 0.01
 
 
-def deciding_skip(record: Mapping[str, Any], retain_tasks: Sequence[str]) -> float | None:
+def answer_skip(record: Mapping[str, Any], retain_tasks: Sequence[str]) -> float | None:
     """Skip on the tokens whose output is scored, a fraction: what the Retain was made with.
 
     The mean over tasks of each task's rate, so that skip is weighed as the Retain is.
 
     Args:
         record: Of a finished run.
-        retain_tasks: Tasks of the Retain. Those without a deciding token are left out; None if all
+        retain_tasks: Tasks of the Retain. Those without a answer token are left out; None if all
             are.
     """
     rates = {s["task"]: s["rates"] for s in record["scores"] if s["task"] in retain_tasks}
-    skips = [rate["deciding"]["skip"] for rate in rates.values() if "deciding" in rate]
+    skips = [rate["answer"]["skip"] for rate in rates.values() if "answer" in rate]
     return sum(skips) / len(skips) if skips else None
 
 
@@ -45,11 +45,11 @@ def misses(record: Mapping[str, Any], retain_tasks: Sequence[str]) -> dict[str, 
     """What of a finished run missed its budget, and by how much: fractions, above 0 if over it.
 
     Returns:
-        Kind of token, ``"all"``, ``"deciding"`` or ``"prompts"`` -> skip - budget.
+        Kind of token, ``"all"``, ``"answers"`` or ``"prompts"`` -> skip - budget.
     """
     held: dict[str, tuple[float | None, float]] = {}
     if record["match"] == "split":
-        held["deciding"] = deciding_skip(record, retain_tasks), TOLERANCE
+        held["answers"] = answer_skip(record, retain_tasks), TOLERANCE
         held["prompts"] = prompt_skip(record), PROMPT_TOLERANCE
     else:
         held["all"] = record["rates"]["all"]["skip"], TOLERANCE

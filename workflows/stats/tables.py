@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflows.stats.budget import deciding_skip, far_in_training, misses, one_way, prompt_skip
+from workflows.stats.budget import answer_skip, far_in_training, misses, one_way, prompt_skip
 from workflows.stats.lines import Line, Panel, Record
 from workflows.stats.resample import RETAIN, interval
 
 LEAD = [
     "backbone", "target", "match", "row", "title", "kind", "seeds", "skip", "skip_std",
-    "skip_prompt", "skip_deciding", "skip_net", "skip_authors", "retain", "retain_std",
+    "skip_prompt", "skip_answer", "skip_net", "skip_authors", "retain", "retain_std",
     "seed_std", "retain_low", "retain_high",
 ]  # fmt: skip
 
@@ -60,11 +60,11 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
 
 
 def _skips(panel: Panel, line: Line) -> dict[str, float | None]:
-    """Realised skip over all, prompt and deciding tokens, in percent, and deviations over seeds."""
+    """Realised skip over all, prompt and answer tokens, in percent, and deviations over seeds."""
     kinds = {
         "skip": [record["rates"]["all"]["skip"] for record in line.records],
         "skip_prompt": [prompt_skip(record) for record in line.records],
-        "skip_deciding": [deciding_skip(record, panel.retain_tasks) for record in line.records],
+        "skip_answer": [answer_skip(record, panel.retain_tasks) for record in line.records],
     }
     found: dict[str, float | None] = {}
     for name, values in kinds.items():
@@ -142,7 +142,7 @@ def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
         return ""
     budget = line.budget or 0.0
     record, skips = max(far, key=lambda run: max(abs(skip - budget) for skip in run[1].values()))
-    of = {"pooled": "", "prompt": " of prompts", "deciding": " of deciding tokens"}
+    of = {"pooled": "", "prompt": " of prompts", "answer": " of answer tokens"}
     told = " and ".join(f"{100 * skip:.1f} % skip{of[kind]}" for kind, skip in skips.items())
     if "threshold" in record["fit"]:
         made = "" if misses(record, retain_tasks) else " made the budget"
@@ -179,9 +179,10 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     """What was asked and what ran, in percent of the dense parameters.
 
     Columns: backbone, target, match, row, title, seeds, skip (mean over scored tokens),
-    skip_prompt, skip_deciding (see budget.py), the deviation of each over seeds (_std), skip_net,
-    skip_authors, token_std (spread over tokens), skip_answer and skip_generated (over all tokens of
-    the kind), missed (which runs lie off by more than the protocol allows, and by how much).
+    skip_prompt, skip_answer (see budget.py), the deviation of each over seeds (_std), skip_net,
+    skip_authors, token_std (spread over tokens), skip_likelihood and skip_generated (over all
+    tokens of the kind), missed (which runs lie off by more than the protocol allows, and by how
+    much).
     """
     lines = []
     for panel, line in ((own, line) for own in panels for line in own.done):
@@ -193,7 +194,7 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
                 "skip_net": _mean(line, lambda record: record["rates"]["all"]["skip_net"]),
                 "skip_authors": _mean(line, lambda record: record["skip_authors"]),
                 "token_std": _mean(line, lambda record: record["rates"]["all"]["skip_std"]),
-                "skip_answer": _kind_mean(line, "answer"),
+                "skip_likelihood": _kind_mean(line, "likelihood"),
                 "skip_generated": _kind_mean(line, "generated"),
                 "missed": _missed(line, panel.retain_tasks),
             }

@@ -19,7 +19,7 @@ from methods.core.budget import check_budget
 from workflows.report.again import Again
 from workflows.report.results import Results, read_results
 from workflows.runtime.program import run, step_parser
-from workflows.stats.budget import deciding_skip, prompt_skip
+from workflows.stats.budget import answer_skip, prompt_skip
 from workflows.stats.lines import Line, Panel, headline_items, headlines
 from workflows.stats.versus import difference_frame
 
@@ -143,7 +143,7 @@ def told_run(panel: Panel, record: Any, score: Any) -> dict[str, str]:
     skip = score["rates"]["all"]
     kinds = {
         "prompt tokens": prompt_skip(record),
-        "deciding tokens (mean over tasks)": deciding_skip(record, panel.retain_tasks),
+        "answer tokens (mean over tasks)": answer_skip(record, panel.retain_tasks),
     }
     apart = [f"{100 * s:.2f} % on {kind}" for kind, s in kinds.items() if s is not None]
     versions = record["versions"]

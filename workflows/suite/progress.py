@@ -27,7 +27,7 @@ class RunNames:
         job = self.suite.find(*path.split("/"))
         words = [f"{job.row} on {job.backbone}" if self.several else job.row]
         if job.budget is not None:
-            each = " on prompts and on deciding tokens" if job.match == "split" else ""
+            each = " on prompts and on answer tokens" if job.match == "split" else ""
             words.append(f"{100 * job.budget:g} %{each}")
         return ", ".join([*words, f"seed {job.seed}"])
 

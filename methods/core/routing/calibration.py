@@ -32,7 +32,7 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
         data: Probe documents.
         shares: Of the dense parameters in each unit (U,).
         request: The budget, and which tokens shall meet it: all of them together, or under
-            ``"split"`` the deciding ones, every task counting the same.
+            ``"split"`` the answer tokens, every task counting the same.
 
     Returns:
         Decisions: the threshold, the trace of the calibration, and the share of those tokens that
@@ -41,7 +41,7 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
     router = router_of(model)
     assert isinstance(router, HasThreshold)
     assert request.budget is not None
-    probe = weighted(data.probe(), "deciding" if request.match == "split" else "pooled")
+    probe = weighted(data.probe(), "answer" if request.match == "split" else "pooled")
     trace, rates = calibrate_threshold(model, router, probe, shares, request.budget)
     return {
         "threshold": router.threshold,
@@ -53,44 +53,44 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
 class Weighted(NamedTuple):
     """Documents, by their lengths, with two numbers for each of their positions.
 
-    ``weights`` (T, K): what the position counts in K rates; ``deciding`` (T,): the weight of a
-    deciding position, 0 on prompts.
+    ``weights`` (T, K): what the position counts in K rates; ``answers`` (T,): the weight of a
+    answer token, 0 on prompts.
     """
 
     documents: Sequence[Document]
     weights: Sequence[Tensor]
-    deciding: Sequence[Tensor]
+    answers: Sequence[Tensor]
 
     def batches(self, batch_size: int) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-        """Batches of like length with weights (B, T, K) and deciding (B, T), 0 on pads."""
+        """Batches of like length with weights (B, T, K) and answers (B, T), 0 on pads."""
         starts = range(0, len(self.documents), batch_size)
         for start, batch in zip(starts, batches(self.documents, batch_size), strict=True):
             part = slice(start, start + batch_size)
-            weights, deciding = (
+            weights, answers = (
                 pad_sequence(list(each[part]), batch_first=True)
-                for each in (self.weights, self.deciding)
+                for each in (self.weights, self.answers)
             )
-            yield batch, weights, deciding
+            yield batch, weights, answers
 
 
 def weighted(documents: Sequence[Document], *kinds: str) -> Weighted:
-    """Documents with the weights of K kinds: ``"pooled"``, ``"prompt"`` or ``"deciding"``.
+    """Documents with the weights of K kinds: ``"pooled"``, ``"prompt"`` or ``"answer"``.
 
-    A position counts as many scored tokens as it stands for (``Document.counts``), deciding ones
+    A position counts as many scored tokens as it stands for (``Document.counts``), answer tokens
     such that every task counts the same.
     """
     texts = sorted(documents, key=lambda document: len(document.ids))
-    tasks = task_weights(texts) if "deciding" in kinds else {}
+    tasks = task_weights(texts) if "answer" in kinds else {}
     every = [_counts(document) for document in texts]
-    prompting, deciding = ([torch.zeros(len(d.ids)) for d in texts] for _ in range(2))
-    for document, counts, prompts, answers in zip(texts, every, prompting, deciding, strict=True):
+    prompts, answers = ([torch.zeros(len(d.ids)) for d in texts] for _ in range(2))
+    for document, counts, prompt, answer in zip(texts, every, prompts, answers, strict=True):
         for first, stop in document.prompting:
-            prompts[first:stop] = counts[first:stop]
-        for first, stop in document.deciding:
-            answers[first:stop] = tasks.get(document.task, 1.0) * counts[first:stop]
-    found = {"pooled": every, "prompt": prompting, "deciding": deciding}
+            prompt[first:stop] = counts[first:stop]
+        for first, stop in document.answers:
+            answer[first:stop] = tasks.get(document.task, 1.0) * counts[first:stop]
+    found = {"pooled": every, "prompt": prompts, "answer": answers}
     chosen = zip(*(found[kind] for kind in kinds), strict=True)
-    return Weighted(texts, [torch.stack(parts, dim=1) for parts in chosen], deciding)
+    return Weighted(texts, [torch.stack(parts, dim=1) for parts in chosen], answers)
 
 
 def _counts(document: Document) -> Tensor:
@@ -112,8 +112,8 @@ def bypass_rates(model: nn.Module, probe: Weighted, batch_size: int = 32) -> Ten
     """
     skipped, total = torch.zeros(()), torch.zeros(())
     device = next(model.parameters()).device
-    for batch, each, deciding in probe.batches(batch_size):
-        context = Context(deciding=deciding.to(device))
+    for batch, each, answers in probe.batches(batch_size):
+        context = Context(answers=answers.to(device))
         output = decoder(model)(input_ids=batch.ids.to(device), use_cache=False, context=context)
         skips = (~output.executed).double().cpu()
         skipped = skipped + torch.einsum("but,btk->ku", skips, each.double())

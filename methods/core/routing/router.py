@@ -72,13 +72,13 @@ class Context:
     Args:
         progress: Of training, in [0, 1]; 1 outside training.
         generator: Of the step's noise; None outside training.
-        deciding: Weight (B, T) of each position whose output is scored, 0 on prompts; None where
+        answers: Weight (B, T) of each position whose output is scored, 0 on prompts; None where
             nobody tells the two apart.
     """
 
     progress: float = 1.0
     generator: torch.Generator | None = None
-    deciding: Tensor | None = None
+    answers: Tensor | None = None
 
 
 class Router(nn.Module, ABC):
@@ -129,7 +129,7 @@ class Router(nn.Module, ABC):
             post_attention: Residual stream behind attention (B, T, D) for an FFN unit; None for
                 the others, which are decided before attention runs.
             state: What ``start`` or the previous call returned.
-            at: Training progress, and which positions are deciding.
+            at: Training progress, and which tokens are answer tokens.
         """
 
     def otherwise(self, index: int) -> Branch | None:

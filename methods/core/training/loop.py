@@ -7,7 +7,7 @@ The model's trainable parameters are those that ask for a gradient. Loss per upd
 
 with all denominators taken over the whole update, whatever it is split into: micro-batches,
 processes, packed or padded rows give the same gradient. The kinds are what shall meet the budget:
-under ``"pooled"`` all counted positions, under ``"split"`` those of prompts and the deciding ones,
+under ``"pooled"`` all counted positions, under ``"split"`` those of prompts and the answer tokens,
 the latter weighted so that every task counts the same. ``alpha`` is fixed (the paper) or steered so
 that the share of parameters skipped meets the budget (``methods/core/routing/steering.py``).
 """
@@ -45,7 +45,7 @@ from methods.core.training.snapshots import digest, read_snapshot, write_snapsho
 
 # Where in training targets are corrected: from within the ramp to where rates can still move.
 SURVEYS = (0.35, 0.5, 0.6, 0.7, 0.8)
-KINDS = {"pooled": ("pooled",), "split": ("prompt", "deciding")}
+KINDS = {"pooled": ("pooled",), "split": ("prompt", "answer")}
 # A token that predicts nothing, for a process without documents: a penalty may sum over all.
 NOTHING = [[Document([0], 0)]]
 
@@ -105,7 +105,7 @@ class Trainer:
         self.device = next(iter(self.trained.values())).device
         self._set_checkpointing()
         self.optimizer = torch.optim.AdamW(self._groups(), fused=True)
-        self.tasks = task_weights(self.documents) if "deciding" in self.routing.terms else {}
+        self.tasks = task_weights(self.documents) if "answer" in self.routing.terms else {}
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.log: list[dict[str, float]] = []
@@ -265,7 +265,7 @@ class Trainer:
         predicting = predicting.to(self.device, non_blocking=True)
         dtype = self._mask_dtype if rows.packed else None
         rows = rows.to(self.device)
-        extra = {"context": Context(progress, noise, rows.deciding)} if self.routing.terms else {}
+        extra = {"context": Context(progress, noise, rows.answers)} if self.routing.terms else {}
         device = self.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             output = decoder(self.model)(

@@ -23,7 +23,7 @@ class Rows(NamedTuple):
     ``ids`` int64; ``positions`` int64, restarting at 0 with every document, which is how the
     attention mask tells packed documents apart; ``counted`` bool, True where a position predicts a
     token of its own document; ``weights`` float32, the loss weight of that prediction;
-    ``prompting`` float32, 1 on counted positions of prompts; ``deciding`` float32, on positions
+    ``prompting`` float32, 1 on counted positions of prompts; ``answers`` float32, on positions
     that predict an answer the weight of their task, 0 elsewhere.
     """
 
@@ -32,13 +32,13 @@ class Rows(NamedTuple):
     counted: Tensor
     weights: Tensor
     prompting: Tensor
-    deciding: Tensor
+    answers: Tensor
 
     def share(self, kind: str) -> Tensor:
-        """Weight (B, T) of each position in the rates of a kind: pooled, prompt or deciding."""
+        """Weight (B, T) of each position in the rates of a kind: pooled, prompt or answer."""
         if kind == "pooled":
             return self.counted.float()
-        return self.prompting if kind == "prompt" else self.deciding
+        return self.prompting if kind == "prompt" else self.answers
 
     @property
     def packed(self) -> bool:
@@ -94,7 +94,7 @@ def lay_out(
         documents: At least one.
         length: Row length T, see :func:`pack`.
         prompt_weight: Loss weight of predictions inside a prompt; the others weigh 1.
-        tasks: Task -> weight of its deciding positions; None: 1.
+        tasks: Task -> weight of its answer tokens; None: 1.
     """
     return stack(pack(documents, length), length, prompt_weight, tasks)
 
@@ -175,13 +175,13 @@ def _asking(document: Document) -> list[tuple[int, int]]:
         # Position t predicts token t + 1: inside the prompt while t + 1 is.
         return [(0, document.prompt - 1)]
     # Of a conversation, what is not the assistant's.
-    return document.prompting if document.deciding else []
+    return document.prompting if document.answers else []
 
 
 def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, float]) -> Rows:
     ids, positions = list[int](), list[int]()
     counted = np.zeros(width, dtype=np.bool_)
-    weights, prompting, deciding = np.zeros((3, width), dtype=np.float32)
+    weights, prompting, answers = np.zeros((3, width), dtype=np.float32)
     for document in documents:
         start, count = len(ids), len(document.ids)
         ids += document.ids
@@ -193,12 +193,12 @@ def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, f
             weights[start + first : min(start + stop, last)] = prompt_weight
         for first, stop in document.prompting:
             prompting[start + first : min(start + stop, last)] = 1.0
-        for first, stop in document.deciding:
-            deciding[start + first : min(start + stop, last)] = tasks.get(document.task, 1.0)
+        for first, stop in document.answers:
+            answers[start + first : min(start + stop, last)] = tasks.get(document.task, 1.0)
     pads = width - len(ids)
     # Pads restart at 0 as one more document: no real token sees them, and none counts.
     return Rows(
         torch.tensor(ids + [0] * pads),
         torch.tensor(positions + list(range(pads))),
-        *map(torch.from_numpy, (counted, weights, prompting, deciding)),
+        *map(torch.from_numpy, (counted, weights, prompting, answers)),
     )

@@ -57,7 +57,7 @@ def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
     assert documents == [Document([50, 1, 51, 2, 3, EOS], 0, "", ((1, 4),))]
 
 
-def test_every_turn_of_the_assistant_is_deciding(tmp_path: Path) -> None:
+def test_every_turn_of_the_assistant_holds_answer_tokens(tmp_path: Path) -> None:
     tokenizer = toy.make_tokenizer()
     # With a head for the assistant, which asks for its words, and an end behind every turn.
     tokenizer.chat_template = (
@@ -69,18 +69,18 @@ def test_every_turn_of_the_assistant_is_deciding(tmp_path: Path) -> None:
     (document,) = read(jsonl(tmp_path, {"messages": turns}), tokenizer=tokenizer)
     assert document.ids == [50, 1, 2, 52, 51, 3, 52, 50, 4, 52, 51, 5, 6, 52, EOS]
     # The head predicts the first word, the last word the end of the turn.
-    assert document.deciding == ((4, 6), (10, 13))
+    assert document.answers == ((4, 6), (10, 13))
     assert document.prompting == [(0, 4), (6, 10)]
-    assert document.deciding_positions == 5
+    assert document.answer_tokens == 5
     (cut,) = read(jsonl(tmp_path, {"messages": turns}), tokenizer=tokenizer, max_length=12)
-    assert cut.deciding == ((4, 6), (10, 12))
+    assert cut.answers == ((4, 6), (10, 12))
 
 
 def test_tulus_plain_form_without_a_template(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2 w3"}]
     (document,) = read(jsonl(tmp_path, {"messages": turns}))
     assert document.ids == [UNK, 1, UNK, 2, 3, EOS]
-    assert document.deciding == ((2, 4),)
+    assert document.answers == ((2, 4),)
 
 
 CHAT = (
@@ -195,7 +195,7 @@ def test_the_beginning_of_a_conversation_may_be_none_to_its_template(
     assert document.ids == [*head, 51, 1, 2, 52, 50, 3, 52, 51, 4, 52, EOS]
     start = len(head)
     # The first turn's end is not shown: no template is asked for it alone.
-    assert document.deciding == ((start, start + 2), (start + 7, start + 9))
+    assert document.answers == ((start, start + 2), (start + 7, start + 9))
 
 
 def test_no_document_is_longer_than_the_window(tmp_path: Path) -> None:
@@ -248,11 +248,11 @@ def test_every_task_weighs_the_same() -> None:
 
 def test_tokens_that_stand_for_several_weigh_as_many() -> None:
     texts = [
-        # Its first deciding position is the prompt's last token.
+        # Its first answer token is the prompt's last token.
         Document([1] * 6, 2, "a", ((1, 5),), (0.25, 2.0)),
         Document([1] * 3, 2, "b", ((1, 2),)),
     ]
-    assert texts[0].deciding_count == 0.25 + 3 * 2.0
+    assert texts[0].answer_count == 0.25 + 3 * 2.0
     # 6.25 of a, one of b.
     assert task_weights(texts) == {"a": 3.625 / 6.25, "b": 3.625}
 

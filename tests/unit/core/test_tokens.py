@@ -45,7 +45,7 @@ def test_documents_are_those_of_the_rows(made: tuple[Path, Path]) -> None:
     assert list(folder) == rows
     assert (len(folder), folder[-1], folder[1:4:2]) == (5, rows[4], [rows[1], rows[3]])
     assert {type(document.ids) for document in folder} == {type(rows[0].ids)}
-    assert [len(document.deciding) for document in folder] == [1, 1, 2, 1, 1]
+    assert [len(document.answers) for document in folder] == [1, 1, 2, 1, 1]
     with pytest.raises(IndexError):
         folder[5]
 

@@ -68,7 +68,7 @@ def slow_likelihood(model: Any, folder: Path) -> Counts:
     sums = {kind: (0, np.zeros(5)) for kind in KINDS}
     for ids, length in fed.items():
         ran = executed(model, list(ids))
-        for kind, part in (("prompt", ran[:, :-length]), ("answer", ran[:, -length:])):
+        for kind, part in (("prompt", ran[:, :-length]), ("likelihood", ran[:, -length:])):
             tokens, total = sums[kind]
             sums[kind] = (tokens + part.shape[1], total + part.sum(axis=1))
     return {kind: (tokens, total.tolist()) for kind, (tokens, total) in sums.items()}
@@ -281,7 +281,7 @@ def test_an_unknown_metric_is_named(model: Any, many: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_a_router_that_spares_deciding_positions_shows_it_in_every_column(
+def test_a_router_that_spares_answer_tokens_shows_it_in_every_column(
     batch_size: int, many: Path
 ) -> None:
     plain = toy.make_model(seed=0)
@@ -293,9 +293,9 @@ def test_a_router_that_spares_deciding_positions_shows_it_in_every_column(
         next(s["rates"] for s in scored.scores if s["task"] == task)
         for task in ("toy_choice", "toy_write")
     )
-    assert (choice["answer"]["skip"], choice["deciding"]["skip"]) == (0, 0)
-    assert (written["generated"]["skip"], written["deciding"]["skip"]) == (0, 0)
-    assert "generated" not in choice and "answer" not in written
+    assert (choice["likelihood"]["skip"], choice["answer"]["skip"]) == (0, 0)
+    assert (written["generated"]["skip"], written["answer"]["skip"]) == (0, 0)
+    assert "generated" not in choice and "likelihood" not in written
     for task, rates in (("choice", choice), ("write", written)):
         prompts = dict.fromkeys(
             (row["question"], *([option] if task == "choice" else []))
@@ -311,7 +311,7 @@ def test_a_router_that_spares_deciding_positions_shows_it_in_every_column(
         if task == "choice":
             assert rates["prompt"]["tokens"] == len(places)
             assert rates["prompt"]["skip"] == pytest.approx(share * skipped / len(places))
-        total = rates["prompt"]["tokens"] + rates["deciding"]["tokens"]
+        total = rates["prompt"]["tokens"] + rates["answer"]["tokens"]
         assert rates["all"]["tokens"] == total
         pooled = rates["prompt"]["skip"] * rates["prompt"]["tokens"] / total
         assert rates["all"]["skip"] == pytest.approx(pooled)

@@ -135,9 +135,9 @@ def test_a_whole_text_is_counted_once_and_scored_as_a_loop_does(
     tokens = {kind: tally.tokens for kind, tally in found.tallies.items()}
     if share_prefix:
         # The token in front of several texts is run once for those of a batch.
-        assert tokens["answer"] <= predicted
+        assert tokens["likelihood"] <= predicted
     else:
-        assert tokens == {"answer": predicted, "prompt": fed - predicted, "generated": 0}
+        assert tokens == {"likelihood": predicted, "prompt": fed - predicted, "generated": 0}
 
 
 def test_an_empty_text_is_scored_as_by_lm_eval(folder: Path) -> None:

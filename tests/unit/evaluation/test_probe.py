@@ -149,7 +149,7 @@ def test_an_answer_to_be_written_is_fed_whole(tmp_path: Path) -> None:
     ]
 
 
-def test_a_reader_of_the_file_finds_prompts_and_deciding_positions(tmp_path: Path) -> None:
+def test_a_reader_of_the_file_finds_prompts_and_answer_tokens(tmp_path: Path) -> None:
     folder = write_task(tmp_path)
     steps.call(
         "probe", "--tasks", "made", "--task-dir", folder, "--rows", 4, "--out",
@@ -162,7 +162,7 @@ def test_a_reader_of_the_file_finds_prompts_and_deciding_positions(tmp_path: Pat
     assert len(read) == len(lines)
     for document, line in zip(read, map(json.loads, lines), strict=True):
         prompt = len(line["prompt"].split())
-        assert (document.prompt, document.deciding) == (
+        assert (document.prompt, document.answers) == (
             prompt, ((prompt - 1, len(line["fed"].split())),),
         )  # fmt: skip
 

@@ -97,7 +97,7 @@ def test_answers_are_those_of_the_stock_path(name: str) -> None:
 def test_a_context_and_each_beginning_of_an_answer_are_counted_once() -> None:
     model = random_skip()
     requests = requests_of(model)
-    sums = {"prompt": [0, np.zeros(3)], "answer": [0, np.zeros(3)]}
+    sums = {"prompt": [0, np.zeros(3)], "likelihood": [0, np.zeros(3)]}
 
     def add(kind: str, ran: np.ndarray) -> None:
         sums[kind][0] += ran.shape[1]
@@ -111,11 +111,11 @@ def test_a_context_and_each_beginning_of_an_answer_are_counted_once() -> None:
     for context, tails in fed.items():
         ran = executed(model, context)
         add("prompt", ran[:, :-1])
-        add("answer", ran[:, -1:])
+        add("likelihood", ran[:, -1:])
         for tail in tails:
             longer = {other for other in tails if other[: len(tail)] == tail}
             if longer == {tail}:
-                add("answer", executed(model, context + tail)[:, len(context) :])
+                add("likelihood", executed(model, context + tail)[:, len(context) :])
     for batch_size in (1, 4):
         lm = make(model, batch_size, share=True)
         ask(lm, requests)
@@ -144,12 +144,12 @@ def test_counts_are_those_of_the_stock_path_where_nothing_is_shared() -> None:
         assert shared[kind].saved_squares == pytest.approx(stock[kind].saved_squares)
 
 
-def test_a_router_that_knows_deciding_positions_meets_them_from_the_end_of_the_context() -> None:
+def test_a_router_that_knows_answer_tokens_meets_them_from_the_end_of_the_context() -> None:
     model = spared()
     lm = make(model, 4, share=True)
     requests = requests_of(model)
     ask(lm, requests)
-    assert lm.tallies["answer"].executed.tolist() == [lm.tallies["answer"].tokens]
+    assert lm.tallies["likelihood"].executed.tolist() == [lm.tallies["likelihood"].tokens]
     places = [place for row in by_context(requests, WINDOW) for place in range(len(row.fed) - 1)]
     ran = sum(place % 10 >= 3 for place in places)
     assert lm.tallies["prompt"].tokens == len(places)
@@ -173,7 +173,7 @@ def test_the_head_runs_where_a_token_is_scored_and_nowhere_else() -> None:
     rows: list[int] = []
     model.lm_head.register_forward_hook(lambda _, __, out: rows.append(out[..., 0].numel()))
     ask(lm, requests)
-    assert sum(rows) == lm.tallies["answer"].tokens
+    assert sum(rows) == lm.tallies["likelihood"].tokens
     contexts = by_context(requests, WINDOW)
     following = [len(row.fed) for context in contexts for row in continuations(context)]
     assert sum(rows) == len(contexts) + sum(following)

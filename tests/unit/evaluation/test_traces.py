@@ -72,7 +72,7 @@ def test_routes_are_what_the_model_runs_for_the_tokens_that_are_fed(lm: Counting
     ids = (context + rest)[:-1]
     assert found["task"] == "t"
     assert len(found["tokens"]) == len(ids)
-    assert found["deciding"] == len(context) - 1
+    assert found["first_answer"] == len(context) - 1
     with torch.no_grad():
         executed = lm.model.model(torch.tensor([ids])).executed[0]
     assert found["executed"] == ["".join(str(int(ran)) for ran in unit) for unit in executed]
@@ -84,7 +84,7 @@ def test_of_a_long_prompt_the_last_tokens_are_kept(lm: CountingLM) -> None:
     (found,) = routes(lm, items({"prompt": words, "target": "two three"}))
     length = min(TOKENS, lm.max_length)
     assert {len(unit) for unit in found["executed"]} == {len(found["tokens"])} == {length}
-    assert 0 < found["deciding"] < length
+    assert 0 < found["first_answer"] < length
 
 
 def test_items_without_texts_have_no_routes(lm: CountingLM) -> None:

@@ -74,8 +74,8 @@ def test_a_rate_is_looked_up_by_kind_or_token(key: str) -> None:
     tokens = Tokens(ids, torch.arange(6000)[None], ids >= 0)
     rates = torch.tensor([[0.1, 0.5, 0.9], [0.6, 0.3, 0.2]])[:, : 2 if key == "kind" else 3]
     router = RandomBypass(units, SIZES, rates, key, 3, None)
-    deciding = (ids == 1) * 2.5
-    hidden, at = torch.zeros(1, 6000, 1), Context(deciding=deciding)
+    answers = (ids == 1) * 2.5
+    hidden, at = torch.zeros(1, 6000, 1), Context(answers=answers)
     state = router.start(tokens, hidden, at)
     for index in range(2):
         decision, _ = router.gate(index, hidden, hidden, state, at)
@@ -86,7 +86,7 @@ def test_a_rate_is_looked_up_by_kind_or_token(key: str) -> None:
             assert found == pytest.approx(float(rates[index, place]), abs=0.04)
     assert router.reads_kinds == (key == "kind")
     if key == "kind":
-        with pytest.raises(ValueError, match="told which positions are deciding"):
+        with pytest.raises(ValueError, match="told which tokens are answer tokens"):
             router.start(tokens, hidden, Context())
 
 

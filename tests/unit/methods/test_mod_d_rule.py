@@ -26,7 +26,7 @@ def decide(
     given: Tokens,
     capacity: float,
     compare: str = "strict",
-    deciding: Tensor | None = None,
+    answers: Tensor | None = None,
     running: float | None = None,
 ) -> Tensor:
     """Decisions of a router whose linear map reads the weights (B, T) off the input."""
@@ -38,23 +38,23 @@ def decide(
         router.routers[0].bias.zero_()
     hidden = torch.zeros(*weights.shape, 32)
     hidden[..., 0] = weights
-    decision, _ = router.gate(0, hidden, None, (given, deciding), training())
+    decision, _ = router.gate(0, hidden, None, (given, answers), training())
     assert torch.equal(decision.scale, weights)
     return decision.execute
 
 
-def test_deciding_tokens_compete_with_all_of_their_kind() -> None:
+def test_answer_tokens_compete_with_all_of_their_kind() -> None:
     weights = torch.tensor([[5.0, 1.0, 4.0, 9.0, 2.0], [7.0, 6.0, 3.0, 8.0, 0.0]])
     given = tokens([[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]])
     # Deciding: 9 and 2 above, counting one each; 8 and 0 below, counting three each.
-    deciding = torch.tensor([[0, 0, 0, 1.0, 1.0], [0, 0, 0, 3.0, 3.0]])
-    found = decide(weights, given, 0.7, "inclusive", deciding, 0.5)
+    answers = torch.tensor([[0, 0, 0, 1.0, 1.0], [0, 0, 0, 3.0, 3.0]])
+    found = decide(weights, given, 0.7, "inclusive", answers, 0.5)
     # Two of three prompt tokens run; 9 and 8 hold 4 of 8 shares, and only what exceeds the weight
     # at which one half is reached runs.
     assert found.tolist() == [[True, False, True, True, False], [True, True, False, False, False]]
-    assert decide(weights, given, 0.7, "inclusive", deciding, 0.55)[1, 3]
+    assert decide(weights, given, 0.7, "inclusive", answers, 0.55)[1, 3]
     # Without an aim of their own they compete in their documents.
-    pooled = decide(weights, given, 0.7, "inclusive", deciding)
+    pooled = decide(weights, given, 0.7, "inclusive", answers)
     assert torch.equal(pooled, decide(weights, given, 0.7, "inclusive"))
 
 

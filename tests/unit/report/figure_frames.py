@@ -70,7 +70,7 @@ def curves(lines: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
 def routes(lines: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
     """Eighty tokens of a prompt, four layers."""
     points = [
-        line | {"task": "a", "place": t, "token": f" word{t}", "deciding": t > 76, "layer": n}
+        line | {"task": "a", "place": t, "token": f" word{t}", "answer": t > 76, "layer": n}
         for line in lines.to_dict("records")
         for n in range(4)
         for t in range(80)

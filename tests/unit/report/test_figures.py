@@ -219,7 +219,12 @@ def test_training_shows_running_means_with_and_without_a_model(tmp_path: Path, l
 
 
 def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
-    told = {"task": "a", "tokens": ["one", "two", "\n"], "deciding": 2, "executed": ["110", "010"]}
+    told = {
+        "task": "a",
+        "tokens": ["one", "two", "\n"],
+        "first_answer": 2,
+        "executed": ["110", "010"],
+    }
     data = trained(tmp_path)
     (file,) = tmp_path.rglob("hero/**/record.json")
     routed = json.loads(file.read_text()) | {"routes": [told]}

@@ -62,7 +62,7 @@ def test_protocols_and_targets_have_leaders_of_their_own() -> None:
     ]  # fmt: skip
     told = dict(verdict(frames(ranks, []), "dense"))
     assert "A leads at 25 %" in told["Who leads"]
-    assert "matched on prompts and deciding tokens apart, B leads at 25 %" in told["Who leads"]
+    assert "matched on prompts and answer tokens apart, B leads at 25 %" in told["Who leads"]
     assert "told from all 1 others, by items alone" in told["How sure"]
     assert "at 40 % A is alone" in told["How sure"]
     assert told["On the clock"] == "No row was timed; a skip rate is no speed-up."
@@ -97,7 +97,7 @@ def test_rows_of_the_same_weights_are_one_under_both_names() -> None:
 HEADS = {
     "retain": {
         "Target": "target", "Retain": "retain", "Skip": "skip", "On prompts": "skip_prompt",
-        "Deciding": "skip_deciding", "Net": "skip_net", "Between seeds": "seed_std",
+        "On answers": "skip_answer", "Net": "skip_net", "Between seeds": "seed_std",
         "left acc": "left:acc", "right acc": "right:acc",
     },
     "ranks": {"Rank": "rank"},
@@ -130,7 +130,7 @@ def test_every_head_stands_over_the_numbers_of_its_frame(made: Path, match: str)
 def test_the_note_stands_beside_the_row_and_columns_are_in_groups(made: Path) -> None:
     table = lead_table(read_frames(made / "report/tables"), "pooled")
     assert list(table.columns[:3]) == ["Row", "Note", "Target"]
-    assert table.groups["Deciding"] == "skip"
+    assert table.groups["On answers"] == "skip"
     assert table.groups["left acc"] == "scores"
     assert table.groups["Fit (s)"] == "cost"
     assert "Retain" not in table.groups

@@ -121,7 +121,7 @@ def test_items_won_and_lost_are_those_of_the_records(folder: Path, data: Data) -
 
 def test_routes_are_those_of_the_records(folder: Path, data: Data) -> None:
     assert set(data["prompts"]["toy"]) == {"left", "right"}
-    assert data["prompts"]["toy"]["left"] == {"tokens": TOKENS, "deciding": 5}
+    assert data["prompts"]["toy"]["left"] == {"tokens": TOKENS, "first_answer": 5}
     routed = {name: run for name, run in data["runs"].items() if "routes" in run}
     assert {run["row"] for run in routed.values()} == {"hero"}
     assert len(routed) == 4

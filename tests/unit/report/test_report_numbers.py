@@ -109,7 +109,7 @@ def test_retain(made: Path, runs: Runs) -> None:
         assert close(line["skip"], mean(records, "rates", "all", "skip"))
         assert close(line["skip_std"], spread(skips, first))
         assert close(line["skip_prompt"], mean(records, "rates", "prompt", "skip"))
-        assert close(line["skip_deciding"], sum(decidings(records)) / len(records))
+        assert close(line["skip_answer"], sum(answer_skips(records)) / len(records))
         assert close(line["skip_net"], mean(records, "rates", "all", "skip_net"))
         assert close(line["skip_authors"], mean(records, "skip_authors"))
         kept = retains(records, runs)
@@ -122,11 +122,11 @@ def test_retain(made: Path, runs: Runs) -> None:
             assert close(line[f"{task}:acc"], sum(shares) / len(shares))
 
 
-def decidings(records: list[dict[str, Any]]) -> list[float]:
+def answer_skips(records: list[dict[str, Any]]) -> list[float]:
     """Per record the mean over tasks of the skip on the tokens whose output is scored."""
     found = []
     for record in records:
-        skips = [score["rates"]["deciding"]["skip"] for score in record["scores"]]
+        skips = [score["rates"]["answer"]["skip"] for score in record["scores"]]
         found.append(sum(skips) / len(skips))
     return found
 
@@ -140,7 +140,7 @@ def test_notes_say_which_kind_of_token_missed_its_budget_in_how_many_runs(
             assert expected or line["match"] == "pooled"
             threshold = ", threshold 0.70 made the budget"
             told = {"pooled": "0.2 % skip", "split": "0.2 % skip of prompts and "}[line["match"]]
-            told += {"pooled": "", "split": "0.2 % skip of deciding tokens"}[line["match"]]
+            told += {"pooled": "", "split": "0.2 % skip of answer tokens"}[line["match"]]
             notes = [*expected, f"ended training at {told}{threshold} in 1 of 3 runs"]
             assert line["note"] == "; ".join(notes)
 
@@ -148,9 +148,9 @@ def test_notes_say_which_kind_of_token_missed_its_budget_in_how_many_runs(
 def missed(records: list[dict[str, Any]], match: str) -> list[str]:
     """Sentences about kinds of token that lie off by more than their tolerance, none if pooled."""
     notes: dict[str, list[float]] = {}
-    for record, deciding in zip(records, decidings(records), strict=True):
+    for record, answers in zip(records, answer_skips(records), strict=True):
         excess = {
-            "deciding": (deciding - record["budget"], 0.01),
+            "answers": (answers - record["budget"], 0.01),
             "prompts": (record["rates"]["prompt"]["skip"] - record["budget"], 0.03),
         }
         if match == "pooled":
@@ -281,7 +281,7 @@ def test_budgets(made: Path, runs: Runs) -> None:
             "skip_net": ("rates", "all", "skip_net"),
             "token_std": ("rates", "all", "skip_std"),
             "skip_prompt": ("rates", "prompt", "skip"),
-            "skip_answer": ("rates", "answer", "skip"),
+            "skip_likelihood": ("rates", "likelihood", "skip"),
             "skip_authors": ("skip_authors",),
         }.items():
             assert close(line[name], mean(records, *path))
@@ -289,8 +289,8 @@ def test_budgets(made: Path, runs: Runs) -> None:
         assert close(line["skip_std"], spread(skips, records[0]))
         prompts = [record["rates"]["prompt"]["skip"] for record in records]
         assert close(line["skip_prompt_std"], spread(prompts, records[0]))
-        assert close(line["skip_deciding"], sum(decidings(records)) / len(records))
-        assert close(line["skip_deciding_std"], spread(decidings(records), records[0]))
+        assert close(line["skip_answer"], sum(answer_skips(records)) / len(records))
+        assert close(line["skip_answer_std"], spread(answer_skips(records), records[0]))
         if line["row"] == "hero":
             assert (line["missed"] or "") == "; ".join(missed(records, line["match"]))
         else:

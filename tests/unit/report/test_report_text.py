@@ -50,7 +50,7 @@ def test_what_people_read_is_the_frame_rounded(made: Path, name: str) -> None:
 
 HEADS = {
     "retain": {
-        "Skip": "skip", "On prompts": "skip_prompt", "Deciding": "skip_deciding",
+        "Skip": "skip", "On prompts": "skip_prompt", "On answers": "skip_answer",
         "Net": "skip_net", "Retain": "retain", "left acc": "left:acc",
     },
     "ranks": {
@@ -58,8 +58,8 @@ HEADS = {
     },
     "budgets": {
         "Realised": "skip", "Net": "skip_net", "Authors' measure": "skip_authors",
-        "Spread over tokens": "token_std", "On prompts": "skip_prompt", "Deciding": "skip_deciding",
-        "Answer": "skip_answer", "Generated": "skip_generated",
+        "Spread over tokens": "token_std", "On prompts": "skip_prompt", "On answers": "skip_answer",
+        "Likelihood": "skip_likelihood", "Generated": "skip_generated",
     },
     "costs": {
         "Trained parameters": "trained_parameters", "Training tokens": "training_tokens",

@@ -10,7 +10,7 @@ import pytest
 from tests import made_records
 from tests.made_records import rates, record, score
 from tests.unit.stats.test_tables import dense, frame, other, panels
-from workflows.stats.budget import deciding_skip, misses
+from workflows.stats.budget import answer_skip, misses
 from workflows.stats.tables import budget_frame, layer_frame, retain_frame
 
 
@@ -18,20 +18,20 @@ def hiding(**changes: Any) -> dict[str, Any]:
     """A router that runs everything where output is scored and skips 30 % of the prompts."""
     made = other(0.25, **changes)
     for entry in made["scores"]:
-        entry["rates"] = rates(0.25, prompt=0.3, deciding=0.0)
-    return made | {"rates": rates(0.25, prompt=0.3, answer=0.0)}
+        entry["rates"] = rates(0.25, prompt=0.3, answer=0.0)
+    return made | {"rates": rates(0.25, prompt=0.3, likelihood=0.0)}
 
 
 def test_a_router_that_hides_on_prompts_shows_it_in_every_table() -> None:
     found = panels(dense(), hiding())
     for line in (retain_frame(found).iloc[1], budget_frame(found).iloc[1]):
-        shown = [line[name] for name in ("skip", "skip_prompt", "skip_deciding")]
+        shown = [line[name] for name in ("skip", "skip_prompt", "skip_answer")]
         assert shown == pytest.approx([25, 30, 0])
 
 
 @pytest.mark.parametrize(
     ("match", "note"),
-    [("pooled", ""), ("split", "deciding under budget by 25.0; prompts over budget by 5.0")],
+    [("pooled", ""), ("split", "answers under budget by 25.0; prompts over budget by 5.0")],
 )
 def test_only_the_protocol_of_each_minds_where_a_row_skips(match: str, note: str) -> None:
     table = frame(dense(), hiding(match=match))
@@ -39,31 +39,31 @@ def test_only_the_protocol_of_each_minds_where_a_row_skips(match: str, note: str
     assert table["match"].tolist() == [match, match]
 
 
-def test_deciding_skip_is_weighed_by_task_not_by_token() -> None:
+def test_answer_skip_is_weighed_by_task_not_by_token() -> None:
     made = other()
     for entry, skip, tokens in zip(made["scores"], (0.1, 0.4), (10, 990), strict=True):
-        entry["rates"]["deciding"] |= {"skip": skip, "tokens": tokens}
-    assert deciding_skip(made, ["a", "b"]) == pytest.approx(0.25)
-    assert deciding_skip(made, ["b"]) == pytest.approx(0.4)
-    del made["scores"][0]["rates"]["deciding"]
-    assert deciding_skip(made, ["a", "b"]) == pytest.approx(0.4)
-    assert deciding_skip(made, ["a"]) is None
+        entry["rates"]["answer"] |= {"skip": skip, "tokens": tokens}
+    assert answer_skip(made, ["a", "b"]) == pytest.approx(0.25)
+    assert answer_skip(made, ["b"]) == pytest.approx(0.4)
+    del made["scores"][0]["rates"]["answer"]
+    assert answer_skip(made, ["a", "b"]) == pytest.approx(0.4)
+    assert answer_skip(made, ["a"]) is None
 
 
 @pytest.mark.parametrize(
-    ("deciding", "prompt", "expected"),
+    ("answers", "prompt", "expected"),
     [
         (0.259, 0.279, {}),
         (0.241, 0.221, {}),
-        (0.264, 0.25, {"deciding": 0.014}),
+        (0.264, 0.25, {"answers": 0.014}),
         (0.25, 0.2, {"prompts": -0.05}),
-        (0.2, 0.3, {"deciding": -0.05, "prompts": 0.05}),
+        (0.2, 0.3, {"answers": -0.05, "prompts": 0.05}),
     ],
 )
 def test_each_kind_of_token_has_a_tolerance_of_its_own(
-    deciding: float, prompt: float, expected: dict[str, float]
+    answers: float, prompt: float, expected: dict[str, float]
 ) -> None:
-    made = record("hero", 0.5, score("a", [1, 0], deciding=deciding), match="split")
+    made = record("hero", 0.5, score("a", [1, 0], answers=answers), match="split")
     made["rates"] = rates(0.5, prompt=prompt)
     assert misses(made, ["a"]) == pytest.approx(expected)
     assert misses(made | {"budget": None}, ["a"]) == {}
@@ -72,13 +72,13 @@ def test_each_kind_of_token_has_a_tolerance_of_its_own(
 
 def test_notes_count_runs_per_kind_of_token() -> None:
     runs = [
-        record("hero", 0.25, score("a", [1, 0], deciding=deciding), seed=seed, match="split")
+        record("hero", 0.25, score("a", [1, 0], answers=answers), seed=seed, match="split")
         | {"rates": rates(0.25, prompt=prompt)}
-        for seed, (deciding, prompt) in enumerate([(0.264, 0.2), (0.262, 0.25), (0.25, 0.25)])
+        for seed, (answers, prompt) in enumerate([(0.264, 0.2), (0.262, 0.25), (0.25, 0.25)])
     ]
     base = made_records.dense(score("a", [1, 1]))
     expected = (
-        "deciding over budget by 1.4 in 2 of 3 runs; prompts under budget by 5.0 in 1 of 3 runs"
+        "answers over budget by 1.4 in 2 of 3 runs; prompts under budget by 5.0 in 1 of 3 runs"
     )
     assert frame(base, *runs, tasks=("a",))["note"].tolist() == ["", expected]
 
@@ -112,7 +112,7 @@ def trained(threshold: float | None = 0.72, seed: int = 42, **ended: float) -> d
     made = other(seed=seed, match="pooled" if "pooled" in ended else "split")
     made["rates"] |= rates(0.25, prompt=0.25)
     for entry in made["scores"]:
-        entry["rates"] |= rates(0.25, deciding=0.25)
+        entry["rates"] |= rates(0.25, answer=0.25)
     made["fit"] = made["fit"] | {"trained_skip": ended}
     made["fit"] |= {} if threshold is None else {"threshold": threshold}
     return made
@@ -124,15 +124,15 @@ def trained(threshold: float | None = 0.72, seed: int = 42, **ended: float) -> d
         (trained(pooled=0.201), ""),
         (trained(pooled=0.002), "ended training at 0.2 % skip, threshold 0.72 made the budget"),
         (trained(None, pooled=0.31), "ended training at 31.0 % skip"),
-        (trained(prompt=0.25, deciding=0.299), ""),
+        (trained(prompt=0.25, answer=0.299), ""),
         (
-            trained(prompt=0.1, deciding=0.4),
-            "ended training at 10.0 % skip of prompts and 40.0 % skip of deciding tokens, "
+            trained(prompt=0.1, answer=0.4),
+            "ended training at 10.0 % skip of prompts and 40.0 % skip of answer tokens, "
             "threshold 0.72 made the budget",
         ),
         (
-            trained(prompt=0.22, deciding=0.4),
-            "ended training at 40.0 % skip of deciding tokens, threshold 0.72 made the budget",
+            trained(prompt=0.22, answer=0.4),
+            "ended training at 40.0 % skip of answer tokens, threshold 0.72 made the budget",
         ),
         (
             trained(pooled=0.002) | {"rates": rates(0.2)},

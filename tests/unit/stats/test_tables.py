@@ -21,7 +21,7 @@ from workflows.stats.tables import (
 )
 
 COLUMNS = (
-    "backbone target match row title kind seeds skip skip_std skip_prompt skip_deciding skip_net "
+    "backbone target match row title kind seeds skip skip_std skip_prompt skip_answer skip_net "
     "skip_authors retain retain_std seed_std retain_low retain_high"
 ).split()
 
@@ -66,7 +66,7 @@ def test_columns_and_numbers_by_hand() -> None:
     assert second["retain"] == pytest.approx(75)
     assert (second["a:acc"], second["b:acc"]) == (40, 50)
     assert second["match"] == "pooled"
-    assert (second["skip_prompt"], second["skip_deciding"]) == (pytest.approx(26), 20)
+    assert (second["skip_prompt"], second["skip_answer"]) == (pytest.approx(26), 20)
     assert second["retain_low"] < 75 < second["retain_high"]
 
 
@@ -250,8 +250,11 @@ def test_budgets_by_hand() -> None:
     assert line["skip_std"] == pytest.approx(np.std([25, 29], ddof=1))
     assert (line["skip_net"], line["skip_authors"]) == (pytest.approx(26), 50)
     assert line["token_std"] == pytest.approx(13.5)
-    assert (line["skip_prompt"], line["skip_answer"]) == (pytest.approx(27), pytest.approx(13.5))
-    assert (line["skip_prompt_std"], line["skip_deciding"], line["skip_deciding_std"]) == (
+    assert (line["skip_prompt"], line["skip_likelihood"]) == (
+        pytest.approx(27),
+        pytest.approx(13.5),
+    )
+    assert (line["skip_prompt_std"], line["skip_answer"], line["skip_answer_std"]) == (
         pytest.approx(np.std([25, 29], ddof=1)), pytest.approx(20), 0,
     )  # fmt: skip
     assert pd.isna(line["skip_generated"])

@@ -40,7 +40,7 @@ def told(suite: Suite, place: tuple[str, str, str], *left: tuple[str, str, str])
     ("path", "name"),
     [
         ("demo/hero/b25/s42", "hero, 25 %, seed 42"),
-        ("demo/hero/b40-split/s43", "hero, 40 % on prompts and on deciding tokens, seed 43"),
+        ("demo/hero/b40-split/s43", "hero, 40 % on prompts and on answer tokens, seed 43"),
         ("demo/dense/b0/s42", "dense, seed 42"),
     ],
 )

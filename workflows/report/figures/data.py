@@ -18,7 +18,7 @@ from workflows.stats.tables import unit_title
 
 LEAD = [*KEYS, "title", "kind"]
 CURVES = [*LEAD, "update", "loss", "skip", "alpha"]
-ROUTES = [*LEAD, "task", "place", "token", "deciding", "layer", "ran"]
+ROUTES = [*LEAD, "task", "place", "token", "answer", "layer", "ran"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def route_frame(records: Sequence[Record]) -> pd.DataFrame:
     """Which layers ran for each token of the prompts whose routes a record keeps.
 
     Columns: those of ``ROUTES``, one line per token and layer; ``ran`` is the share of the layer's
-    routed parameters, 1 where nothing of a layer is routed, 0 where it was removed; ``deciding``
+    routed parameters, 1 where nothing of a layer is routed, 0 where it was removed; ``answers``
     whether the token's output is scored; ``title`` names the part of layers that is routed. First
     seeds only.
     """
@@ -150,7 +150,7 @@ def _routed(record: Record, told: Mapping[str, Any]) -> pd.DataFrame:
             "task": told["task"],
             "place": places,
             "token": np.array(tokens, dtype=object)[places],
-            "deciding": places >= told["deciding"],
+            "answer": places >= told["first_answer"],
             "layer": np.repeat(np.arange(layers), len(tokens)),
             "ran": ran.ravel(),
         }

@@ -49,7 +49,7 @@ def _panel(axis: Axes, own: pd.DataFrame, most: int) -> None:
     shares = own.pivot(index="layer", columns="place", values="ran").iloc[:, -most:]
     paint(axis, shares.to_numpy(dtype=float))
     axis.invert_yaxis()
-    first = own[own["deciding"].astype(bool)]["place"].min() - shares.columns[0]
+    first = own[own["answer"].astype(bool)]["place"].min() - shares.columns[0]
     axis.axvline(first - 0.5, color=GREY, linewidth=0.8, linestyle="--")
     axis.set_xticks([])
     axis.set_yticks([0, len(shares) - 1])

@@ -51,7 +51,7 @@ def hero(name: str) -> Any:
 MODELS = {name: lambda name=name: shaken(name) for name in VARIANTS} | {
     f"hero-{name}": lambda name=name: hero(name) for name in HEROES
 }
-AT = Context(deciding=(torch.arange(IDS.shape[1]) >= 6).float().expand_as(IDS))
+AT = Context(answers=(torch.arange(IDS.shape[1]) >= 6).float().expand_as(IDS))
 
 
 def numbers(module: nn.Module) -> dict[str, Tensor]:

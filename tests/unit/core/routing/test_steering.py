@@ -118,7 +118,7 @@ def test_bypass_rates_count_real_tokens() -> None:
         assert float(found) == pytest.approx((0.3 + 0.2 + 0.3) / 6)
 
 
-def test_bypass_rates_of_deciding_positions_count_every_task_the_same() -> None:
+def test_bypass_rates_of_answer_tokens_count_every_task_the_same() -> None:
     model = toy.make_model()
     route(model, ByNumber(model))
     texts = [
@@ -128,10 +128,10 @@ def test_bypass_rates_of_deciding_positions_count_every_task_the_same() -> None:
     ]
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
     for batch_size in (1, 3):
-        found = bypass_rates(model, weighted(texts, "deciding", "prompt"), batch_size) @ shares
+        found = bypass_rates(model, weighted(texts, "answer", "prompt"), batch_size) @ shares
         # Prompts: 4 and 4 before the first answer; the third text throughout.
-        deciding, prompt = ((0.3 + 0.2 + 0.0) / 3 + 0.3) / 2, (0.0 + 0.0 + 0.3 + 0.0) / 4
-        assert found.tolist() == pytest.approx([deciding, prompt])
+        answers, prompt = ((0.3 + 0.2 + 0.0) / 3 + 0.3) / 2, (0.0 + 0.0 + 0.3 + 0.0) / 4
+        assert found.tolist() == pytest.approx([answers, prompt])
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.13, 0.24])

@@ -91,13 +91,13 @@ def test_penalty_and_rates_leave_out_pads_and_last_tokens(
 
 @pytest.mark.parametrize("most", [0, 5])
 @pytest.mark.parametrize("row_length", [0, 16])
-def test_prompts_and_deciding_positions_are_penalised_and_counted_apart(
+def test_prompts_and_answer_tokens_are_penalised_and_counted_apart(
     most: int, row_length: int, tmp_path: Path
 ) -> None:
     model = toy.make_model().requires_grad_(False)
     router = ByNumber(model)
     route(model, router)
-    # Task a has three deciding positions, b one: each counts half, so b's weighs three times a's.
+    # Task a has three answer tokens, b one: each counts half, so b's weighs three times a's.
     texts = [
         Document([1, 2, 4, 6, 50], 3, "a", [(2, 3)]),
         Document([2, 1, 2, 50], 1, "a", [(0, 2)]),
@@ -107,17 +107,17 @@ def test_prompts_and_deciding_positions_are_penalised_and_counted_apart(
         updates=1, batch_tokens=12, row_length=row_length, micro_tokens=most, clip=1e9
     )
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
-    terms = {k: Term(FixedWeight(a), use) for k, a in (("prompt", 0.5), ("deciding", 2.0))}
+    terms = {k: Term(FixedWeight(a), use) for k, a in (("prompt", 0.5), ("answer", 2.0))}
     entry = Trainer(model, params, texts, 1, tmp_path, Routing(shares, terms)).run()[0]
     # Prompts: 1 and 2 of the first text. What predicts the closing token is of neither kind.
     assert entry["penalty_prompt"] == pytest.approx((0.3**2 + 0.6**2) / 2, rel=1e-6)
     assert entry["skip_prompt"] == pytest.approx((0.3 + 0.2) / 2, rel=1e-6)
     # Deciding: 4, then 2 and 1, of task a; 1 of task b.
     by_task = [(1.2**2 + 0.6**2 + 0.3**2) / 3, 0.3**2]
-    assert entry["penalty_deciding"] == pytest.approx(sum(by_task) / 2, rel=1e-6)
+    assert entry["penalty_answer"] == pytest.approx(sum(by_task) / 2, rel=1e-6)
     by_task = [(0.0 + 0.2 + 0.3) / 3, 0.3]
-    assert entry["skip_deciding"] == pytest.approx(sum(by_task) / 2, rel=1e-6)
-    slope = 2 * (0.5 * entry["penalty_prompt"] + 2.0 * entry["penalty_deciding"])
+    assert entry["skip_answer"] == pytest.approx(sum(by_task) / 2, rel=1e-6)
+    slope = 2 * (0.5 * entry["penalty_prompt"] + 2.0 * entry["penalty_answer"])
     assert float(router.size.grad) == pytest.approx(slope, rel=1e-6)
     assert "skip" not in entry
 
@@ -126,7 +126,7 @@ def test_each_kind_is_steered_by_its_own_weight(tmp_path: Path) -> None:
     texts = [Document(d.ids, 3, "", [(2, len(d.ids) - 2)]) for d in documents(longest=12)]
     trainer = trainer_for("hero", tmp_path, texts, match="split")
     log = trainer.run()
-    assert log[-1]["alpha_prompt"] != log[-1]["alpha_deciding"]
+    assert log[-1]["alpha_prompt"] != log[-1]["alpha_answer"]
     state = {kind: term.weight.state() for kind, term in trainer.routing.terms.items()}
     again = trainer_for("hero", tmp_path, texts, match="split")
     assert again.run() == log

@@ -80,7 +80,7 @@ def test_kinds_of_positions_by_hand() -> None:
     rows = lay_out(texts, 0, 1.0, {"a": 0.5, "b": 2.0})
     # 14 predicts the closing 15, which nobody scores; 22 and 25 ask, 23 and 24 are read between.
     assert rows.prompting.tolist() == [[1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0]]
-    assert rows.deciding.tolist() == [
+    assert rows.answers.tolist() == [
         [0, 0.5, 0.5, 0, 0, 0],
         [0, 2, 0, 0, 2, 0],
         [0, 0, 0, 0, 0, 0],

@@ -254,7 +254,7 @@ def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
         (
             "hero",
             "split",
-            ["loss", "skip_prompt", "alpha_prompt", "skip_deciding", "alpha_deciding"],
+            ["loss", "skip_prompt", "alpha_prompt", "skip_answer", "alpha_answer"],
         ),
     ],
 )

@@ -135,7 +135,7 @@ def test_snapshots_tell_documents_apart() -> None:
         [first._replace(ids=[*first.ids, 1]), second._replace(ids=second.ids[1:]), third],
         [first._replace(prompt=9), second, third],
         [first._replace(task="a"), second, third],
-        [first._replace(deciding=[(0, 1)]), second, third],
+        [first._replace(answers=[(0, 1)]), second, third],
         [first, second],
     ]
     assert digest("", texts, []) not in {digest("", other, []) for other in others}
