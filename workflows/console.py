@@ -14,6 +14,7 @@ STEPS = {
     "rows": "rows",
     "fit": "fit",
     "score": "score",
+    "fidelity": "fidelity",
     "report": "report",
     "explain": "explain",
     "compare": "compare",

@@ -1,0 +1,143 @@
+"""KL, agreement and losses against hand-computed values and a loop over single positions."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from methods.core.data import Document
+from methods.core.model.backbone import count, layers
+from methods.core.model.ledger import Ledger
+from methods.core.routing.routed import route
+from methods.core.routing.router import ffn_units
+from methods.random_skip import RandomRouter
+from tests import toy
+from tests.steps import Refuse, call, fit
+from workflows.evaluation.fidelity import Fidelity, _compare, measure
+
+DOCUMENTS = [
+    Document(ids, prompt, "", ((prompt - 1, len(ids) - 1),))
+    for ids, prompt in zip(toy.ids_of([9, 4, 12, 7, 2]), [3, 2, 10, 1, 1], strict=True)
+]
+
+
+def compare(reference: Any, model: Any, **settings: Any) -> Fidelity:
+    ledger = Ledger.of(model, count(reference), len(layers(reference)))
+    return measure(reference, model, ledger, DOCUMENTS, **settings)
+
+
+class Table(nn.Module):
+    """A head that takes its inputs as probabilities."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states.log()
+
+
+def test_kl_of_two_given_distributions() -> None:
+    dense = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]])
+    row = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]])
+    kl, same, loss, reference_loss = _compare(
+        Table(), dense, Table(), row, torch.tensor([1, 2])
+    ).T.tolist()
+    # 0.5 ln 2 - 0.25 ln 2: the last third is alike.
+    assert kl == pytest.approx([0.25 * math.log(2), 0], abs=1e-6)
+    assert same == [0, 1]
+    assert loss == pytest.approx([math.log(2), math.log(10)], rel=1e-6)
+    assert reference_loss == pytest.approx([math.log(4), math.log(10)], rel=1e-6)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_model_is_at_no_distance_from_itself(answers: bool) -> None:
+    model = toy.make_model()
+    result = compare(model, copy.deepcopy(model), answers=answers).as_json()
+    assert (result["kl"], result["agreement"], result["skip"]) == (0, 1, 0)
+    assert result["perplexity"] == result["reference_perplexity"]
+
+
+def test_a_permuted_head_changes_which_token_is_likeliest() -> None:
+    model = toy.make_model()
+    other = copy.deepcopy(model)
+    other.lm_head.weight.data = other.lm_head.weight.data.roll(1, dims=0)
+    result = compare(model, other).as_json()
+    assert result["kl"] > 0.5
+    assert result["agreement"] == 0
+
+
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_every_position_counts_as_in_a_loop_over_single_documents(
+    answers: bool, batch_size: int
+) -> None:
+    reference = toy.make_model()
+    model = route(
+        toy.make_model(), RandomRouter(ffn_units(reference, [1, 2, 3, 4, 5]), seed=9, skipped=2.3)
+    )
+    result = compare(reference, model, answers=answers, batch_size=batch_size)
+    values, ran = [], []
+    for document in DOCUMENTS:
+        ids = torch.tensor([list(document.ids)])
+        with torch.no_grad():
+            expected = reference(ids).logits[0].log_softmax(dim=-1)
+            actual = model(ids).logits[0].log_softmax(dim=-1)
+            executed = model.model(ids, use_cache=False).executed[0]
+        stop = len(document.ids) - 1
+        for place in range(document.prompt - 1 if answers else 0, stop):
+            p, q, word = expected[place], actual[place], document.ids[place + 1]
+            kl = float(sum(a.exp() * (a - b) for a, b in zip(p, q, strict=True)))
+            values.append([kl, float(p.argmax() == q.argmax()), float(-q[word]), float(-p[word])])
+            ran.append(executed[:, place].tolist())
+    total = result.documents.sum()
+    sums = [sum(column) for column in zip(*values, strict=True)]
+    assert total["positions"] == len(values)
+    assert total["kl"] == pytest.approx(sums[0], rel=1e-4)
+    assert total["agreement"] == sums[1]
+    described = result.as_json()
+    if answers:
+        assert described["perplexity"] is None
+    else:
+        assert described["perplexity"] == pytest.approx(math.exp(sums[2] / len(values)), rel=1e-4)
+        assert total["reference_loss"] == pytest.approx(sums[3], rel=1e-4)
+    sizes = [unit.parameters for unit in model.model.router.units]
+    saved = [sum(size * (not one) for size, one in zip(sizes, unit, strict=True)) for unit in ran]
+    assert result.skip == pytest.approx(sum(saved) / len(saved) / count(reference))
+
+
+def test_documents_without_a_position_are_refused() -> None:
+    model = toy.make_model()
+    ledger = Ledger.of(model, count(model), len(layers(model)))
+    with pytest.raises(ValueError, match="no document has a position to compare at"):
+        measure(model, model, ledger, [Document([3], 0)])
+
+
+def test_the_command_finds_the_dense_model_and_reads_what_it_wrote(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    backbone = toy.make_backbone(tmp_path / "dense")
+    texts = toy.write_jsonl(tmp_path / "texts.jsonl", [{"text": "w1 w2 w3 w4"}, {"text": "w9 w8"}])
+    model = fit("random-skip", backbone, tmp_path / "row", "--budget", 0.2, "--probe", texts)
+    out, plain = tmp_path / "fidelity.json", tmp_path / "plain.json"
+    words = ["--texts", texts, "--device", "cpu", "--threads", torch.get_num_threads()]
+    call("fidelity", "--model", model, "--out", out, *words)
+    result = json.loads(out.read_text())
+    # Each token is followed by another one, the last by the EOS.
+    assert (result["documents"], result["positions"]) == (2, 4 + 2)
+    assert result["kl"] > 0
+    assert result["skip"] > 0
+    written = out.stat().st_mtime_ns
+    call("fidelity", "--model", model, "--out", out, *words)
+    assert out.stat().st_mtime_ns == written
+    toy.write_jsonl(texts, [{"text": "w1 w2 w3"}])
+    call("fidelity", "--model", model, "--out", out, *words)
+    assert json.loads(out.read_text())["positions"] == 3
+    refuse = Refuse(capfd, tmp_path)
+    sentence = refuse("fidelity", "--model", backbone, "--out", plain, *words)
+    assert "say with --reference which one is dense" in sentence
+    call("fidelity", "--model", backbone, "--reference", backbone, "--out", plain, *words)
+    assert json.loads(plain.read_text())["kl"] == 0
