@@ -12,6 +12,7 @@ from pathlib import Path
 
 STEPS = {
     "rows": "rows",
+    "fetch": "fetch",
     "fit": "fit",
     "score": "score",
     "fidelity": "fidelity",

@@ -114,6 +114,8 @@ rule task_data:
 
 
 rule fetch_backbone:
+    input:
+        lambda wildcards: inputs.origin(SUITE, wildcards.name),
     output:
         directory("results/backbones/{name,[^/]+}"),
     log:

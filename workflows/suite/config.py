@@ -18,6 +18,8 @@ from workflows.stats.budget import Protocol
 from workflows.suite.splits import VALIDATION, check_one_split
 
 TASKS = "tasks"  # source of a probe that is made of the suite's tasks
+# In front of what a backbone is fetched from: a repository, a package, a file.
+FETCHED = ("hub:", "pypi:", "gguf:")
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
 SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
@@ -248,6 +250,9 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
         if path.startswith(WORLD) and path.removeprefix(WORLD) not in PRESETS:
             known = ", ".join(f"{WORLD}{world}" for world in PRESETS)
             raise ValueError(f"suite config, backbones.{name}: {path} is unknown (known: {known})")
+        file = path.removeprefix("gguf:")
+        if path != file and not (root / file).is_file():
+            raise ValueError(f"suite config, backbones.{name}: file {file} does not exist")
         if is_local(path) and not (root / path / "config.json").is_file():
             missing = "does not exist" if not (root / path).is_dir() else "has no config.json"
             raise ValueError(f"suite config, backbones.{name}: folder {path} {missing}")
@@ -268,5 +273,5 @@ def is_file(part: str, source: str) -> bool:
 
 
 def is_local(path: str) -> bool:
-    """Whether a backbone's path is a folder, not ``hub:owner/name`` or ``world:name``."""
-    return not path.startswith(("hub:", WORLD))
+    """Whether a backbone's path is a folder, and not one that a prepare rule makes first."""
+    return not path.startswith((*FETCHED, WORLD))

@@ -52,6 +52,12 @@ def backbone(suite: Suite, name: str) -> list[str]:
     return _of_model(suite, name, *SETTINGS, *TOKENIZER, *WEIGHTS)
 
 
+def origin(suite: Suite, name: str) -> list[str]:
+    """The file here that a backbone is converted from, if it is one."""
+    path = str(suite.config["backbones"][name]["path"])
+    return [path.removeprefix("gguf:")] if path.startswith("gguf:") else []
+
+
 def tokenizer(suite: Suite, name: str) -> list[str]:
     """The same without weights: what makes tokens of texts."""
     return _of_model(suite, name, *SETTINGS, *TOKENIZER)
