@@ -12,6 +12,9 @@ import numpy as np
 import pandas as pd
 
 from tests.unit.test_records import record as complete
+from workflows.records.files import to_record
+from workflows.records.record import Record
+from workflows.stats.lines import Panel, make_panels
 
 TASKS = {"left": 60, "right": 80}
 
@@ -57,14 +60,13 @@ def record(row: str, skip: float, *scores: dict[str, Any], **changes: Any) -> di
         "fit_code": code(row), "code": code(row),
         "fit": {
             "seconds": 2.5, "peak_memory_mb": 300.0, "device": "cpu", "threads": 1,
-            "trained_parameters": 0,
+            "trained_parameters": 0, "cpu_capability": "AVX2",
         },
         "backbone": plain["backbone"] | {"name": "toy"},
         "scores": list(scores), "rates": rates(skip, prompt=skip, likelihood=skip / 2),
         "skip_authors": 0.5, "layers": {"kept": 4, "dense": 4, "removed": []},
-        "evaluation": {
-            "batch_size": 16, "max_length": 64, "device": "cpu", "threads": 1, "seconds": 1.5,
-            "peak_memory_mb": 200.0,
+        "evaluation": plain["evaluation"] | {
+            "batch_size": 16, "max_length": 64, "seconds": 1.5, "peak_memory_mb": 200.0,
         },
         "versions": {"python": "3.11", "torch": "2", "lm_eval": "0.4"},
         "hardware": {"processor": "p", "cores": 2, "accelerator": None},
@@ -80,27 +82,40 @@ def dense(*scores: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def missing(row: str, reason: str, **changes: Any) -> dict[str, Any]:
     """A row that is not applicable."""
     made = record(row, 0.0, status="not applicable", reason=reason, **changes)
-    for name in ("scores", "rates", "skip_authors", "units", "layers", "evaluation"):
+    for name in ("scores", "not_run", "rates", "skip_authors", "units", "layers", "evaluation"):
         del made[name]
     return made
 
 
-def split(made: Mapping[str, Any]) -> tuple[dict[str, Any], pd.DataFrame]:
-    """A record as it stands on disk, and its items, in no particular order."""
+def split(made: Mapping[str, Any]) -> tuple[Record, pd.DataFrame]:
+    """A record as it is read from disk, and its items, in no particular order."""
     lines = [
         {key: s[key] for key in ("task", "metric", "filter")} | {"item": n, "value": float(v)}
         for s in made.get("scores", [])
         for n, v in reversed(list(enumerate(s["items"])))
     ]
     scores = [{k: v for k, v in s.items() if k != "items"} for s in made.get("scores", [])]
-    return dict(made) | ({"scores": scores} if "scores" in made else {}), pd.DataFrame(lines)
+    plain = dict(made) | ({"scores": scores} if "scores" in made else {})
+    return to_record(plain), pd.DataFrame(lines)
+
+
+def typed(*runs: Mapping[str, Any]) -> list[Record]:
+    """The records without their items."""
+    return [split(run)[0] for run in runs]
+
+
+def panels(*runs: Mapping[str, Any], tasks: Sequence[str], resamples: int) -> list[Panel]:
+    """Panels as a report makes them, against ``dense``."""
+    parts = [split(run) for run in runs]
+    items = {number: frame for number, (_, frame) in enumerate(parts) if len(frame)}
+    return make_panels([record for record, _ in parts], items, tasks, "dense", resamples)
 
 
 def write(file: Path, made: Mapping[str, Any]) -> Path:
     """A record with its items beside it."""
     plain, items = split(made)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(plain), encoding="utf-8")
+    file.write_text(json.dumps(plain.to_json()), encoding="utf-8")
     if len(items):
         items.to_parquet(file.with_suffix(".items.parquet"), index=False)
     return file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.made_records import record, score, split
+from tests.made_records import panels, record, score
 from workflows.report.paper.printed import (
     BENCHMARKS,
     SHOTS,
@@ -17,7 +17,7 @@ from workflows.report.paper.printed import (
     of_group,
     printed,
 )
-from workflows.stats.lines import Panel, make_panels
+from workflows.stats.lines import Panel
 
 STATIC = ("ShortGPT", "Shortened-Taylor", "Shortened-PPL", "SliceGPT", "LLM-Pruner", "LaCo")
 
@@ -95,9 +95,9 @@ def backbone(group: Group) -> dict[str, Any]:
     return plain | {"name": "ours", "parameters": model_of(group.backbone).parameters}
 
 
-def panels_of(runs: Sequence[dict[str, Any]], reference: str = "dense") -> list[Panel]:
+def panels_of(
+    runs: Sequence[dict[str, Any]],
+) -> list[Panel]:
     """Panels as a report makes them, of few resamples; ARC of the test split in the Retain."""
-    parted = [split(run) for run in runs]
-    items = {number: frame for number, (_, frame) in enumerate(parted) if len(frame)}
     tasks = [s["task"] for s in runs[0]["scores"] if not s["task"].endswith("_validation")]
-    return make_panels([run for run, _ in parted], items, tasks, reference, resamples=400)
+    return panels(*runs, tasks=tasks, resamples=400)

@@ -16,7 +16,7 @@ from methods.core.model.checkpoint import load
 from methods.core.model.ledger import Tally
 from tests import steps
 from tests.contract.conftest import BUDGET, ROWS, SHORT, Runs, digests, logits
-from workflows.records import removed_layers
+from workflows.records.card import removed_layers
 from workflows.suite.job import data_words
 
 STATIC = [row for row in ROWS if ROWS[row].kind == "static"]

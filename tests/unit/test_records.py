@@ -11,7 +11,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from methods.core.jsonfile import read_json
-from workflows.records import SCHEMAS, check_record, new_record, read_record
+from workflows.records.card import new_record
+from workflows.records.files import SCHEMAS, read_record, to_record
+from workflows.records.record import Record
 
 RATES = {"all": {"tokens": 5, "skip": 0.25, "skip_net": 0.2, "skip_std": 0.0}}
 
@@ -23,10 +25,10 @@ def record() -> dict[str, Any]:
         "chat_template": False, "version": 1.0, "prompt_hash": "x", "rates": deepcopy(RATES),
     }  # fmt: skip
     return {
-        "format": 1, "status": "ok", "reason": None, "suite": "", "row": "r", "method": "dense",
+        "format": 2, "status": "ok", "reason": None, "suite": "", "row": "r", "method": "dense",
         "title": "T", "kind": "reference", "stochastic": False, "params": {}, "start": None,
         "budget": 0.25, "match": None, "seed": 42, "fit": None, "fit_code": None,
-        "weights_hash": None, "scores": [score],
+        "weights_hash": None, "scores": [score], "not_run": [],
         "rates": deepcopy(RATES), "skip_authors": 0.0, "units": [],
         "layers": {"kept": 1, "dense": 1, "removed": []},
         "backbone": {
@@ -34,8 +36,8 @@ def record() -> dict[str, Any]:
             "parameters": 10, "layers": 1,
         },
         "evaluation": {
-            "batch_size": 1, "max_length": 8, "device": "cpu", "threads": 1, "seconds": 0.1,
-            "peak_memory_mb": 1.0,
+            "batch_size": 1, "equal_lengths": False, "share_prefix": False, "max_length": 8,
+            "end_tokens": [2], "device": "cpu", "threads": 1, "seconds": 0.1, "peak_memory_mb": 1.0,
         },
         "versions": {"torch": "2"}, "commit": None, "dirty": True, "code": {"methods/core": "x"},
         "hardware": {},
@@ -56,24 +58,23 @@ def change(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_complete_record_passes_and_survives_the_disk(tmp_path: Path) -> None:
-    check_record(record())
     file = tmp_path / "record.json"
     file.write_text(json.dumps(record()), encoding="utf-8")
-    assert read_record(file) == record()
+    assert read_record(file).to_json() == record()
 
 
 @pytest.mark.parametrize("field", sorted(set(record()) - {"scores", "rates"}))
 def test_no_field_may_miss(field: str) -> None:
     with pytest.raises(ValueError, match=f"breaks the record schema at top level: '{field}'"):
-        check_record(change(field, ...))
+        to_record(change(field, ...))
 
 
 @pytest.mark.parametrize("field", ["scores", "rates", "skip_authors", "evaluation"])
 def test_a_row_that_does_not_apply_has_no_scores_but_a_finished_one_must(field: str) -> None:
     made = change(field, ...)
-    check_record(made | {"status": "not applicable", "reason": "because"})
+    to_record(made | {"status": "not applicable", "reason": "because"})
     with pytest.raises(ValueError, match=f"'{field}' is a required property"):
-        check_record(made)
+        to_record(made)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_row_that_does_not_apply_has_no_scores_but_a_finished_one_must(field: 
 def test_wrong_values_are_named_by_their_place(path: str, value: Any) -> None:
     place = "/".join(path.split("/")[:-1]) or "top level"
     with pytest.raises(ValueError, match="breaks the record schema") as caught:
-        check_record(change(path, value))
+        to_record(change(path, value))
     assert path in str(caught.value) or place in str(caught.value)
     schema = read_json(SCHEMAS / "record.schema.json")
     plain = next(Draft202012Validator(schema).iter_errors(change(path, value)))
@@ -104,55 +105,98 @@ def test_damaged_json_is_named(tmp_path: Path) -> None:
         read_record(tmp_path / "record.json")
 
 
+def test_format_1_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text(json.dumps(record() | {"format": 1}))
+    with pytest.raises(ValueError, match="format 1, in which answer tokens are called") as caught:
+        read_record(tmp_path / "record.json")
+    assert str(caught.value).endswith("remove its folder, then fit and score the run again")
+
+
+ROUTE = {"task": "a", "tokens": ["x", "y"], "first_answer": 1, "executed": ["01"]}
+UNIT = {"layer": 0, "kind": "ffn", "parameters": 1, "executed": 0.5}
+FIT = {
+    "seconds": 1.0, "peak_memory_mb": 2.0, "device": "cpu", "threads": None,
+    "trained_parameters": 3, "cpu_capability": "AVX2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"units": [UNIT], "routes": [ROUTE]},
+        {"fit": FIT},
+        {"fit": FIT | {"trained_skip": {"pooled": 0.2}, "threshold": 0.5}},
+        {"start": {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}},
+        {"not_run": [{"task": "code", "reason": "no sandbox"}]},
+    ],
+)
+def test_a_typed_record_is_written_as_it_was_read(changes: dict[str, Any]) -> None:
+    assert to_record(record() | changes).to_json() == record() | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"units": [UNIT | {"layer": 1}]}, "at layers: layer 1 of 1"),
+        ({"layers": record()["layers"] | {"removed": [3]}}, "at layers: layer 3 of 1"),
+        ({"units": [UNIT], "routes": [ROUTE | {"executed": ["011"]}]}, "has not a sign for each"),
+        ({"units": [], "routes": [ROUTE]}, "at routes: 'a' has not a sign for each token and unit"),
+    ],
+)
+def test_units_layers_and_routes_belong_to_one_model(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        to_record(record() | changes)
+
+
+MADE_BY = {name: record()[name] for name in ("versions", "commit", "dirty", "code", "hardware")}
+DENSE = {name: value for name, value in record()["backbone"].items() if name != "name"}
+CARD = {
+    "row": "dense", "params": {}, "budget": None, "seed": 1, "start": None, "backbone": DENSE,
+}  # fmt: skip
+
+
+def from_card(label: str | None = None, **changes: Any) -> Record:
+    """The record of a changed card, under its own name or another."""
+    labels = {"suite": "s", "backbone_name": "b", "row": label}
+    return new_record(CARD | changes, labels, MADE_BY)
+
+
 def test_titles_name_the_params_of_a_row_and_derived_rows_their_own_name() -> None:
-    backbone = {k: v for k, v in record()["backbone"].items() if k != "name"}
-    described = {
-        "row": "random-skip", "params": {"unit": "ffn", "candidates": "auto"}, "budget": 0.25,
-        "seed": 1, "start": None, "backbone": backbone,
-    }  # fmt: skip
-    labels = {"suite": "s", "backbone_name": "b", "row": None}
-    assert new_record("ok", described, labels)["title"] == "Random skip (ffn)"
-    derived = new_record("ok", described, labels | {"row": "mine"})
-    assert (derived["title"], derived["row"], derived["method"]) == ("mine", "mine", "random-skip")
+    card = {"row": "random-skip", "params": {"unit": "ffn", "candidates": "auto"}, "budget": 0.25}
+    assert from_card(**card).title == "Random skip (ffn)"
+    derived = from_card("mine", **card)
+    assert (derived.title, derived.row, derived.method) == ("mine", "mine", "random-skip")
 
 
 def test_a_record_names_the_code_and_the_weights_of_its_fit() -> None:
-    backbone = {k: v for k, v in record()["backbone"].items() if k != "name"}
-    described = {
-        "row": "dense", "params": {}, "budget": None, "seed": 1, "start": None,
-        "backbone": backbone, "code": {"methods/core": "c"}, "weights_hash": "f" * 16,
-    }  # fmt: skip
-    made = new_record("ok", described, {"suite": "s", "backbone_name": "b", "row": None})
-    assert (made["fit_code"], made["weights_hash"]) == ({"methods/core": "c"}, "f" * 16)
+    record = from_card(code={"methods/core": "c"}, weights_hash="f" * 16)
+    assert (record.fit_code, record.weights_hash) == ({"methods/core": "c"}, "f" * 16)
 
 
 def test_a_run_that_started_from_another_model_names_it_and_the_dense_backbone() -> None:
-    dense = {k: v for k, v in record()["backbone"].items() if k != "name"}
-    start = {"row": "shortgpt", "params": {"layers": 3}, "seed": 42, "backbone": dense}
-    described = {
-        "row": "lora", "params": {}, "budget": 0.25, "seed": 1, "start": start,
-        "backbone": dense | {"path": "/shortgpt", "parameters": 7, "layers": 9},
-    }  # fmt: skip
-    labels = {"suite": "s", "backbone_name": "b", "row": "shortgpt+lora"}
-    made = new_record("ok", described, labels)
+    start = {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}
+    made = from_card(
+        "shortgpt+lora", row="lora", start=start | {"backbone": DENSE},
+        backbone=DENSE | {"path": "/shortgpt", "parameters": 7, "layers": 9},
+    ).to_json()  # fmt: skip
     assert made["kind"] == "static"
-    assert made["start"] == {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}
+    assert made["start"] == start
     assert made["backbone"] == record()["backbone"] | {"path": "p"}
+
+
+def test_a_damaged_card_is_refused_before_it_is_scored() -> None:
+    with pytest.raises(ValueError, match="the new record breaks the record schema at fit"):
+        from_card(fit=[1])
 
 
 def test_equal_runs_in_two_folders_leave_equal_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labels = {"suite": "s", "backbone_name": "b", "row": None}
     places = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         for backbone in (Path("models/toy"), Path("../elsewhere/toy")):
-            told = record()["backbone"] | {"path": str(backbone.resolve())}
-            described = {
-                "row": "dense", "params": {}, "budget": None, "seed": 1, "start": None,
-                "backbone": told,
-            }  # fmt: skip
-            places.append(new_record("ok", described, labels)["backbone"]["path"])
+            card = {"backbone": DENSE | {"path": str(backbone.resolve())}}
+            places.append(from_card(**card).backbone.path)
     assert places == ["models/toy", "toy", "models/toy", "toy"]

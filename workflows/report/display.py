@@ -11,7 +11,7 @@ import pandas as pd
 
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import PERPLEXITY
-from workflows.stats.budget import Protocol
+from workflows.records.record import Protocol
 from workflows.stats.lines import Panel
 from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import Mark, marks

@@ -112,23 +112,25 @@ def source(results: Results, warned: Sequence[str]) -> dict[str, Any]:
         results: All records of a suite.
         warned: What a reader must know of them.
     """
-    done = [record for record in results.records if record["status"] == "ok"]
+    done = [record for record in results.records if record.done]
     return {
         "suite": results.settings["suite"],
         "runs": len(done),
-        "commits": sorted({str(record["commit"]) for record in done}),
+        "commits": sorted({str(record.commit) for record in done}),
         "code": code_by_part(done),
-        "versions": done[0]["versions"],
-        "hardware": done[0]["hardware"],
+        "versions": done[0].versions,
+        "hardware": done[0].hardware,
         "code_differences": code_differences(done),
         "cautions": list(warned),
         "training": results.settings.get("training", {}),
         "retain_tasks": results.settings["retain_tasks"],
         "reference_row": results.settings["reference_row"],
-        "tokens": done[0]["rates"]["all"]["tokens"],
-        "limits": sorted({s["n"] for r in done for s in r["scores"] if s["k"] is not None}),
+        "tokens": done[0].rates["all"].tokens,
+        "limits": sorted({s.n for record in done for s in record.scores if s.k is not None}),
         "backbones": {
-            r["backbone"]["name"]: {k: r["backbone"][k] for k in ("parameters", "layers", "hash")}
-            for r in done
+            record.backbone.name: {
+                name: getattr(record.backbone, name) for name in ("parameters", "layers", "hash")
+            }
+            for record in done
         },
     }

@@ -11,13 +11,15 @@ import numpy as np
 import pandas as pd
 
 from methods import discover
-from workflows.records import SAMPLE, read_decisions
+from workflows.records import SAMPLE
+from workflows.records.files import read_decisions
+from workflows.records.record import Record
 from workflows.report.again import Again
 from workflows.report.display import line_id, short_name
 from workflows.report.lead import Frames, without_twins
 from workflows.report.render import LATEX
 from workflows.report.results import Results, read_texts
-from workflows.stats.lines import Line, Panel, Record, headlines
+from workflows.stats.lines import Line, Panel
 from workflows.stats.speeds import with_speed
 
 # Items won and lost whose texts a page holds in all, and at most of one task of a run.
@@ -130,23 +132,21 @@ def _behind(results: Results) -> dict[str, Any]:
 
 def _record(line: Line, file: Path) -> dict[str, Any]:
     """What a record says, its seeds beside each other, and what the fit decided."""
-    record = line.first
+    record, entries = line.first, line.first.to_json()
     scores = [
-        {k: score[k] for k in ("task", "metric", "value", "k", "n")}
-        | {"skip": {kind: rate["skip"] for kind, rate in score["rates"].items()}}
-        for score in headlines(record).values()
+        {k: getattr(score, k) for k in ("task", "metric", "value", "k", "n")}
+        | {"skip": {kind: rate.skip for kind, rate in score.rates.items()}}
+        for score in record.headlines.values()
     ]
     copied = ("row", "method", "params", "start", "seed", "fit", "rates", "layers", "commit")
     return _short(
         {
-            **{k: record[k] for k in copied},
-            "parameters": record["backbone"]["parameters"],
-            "units": [
-                [u["layer"], u["kind"], u["parameters"], u["executed"]] for u in record["units"]
-            ],
+            **{k: entries[k] for k in copied},
+            "parameters": record.backbone.parameters,
+            "units": [[u.layer, u.kind, u.parameters, u.executed] for u in record.units],
             "scores": scores,
             "seeds": [
-                {"seed": r["seed"], "skip": r["rates"]["all"]["skip"]} | _seed_scores(r)
+                {"seed": r.seed, "skip": r.rates["all"].skip} | _seed_scores(r)
                 for r in line.records
             ],
             "decisions": [
@@ -157,7 +157,7 @@ def _record(line: Line, file: Path) -> dict[str, Any]:
 
 
 def _seed_scores(record: Record) -> dict[str, float]:
-    return {task: score["value"] for task, score in headlines(record).items()}
+    return {task: score.value for task, score in record.headlines.items()}
 
 
 def _short(value: Any) -> Any:
@@ -253,14 +253,16 @@ def _answer(sample: Mapping[str, Any]) -> Any:
 def _add_routes(pairs: Sequence[tuple[Panel, Line]], found: dict[str, Any]) -> None:
     """Prompts that rows were routed on, and per run what ran, as many as there is room for."""
     runs = {found["run_of"][line_id(line.labels)]: line for _, line in pairs}
-    routed = {name: line for name, line in runs.items() if line.first.get("routes")}
-    sizes = [len("".join(r["executed"])) for ln in routed.values() for r in ln.first["routes"]]
+    routed = {name: line for name, line in runs.items() if line.first.routes}
+    sizes = [
+        len("".join(route.executed)) for line in routed.values() for route in line.first.routes
+    ]
     most = max(1, ROUTES * len(sizes) // max(1, sum(sizes)) // max(1, len(routed)))
     for name, line in routed.items():
         prompts = found["prompts"].setdefault(line.backbone, {})
         ran = found["runs"][name]["routes"] = {}
-        for route in line.first["routes"][:most]:
-            fed = {"tokens": route["tokens"], "first_answer": route["first_answer"]}
+        for route in line.first.routes[:most]:
+            fed = {"tokens": route.tokens, "first_answer": route.first_answer}
             # The same tokens for every row of a backbone, unless its tokenizer was changed since.
-            if prompts.setdefault(route["task"], fed) == fed:
-                ran[route["task"]] = route["executed"]
+            if prompts.setdefault(route.task, fed) == fed:
+                ran[route.task] = route.executed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 
 from methods import ORDER
 from methods.core.jsonfile import read_json
-from workflows.records import DECISIONS, SAMPLE, read_record, read_speeds
+from workflows.records import DECISIONS, SAMPLE
+from workflows.records.files import read_record, read_speeds
+from workflows.records.record import Record
 from workflows.runtime.heartbeat import read_status
 from workflows.stats.comparable import check_comparable
-from workflows.stats.lines import Panel, headline_items, headlines, make_panels
+from workflows.stats.lines import Panel, headline_items, make_panels
 from workflows.stats.speeds import Speeds, key
 from workflows.suite.job import Job
 from workflows.suite.jobs import read_suite
@@ -40,10 +42,10 @@ class Results:
 
     folder: Path
     settings: dict[str, Any]
-    records: list[dict[str, Any]]
+    records: list[Record]
     files: list[Path]
     panels: list[Panel]
-    repeats: list[dict[str, Any]]
+    repeats: list[Record]
     repeat_items: dict[int, pd.DataFrame]
     speeds: Speeds
     missing: list[str]
@@ -63,8 +65,9 @@ def read_results(folder: Path) -> Results:
     records, files = [record for record, _ in loaded], [file for _, file in loaded]
     _check_twins(records, files)
     repeats = [read_record(file) for file in noise]
+    gone = {task.task for record in (*records, *repeats) for task in record.not_run}
+    records, repeats = ([_without(record, gone) for record in kind] for kind in (records, repeats))
     every = [*records, *repeats]
-    _leave_out(every, {task for record in every for task, _ in _not_run(record)})
     check_comparable(every)
     items = _read_items(records, files)
     settings = read_settings(folder, records)
@@ -82,8 +85,8 @@ def gaps(results: Results) -> list[str]:
     rows: dict[tuple[str, str], list[str]] = {}
     for record in every:
         for task, reason in _not_run(record):
-            rows.setdefault((task, reason), []).append(record["row"])
-    done = {record["row"] for record in every if record["status"] == "ok"}
+            rows.setdefault((task, reason), []).append(record.row)
+    done = {record.row for record in every if record.done}
     for (task, reason), names in rows.items():
         of = "" if set(names) == done else f" for {', '.join(dict.fromkeys(names))}"
         told.append(f"{task} stands in no table, it was not run{of}: {reason}.")
@@ -100,18 +103,17 @@ def gaps(results: Results) -> list[str]:
     return list(dict.fromkeys(told))
 
 
-def _not_run(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _not_run(record: Record) -> list[tuple[str, str]]:
     """Tasks that the machine of a record could not run, each with the reason."""
-    return [(told["task"], told["reason"]) for told in record.get("not_run", [])]
+    return [(task.task, task.reason) for task in record.not_run]
 
 
-def _leave_out(records: Sequence[Mapping[str, Any]], tasks: Container[str]) -> None:
-    """Take the scores of tasks out of all records: lines of a table have the same ones."""
-    for record in (record for record in records if record["status"] == "ok"):
-        record["scores"][:] = [s for s in record["scores"] if s["task"] not in tasks]
+def _without(record: Record, tasks: Container[str]) -> Record:
+    """The record without the scores of some tasks: all lines of a table have the same tasks."""
+    return replace(record, scores=[score for score in record.scores if score.task not in tasks])
 
 
-def _compared(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[str]:
+def _compared(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
     """Those of the tasks that every record has, with a metric of which more is better.
 
     Raises:
@@ -126,13 +128,13 @@ def _compared(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> lis
     return kept
 
 
-def _falling(tasks: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[str]:
+def _falling(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
     """Those of the tasks whose headline metric is better where it is less, as perplexities are."""
     found = {
         task
         for record in records
-        for task, score in headlines(record).items()
-        if not score["higher_is_better"]
+        for task, score in record.headlines.items()
+        if not score.higher_is_better
     }
     return [task for task in tasks if task in found]
 
@@ -189,13 +191,13 @@ def read_suite_file(folder: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def _position(record: dict[str, Any], known: dict[str, int]) -> tuple[Any, ...]:
-    order = known.get(record["method"], len(known))
-    budget = -1.0 if record["budget"] is None else record["budget"]
-    return (record["backbone"]["name"], budget, order, record["row"], record["seed"])
+def _position(record: Record, known: dict[str, int]) -> tuple[Any, ...]:
+    order = known.get(record.method, len(known))
+    budget = -1.0 if record.budget is None else record.budget
+    return (record.backbone.name, budget, order, record.row, record.seed)
 
 
-def _read_speeds(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> Speeds:
+def _read_speeds(records: Sequence[Record], files: Sequence[Path]) -> Speeds:
     """What lies beside the records of runs that were timed."""
     timed = [
         (record, file.with_name("speed.json")) for record, file in zip(records, files, strict=True)
@@ -203,7 +205,7 @@ def _read_speeds(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> Sp
     return {key(record): read_speeds(file) for record, file in timed if file.is_file()}
 
 
-def _check_twins(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> None:
+def _check_twins(records: Sequence[Record], files: Sequence[Path]) -> None:
     """A run must not count twice."""
     seen: dict[Any, Path] = {}
     for record, file in zip(records, files, strict=True):
@@ -213,21 +215,19 @@ def _check_twins(records: Sequence[dict[str, Any]], files: Sequence[Path]) -> No
         seen[run] = file
 
 
-def _read_items(
-    records: Sequence[dict[str, Any]], files: Sequence[Path]
-) -> dict[int, pd.DataFrame]:
+def _read_items(records: Sequence[Record], files: Sequence[Path]) -> dict[int, pd.DataFrame]:
     """Index of a record -> its frame of items, which must give the record's scores."""
     items = {}
     for number, (record, file) in enumerate(zip(records, files, strict=True)):
-        if record["status"] != "ok":
+        if not record.done:
             continue
         frame = file.with_suffix(".items.parquet")
         if not frame.is_file():
             raise ValueError(f"{file} has no items beside it ({frame.name} is missing)")
         items[number] = _read_frame(frame)
-        for score in record["scores"]:
+        for score in record.scores:
             _, values = headline_items(items[number], score)
-            told = score["k"] is None or (len(values), values.sum()) == (score["n"], score["k"])
+            told = score.k is None or (len(values), values.sum()) == (score.n, score.k)
             if not told:
                 raise ValueError(f"{frame} does not hold the items behind {file.name}")
     return items
@@ -250,7 +250,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     """The suite's settings; without a suite every scored task counts, against ``dense``.
 
     Raises:
@@ -259,11 +259,11 @@ def read_settings(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, 
     scored = [
         task
         for record in records
-        for task, score in headlines(record).items()
-        if score["higher_is_better"]
+        for task, score in record.headlines.items()
+        if score.higher_is_better
     ]
     settings = {
-        "suite": records[0]["suite"],
+        "suite": records[0].suite,
         "retain_tasks": of_one_split(dict.fromkeys(scored)),
         "reference_row": "dense",
     }

@@ -14,8 +14,8 @@ import pandas as pd
 
 from methods.core.jsonfile import read_json
 from workflows import ROOT
+from workflows.records.record import Record
 from workflows.report.published import REFERENCE, SOURCE
-from workflows.stats.lines import Record
 
 HEADLINE = REFERENCE / "headline"
 KEYS = ["backbone", "target", "match", "row"]
@@ -88,8 +88,11 @@ def with_seed_deviation(
     Returns:
         ``seed_std`` in points; where nothing is known the note says so.
     """
-    fits = [(record["backbone"]["name"], record["row"], record["fit"] or {}) for record in records]
-    trained = {(name, row) for name, row, fit in fits if fit.get("trained_parameters")}
+    trained = {
+        (record.backbone.name, record.row)
+        for record in records
+        if record.fit is not None and record.fit.trained_parameters
+    }
     known = retain.head(0) if spread is None else spread.retain
     there = retain[KEYS].merge(known[[*KEYS, "retain_std"]], on=KEYS, how="left")["retain_std"]
     deviations, notes = [], []

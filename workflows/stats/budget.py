@@ -9,18 +9,17 @@ Every other row skips the same everywhere and is the same under both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
 
-Protocol = Literal["pooled", "split"]
-PROTOCOLS: tuple[Protocol, ...] = ("pooled", "split")
+from workflows.records.record import Record, Unit
+
 TOLERANCE, PROMPT_TOLERANCE = 0.01, 0.03
 # How far from the budget training may end before a note says that the threshold alone met it.
 TRAINED_TOLERANCE = 0.05
 ONE_WAY = 0.01
 
 
-def answer_skip(record: Mapping[str, Any], retain_tasks: Sequence[str]) -> float | None:
+def answer_skip(record: Record, retain_tasks: Sequence[str]) -> float | None:
     """Skip on the tokens whose output is scored, a fraction: what the Retain was made with.
 
     The mean over tasks of each task's rate, so that skip is weighed as the Retain is.
@@ -30,34 +29,34 @@ def answer_skip(record: Mapping[str, Any], retain_tasks: Sequence[str]) -> float
         retain_tasks: Tasks of the Retain. Those without a answer token are left out; None if all
             are.
     """
-    rates = {s["task"]: s["rates"] for s in record["scores"] if s["task"] in retain_tasks}
-    skips = [rate["answer"]["skip"] for rate in rates.values() if "answer" in rate]
+    rates = {score.task: score.rates for score in record.scores if score.task in retain_tasks}
+    skips = [rate["answer"].skip for rate in rates.values() if "answer" in rate]
     return sum(skips) / len(skips) if skips else None
 
 
-def prompt_skip(record: Mapping[str, Any]) -> float | None:
+def prompt_skip(record: Record) -> float | None:
     """Skip over all scored prompt tokens, a fraction; None if there are none."""
-    rates = record["rates"].get("prompt")
-    return None if rates is None else float(rates["skip"])
+    rates = record.rates.get("prompt")
+    return None if rates is None else rates.skip
 
 
-def misses(record: Mapping[str, Any], retain_tasks: Sequence[str]) -> dict[str, float]:
+def misses(record: Record, retain_tasks: Sequence[str]) -> dict[str, float]:
     """What of a finished run missed its budget, and by how much: fractions, above 0 if over it.
 
     Returns:
         Kind of token, ``"all"``, ``"answers"`` or ``"prompts"`` -> skip - budget.
     """
-    held: dict[str, tuple[float | None, float]] = {}
-    if record["match"] == "split":
-        held["answers"] = answer_skip(record, retain_tasks), TOLERANCE
-        held["prompts"] = prompt_skip(record), PROMPT_TOLERANCE
+    skips: dict[str, tuple[float | None, float]] = {}
+    if record.match == "split":
+        skips["answers"] = answer_skip(record, retain_tasks), TOLERANCE
+        skips["prompts"] = prompt_skip(record), PROMPT_TOLERANCE
     else:
-        held["all"] = record["rates"]["all"]["skip"], TOLERANCE
-    budget = record["budget"]
+        skips["all"] = record.rates["all"].skip, TOLERANCE
+    budget = record.budget
     return {
         kind: skip - budget
-        for kind, (skip, tolerance) in held.items()
-        if skip is not None and not met(budget, skip, tolerance)
+        for kind, (skip, tolerance) in skips.items()
+        if budget is not None and skip is not None and not met(budget, skip, tolerance)
     }
 
 
@@ -66,17 +65,20 @@ def met(budget: float | None, skip: float, tolerance: float = TOLERANCE) -> bool
     return budget is None or abs(skip - budget) <= tolerance
 
 
-def far_in_training(record: Mapping[str, Any]) -> dict[str, float]:
+def far_in_training(record: Record) -> dict[str, float]:
     """Kinds of token whose skip at the end of training lay far from the budget: a fraction each.
 
     Such a row was brought to its budget by the threshold alone, at which it was not trained.
     """
-    trained: Mapping[str, float] = (record["fit"] or {}).get("trained_skip", {})
-    budget = record["budget"]
-    return {k: s for k, s in trained.items() if not met(budget, s, TRAINED_TOLERANCE)}
+    trained = record.fit.trained_skip if record.fit is not None else None
+    return {
+        kind: skip
+        for kind, skip in (trained or {}).items()
+        if not met(record.budget, skip, TRAINED_TOLERANCE)
+    }
 
 
-def one_way(units: Sequence[Mapping[str, Any]]) -> bool:
+def one_way(units: Sequence[Unit]) -> bool:
     """Whether each routed unit runs for nearly every token or for nearly none.
 
     Such a row is a static one: what it scores says nothing of routing.
@@ -84,5 +86,5 @@ def one_way(units: Sequence[Mapping[str, Any]]) -> bool:
     Args:
         units: Of a record; none where nothing is routed.
     """
-    shares = [unit["executed"] for unit in units]
+    shares = [unit.executed for unit in units]
     return bool(shares) and all(share < ONE_WAY or share > 1 - ONE_WAY for share in shares)

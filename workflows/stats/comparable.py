@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from workflows.stats.lines import Record, headlines
+from workflows.records.record import Record, Score
 
 # Rows that a caution names before it counts them.
 NAMED = 6
@@ -41,52 +41,53 @@ def check_comparable(records: Sequence[Record]) -> None:
     """
     for record in records:
         _check_protocol(record)
-    done = [record for record in records if record["status"] == "ok"]
-    seen: dict[Any, tuple[Record, Record]] = {}
+    done = [record for record in records if record.done]
+    seen: dict[Any, tuple[Score, Record]] = {}
     for record in done:
         for key, score, fields in _columns(record):
             known, other = seen.setdefault(key, (score, record))
             difference = score_difference(known, score, fields)
             if difference:
                 raise ValueError(
-                    f"rows '{other['row']}' and '{record['row']}' were scored {difference}; "
+                    f"rows '{other.row}' and '{record.row}' were scored {difference}; "
                     "evaluate them again under one suite"
                 )
-    _refuse(done, "harness versions (lm_eval)", lambda r: r["versions"].get("lm_eval"))
+    _refuse(done, "harness versions (lm_eval)", lambda record: record.versions.get("lm_eval"))
     counted = "ways of counting a context of several answers (share_prefix)"
-    _refuse(done, counted, lambda r: r["evaluation"].get("share_prefix", False))
-    for name in dict.fromkeys(record["backbone"]["name"] for record in records):
-        same = [record for record in records if record["backbone"]["name"] == name]
-        _refuse(same, f"backbones under the name '{name}'", lambda r: r["backbone"]["hash"])
+    _refuse(done, counted, lambda record: record.evaluation.share_prefix)
+    for name in dict.fromkeys(record.backbone.name for record in records):
+        same = [record for record in records if record.backbone.name == name]
+        _refuse(same, f"backbones under the name '{name}'", lambda record: record.backbone.hash)
 
 
-def _columns(record: Record) -> Iterator[tuple[Any, Record, Mapping[str, str]]]:
+def _columns(record: Record) -> Iterator[tuple[Any, Score, Mapping[str, str]]]:
     """Key of each column with the record's score there, and what its scores must share."""
-    for task, score in headlines(record).items():
+    for task, score in record.headlines.items():
         yield task, score, SAME_HEADLINE
-    for score in record["scores"]:
-        name = record["backbone"]["name"]
-        yield (name, score["task"], score["metric"], score["filter"]), score, SAME_SCORE
+    for score in record.scores:
+        name = record.backbone.name
+        yield (name, score.task, score.metric, score.filter), score, SAME_SCORE
 
 
 def _check_protocol(record: Record) -> None:
     """A row that decides per token meets a budget by one protocol; every other run names none."""
-    applies = record["kind"] == "dynamic" and record["budget"] is not None
-    if applies != (record["match"] is not None):
-        said = "says no protocol of matching" if applies else f"says '{record['match']}'"
+    applies = record.kind == "dynamic" and record.budget is not None
+    if applies != (record.match is not None):
+        said = "says no protocol of matching" if applies else f"says '{record.match}'"
         raise ValueError(
-            f"row '{record['row']}' {said} (match), {'pooled or split' if applies else 'null'} "
+            f"row '{record.row}' {said} (match), {'pooled or split' if applies else 'null'} "
             "belongs there; fit it again"
         )
 
 
 def score_difference(
-    known: Record, score: Record, fields: Mapping[str, str] = MappingProxyType(SAME_SCORE)
+    known: Score, score: Score, fields: Mapping[str, str] = MappingProxyType(SAME_SCORE)
 ) -> str:
     """What two scores do not share, as words behind "were scored"; mostly empty."""
     for field, words in fields.items():
-        if known[field] != score[field]:
-            return f"{words} '{score['task']}' ({known[field]} and {score[field]})"
+        values = getattr(known, field), getattr(score, field)
+        if values[0] != values[1]:
+            return f"{words} '{score.task}' ({values[0]} and {values[1]})"
     return ""
 
 
@@ -94,7 +95,7 @@ def _refuse(records: Sequence[Record], what: str, read: Callable[[Record], Any])
     for record in records:
         if read(record) != read(records[0]):
             raise ValueError(
-                f"rows '{records[0]['row']}' and '{record['row']}' have different {what}: "
+                f"rows '{records[0].row}' and '{record.row}' have different {what}: "
                 f"{read(records[0])} and {read(record)}; evaluate them again"
             )
 
@@ -105,7 +106,7 @@ def cautions(records: Sequence[Record]) -> list[str]:
     Settings that differ between records and may move last digits, code that was not committed, and
     rows whose seed matters and that ran under one.
     """
-    done = [record for record in records if record["status"] == "ok"]
+    done = [record for record in records if record.done]
     sentences = []
     for name, mixtures in _by_backbone(done):
         sentences += [
@@ -115,7 +116,7 @@ def cautions(records: Sequence[Record]) -> list[str]:
         ]
         if parts := code_parts({what: _sizes(groups) for what, groups in mixtures.items()}):
             sentences.append(f"The records of '{name}' differ in code: {parts}.")
-    dirty = dict.fromkeys(record["row"] for record in done if record["dirty"])
+    dirty = dict.fromkeys(record.row for record in done if record.dirty)
     if dirty:
         sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
     if alone := _one_seed(done):
@@ -128,7 +129,7 @@ def cautions(records: Sequence[Record]) -> list[str]:
 
 def code_differences(records: Sequence[Record]) -> list[str]:
     """What :func:`cautions` says of code, part by part: hashes and the rows of each."""
-    done = [record for record in records if record["status"] == "ok"]
+    done = [record for record in records if record.done]
     return [
         f"{name}, {what}: {_listed(groups)}"
         for name, mixtures in _by_backbone(done)
@@ -157,7 +158,7 @@ def code_by_part(records: Sequence[Record]) -> dict[str, list[str]]:
     """File or folder of the checkout -> hashes of what stood there when records were made."""
     found: dict[str, set[str]] = {}
     for record in records:
-        for part, code in [*record["code"].items(), *(record["fit_code"] or {}).items()]:
+        for part, code in [*record.code.items(), *(record.fit_code or {}).items()]:
             found.setdefault(part, set()).add(code)
     return {part: sorted(found[part]) for part in sorted(found)}
 
@@ -166,20 +167,20 @@ def _one_seed(records: Sequence[Record]) -> str:
     """The rows whose seed matters and that ran under a single one at some target."""
     seeds: dict[tuple[str, str, float | None, str | None], set[int]] = {}
     for record in records:
-        if record["stochastic"]:
-            key = record["backbone"]["name"], record["row"], record["budget"], record["match"]
-            seeds.setdefault(key, set()).add(record["seed"])
+        if record.stochastic:
+            key = record.backbone.name, record.row, record.budget, record.match
+            seeds.setdefault(key, set()).add(record.seed)
     alone = [row for (_, row, _, _), found in seeds.items() if len(found) == 1]
     return "all rows that train or draw" if len(alone) == len(seeds) > 1 else _named(alone)
 
 
 def _by_backbone(records: Sequence[Record]) -> Iterator[tuple[str, Mixtures]]:
     """Of each backbone every setting with more than one value, and the rows of each value."""
-    for name in dict.fromkeys(record["backbone"]["name"] for record in records):
+    for name in dict.fromkeys(record.backbone.name for record in records):
         groups: Mixtures = {}
-        for record in (record for record in records if record["backbone"]["name"] == name):
+        for record in (record for record in records if record.backbone.name == name):
             for what, value in settings(record).items():
-                groups.setdefault(what, {}).setdefault(value, []).append(record["row"])
+                groups.setdefault(what, {}).setdefault(value, []).append(record.row)
         yield name, {what: values for what, values in groups.items() if len(values) > 1}
 
 
@@ -192,19 +193,19 @@ def settings(record: Record) -> dict[str, Any]:
 
     Code goes by file or folder, so that a method's own is held against that method's only.
     """
-    evaluation, hardware = record["evaluation"], record["hardware"]
+    evaluation, hardware = record.evaluation, record.hardware
     found = {
-        **{f"{CODE}{part}": code for part, code in record["code"].items()},
-        **{f"{CODE}{part}{FITTED}": code for part, code in (record["fit_code"] or {}).items()},
-        "backbone": record["backbone"]["hash"],
-        "batch size": evaluation["batch_size"],
-        "context window": evaluation["max_length"],
-        "end tokens": ", ".join(map(str, evaluation.get("end_tokens", []))) or None,
-        "device": str(evaluation["device"]).split(":")[0],
+        **{f"{CODE}{part}": code for part, code in record.code.items()},
+        **{f"{CODE}{part}{FITTED}": code for part, code in (record.fit_code or {}).items()},
+        "backbone": record.backbone.hash,
+        "batch size": evaluation.batch_size,
+        "context window": evaluation.max_length,
+        "end tokens": ", ".join(map(str, evaluation.end_tokens)) or None,
+        "device": evaluation.device.split(":")[0],
         "processor": hardware.get("processor"),
         "accelerator": hardware.get("accelerator"),
         "instruction set": hardware.get("cpu_capability"),
-        **{f"version of {name}": number for name, number in record["versions"].items()},
+        **{f"version of {name}": number for name, number in record.versions.items()},
     }
     return {what: value for what, value in found.items() if value is not None}
 

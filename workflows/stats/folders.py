@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from workflows.stats.comparable import SAME_HEADLINE, score_difference, settings
-from workflows.stats.lines import Line, Panel, headlines
+from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import difference, interval, paired_difference
 from workflows.stats.versus import tested
 
@@ -69,15 +69,15 @@ def _check(one: Panel, two: Panel) -> None:
             f"{', '.join(two.samples)}"
         )
     first, second = (panel.reference.first for panel in (one, two))
-    heads, others = headlines(first), headlines(second)
-    known = {(s["task"], s["metric"], s["filter"]): s for s in first["scores"]}
+    heads, others = first.headlines, second.headlines
+    known = {(s.task, s.metric, s.filter): s for s in first.scores}
     told = [
         score_difference(heads[task], others[task], SAME_HEADLINE)
         for task in one.samples
         if task in heads
     ]
-    for score in second["scores"]:
-        other = known.get((score["task"], score["metric"], score["filter"]), score)
+    for score in second.scores:
+        other = known.get((score.task, score.metric, score.filter), score)
         told.append(score_difference(other, score))
     if found := next(filter(None, told), None):
         raise ValueError(f"the folders were scored {found}")
@@ -97,7 +97,7 @@ def _line(panel: Panel, line: Line | None, measure: str, side: str) -> dict[str,
 def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) -> dict[str, Any]:
     """``theirs`` - ``mine``."""
     before, after = one.samples[measure][mine.name], two.samples[measure][theirs.name]
-    seeds = [[record["seed"] for record in line.records] for line in (mine, theirs)]
+    seeds = [[record.seed for record in line.records] for line in (mine, theirs)]
     draws = (paired_difference if seeds[0] == seeds[1] else difference)(before, after)
     low, high = interval(draws)
     return {
@@ -135,20 +135,16 @@ def equality_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFr
 def _shared_runs(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
     """Key, kind and agreement of every run that stands in both panels."""
     mine, theirs = (
-        {
-            (line.name, record["seed"]): (record, run)
-            for line in p.done
-            for record, run in line.pairs
-        }
+        {(line.name, record.seed): (record, run) for line in p.done for record, run in line.pairs}
         for p in (one, two)
     )
     for key in (key for key in mine if key in theirs):
         (record, run), (twin, again) = mine[key], theirs[key]
-        trains = bool((record["fit"] or {}).get("trained_parameters"))
+        trains = record.fit is not None and record.fit.trained_parameters > 0
         yield {
-            "key": (one.reference.backbone, record["match"], *key),
+            "key": (one.reference.backbone, record.match, *key),
             "rows": "trained" if trains else "untrained",
-            "weights": record["weights_hash"] == twin["weights_hash"],
+            "weights": record.weights_hash == twin.weights_hash,
             "items": all(np.array_equal(run[task], again[task]) for task in run),
             "retain": abs(two.retain(again) - one.retain(run)),
         }

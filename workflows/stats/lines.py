@@ -10,11 +10,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workflows.stats.budget import PROTOCOLS, Protocol
+from workflows.records.record import PROTOCOLS, Protocol, Record, Score
 from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap
 from workflows.stats.retain import Floats, retain
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -50,12 +48,12 @@ class Line:
     @property
     def done(self) -> bool:
         """Whether every run has scores."""
-        return all(record["status"] == "ok" for record in self.records)
+        return all(record.done for record in self.records)
 
     @property
     def one_seed(self) -> bool:
         """Whether its seed matters and no other was run: its intervals know the items alone."""
-        return bool(self.first["stochastic"]) and len(self.records) == 1
+        return self.first.stochastic and len(self.records) == 1
 
     @property
     def pairs(self) -> list[tuple[Record, Run]]:
@@ -65,7 +63,7 @@ class Line:
     @property
     def weights(self) -> list[str | None]:
         """Hash of the weights of each run; None where a plain folder was scored."""
-        return [record["weights_hash"] for record in self.records]
+        return [record.weights_hash for record in self.records]
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -75,7 +73,7 @@ class Line:
             "target": None if self.budget is None else 100 * self.budget,
             "match": self.match,
             "row": self.row,
-            "title": self.first["title"],
+            "title": self.first.title,
         }
 
 
@@ -154,7 +152,7 @@ def make_panels(
 
 def _panels(records: Sequence[Record]) -> list[tuple[str, Protocol]]:
     """Backbone and protocol of every panel; pooled where no row tells two kinds of token apart."""
-    asked = dict.fromkeys((record["backbone"]["name"], record["match"]) for record in records)
+    asked = dict.fromkeys((record.backbone.name, record.match) for record in records)
     backbones = dict.fromkeys(backbone for backbone, _ in asked)
     return [
         (backbone, match)
@@ -170,8 +168,8 @@ def _lines(
     """The lines of one panel."""
     groups: dict[tuple[str, float | None], list[int]] = {}
     for number, record in enumerate(records):
-        if record["backbone"]["name"] == backbone and record["match"] in (match, None):
-            groups.setdefault((record["row"], record["budget"]), []).append(number)
+        if record.backbone.name == backbone and record.match in (match, None):
+            groups.setdefault((record.row, record.budget), []).append(number)
     lines = []
     for (row, budget), numbers in groups.items():
         runs = [item_values(items[n], records[n]) for n in numbers if n in items]
@@ -179,24 +177,19 @@ def _lines(
     return lines
 
 
-def headlines(record: Record) -> dict[str, Record]:
-    """Task -> the score of its headline metric, the one of a task's metrics that tables show."""
-    return {score["task"]: score for score in record.get("scores", []) if score["primary"]}
-
-
 def item_values(frame: pd.DataFrame, record: Record) -> Run:
     """Task -> values (n,) of its headline metric, ordered by item; where more is better."""
     return {
         task: headline_items(frame, score)[1]
-        for task, score in headlines(record).items()
-        if score["higher_is_better"]
+        for task, score in record.headlines.items()
+        if score.higher_is_better
     }
 
 
-def headline_items(frame: pd.DataFrame, score: Record) -> tuple[NDArray[np.int64], Floats]:
+def headline_items(frame: pd.DataFrame, score: Score) -> tuple[NDArray[np.int64], Floats]:
     """Numbers and values (n,) of the items behind one score, ordered by number."""
     # Arrays: a suite of thousands of runs asks for each of their scores.
-    same = [frame[name].to_numpy() == score[name] for name in ("task", "metric", "filter")]
+    same = [frame[name].to_numpy() == getattr(score, name) for name in ("task", "metric", "filter")]
     places = np.flatnonzero(np.logical_and.reduce(same))
     items, values = frame["item"].to_numpy()[places], frame["value"].to_numpy(np.float64)[places]
     order = np.argsort(items)

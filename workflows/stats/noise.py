@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from workflows.stats.lines import Panel, Record, item_values
+from workflows.records.record import Record
+from workflows.stats.lines import Panel, item_values
 from workflows.stats.resample import Run
 from workflows.stats.retain import retain
 
@@ -40,10 +41,10 @@ def noise_frame(
         moved = [abs(float(again[task].mean() - run[task].mean())) for task in run]
         lines.append(
             {
-                "backbone": repeat["backbone"]["name"],
-                "row": repeat["row"],
-                "batch_size": repeat["evaluation"]["batch_size"],
-                "against": record["evaluation"]["batch_size"],
+                "backbone": repeat.backbone.name,
+                "row": repeat.row,
+                "batch_size": repeat.evaluation.batch_size,
+                "against": record.evaluation.batch_size,
                 "items": sum(len(values) for values in run.values()),
                 "changed": sum(int(np.sum(again[task] != run[task])) for task in run),
                 "retain": 100 * float(retain(means, base)),
@@ -60,18 +61,18 @@ def _same_items(frame: pd.DataFrame, repeat: Record, run: Run) -> Run:
     if {task: len(values) for task, values in again.items()} != {
         task: len(values) for task, values in run.items()
     }:
-        raise ValueError(f"noise record of '{repeat['row']}': its items are not the record's")
+        raise ValueError(f"noise record of '{repeat.row}': its items are not the record's")
     return again
 
 
 def _reference(panels: Sequence[Panel], repeat: Record) -> tuple[Record, Run, Sequence[str]]:
     """The record that a repeat repeats, with its items and the tasks of the Retain."""
-    wanted = repeat["backbone"]["name"], repeat["row"], repeat["seed"]
+    wanted = repeat.backbone.name, repeat.row, repeat.seed
     for panel in panels:
         for record, run in panel.reference.pairs:
-            if wanted == (panel.reference.backbone, record["row"], record["seed"]):
+            if wanted == (panel.reference.backbone, record.row, record.seed):
                 return record, run, panel.retain_tasks
     raise ValueError(
-        f"a noise record of row '{repeat['row']}', seed {repeat['seed']}, on "
-        f"'{repeat['backbone']['name']}' is not of this table's reference"
+        f"a noise record of row '{repeat.row}', seed {repeat.seed}, on "
+        f"'{repeat.backbone.name}' is not of this table's reference"
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from workflows.stats.lines import Line, Panel, headlines
+from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import RETAIN, difference, interval
 
 DIGITS = 2
@@ -43,7 +43,7 @@ def fields(panel: Panel) -> list[list[Line]]:
     """The lines that compete, per target: finished rows with a budget, no references."""
     groups: dict[float, list[Line]] = {}
     for line in panel.done:
-        if line.budget is not None and line.first["kind"] != "reference":
+        if line.budget is not None and line.first.kind != "reference":
             groups.setdefault(line.budget, []).append(line)
     return list(groups.values())
 
@@ -55,8 +55,8 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
     nothing says who is tied.
     """
     found = {}
-    heads = headlines(panel.reference.first)
-    falling = [task for task, score in heads.items() if not score["higher_is_better"]]
+    heads = panel.reference.first.headlines
+    falling = [task for task, score in heads.items() if not score.higher_is_better]
     for field in fields(panel):
         for measure, samples in panel.samples.items():
             values = [100 * samples[line.name].value for line in field]
@@ -74,8 +74,8 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
 
 def _mean_score(line: Line, task: str) -> float:
     """Of its headline metric, over seeds."""
-    found = [headlines(record) for record in line.records]
-    values = [heads[task]["value"] for heads in found if task in heads]
+    found = [record.headlines for record in line.records]
+    values = [heads[task].value for heads in found if task in heads]
     return float(np.mean(values)) if values else float("nan")
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from workflows.records.record import Record
 from workflows.report.display import Builder, Table, number, spans
-from workflows.stats.lines import Panel, Record
+from workflows.stats.lines import Panel
 
 # What tells a run apart, and the lines that the time step measured of it.
 Key = tuple[Any, ...]
@@ -32,8 +33,7 @@ NOTE = (
 
 def key(record: Record) -> Key:
     """What tells a run apart."""
-    told = (record[name] for name in ("row", "budget", "match", "seed"))
-    return (record["backbone"]["name"], *told)
+    return (record.backbone.name, record.row, record.budget, record.match, record.seed)
 
 
 def speed_frame(panels: Sequence[Panel], speeds: Speeds) -> pd.DataFrame:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflows.records.record import Record
 from workflows.stats.budget import answer_skip, far_in_training, misses, one_way, prompt_skip
-from workflows.stats.lines import Line, Panel, Record
+from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import RETAIN, interval
 
 LEAD = [
@@ -40,15 +41,15 @@ def protocol_column(retain: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
-    labels = line.labels | {"kind": line.first["kind"], "seeds": len(line.records)}
+    labels = line.labels | {"kind": line.first.kind, "seeds": len(line.records)}
     if not line.done:
-        return labels | {"note": f"not applicable: {line.first['reason']}"}
+        return labels | {"note": f"not applicable: {line.first.reason}"}
     kept = panel.samples[RETAIN][line.name]
     low, high = interval(kept.draws)
     return labels | {
         **_skips(panel, line),
-        "skip_net": _mean(line, lambda record: record["rates"]["all"]["skip_net"]),
-        "skip_authors": _mean(line, lambda record: record["skip_authors"]),
+        "skip_net": _mean(line, lambda record: record.rates["all"].skip_net),
+        "skip_authors": _mean(line, lambda record: record.skip_authors),
         "retain": 100 * kept.value,
         "retain_std": _deviation(line, kept.points.tolist()),
         "retain_low": 100 * low,
@@ -61,8 +62,8 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
 
 def _skips(panel: Panel, line: Line) -> dict[str, float | None]:
     """Realised skip over all, prompt and answer tokens, in percent, and deviations over seeds."""
-    kinds = {
-        "skip": [record["rates"]["all"]["skip"] for record in line.records],
+    kinds: dict[str, list[float | None]] = {
+        "skip": [record.rates["all"].skip for record in line.records],
         "skip_prompt": [prompt_skip(record) for record in line.records],
         "skip_answer": [answer_skip(record, panel.retain_tasks) for record in line.records],
     }
@@ -80,7 +81,7 @@ def _mean(line: Line, read: Any, scale: float = 100) -> float:
 
 def _deviation(line: Line, values: Sequence[float]) -> float | None:
     """Standard deviation over seeds in points; None where there is none to speak of."""
-    if not line.first["stochastic"] or len(values) < 2:
+    if not line.first.stochastic or len(values) < 2:
         return None
     return 100 * float(np.std(values, ddof=1))
 
@@ -89,11 +90,11 @@ def _score_columns(line: Line) -> dict[str, float]:
     """``task:metric`` -> mean over seeds; percent, but perplexities as they are."""
     columns: dict[str, list[float]] = {}
     for record in line.records:
-        for score in record["scores"]:
-            if score["primary"]:
-                scale = 100 if score["higher_is_better"] else 1
-                name = f"{score['task']}:{score['metric']}"
-                columns.setdefault(name, []).append(scale * score["value"])
+        for score in record.scores:
+            if score.primary:
+                scale = 100 if score.higher_is_better else 1
+                name = f"{score.task}:{score.metric}"
+                columns.setdefault(name, []).append(scale * score.value)
     return {name: float(np.mean(values)) for name, values in columns.items()}
 
 
@@ -102,11 +103,11 @@ def _note(panel: Panel, line: Line) -> str:
     told = [_missed(line, panel.retain_tasks), _ended_training(line, panel.retain_tasks)]
     words = [sentence for sentence in told if sentence]
     # Only a model whose routes pads would change is scored in batches of one length.
-    if line.first["evaluation"].get("equal_lengths", False):
+    if line.first.evaluation.equal_lengths:
         words.append("not causal")
-    if stuck := sum(one_way(record["units"]) for record in line.records):
+    if stuck := sum(one_way(record.units) for record in line.records):
         words.append(f"gates all one way{_of(line, stuck)}")
-    if any(record["dirty"] for record in line.records):
+    if any(record.dirty for record in line.records):
         words.append("code not committed")
     return "; ".join(words)
 
@@ -117,7 +118,7 @@ def _twins(panel: Panel, line: Line) -> list[str]:
     for other in panel.done:
         if other is not line and None not in line.weights and other.weights == line.weights:
             target = "" if other.budget in (None, line.budget) else f" at {100 * other.budget:g} %"
-            twins.append(f"{other.first['title']}{target}")
+            twins.append(f"{other.first.title}{target}")
     return twins
 
 
@@ -144,9 +145,9 @@ def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
     record, skips = max(far, key=lambda run: max(abs(skip - budget) for skip in run[1].values()))
     of = {"pooled": "", "prompt": " of prompts", "answer": " of answer tokens"}
     told = " and ".join(f"{100 * skip:.1f} % skip{of[kind]}" for kind, skip in skips.items())
-    if "threshold" in record["fit"]:
+    if record.fit is not None and record.fit.threshold is not None:
         made = "" if misses(record, retain_tasks) else " made the budget"
-        told += f", threshold {record['fit']['threshold']:.2f}{made}"
+        told += f", threshold {record.fit.threshold:.2f}{made}"
     return f"ended training at {told}{_of(line, len(far))}"
 
 
@@ -157,20 +158,20 @@ def _of(line: Line, runs: int) -> str:
 
 def score_frame(records: Sequence[Record]) -> pd.DataFrame:
     """One line per run and metric: value, k of n, standard error, skip on that task; fractions."""
+    fields = ("task", "metric", "filter", "primary", "value", "k", "n", "stderr")
     lines = [
         {
-            "backbone": record["backbone"]["name"],
-            "row": record["row"],
-            "target": record["budget"],
-            "match": record["match"],
-            "seed": record["seed"],
-            **{k: s[k] for k in ("task", "metric", "filter", "primary", "value", "k", "n")},
-            "stderr": s["stderr"],
-            "skip": s["rates"]["all"]["skip"],
-            "tokens": s["rates"]["all"]["tokens"],
+            "backbone": record.backbone.name,
+            "row": record.row,
+            "target": record.budget,
+            "match": record.match,
+            "seed": record.seed,
+            **{name: getattr(score, name) for name in fields},
+            "skip": score.rates["all"].skip,
+            "tokens": score.rates["all"].tokens,
         }
         for record in records
-        for s in record.get("scores", [])
+        for score in record.scores
     ]
     return pd.DataFrame(lines).astype({"k": "Int64"})
 
@@ -191,9 +192,9 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
             | {
                 "seeds": len(line.records),
                 **_skips(panel, line),
-                "skip_net": _mean(line, lambda record: record["rates"]["all"]["skip_net"]),
-                "skip_authors": _mean(line, lambda record: record["skip_authors"]),
-                "token_std": _mean(line, lambda record: record["rates"]["all"]["skip_std"]),
+                "skip_net": _mean(line, lambda record: record.rates["all"].skip_net),
+                "skip_authors": _mean(line, lambda record: record.skip_authors),
+                "token_std": _mean(line, lambda record: record.rates["all"].skip_std),
                 "skip_likelihood": _kind_mean(line, "likelihood"),
                 "skip_generated": _kind_mean(line, "generated"),
                 "missed": _missed(line, panel.retain_tasks),
@@ -203,8 +204,8 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
 
 
 def _kind_mean(line: Line, kind: str) -> float | None:
-    rates = [record["rates"].get(kind) for record in line.records]
-    shares = [rate["skip"] for rate in rates if rate is not None]
+    rates = [record.rates.get(kind) for record in line.records]
+    shares = [rate.skip for rate in rates if rate is not None]
     return 100 * float(np.mean(shares)) if shares else None
 
 
@@ -217,24 +218,24 @@ def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     """
     lines = []
     for line in (line for panel in panels for line in panel.done):
-        fits = [record["fit"] for record in line.records if record["fit"] is not None]
+        fits = [record.fit for record in line.records if record.fit is not None]
         fitted = {
-            f"fit_{name}": float(np.mean([fit[key] for fit in fits])) if fits else None
+            f"fit_{name}": float(np.mean([getattr(fit, key) for fit in fits])) if fits else None
             for name, key in (("seconds", "seconds"), ("memory_mb", "peak_memory_mb"))
         }
-        trained = fits[0]["trained_parameters"] if fits else None
+        trained = fits[0].trained_parameters if fits else None
         lines.append(
             line.labels
             | {
                 "trained_parameters": trained,
                 "training_tokens": _training_tokens(line.first) if trained else None,
                 **fitted,
-                "scored_tokens": _mean(line, lambda record: record["rates"]["all"]["tokens"], 1),
-                "scoring_seconds": _mean(line, lambda record: record["evaluation"]["seconds"], 1),
+                "scored_tokens": _mean(line, lambda record: record.rates["all"].tokens, 1),
+                "scoring_seconds": _mean(line, lambda record: record.evaluation.seconds, 1),
                 "scoring_memory_mb": _mean(
-                    line, lambda record: record["evaluation"]["peak_memory_mb"], 1
+                    line, lambda record: record.evaluation.peak_memory_mb, 1
                 ),
-                "device": line.first["evaluation"]["device"],
+                "device": line.first.evaluation.device,
             }
         )
     whole = {"trained_parameters": "Int64", "training_tokens": "Int64"}
@@ -242,7 +243,7 @@ def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:
 
 
 def _training_tokens(record: Record) -> int | None:
-    params = record["params"]
+    params = record.params
     if "updates" not in params or "batch_tokens" not in params:
         return None
     return int(params["updates"]) * int(params["batch_tokens"])
@@ -260,29 +261,30 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
         title (see :func:`unit_title`), kind, and one per layer, named by its number.
     """
     lines: dict[tuple[Any, ...], dict[Any, Any]] = {}
-    for record in (record for record in records if record["status"] == "ok"):
-        if record["kind"] == "static" and not (record["units"] or record["layers"]["removed"]):
+    for record in (record for record in records if record.done):
+        if record.kind == "static" and not (record.units or record.layers.removed):
             continue
-        budget = record["budget"]
+        budget = record.budget
         labels = {
-            "backbone": record["backbone"]["name"],
+            "backbone": record.backbone.name,
             "target": None if budget is None else 100 * budget,
-            "match": record["match"],
-            "row": record["row"], "title": unit_title(record), "kind": record["kind"],
+            "match": record.match,
+            "row": record.row, "title": unit_title(record), "kind": record.kind,
         }  # fmt: skip
-        shares = [1.0] * record["layers"]["dense"]
-        for layer in record["layers"]["removed"]:
+        shares = [1.0] * record.layers.dense
+        for layer in record.layers.removed:
             shares[layer] = 0.0
-        for layer in {unit["layer"] for unit in record["units"]}:
-            units = [unit for unit in record["units"] if unit["layer"] == layer]
-            ran = sum(unit["parameters"] * unit["executed"] for unit in units)
-            shares[layer] = ran / sum(unit["parameters"] for unit in units)
+        for layer in {unit.layer for unit in record.units}:
+            units = [unit for unit in record.units if unit.layer == layer]
+            ran = sum(unit.parameters * unit.executed for unit in units)
+            shares[layer] = ran / sum(unit.parameters for unit in units)
         lines.setdefault(tuple(labels.values()), labels | dict(enumerate(shares)))
     return pd.DataFrame(list(lines.values())).astype({"target": float})
 
 
 def unit_title(record: Record) -> str:
     """Title of a row, with what it routes where that is a part of a layer."""
-    kinds = {unit["kind"] for unit in record["units"]}
-    part = {("ffn",): ", FFN only", ("attention",): ", attention only"}.get(tuple(kinds), "")
-    return f"{record['title']}{part}"
+    kinds = {unit.kind for unit in record.units}
+    if kinds == {"ffn"}:
+        return f"{record.title}, FFN only"
+    return f"{record.title}, attention only" if kinds == {"attention"} else record.title

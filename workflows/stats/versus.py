@@ -46,7 +46,7 @@ def _pairs(panel: Panel) -> Iterator[tuple[Line, Line]]:
     others = [line for line in panel.done if line is not panel.reference]
     yield from ((line, panel.reference) for line in others)
     for focus, line in product(others, others):
-        same = line.budget == focus.budget or line.first["kind"] == "reference"
+        same = line.budget == focus.budget or line.first.kind == "reference"
         if focus.row == FOCUS and same and line is not focus:
             yield line, focus
 
@@ -93,7 +93,9 @@ def tested(line: Line, other: Line, measure: str, draws: Floats) -> dict[str, An
 
 def seed_pairs(line: Line, other: Line) -> list[tuple[Run, Run]]:
     """Runs of two lines that belong together: by seed, else each with each."""
-    mine, theirs = ({r["seed"]: run for r, run in part} for part in (line.pairs, other.pairs))
+    mine, theirs = (
+        {record.seed: run for record, run in part} for part in (line.pairs, other.pairs)
+    )
     common = [seed for seed in mine if seed in theirs]
     if len(mine) > 1 and len(theirs) > 1 and common:
         return [(mine[seed], theirs[seed]) for seed in common]

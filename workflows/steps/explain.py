@@ -10,17 +10,17 @@ import argparse
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from methods.core.budget import check_budget
+from workflows.records.record import Record, Score
 from workflows.report.again import Again
 from workflows.report.results import Results, read_results
 from workflows.runtime.program import run, step_parser
 from workflows.stats.budget import answer_skip, prompt_skip
-from workflows.stats.lines import Line, Panel, headline_items, headlines
+from workflows.stats.lines import Line, Panel, headline_items
 from workflows.stats.versus import difference_frame
 
 
@@ -97,73 +97,73 @@ def find_line(panel: Panel, row: str, budget: float | None) -> Line:
     for line in same:
         if line.budget == budget:
             if not line.done:
-                raise ValueError(f"row '{row}' is not applicable: {line.first['reason']}")
+                raise ValueError(f"row '{row}' is not applicable: {line.first.reason}")
             return line
     known = ["none" if line.budget is None else f"{line.budget:g}" for line in same]
     asked = "without a budget" if budget is None else f"at budget {budget:g}"
     raise ValueError(f"no record of row '{row}' {asked} (budgets: {', '.join(known)})")
 
 
-def find_record(line: Line, seed: int | None) -> Any:
+def find_record(line: Line, seed: int | None) -> Record:
     """The run of a seed, or the first.
 
     Raises:
         ValueError: No run has this seed.
     """
     for record in line.records:
-        if seed is None or record["seed"] == seed:
+        if seed is None or record.seed == seed:
             return record
-    known = ", ".join(str(record["seed"]) for record in line.records)
+    known = ", ".join(str(record.seed) for record in line.records)
     raise ValueError(f"row '{line.row}' has no run of seed {seed} (seeds: {known})")
 
 
-def find_score(record: Any, task: str) -> Any:
+def find_score(record: Record, task: str) -> Score:
     """The headline score of a task.
 
     Raises:
         ValueError: The task was not scored.
     """
-    scores = headlines(record)
+    scores = record.headlines
     if task not in scores:
         raise ValueError(f"task '{task}' was not scored (tasks: {', '.join(scores)})")
     return scores[task]
 
 
-def told_number(line: Line, record: Any, score: Any) -> str:
+def told_number(line: Line, record: Record, score: Score) -> str:
     """What the number says."""
-    match = "" if record["match"] is None else f"match {record['match']}, "
-    where = f"{line.name} on {line.backbone}, {match}seed {record['seed']}, {score['task']}"
-    if score["k"] is None:
-        return f"{where}: {score['metric']} {score['value']:.4f} over {score['n']}"
-    return f"{where}: {score['k']} of {score['n']} ({100 * score['value']:.2f} % {score['metric']})"
+    match = "" if record.match is None else f"match {record.match}, "
+    where = f"{line.name} on {line.backbone}, {match}seed {record.seed}, {score.task}"
+    if score.k is None:
+        return f"{where}: {score.metric} {score.value:.4f} over {score.n}"
+    return f"{where}: {score.k} of {score.n} ({100 * score.value:.2f} % {score.metric})"
 
 
-def told_run(panel: Panel, record: Any, score: Any) -> dict[str, str]:
+def told_run(panel: Panel, record: Record, score: Score) -> dict[str, str]:
     """How it was scored, what ran, which code."""
-    skip = score["rates"]["all"]
+    skip = score.rates["all"]
     kinds = {
         "prompt tokens": prompt_skip(record),
         "answer tokens (mean over tasks)": answer_skip(record, panel.retain_tasks),
     }
     apart = [f"{100 * s:.2f} % on {kind}" for kind, s in kinds.items() if s is not None]
-    versions = record["versions"]
-    state = "not committed" if record["dirty"] else "committed"
-    now, fitted = record["code"], record["fit_code"] or {}
+    versions = record.versions
+    state = "not committed" if record.dirty else "committed"
+    now, fitted = record.code, record.fit_code or {}
     hashes = [f"{part} {code}" for part, code in now.items()]
     hashes += [f"{p} {code} when fitted" for p, code in fitted.items() if code != now.get(p)]
     return {
         "scored": (
-            f"{score['split']} split, {score['shots']} shots, filter {score['filter']}, task "
-            f"version {score['version']}, prompts {score['prompt_hash']}, batch size "
-            f"{record['evaluation']['batch_size']} on {record['evaluation']['device']}"
+            f"{score.split} split, {score.shots} shots, filter {score.filter}, task "
+            f"version {score.version}, prompts {score.prompt_hash}, batch size "
+            f"{record.evaluation.batch_size} on {record.evaluation.device}"
         ),
         "skipped": (
-            f"{100 * skip['skip']:.2f} % of the dense parameters over {skip['tokens']:,} tokens of "
-            f"this task, {100 * record['rates']['all']['skip']:.2f} % over all tasks: "
+            f"{100 * skip.skip:.2f} % of the dense parameters over {skip.tokens:,} tokens of "
+            f"this task, {100 * record.rates['all'].skip:.2f} % over all tasks: "
             f"{', '.join(apart)}"
         ),
         "code": (
-            f"commit {str(record['commit'])[:12]}, {state}; {', '.join(hashes)}; "
+            f"commit {str(record.commit)[:12]}, {state}; {', '.join(hashes)}; "
             f"lm_eval {versions.get('lm_eval')}, torch {versions.get('torch')}"
         ),
     }
@@ -186,10 +186,10 @@ def told_difference(panel: Panel, line: Line, task: str) -> dict[str, str]:
     return told
 
 
-def told_items(results: Results, panel: Panel, file: Path, score: Any) -> dict[str, str]:
+def told_items(results: Results, panel: Panel, file: Path, score: Score) -> dict[str, str]:
     """Numbers of the items that this run and the reference do not share."""
-    reference = results.files[results.records.index(dict(panel.reference.first))]
-    if reference == file or not score["higher_is_better"]:
+    reference = results.files[results.records.index(panel.reference.first)]
+    if reference == file or not score.higher_is_better:
         return {}
     (items, mine), (_, theirs) = (
         headline_items(pd.read_parquet(f.with_suffix(".items.parquet")), score)

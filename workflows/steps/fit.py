@@ -21,7 +21,8 @@ from methods.core.jsonfile import write_json
 from methods.core.model.checkpoint import describe, open_backbone, origin, save
 from methods.core.model.pretrained import CARD, read_card
 from methods.core.training.snapshots import NAME as SNAPSHOT
-from workflows.records import rows_of
+from workflows.records.card import rows_of
+from workflows.records.record import PROTOCOLS
 from workflows.runtime.processes import process_group, start_processes
 from workflows.runtime.program import (
     add_machine_arguments,
@@ -34,7 +35,6 @@ from workflows.runtime.program import (
     step_parser,
 )
 from workflows.runtime.provenance import cpu_capability, fit_parts, provenance
-from workflows.stats.budget import PROTOCOLS
 from workflows.suite.job import DATA_PARTS
 
 # Decisions of a router's fit that its record keeps: what training and calibration reached.

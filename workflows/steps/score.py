@@ -14,11 +14,11 @@ import dataclasses
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from methods.core.jsonfile import write_json
+from methods.core.model.checkpoint import Loaded
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.kept import KNOWN, KeptTasks
 from workflows.evaluation.loading import known_reasons
@@ -28,7 +28,7 @@ from workflows.evaluation.models import (
     load_any,
     model_identity,
 )
-from workflows.evaluation.score import pool, rates_by_kind, score
+from workflows.evaluation.score import Scored, pool, rates_by_kind, score
 from workflows.evaluation.tasklist import (
     OWN_TASKS,
     TaskEntry,
@@ -38,12 +38,18 @@ from workflows.evaluation.tasklist import (
     task_folders,
 )
 from workflows.evaluation.traces import routes
-from workflows.records import (
-    DECISIONS,
-    check_record,
-    new_record,
-    removed_layers,
-    rows_of,
+from workflows.records import DECISIONS
+from workflows.records.card import new_record, removed_layers, rows_of
+from workflows.records.files import to_record
+from workflows.records.record import (
+    Evaluation,
+    Layers,
+    NotRun,
+    Record,
+    Route,
+    Score,
+    Unit,
+    to_rates,
 )
 from workflows.runtime.contents import Contents
 from workflows.runtime.devices import claim_device
@@ -104,7 +110,8 @@ def main() -> None:
     set_up_torch(args.threads)
     with claim_device(args.device) as device:
         record, items = evaluate(args, entries, folders, device)
-    check_record(record)
+    value = record.to_json()
+    to_record(value)
     if items is not None:
         with whole_file(args.out.with_suffix(".items.parquet")) as file:
             items.to_parquet(file, index=False)
@@ -112,21 +119,22 @@ def main() -> None:
         with whole_file(args.out.with_suffix(f".{DECISIONS}")) as file:
             shutil.copyfile(args.model / DECISIONS, file)
     with whole_file(args.out) as file:
-        write_json(file, record)
+        write_json(file, value)
     print(f"wrote {args.out}")
 
 
 def evaluate(
     args: argparse.Namespace, entries: list[TaskEntry], folders: list[Path], device: str
-) -> tuple[dict[str, Any], pd.DataFrame | None]:
+) -> tuple[Record, pd.DataFrame | None]:
     """The record, and the frame of items (None where the row is not applicable)."""
     start = time.perf_counter()
     described = describe_model(args.model)
     labels = {"suite": args.suite, "backbone_name": args.backbone_name, "row": args.row}
     made_by = provenance([*fit_parts(*rows_of(described)), *SCORING])
     made_by["dirty"] |= described.get("dirty", False)
+    record = new_record(described, labels, made_by)
     if described.get("not_applicable"):
-        return new_record("not applicable", described, labels) | made_by, None
+        return record, None
     loaded = load_any(args.model, args.backbone, device)
     if args.limit is not None:
         entries = [dataclasses.replace(entry, limit=args.limit) for entry in entries]
@@ -150,38 +158,46 @@ def evaluate(
     }
     kept = KeptTasks(folder, loaded.ledger, identity, folders, args.task_data, contents)
     scored = score(lm, entries, folders, kept, known_reasons(args.task_data, entries))
-    pooled = pool(scored.tallies).rates()
-    units = [
-        {"layer": u.layer, "kind": u.kind, "parameters": u.parameters, "executed": share}
-        for u, share in zip(loaded.ledger.units, pooled.executed, strict=True)
-    ]
-    measured = {
-        "scores": scored.scores,
-        "not_run": scored.not_run,
-        "rates": rates_by_kind(scored.tallies),
-        "skip_authors": loaded.method.authors_skip(pooled),
-        "units": units,
-        "layers": {
-            "kept": loaded.ledger.layers,
-            "dense": loaded.ledger.dense_layers,
-            "removed": removed_layers(described),
-        },
-        "evaluation": {
-            "batch_size": args.batch_size,
-            "equal_lengths": not lm.pads,
-            "share_prefix": lm.share_prefix,
-            "max_length": lm.max_length,
-            "end_tokens": sorted(lm.ends),
-            "device": device,
-            "threads": args.threads,
-            "seconds": round(time.perf_counter() - start, 2),
-            "peak_memory_mb": peak_memory_mb(),
-        },
-    }
+    evaluation = Evaluation(
+        batch_size=args.batch_size,
+        equal_lengths=not lm.pads,
+        share_prefix=lm.share_prefix,
+        max_length=lm.max_length,
+        end_tokens=sorted(lm.ends),
+        device=device,
+        threads=args.threads,
+        seconds=round(time.perf_counter() - start, 2),
+        peak_memory_mb=peak_memory_mb(),
+    )
     items = pd.concat(scored.items, ignore_index=True)
-    if lm.log.routed:
-        measured["routes"] = routes(lm, items)
-    return new_record("ok", described, labels) | measured | made_by, items
+    finished = dataclasses.replace(
+        record,
+        status="ok",
+        scores=[Score.of(entries) for entries in scored.scores],
+        not_run=[NotRun(**entries) for entries in scored.not_run],
+        layers=Layers(
+            kept=loaded.ledger.layers,
+            dense=loaded.ledger.dense_layers,
+            removed=removed_layers(described),
+        ),
+        evaluation=evaluation,
+        routes=[Route(**entries) for entries in routes(lm, items)] if lm.log.routed else [],
+    )
+    return with_skip(finished, loaded, scored), items
+
+
+def with_skip(record: Record, loaded: Loaded, scored: Scored) -> Record:
+    """The record with what was skipped: by kind of token, by the authors' measure, by unit."""
+    rates = pool(scored.tallies).rates()
+    return dataclasses.replace(
+        record,
+        rates=to_rates(rates_by_kind(scored.tallies)),
+        skip_authors=loaded.method.authors_skip(rates),
+        units=[
+            Unit(layer=u.layer, kind=u.kind, parameters=u.parameters, executed=share)
+            for u, share in zip(loaded.ledger.units, rates.executed, strict=True)
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from methods.core.model.tensors import DTYPES
 from methods.core.routing.routed import router_of
 from methods.core.training.lora import fold_lora
 from methods.core.training.method import RoutedMethod
-from workflows.records import rows_of
+from workflows.records.card import rows_of
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
 from workflows.runtime.program import (

@@ -16,7 +16,7 @@ from methods.core.jsonfile import cut
 from workflows import ROOT
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
-from workflows.stats.budget import Protocol
+from workflows.records.record import Protocol
 from workflows.suite.splits import VALIDATION, check_one_split
 
 TASKS = "tasks"  # source of a probe that is made of the suite's tasks

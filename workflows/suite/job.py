@@ -9,8 +9,8 @@ from typing import Any
 
 from methods import Row
 from workflows import ROOT
+from workflows.records.record import Protocol
 from workflows.runtime.provenance import code_files, fit_parts
-from workflows.stats.budget import Protocol
 
 DATA_PARTS = ("training", "validation", "probe", "calibration")
 

@@ -24,8 +24,8 @@ from workflows.evaluation.tasklist import (
     own_task_names,
     read_entries,
 )
+from workflows.records.record import Protocol
 from workflows.runtime.provenance import SCORING, code_files
-from workflows.stats.budget import Protocol
 from workflows.suite.config import (
     TASKS,
     WORLD,

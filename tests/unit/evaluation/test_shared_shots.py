@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.sharing_toys import Request, ask, make, random_skip, same_answers
 from workflows.evaluation.score import Scored, score
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.records import SAMPLE
+from workflows.records.files import read_record
 from workflows.stats.comparable import check_comparable
 
 # 25 demonstrations of about a dozen words.
@@ -80,7 +80,7 @@ def test_few_shot_choices_cost_a_quarter_and_stay_the_same(task: Path) -> None:
     # Apart from the samples: they hold likelihoods, whose last digits follow the batch's shape.
     kept, shared = (scored.items[0].drop(columns=SAMPLE) for scored in results)
     assert kept.equals(shared)
-    for kind in ("prompt", "answer"):
+    for kind in ("prompt", "likelihood"):
         assert second.tallies[kind].tokens < first.tallies[kind].tokens
 
 
@@ -116,11 +116,11 @@ def test_a_record_says_what_was_shared_and_stands_in_no_table_with_others(
             "score", "--model", llama, "--tasks", "toy_choice", "--task-dir", folder,
             "--batch-size", 8, "--device", "cpu", "--out", file, *flags,
         )  # fmt: skip
-        records.append(json.loads(file.read_text()))
-    assert [record["evaluation"]["share_prefix"] for record in records] == [False, True]
+        records.append(read_record(file))
+    assert [record.evaluation.share_prefix for record in records] == [False, True]
     values, prompts = (
-        [[read(score) for score in record["scores"]] for record in records]
-        for read in (lambda s: s["value"], lambda s: s["rates"]["prompt"]["tokens"])
+        [[read(score) for score in record.scores] for record in records]
+        for read in (lambda s: s.value, lambda s: s.rates["prompt"].tokens)
     )
     assert values[0] == values[1]
     assert prompts[0][0] > prompts[1][0]

@@ -23,6 +23,7 @@ from methods import discover
 from tests.made_records import dense, place_of, record, score, write_run, write_suite
 from tests.unit.report.figure_frames import reference
 from workflows import ROOT
+from workflows.records.files import to_record
 from workflows.report import figures
 from workflows.report.figures import FIGURES, draw_all, start_deaf, use
 from workflows.report.figures.data import Data, run_frames
@@ -228,7 +229,7 @@ def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
     data = trained(tmp_path)
     (file,) = tmp_path.rglob("hero/**/record.json")
     routed = json.loads(file.read_text()) | {"routes": [told]}
-    routes = run_frames([routed], [file])["routes"]
+    routes = run_frames([to_record(routed)], [file])["routes"]
     (axis,) = one("token_map", Data(data.retain, data.differences, data.layers, routes=routes)).axes
     ran = [[1, 1, 1], [0, 0, 0], [0.25, 1, 0], [1, 1, 1]]
     assert np.allclose(np.asarray(axis.images[0].get_array()), ran)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.made_records import code, dense, missing, record, score
+from tests.made_records import code, dense, missing, record, score, typed
 from workflows.stats.comparable import (
     cautions,
     check_comparable,
@@ -24,8 +24,8 @@ def runs(**changes: Any) -> list[dict[str, Any]]:
 
 def test_equal_runs_pass_without_a_word() -> None:
     records = [*runs(), missing("slicegpt", "too small")]
-    check_comparable(records)
-    assert cautions(records) == []
+    check_comparable(typed(*records))
+    assert cautions(typed(*records)) == []
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_scores_of_different_things_are_refused(changes: dict[str, Any], words: 
     records = runs()
     records[1]["scores"][0] |= changes
     with pytest.raises(ValueError, match=f"rows 'dense' and 'hero' were scored {words}; evaluate"):
-        check_comparable(records)
+        check_comparable(typed(*records))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_a_column_has_one_headline_metric_also_where_all_rows_have_both(
     mixed = record("hero", 0.2, *usual, stochastic=False)
     other = dense(score("a", [1, 0]), score("a", [0, 0], **(changes | {"primary": False})))
     with pytest.raises(ValueError, match="rows 'dense' and 'hero' were scored ") as caught:
-        check_comparable([other, mixed])
+        check_comparable(typed(other, mixed))
     assert words in str(caught.value)
 
 
 def test_other_harness_versions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"different harness versions \(lm_eval\): 0.4 and 0.5"):
-        check_comparable(runs(versions={"lm_eval": "0.5"}))
+        check_comparable(typed(*runs(versions={"lm_eval": "0.5"})))
 
 
 def test_a_record_that_shares_contexts_is_refused_beside_one_that_does_not() -> None:
@@ -79,15 +79,15 @@ def test_a_record_that_shares_contexts_is_refused_beside_one_that_does_not() -> 
         r"different ways of counting a context of several answers \(share_prefix\): False and True"
     )
     with pytest.raises(ValueError, match=words):
-        check_comparable(runs(**shared))
+        check_comparable(typed(*runs(**shared)))
     older = {"evaluation": dense()["evaluation"] | {"share_prefix": False}}
-    check_comparable(runs(**older))
+    check_comparable(typed(*runs(**older)))
 
 
 def test_one_name_for_two_backbones_is_refused() -> None:
     other = dense()["backbone"] | {"hash": "f" * 16}
     with pytest.raises(ValueError, match="different backbones under the name 'toy'"):
-        check_comparable(runs(backbone=other))
+        check_comparable(typed(*runs(backbone=other)))
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ def test_a_protocol_stands_where_one_applies_and_only_there(
     changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
-        check_comparable(runs(**changes))
+        check_comparable(typed(*runs(**changes)))
 
 
 def test_runs_by_both_protocols_are_comparable_with_the_reference() -> None:
-    check_comparable([*runs(), *runs(match="split")[1:]])
+    check_comparable(typed(*runs(), *runs(match="split")[1:]))
 
 
 def test_backbones_may_have_prompts_of_their_own() -> None:
     far = dense()["backbone"] | {"name": "far", "hash": "f" * 16}
-    check_comparable([runs()[0], dense(score("a", [1], prompt_hash="q"), backbone=far)])
+    check_comparable(typed(runs()[0], dense(score("a", [1], prompt_hash="q"), backbone=far)))
 
 
 @pytest.mark.parametrize(
@@ -139,21 +139,21 @@ def test_backbones_may_have_prompts_of_their_own() -> None:
 )
 def test_what_moves_last_digits_is_said_in_a_sentence(changes: dict[str, Any], words: str) -> None:
     records = runs(**changes)
-    check_comparable(records)
-    (sentence,) = cautions(records)
+    check_comparable(typed(*records))
+    (sentence,) = cautions(typed(*records))
     assert words in sentence
 
 
 def test_the_code_of_a_method_is_held_against_that_of_the_same_method() -> None:
     other = {"methods/hero": "e"}
     records = runs(code=code("hero", **other), fit_code=code("hero", **other))
-    assert cautions(records) == []
+    assert cautions(typed(*records)) == []
     variant = record("hero-no-history", 0.2, score("a", [1, 1]))
     variant |= {"code": code("hero", **other), "fit_code": code("hero"), "stochastic": False}
-    assert cautions([*records, variant]) == [
+    assert cautions(typed(*records, variant)) == [
         "The records of 'toy' differ in code: methods/hero when fitted between 1 and 1 rows."
     ]
-    assert code_differences([*records, variant]) == [
+    assert code_differences(typed(*records, variant)) == [
         "toy, code of methods/hero when fitted: e (hero), m (hero-no-history)"
     ]
 
@@ -175,11 +175,11 @@ def test_code_is_told_in_one_sentence_by_how_many_rows_it_parts() -> None:
 def test_a_plain_model_has_no_fit_to_differ() -> None:
     records = runs()
     records[0]["fit_code"] = None
-    assert cautions(records) == []
+    assert cautions(typed(*records)) == []
 
 
 def test_the_code_of_records_by_part_holds_fits_and_scores() -> None:
-    assert code_by_part(runs(fit_code={"methods/core": "b", "methods/old": "o"})) == {
+    assert code_by_part(typed(*runs(fit_code={"methods/core": "b", "methods/old": "o"}))) == {
         "methods/core": ["b", "c"], "methods/dense": ["m"], "methods/hero": ["m"],
         "methods/old": ["o"],
     }  # fmt: skip
@@ -189,14 +189,14 @@ def test_other_end_tokens_are_said_in_a_sentence() -> None:
     records = runs()
     for one, tokens in zip(records, ([2], [2, 3]), strict=True):
         one["evaluation"] = one["evaluation"] | {"end_tokens": tokens}
-    (sentence,) = cautions(records)
+    (sentence,) = cautions(typed(*records))
     assert "differ in end tokens: 2 (dense), 2, 3 (hero)." in sentence
 
 
 def test_a_caution_counts_rows_where_there_are_many() -> None:
     usual = [record(f"row{n}", 0.2, score("a", [1, 1]), stochastic=False) for n in range(7)]
     other = {"evaluation": dense()["evaluation"] | {"batch_size": 4}}
-    (sentence,) = cautions([*usual, runs(**other)[1] | {"row": "odd"}])
+    (sentence,) = cautions(typed(*usual, runs(**other)[1] | {"row": "odd"}))
     assert sentence == "The records of 'toy' differ in batch size: 16 (7 rows), 4 (odd)."
 
 
@@ -205,9 +205,11 @@ def test_rows_that_know_no_other_seed_are_named() -> None:
         return record(row, 0.2, score("a", [1, 1]), seed=seed, **{"budget": 0.25} | changes)
 
     two = [run("hero", 42), run("hero", 43)]
-    assert cautions([*two, run("shortgpt", 42, stochastic=False)]) == []
-    (sentence,) = cautions([*two, run("mod-d", 42), run("hero", 42, budget=0.4)])
+    assert cautions(typed(*two, run("shortgpt", 42, stochastic=False))) == []
+    (sentence,) = cautions(typed(*two, run("mod-d", 42), run("hero", 42, budget=0.4)))
     assert sentence.startswith("One seed only: mod-d, hero. Intervals, ranks and ≈ that rest on")
     assert sentence.endswith("not what another seed or another kind of CPU would.")
-    (sentence,) = cautions([run("hero", 42), run("mod-d", 42), run("cut", 42, stochastic=False)])
+    (sentence,) = cautions(
+        typed(run("hero", 42), run("mod-d", 42), run("cut", 42, stochastic=False))
+    )
     assert sentence.startswith("One seed only: all rows that train or draw. Intervals, ")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import made_records
-from tests.made_records import rates, record, score
+from tests.made_records import rates, record, score, typed
 from tests.unit.stats.test_tables import dense, frame, other, panels
 from workflows.stats.budget import answer_skip, misses
 from workflows.stats.tables import budget_frame, layer_frame, retain_frame
@@ -43,11 +43,11 @@ def test_answer_skip_is_weighed_by_task_not_by_token() -> None:
     made = other()
     for entry, skip, tokens in zip(made["scores"], (0.1, 0.4), (10, 990), strict=True):
         entry["rates"]["answer"] |= {"skip": skip, "tokens": tokens}
-    assert answer_skip(made, ["a", "b"]) == pytest.approx(0.25)
-    assert answer_skip(made, ["b"]) == pytest.approx(0.4)
+    assert answer_skip(*typed(made), ["a", "b"]) == pytest.approx(0.25)
+    assert answer_skip(*typed(made), ["b"]) == pytest.approx(0.4)
     del made["scores"][0]["rates"]["answer"]
-    assert answer_skip(made, ["a", "b"]) == pytest.approx(0.4)
-    assert answer_skip(made, ["a"]) is None
+    assert answer_skip(*typed(made), ["a", "b"]) == pytest.approx(0.4)
+    assert answer_skip(*typed(made), ["a"]) is None
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_each_kind_of_token_has_a_tolerance_of_its_own(
 ) -> None:
     made = record("hero", 0.5, score("a", [1, 0], answers=answers), match="split")
     made["rates"] = rates(0.5, prompt=prompt)
-    assert misses(made, ["a"]) == pytest.approx(expected)
-    assert misses(made | {"budget": None}, ["a"]) == {}
-    assert misses(made | {"match": "pooled"}, ["a"]) == {"all": pytest.approx(0.25)}
+    assert misses(*typed(made), ["a"]) == pytest.approx(expected)
+    assert misses(*typed(made | {"budget": None}), ["a"]) == {}
+    assert misses(*typed(made | {"match": "pooled"}), ["a"]) == {"all": pytest.approx(0.25)}
 
 
 def test_notes_count_runs_per_kind_of_token() -> None:
@@ -95,7 +95,7 @@ def test_rows_of_two_protocols_share_no_panel_and_static_rows_stand_in_both() ->
     assert [panel.match for panel in found] == ["pooled", "split"]
     for panel in found:
         assert [line.row for line in panel.lines] == ["dense", "hero", "cut"]
-        assert {record["match"] for line in panel.lines for record in line.records} == {
+        assert {record.match for line in panel.lines for record in line.records} == {
             None, panel.match,
         }  # fmt: skip
     # The draws of a line follow from its name, which no protocol changes.
@@ -151,6 +151,6 @@ def test_of_several_runs_the_one_that_ended_farthest_off_is_told() -> None:
 
 
 def test_layers_name_the_protocol_where_one_applies() -> None:
-    both = layer_frame([dense(), other(), other(match="split")])
+    both = layer_frame(typed(dense(), other(), other(match="split")))
     assert both["row"].tolist() == ["dense", "hero", "hero"]
     assert both["match"].tolist() == [None, "pooled", "split"]

@@ -8,7 +8,7 @@ import pytest
 
 from tests import made_records
 from tests.made_records import record, score, split
-from workflows.stats.lines import Panel, make_panels
+from workflows.stats.lines import Panel
 from workflows.stats.noise import noise_frame
 
 HALF = [1, 0] * 20
@@ -25,9 +25,7 @@ def dense() -> dict[str, Any]:
 
 
 def panels(*records: dict[str, Any]) -> list[Panel]:
-    parts = [split(made) for made in records]
-    items = {number: frame for number, (_, frame) in enumerate(parts)}
-    return make_panels([made for made, _ in parts], items, ("a", "b"), "dense", resamples=99)
+    return made_records.panels(*records, tasks=("a", "b"), resamples=99)
 
 
 def test_the_noise_floor_by_hand() -> None:
@@ -45,7 +43,7 @@ def test_the_noise_floor_by_hand() -> None:
 def test_noise_of_another_row_is_refused() -> None:
     for wrong in (run("hero", 30), dense() | {"seed": 7}):
         plain, items = split(wrong)
-        said = f"noise record of row '{plain['row']}', seed {plain['seed']}, on 'toy' is not of"
+        said = f"noise record of row '{plain.row}', seed {plain.seed}, on 'toy' is not of"
         with pytest.raises(ValueError, match=said):
             noise_frame(panels(dense()), [plain], {0: items})
 

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from tests import made_records
-from tests.made_records import record, score, split
+from tests.made_records import record, score, typed
 from workflows.report.display import notes
-from workflows.stats.lines import Panel, make_panels
+from workflows.stats.lines import Panel
 from workflows.stats.tables import (
     budget_frame,
     cost_frame,
@@ -27,9 +27,7 @@ COLUMNS = (
 
 
 def panels(*records: dict[str, Any], tasks: tuple[str, ...] = ("a", "b")) -> list[Panel]:
-    parts = [split(made) for made in records]
-    items = {n: frame for n, (made, frame) in enumerate(parts) if made["status"] == "ok"}
-    return make_panels([made for made, _ in parts], items, tasks, "dense", resamples=400)
+    return made_records.panels(*records, tasks=tasks, resamples=400)
 
 
 def frame(*records: dict[str, Any], tasks: tuple[str, ...] = ("a", "b")) -> pd.DataFrame:
@@ -114,11 +112,13 @@ def test_each_backbone_is_held_against_its_own_reference() -> None:
 def test_rows_that_hold_the_same_weights_say_so() -> None:
     def run(row: str, weights: str | None, budget: float | None = 0.25, **more: Any) -> Any:
         entries = score("a", [1, 1, 0, 0, 0]), score("b", [1, 0, 1, 0])
-        return record(row, budget or 0, *entries, budget=budget, weights_hash=weights, **more)
+        return record(
+            row, budget or 0, *entries, budget=budget, weights_hash=weights and 16 * weights, **more
+        )
 
     runs = [
-        dense(weights_hash="x"), run("cut", "y"), run("taylor", "y"), run("cut", "y", 0.4),
-        run("hero", "y"), run("hero", "z", seed=43), run("plain", None), run("plainer", None),
+        dense(weights_hash=16 * "a"), run("cut", "b"), run("taylor", "b"), run("cut", "b", 0.4),
+        run("hero", "b"), run("hero", "c", seed=43), run("plain", None), run("plainer", None),
     ]  # fmt: skip
     table = frame(*runs)
     lines = list(zip(table["row"], table["target"], strict=True))
@@ -201,7 +201,7 @@ def test_a_missing_reference_is_refused() -> None:
 
 
 def test_scores_have_one_line_per_run_and_metric() -> None:
-    lines = score_frame([dense(), other(seed=43)])
+    lines = score_frame(typed(dense(), other(seed=43)))
     assert lines[["row", "seed", "task", "value", "k", "n", "skip", "tokens"]].values.tolist() == [
         ["dense", 42, "a", 0.8, 4, 5, 0.2, 100],
         ["dense", 42, "b", 0.5, 2, 4, 0.2, 100],
@@ -217,7 +217,9 @@ def test_layers_show_what_ran() -> None:
         {"layer": 3, "kind": "ffn", "parameters": 6, "executed": 0.75},
     ]
     removed = {"kept": 3, "dense": 4, "removed": [1]}
-    shares = layer_frame([dense(), other(units=units), record("cut", 0.25, layers=removed)])
+    shares = layer_frame(
+        typed(dense(), other(units=units), record("cut", 0.25, score("a", [1]), layers=removed))
+    )
     assert shares[["title", "target"]].fillna(0).to_numpy().tolist() == [
         ["Dense", 0], ["Hero", 25], ["Cut", 25],
     ]  # fmt: skip
@@ -228,14 +230,14 @@ def test_layers_show_what_ran() -> None:
 
 def test_layers_name_the_routed_part_and_leave_out_what_no_record_tells() -> None:
     unit = {"layer": 2, "kind": "ffn", "parameters": 6, "executed": 0.25}
-    narrowed = record("narrowed", 0.25, kind="static", stochastic=False)
-    shares = layer_frame([dense(), other(units=[unit]), narrowed])
+    narrowed = record("narrowed", 0.25, score("a", [1]), kind="static", stochastic=False)
+    shares = layer_frame(typed(dense(), other(units=[unit]), narrowed))
     assert shares["title"].tolist() == ["Dense", "Hero, FFN only"]
 
 
 def test_layers_of_two_backbones_are_both_shown() -> None:
     deep = {"kept": 6, "dense": 6, "removed": []}
-    shares = layer_frame([dense(), dense(**on("far"), layers=deep)])
+    shares = layer_frame(typed(dense(), dense(**on("far"), layers=deep)))
     assert shares["backbone"].tolist() == ["toy", "far"]
     layers = shares[list(range(6))]
     assert layers.isna().sum(axis=1).tolist() == [2, 0]

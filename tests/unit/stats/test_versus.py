@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from tests import made_records
-from tests.made_records import record, score, split
+from tests.made_records import record, score
 from workflows.report.display import p_texts, rank_table
-from workflows.stats.lines import Panel, make_panels
+from workflows.stats.lines import Panel
 from workflows.stats.paired import holm
 from workflows.stats.ranking import Mark, marks, places, rank_frame
 from workflows.stats.versus import difference_frame, seed_pairs
@@ -30,9 +30,7 @@ def run(row: str, solved: str, **changes: Any) -> dict[str, Any]:
 
 
 def panels(*records: dict[str, Any]) -> list[Panel]:
-    parts = [split(made) for made in records]
-    items = {n: frame for n, (made, frame) in enumerate(parts) if made["status"] == "ok"}
-    return make_panels([made for made, _ in parts], items, ("a", "b"), "dense", resamples=999)
+    return made_records.panels(*records, tasks=("a", "b"), resamples=999)
 
 
 def dense() -> dict[str, Any]:

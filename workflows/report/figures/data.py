@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflows.records import read_decisions
+from workflows.records.files import read_decisions
+from workflows.records.record import Record, Route
 from workflows.report.figures.lines import KEYS
-from workflows.stats.lines import Record, headlines
 from workflows.stats.tables import unit_title
 
 LEAD = [*KEYS, "title", "kind"]
@@ -51,11 +51,7 @@ class Data:
 
 def run_frames(records: Sequence[Record], files: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """``settings``, ``curves``, ``routes``, ``directions`` of the runs of a suite, by name."""
-    done = [
-        (record, file)
-        for record, file in zip(records, files, strict=True)
-        if record["status"] == "ok"
-    ]
+    done = [(record, file) for record, file in zip(records, files, strict=True) if record.done]
     return {
         "settings": settings_frame([record for record, _ in done]),
         "curves": curve_frame(done),
@@ -68,10 +64,10 @@ def settings_frame(records: Sequence[Record]) -> pd.DataFrame:
     """One line per backbone and row: ``method`` and ``params`` as JSON with sorted keys."""
     lines = [
         {
-            "backbone": record["backbone"]["name"],
-            "row": record["row"],
-            "method": record["method"],
-            "params": json.dumps(record["params"], sort_keys=True),
+            "backbone": record.backbone.name,
+            "row": record.row,
+            "method": record.method,
+            "params": json.dumps(record.params, sort_keys=True),
         }
         for record in records
     ]
@@ -82,9 +78,9 @@ def settings_frame(records: Sequence[Record]) -> pd.DataFrame:
 def direction_frame(records: Sequence[Record]) -> pd.DataFrame:
     """``column`` (``task:metric``) of every headline, and whether ``higher_is_better`` in it."""
     found = {
-        f"{task}:{score['metric']}": score["higher_is_better"]
+        f"{task}:{score.metric}": score.higher_is_better
         for record in records
-        for task, score in headlines(record).items()
+        for task, score in record.headlines.items()
     }
     frame = pd.DataFrame(found.items(), columns=["column", "higher_is_better"])
     return frame.astype({"higher_is_better": bool})
@@ -125,32 +121,32 @@ def route_frame(records: Sequence[Record]) -> pd.DataFrame:
     for record in records:
         lead = _lead(record)
         name = tuple(str(lead[key]) for key in KEYS)
-        if name not in found and record.get("routes"):
+        if name not in found and record.routes:
             lead["title"] = unit_title(record)
-            found[name] = [_routed(record, told).assign(**lead) for told in record["routes"]]
+            found[name] = [_routed(record, route).assign(**lead) for route in record.routes]
     frames = [frame for frames in found.values() for frame in frames]
     return pd.concat(frames)[ROUTES] if frames else pd.DataFrame(columns=ROUTES)
 
 
-def _routed(record: Record, told: Mapping[str, Any]) -> pd.DataFrame:
+def _routed(record: Record, route: Route) -> pd.DataFrame:
     """One prompt's tokens and layers."""
-    tokens, layers = told["tokens"], record["layers"]["dense"]
-    units = record["units"]
-    weights = np.array([unit["parameters"] for unit in units], dtype=float)
-    of = np.array([unit["layer"] for unit in units])
-    gates = np.array([[sign == "1" for sign in unit] for unit in told["executed"]], dtype=float)
+    tokens, layers = route.tokens, record.layers.dense
+    units = record.units
+    weights = np.array([unit.parameters for unit in units], dtype=float)
+    of = np.array([unit.layer for unit in units])
+    gates = np.array([[sign == "1" for sign in unit] for unit in route.executed], dtype=float)
     ran = np.ones((layers, len(tokens)))
     for layer in set(of.tolist()):
         own = of == layer
         ran[layer] = weights[own] @ gates[own] / weights[own].sum()
-    ran[list(record["layers"]["removed"])] = 0
+    ran[list(record.layers.removed)] = 0
     places = np.tile(np.arange(len(tokens)), layers)
     return pd.DataFrame(
         {
-            "task": told["task"],
+            "task": route.task,
             "place": places,
             "token": np.array(tokens, dtype=object)[places],
-            "answer": places >= told["first_answer"],
+            "answer": places >= route.first_answer,
             "layer": np.repeat(np.arange(layers), len(tokens)),
             "ran": ran.ravel(),
         }
@@ -158,12 +154,12 @@ def _routed(record: Record, told: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _lead(record: Record) -> dict[str, Any]:
-    budget = record["budget"]
+    budget = record.budget
     return {
-        "backbone": record["backbone"]["name"],
+        "backbone": record.backbone.name,
         "target": None if budget is None else round(100 * budget, 6),
-        "match": record["match"],
-        "row": record["row"],
-        "title": record["title"],
-        "kind": record["kind"],
+        "match": record.match,
+        "row": record.row,
+        "title": record.title,
+        "kind": record.kind,
     }

@@ -34,7 +34,7 @@ from workflows.report.paper.printed import (
 )
 from workflows.report.paper.verdict import CANNOT, Ours, Paper, verdict
 from workflows.stats.budget import TOLERANCE
-from workflows.stats.lines import Line, Panel, headlines
+from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import Sample, interval, mean_of_tasks
 from workflows.stats.retain import retain
 
@@ -48,7 +48,7 @@ COLUMNS = [
 
 def known_backbones(panels: Sequence[Panel]) -> dict[str, str]:
     """Backbone of ours -> the paper's name of it, where it is one of the paper's."""
-    found = {p.reference.backbone: p.reference.first["backbone"]["parameters"] for p in panels}
+    found = {p.reference.backbone: p.reference.first.backbone.parameters for p in panels}
     named = {name: backbone_of(parameters) for name, parameters in found.items()}
     return {name: paper for name, paper in named.items() if paper is not None}
 
@@ -154,7 +154,7 @@ class Beside:
         if line is None:
             return told | {"verdict": CANNOT, "why": "no record"}
         if not line.done:
-            return told | {"verdict": CANNOT, "why": f"not applicable: {line.first['reason']}"}
+            return told | {"verdict": CANNOT, "why": f"not applicable: {line.first.reason}"}
         ours = self.ours(method, measure, line)
         if isinstance(ours, str):
             return told | {"verdict": CANNOT, "why": ours}
@@ -176,7 +176,7 @@ class Beside:
         steered = line.budget is not None
         half = max(paper.half, 100 * TOLERANCE) if steered else paper.half
         word, why = verdict(paper._replace(half=half), ours)
-        authors = 100 * sum(r["skip_authors"] for r in line.records) / len(line.records)
+        authors = 100 * sum(record.skip_authors for record in line.records) / len(line.records)
         if not why and word != "agrees" and abs(authors - paper.value) <= paper.half:
             why = f"by its authors' measure it skips {authors:.2f} %"
         return word, why
@@ -207,7 +207,7 @@ class Beside:
         """Why a number that exists cannot be compared; empty if it can."""
         if measure == SKIP:
             return ""
-        if line.first["match"] == "split":
+        if line.first.match == "split":
             return "match split: the paper matches pooled tokens"
         own, theirs = skip_of(line).value, numbers_of(self.group)[method][SKIP]
         if line.budget is not None and abs(own - theirs) > 100 * TOLERANCE:
@@ -234,14 +234,14 @@ class Beside:
             return f"split: the paper's {short} of {method} fits none"
         if split != own:
             return f"split: the paper's {short} of {method} is of {split}, ours of {own}"
-        score = headlines(line.first)[str(task)]
+        score = line.first.headlines[str(task)]
         items, metric = BENCHMARKS[name][own].items, name.split("(")[1].rstrip(")")
-        if score["n"] != items:
-            return f"limit: {short} on {score['n']:,} of {items:,} items"
-        if score["metric"] != metric:
-            return f"metric: {short} by {score['metric']}"
-        if score["shots"] != SHOTS[name]:
-            return f"shots: {short} with {score['shots']}, the paper's with {SHOTS[name]}"
+        if score.n != items:
+            return f"limit: {short} on {score.n:,} of {items:,} items"
+        if score.metric != metric:
+            return f"metric: {short} by {score.metric}"
+        if score.shots != SHOTS[name]:
+            return f"shots: {short} with {score.shots}, the paper's with {SHOTS[name]}"
         return ""
 
     def task_of(self, method: str, name: str) -> str | None:
@@ -278,11 +278,11 @@ def without_arc(group: Group, method: str) -> tuple[float, float]:
 
 def skip_of(line: Line) -> Ours:
     """Realised skip in percent; its interval knows seeds alone (Student's t)."""
-    skips = pd.Series([100 * record["rates"]["all"]["skip"] for record in line.records])
+    skips = pd.Series([100 * record.rates["all"].skip for record in line.records])
     value, runs = float(skips.mean()), len(skips)
     std = float(skips.std(ddof=1)) if runs > 1 else None
     wide = 0.0 if std is None else float(stats.t.ppf(0.975, runs - 1)) * std / sqrt(runs)
-    return Ours(value, value - wide, value + wide, runs, std, bool(line.first["stochastic"]))
+    return Ours(value, value - wide, value + wide, runs, std, line.first.stochastic)
 
 
 def _ours(sample: Sample, line: Line) -> Ours:
@@ -290,5 +290,5 @@ def _ours(sample: Sample, line: Line) -> Ours:
     std = None if sample.std is None else 100 * sample.std
     return Ours(
         100 * sample.value, 100 * low, 100 * high, len(line.records), std,
-        bool(line.first["stochastic"]),
+        line.first.stochastic,
     )  # fmt: skip

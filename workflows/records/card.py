@@ -1,0 +1,81 @@
+"""From the card of a fitted model, or the description of a plain one, to its record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from methods import Row, find_row
+from workflows.records.files import to_record
+from workflows.records.record import FORMAT, Record
+
+
+def new_record(
+    card: Mapping[str, Any], labels: Mapping[str, str | None], made_by: Mapping[str, Any]
+) -> Record:
+    """The record of a run that is not scored yet.
+
+    Args:
+        card: Of the model.
+        labels: ``suite``, ``backbone_name``, and ``row``: None for the card's own.
+        made_by: Of :func:`workflows.runtime.provenance.provenance`.
+
+    Returns:
+        Its status is "not applicable"; the score step sets it with the scores.
+
+    Raises:
+        ValueError: The card has wrong values.
+    """
+    name = labels["row"] or card["row"]
+    row = find_row(card["row"])
+    title = row.title.format(**card["params"]) if name == row.name else name
+    start = card["start"]
+    backbone = card["backbone"] if start is None else start["backbone"]
+    return to_record(
+        {
+            "format": FORMAT,
+            "status": "not applicable",
+            "reason": card.get("not_applicable"),
+            "suite": labels["suite"],
+            "row": name,
+            "method": card["row"],
+            "title": title,
+            "kind": row.kind if start is None else find_row(start["row"]).kind,
+            "stochastic": row.stochastic,
+            "params": card["params"],
+            "start": start and {k: start[k] for k in ("row", "params", "seed")},
+            "budget": card["budget"],
+            # The card of an older version names none; a table refuses it where a protocol applies.
+            "match": card.get("match"),
+            "seed": card["seed"],
+            "backbone": {
+                "name": labels["backbone_name"],
+                "path": _place(Path(backbone["path"])),
+                **{k: backbone[k] for k in ("revision", "hash", "parameters", "layers")},
+            },
+            "fit": card.get("fit"),
+            "fit_code": card.get("code"),
+            "weights_hash": card.get("weights_hash"),
+            **made_by,
+        }
+    )
+
+
+def _place(backbone: Path) -> str:
+    """Its path below the working folder, else its name, so that records do not depend on both."""
+    here = Path.cwd()
+    return str(backbone.relative_to(here) if here in backbone.parents else backbone.name)
+
+
+def rows_of(card: Mapping[str, Any]) -> list[Row]:
+    """The row of a card, and the row of the model that its fit started from."""
+    start = [card["start"]["row"]] if card["start"] else []
+    return [find_row(name) for name in (card["row"], *start)]
+
+
+def removed_layers(card: Mapping[str, Any]) -> list[int]:
+    """Dense layers that a fit removed, or the fit whose model it started from."""
+    fit = card["start"] or card
+    layers: list[int] = fit.get("structure", {}).get("removed_layers", [])
+    return layers

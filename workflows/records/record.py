@@ -1,0 +1,349 @@
+"""A record as a typed value, and the same as JSON.
+
+A record of a row that is not applicable says why, and has no scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Protocol = Literal["pooled", "split"]
+PROTOCOLS: tuple[Protocol, ...] = ("pooled", "split")
+
+FORMAT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """Skip on one kind of token; shares of the dense parameters, means over tokens.
+
+    Args:
+        tokens: Scored tokens of the kind.
+        skip: What did not run.
+        skip_net: ``skip`` minus the parameters that the method adds.
+        skip_std: Standard deviation of ``skip`` over tokens.
+    """
+
+    tokens: int
+    skip: float
+    skip_net: float
+    skip_std: float
+
+
+# Kind of token -> its rate. "all" is always there.
+Rates = Mapping[str, Rate]
+
+
+def to_rates(entries: Mapping[str, Mapping[str, Any]]) -> Rates:
+    """Rates from their JSON."""
+    return {kind: Rate(**rate) for kind, rate in entries.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One metric of one task.
+
+    Args:
+        task: Name of the task.
+        metric: Name of the metric.
+        filter: The harness's filter of answers.
+        primary: Whether this is the headline metric, the one of a task's metrics that tables show.
+        higher_is_better: False for a perplexity, for example.
+        value: The score, as the harness gives it.
+        n: Items.
+        k: Items that were solved; None where items are not right or wrong.
+        stderr: Standard error over items; None where the harness gives none.
+        shots: Demonstrations in the prompt.
+        split: Where the items come from.
+        chat_template: Whether prompts are in the model's chat template.
+        version: Version of the task.
+        prompt_hash: Hash of all prompts.
+        rates: Skip on the tokens of the task.
+    """
+
+    task: str
+    metric: str
+    filter: str
+    primary: bool
+    higher_is_better: bool
+    value: float
+    n: int
+    k: int | None
+    stderr: float | None
+    shots: int
+    split: str
+    chat_template: bool
+    version: str | float
+    prompt_hash: str
+    rates: Rates
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Score:
+        """A score from its JSON."""
+        return cls(**{**entries, "rates": to_rates(entries["rates"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotRun:
+    """A task that the machine could not run, and why."""
+
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A part of the model that a token may skip.
+
+    Args:
+        layer: Its dense layer.
+        kind: ``attention``, ``ffn`` or ``layer``.
+        parameters: Its size.
+        executed: Share of the scored tokens that ran it.
+    """
+
+    layer: int
+    kind: str
+    parameters: int
+    executed: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """What ran for each token of one prompt.
+
+    Args:
+        task: The prompt is the first item of this task, with its answer.
+        tokens: The last ones, as text.
+        first_answer: Index of the first token whose output is scored.
+        executed: Per unit of the record a string of ``0`` and ``1``, one per token.
+    """
+
+    task: str
+    tokens: Sequence[str]
+    first_answer: int
+    executed: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backbone:
+    """The dense model that the row starts from.
+
+    Args:
+        name: Its name in the suite.
+        path: Its folder: below the working folder, else the folder's name alone.
+        revision: Its commit on the hub; None where it is not known.
+        hash: Hash of its weights.
+        parameters: How many it has.
+        layers: How many it has.
+    """
+
+    name: str
+    path: str
+    revision: str | None
+    hash: str
+    parameters: int
+    layers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The fitted model that another fit started from, as in ``shortgpt+lora``.
+
+    Args:
+        row: Its row.
+        params: Of that row.
+        seed: Of that fit.
+    """
+
+    row: str
+    params: Mapping[str, Any]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What the fit cost and where it ended.
+
+    Args:
+        seconds: Time of the fit.
+        peak_memory_mb: Of the process, or of the GPU.
+        device: Where it ran.
+        threads: Of torch.
+        cpu_capability: The instruction set that torch used.
+        trained_parameters: How many were trained; 0 where nothing was.
+        trained_skip: Kind of token -> skip at the end of training; None without a router. The
+            threshold is calibrated afterwards.
+        threshold: The calibrated gate value from which a unit runs; None where there is none.
+    """
+
+    seconds: float
+    peak_memory_mb: float
+    device: str
+    threads: int | None
+    cpu_capability: str
+    trained_parameters: int
+    trained_skip: Mapping[str, float] | None = None
+    threshold: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Decoder layers.
+
+    Args:
+        kept: Layers of the fitted model.
+        dense: Layers of the backbone.
+        removed: Numbers of the dense layers that the fit removed.
+    """
+
+    kept: int = 0
+    dense: int = 0
+    removed: Sequence[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How the row was scored, and what scoring cost.
+
+    Args:
+        batch_size: Sequences per pass.
+        equal_lengths: Whether all sequences of a batch have one length: padding would change
+            the model's decisions.
+        share_prefix: Whether a context ran once for all its answers.
+        max_length: Tokens of the context window.
+        end_tokens: Ids of the tokens that end a generated text.
+        device: Where it ran.
+        threads: Of torch.
+        seconds: Time of scoring.
+        peak_memory_mb: Of the process, or of the GPU.
+    """
+
+    batch_size: int = 0
+    equal_lengths: bool = False
+    share_prefix: bool = False
+    max_length: int = 0
+    end_tokens: Sequence[int] = field(default_factory=list)
+    device: str = ""
+    threads: int | None = None
+    seconds: float = 0.0
+    peak_memory_mb: float = 0.0
+
+
+# Fields of a record that only a scored row has.
+SCORED = ("scores", "not_run", "rates", "skip_authors", "units", "layers", "evaluation", "routes")
+# Field -> what makes its value from JSON.
+PARTS: Mapping[str, Callable[[Any], Any]] = {
+    "start": lambda entries: Start(**entries),
+    "backbone": lambda entries: Backbone(**entries),
+    "fit": lambda entries: Fit(**entries),
+    "scores": lambda entries: [Score.of(score) for score in entries],
+    "not_run": lambda entries: [NotRun(**task) for task in entries],
+    "rates": to_rates,
+    "units": lambda entries: [Unit(**unit) for unit in entries],
+    "layers": lambda entries: Layers(**entries),
+    "evaluation": lambda entries: Evaluation(**entries),
+    "routes": lambda entries: [Route(**route) for route in entries],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One run of one row.
+
+    Args:
+        status: ``ok`` or ``not applicable``. The fields of ``SCORED`` are set only where it is ok.
+        reason: Why the row is not applicable; else None.
+        suite: Name of the suite.
+        row: Name of the row in tables.
+        method: Name of the row in the method's file: ``row`` may be a variant of it.
+        title: What tables call the row.
+        kind: ``reference``, ``static`` or ``dynamic``; of a healed row that of its start.
+        stochastic: Whether the result depends on the seed.
+        params: Of the method.
+        start: The fitted model that this fit started from; None where it was the backbone.
+        budget: Skip that is asked for, a fraction; None where none applies.
+        match: The protocol by which a dynamic row meets its budget; None for all other rows.
+        seed: Of the fit.
+        backbone: The dense model.
+        fit: What the fit cost; None where a plain model was scored.
+        fit_code: Part of the checkout -> hash of its code at the fit; None without a fit.
+        weights_hash: Hash of the fitted weights; None without a fit.
+        scores: Every metric of every task.
+        not_run: Tasks that the machine could not run.
+        rates: Skip over the scored tokens of all tasks.
+        skip_authors: Skip by the definition of the method's authors, a fraction.
+        units: Parts that tokens may skip; empty where every token runs the same.
+        layers: Layers of the fitted model.
+        evaluation: How it was scored.
+        routes: What ran for a few prompts; empty where nothing is routed.
+        versions: Package -> version.
+        commit: Of the checkout; None outside git.
+        dirty: Whether the checkout had changes that were not committed, at the fit or at scoring.
+        code: Part of the checkout -> hash of its code at scoring.
+        hardware: Processor, cores, accelerator.
+    """
+
+    status: str
+    reason: str | None
+    suite: str
+    row: str
+    method: str
+    title: str
+    kind: str
+    stochastic: bool
+    params: Mapping[str, Any]
+    start: Start | None
+    budget: float | None
+    match: Protocol | None
+    seed: int
+    backbone: Backbone
+    fit: Fit | None
+    fit_code: Mapping[str, str] | None
+    weights_hash: str | None
+    scores: Sequence[Score] = field(default_factory=list)
+    not_run: Sequence[NotRun] = field(default_factory=list)
+    rates: Rates = field(default_factory=dict)
+    skip_authors: float = 0.0
+    units: Sequence[Unit] = field(default_factory=list)
+    layers: Layers = Layers()
+    evaluation: Evaluation = Evaluation()
+    routes: Sequence[Route] = field(default_factory=list)
+    versions: Mapping[str, str]
+    commit: str | None
+    dirty: bool
+    code: Mapping[str, str]
+    hardware: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Record:
+        """A record from JSON that keeps the schema."""
+        values = {name: value for name, value in entries.items() if name != "format"}
+        there = [name for name in PARTS if values.get(name) is not None]
+        parts = {name: PARTS[name](values[name]) for name in there}
+        return cls(**(values | parts))
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON values; without scores where it has none."""
+        entries = {"format": FORMAT} | asdict(self)
+        absent = set() if self.done else {*SCORED}
+        if not self.routes:
+            absent.add("routes")
+        if self.fit is not None:
+            # A fit without a router names neither.
+            for name in ("trained_skip", "threshold"):
+                if entries["fit"][name] is None:
+                    del entries["fit"][name]
+        return {name: value for name, value in entries.items() if name not in absent}
+
+    @property
+    def done(self) -> bool:
+        """Whether it has scores."""
+        return self.status == "ok"
+
+    @property
+    def headlines(self) -> dict[str, Score]:
+        """Task -> the score of its headline metric."""
+        return {score.task: score for score in self.scores if score.primary}
