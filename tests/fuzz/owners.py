@@ -26,7 +26,7 @@ from methods.core.model.checkpoint import load
 from methods.core.model.folder import read_config, read_tokenizer
 from methods.core.model.ledger import Ledger
 from methods.hero.controls import lent_rates
-from tests import made_records, steps, told_records, toy
+from tests import records, steps, toy
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
@@ -183,14 +183,13 @@ def read_tasks(folder: Path) -> None:
 def make_results(folder: Path) -> None:
     """Dense and HeRo with texts, routes and decisions, as a suite would leave them."""
     rng = np.random.default_rng(3)
-    scores = [made_records.score(task, [1, 0] * (n // 2)) for task, n in made_records.TASKS.items()]
-    for made in (made_records.dense(*scores), made_records.record("hero", 0.25, *scores)):
-        file = made_records.write_run(folder, made)
-        told_records.add_texts(file)
+    for run in (records.dense(*records.half()), records.record("hero", 0.25, *records.half())):
+        file = records.write_run(folder, run)
+        records.add_texts(file)
     record = json.loads(file.read_text())
-    told_records.routed(record, rng)
+    records.add_routes(record, rng)
     (folder / "toy/hero/b25/s42/model").mkdir()
-    told_records.write_decisions(file)
+    records.write_decisions(file)
     decisions = file.with_suffix(".decisions.json")
     shutil.copyfile(decisions, file.parent / "model/decisions.json")
     file.write_text(json.dumps(record))

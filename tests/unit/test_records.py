@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,50 +10,27 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from methods.core.jsonfile import read_json
+from tests.records import dense, score, typed
 from workflows.records.card import new_record
 from workflows.records.files import SCHEMAS, read_record, to_record
 from workflows.records.record import Record
 
-RATES = {"all": {"tokens": 5, "skip": 0.25, "skip_net": 0.2, "skip_std": 0.0}}
-
 
 def record() -> dict[str, Any]:
-    score = {
-        "task": "a", "metric": "acc", "filter": "none", "primary": True, "higher_is_better": True,
-        "value": 0.5, "n": 2, "k": 1, "stderr": None, "shots": 0, "split": "test",
-        "chat_template": False, "version": 1.0, "prompt_hash": "x", "rates": deepcopy(RATES),
-    }  # fmt: skip
-    return {
-        "format": 2, "status": "ok", "reason": None, "suite": "", "row": "r", "method": "dense",
-        "title": "T", "kind": "reference", "stochastic": False, "params": {}, "start": None,
-        "budget": 0.25, "match": None, "seed": 42, "fit": None, "fit_code": None,
-        "weights_hash": None, "scores": [score], "not_run": [],
-        "rates": deepcopy(RATES), "skip_authors": 0.0, "units": [],
-        "layers": {"kept": 1, "dense": 1, "removed": []},
-        "backbone": {
-            "name": "b", "path": "/p", "revision": None, "hash": "0123456789abcdef",
-            "parameters": 10, "layers": 1,
-        },
-        "evaluation": {
-            "batch_size": 1, "equal_lengths": False, "share_prefix": False, "max_length": 8,
-            "end_tokens": [2], "device": "cpu", "threads": 1, "seconds": 0.1, "peak_memory_mb": 1.0,
-        },
-        "versions": {"torch": "2"}, "commit": None, "dirty": True, "code": {"methods/core": "x"},
-        "hardware": {},
-    }  # fmt: skip
+    return typed(dense(score("a", [1, 0])))[0].to_json()
 
 
 def change(path: str, value: Any) -> dict[str, Any]:
-    made = record()
+    changed = record()
     *parents, last = path.split("/")
-    inner: Any = made
+    inner: Any = changed
     for key in parents:
         inner = inner[int(key) if isinstance(inner, list) else key]
     if value is ...:
         del inner[last]
     else:
         inner[last] = value
-    return made
+    return changed
 
 
 def test_a_complete_record_passes_and_survives_the_disk(tmp_path: Path) -> None:
@@ -71,10 +47,10 @@ def test_no_field_may_miss(field: str) -> None:
 
 @pytest.mark.parametrize("field", ["scores", "rates", "skip_authors", "evaluation"])
 def test_a_row_that_does_not_apply_has_no_scores_but_a_finished_one_must(field: str) -> None:
-    made = change(field, ...)
-    to_record(made | {"status": "not applicable", "reason": "because"})
+    without = change(field, ...)
+    to_record(without | {"status": "not applicable", "reason": "because"})
     with pytest.raises(ValueError, match=f"'{field}' is a required property"):
-        to_record(made)
+        to_record(without)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +113,8 @@ def test_a_typed_record_is_written_as_it_was_read(changes: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"units": [UNIT | {"layer": 1}]}, "at layers: layer 1 of 1"),
-        ({"layers": record()["layers"] | {"removed": [3]}}, "at layers: layer 3 of 1"),
+        ({"units": [UNIT | {"layer": 4}]}, "at layers: layer 4 of 4"),
+        ({"layers": record()["layers"] | {"removed": [5]}}, "at layers: layer 5 of 4"),
         ({"units": [UNIT], "routes": [ROUTE | {"executed": ["011"]}]}, "has not a sign for each"),
         ({"units": [], "routes": [ROUTE]}, "at routes: 'a' has not a sign for each token and unit"),
     ],
@@ -175,13 +151,13 @@ def test_a_record_names_the_code_and_the_weights_of_its_fit() -> None:
 
 def test_a_run_that_started_from_another_model_names_it_and_the_dense_backbone() -> None:
     start = {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}
-    made = from_card(
+    entries = from_card(
         "shortgpt+lora", row="lora", start=start | {"backbone": DENSE},
         backbone=DENSE | {"path": "/shortgpt", "parameters": 7, "layers": 9},
     ).to_json()  # fmt: skip
-    assert made["kind"] == "static"
-    assert made["start"] == start
-    assert made["backbone"] == record()["backbone"] | {"path": "p"}
+    assert entries["kind"] == "static"
+    assert entries["start"] == start
+    assert entries["backbone"] == record()["backbone"] | {"name": "b", "path": "p"}
 
 
 def test_a_damaged_card_is_refused_before_it_is_scored() -> None:

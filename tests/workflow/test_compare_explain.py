@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from tests import steps
-from tests.made_records import code, dense, score, suite, write_run, write_suite
+from tests.records import code, dense, score, suite, write_run, write_suite
 from workflows.stats.resample import bootstrap, interval
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from tests import browser, steps
-from tests.told_records import NASTY, TOKENS, write_told
+from tests.records import NASTY, TOKENS, write_full_suite
 
 pytestmark = pytest.mark.skipif(
     browser.COMMAND is None, reason=f"no Chromium here (none of {', '.join(browser.NAMES)})"
@@ -29,7 +29,7 @@ SHOWN = "all('#lead-pooled tbody tr').filter((row) => !row.hidden)"
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    results = write_told(folder / "results")
+    results = write_full_suite(folder / "results")
     steps.call("report", "--results", results, "--out", folder / "reports/made")
     return folder / "reports/made/index.html"
 

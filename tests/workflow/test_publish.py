@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests import steps
-from tests.made_records import code, suite, write_run, write_suite
+from tests.records import code, suite, write_run, write_suite
 from tests.workflow.conftest import checkout_files
 from workflows import ROOT
 from workflows.report import FRAMES

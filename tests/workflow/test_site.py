@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from tests import steps
-from tests.made_records import write_suite
+from tests.records import write_suite
 from workflows.report.published import REFERENCE, read_frames
 
 

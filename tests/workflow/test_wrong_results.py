@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from tests import steps
-from tests.made_records import TASKS, dense, record, score, write, write_run
+from tests.records import TASKS, dense, half, record, score, write, write_run
 
 Edit = Callable[[Path], None]
 
@@ -20,9 +20,8 @@ Edit = Callable[[Path], None]
 def results(tmp_path: Path) -> Path:
     """Dense and HeRo."""
     folder = tmp_path / "results"
-    scores = [score(task, [1, 0] * (n // 2)) for task, n in TASKS.items()]
-    for made in (dense(*scores), record("hero", 0.25, *scores)):
-        write_run(folder, made)
+    for run in (dense(*half()), record("hero", 0.25, *half())):
+        write_run(folder, run)
     return folder
 
 
@@ -34,13 +33,13 @@ def changed(path: str, value: Any) -> Edit:
     """Replaces one field of HeRo's record."""
 
     def edit(results: Path) -> None:
-        made = json.loads(hero(results).read_text())
+        record = json.loads(hero(results).read_text())
         *parents, last = path.split("/")
-        inner: Any = made
+        inner: Any = record
         for key in parents:
             inner = inner[int(key) if isinstance(inner, list) else key]
         inner[last] = value
-        hero(results).write_text(json.dumps(made))
+        hero(results).write_text(json.dumps(record))
 
     return edit
 
@@ -59,13 +58,12 @@ def damaged_items(results: Path) -> None:
 
 
 def twins(results: Path) -> None:
-    scores = [score(task, [1, 0] * (n // 2)) for task, n in TASKS.items()]
-    write(results / "other/record.json", record("hero", 0.25, *scores))
+    write(results / "other/record.json", record("hero", 0.25, *half()))
 
 
 def one_task_less(results: Path) -> None:
     hero(results).unlink()
-    write_run(results, record("hero", 0.25, score("left", [1, 0] * (TASKS["left"] // 2))))
+    write_run(results, record("hero", 0.25, half()[0]))
 
 
 def nothing_solved(results: Path) -> None:

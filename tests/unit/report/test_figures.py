@@ -20,7 +20,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from methods import discover
-from tests.made_records import dense, place_of, record, score, write_run, write_suite
+from tests.records import dense, record, run_folder, score, write_run, write_suite
 from tests.unit.report.figure_frames import reference
 from workflows import ROOT
 from workflows.records.files import to_record
@@ -202,7 +202,7 @@ def trained(folder: Path, log_at: str = "model/decisions.json") -> Data:
         layers={"kept": 3, "dense": 4, "removed": [1]},
     )  # fmt: skip
     log = [{"update": n, "loss": 2.0**-n, "skip": n / 100, "alpha": 1 + n} for n in range(20)]
-    file = place_of(folder, made) / log_at
+    file = run_folder(folder, made) / log_at
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"training": log}))
     write_run(folder, made)

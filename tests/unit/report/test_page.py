@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from tests import steps
-from tests.told_records import NASTY, TOKENS, write_told
+from tests.records import NASTY, TOKENS, write_full_suite
 from workflows.report.frames import make_frames
 from workflows.report.page import embedded
 from workflows.report.page_data import MOST, POINTS, page_data, shown_decision
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder: Path) -> str:
-    results = write_told(folder / "results")
+    results = write_full_suite(folder / "results")
     steps.call("report", "--results", results, "--out", folder / "report")
     return (folder / "report/index.html").read_text(encoding="utf-8")
 

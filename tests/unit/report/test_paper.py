@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.made_records import missing
-from tests.paper_records import backbone, kind_of, panels_of, runs_of
+from tests.records import not_applicable, paper_labels, paper_panels, paper_runs
 from workflows.report.paper.beside import COLUMNS, known_backbones, value_frame
 from workflows.report.paper.printed import (
     ABLATION,
@@ -28,9 +27,10 @@ SEVEN_B, EIGHT_B = Group(MAIN, "Llama-2-7B", "25%"), Group(MAIN, "Llama-3.1-8B",
 RETAINS = ("retain", "retain_without_arc")
 
 
-def values(group: Group, family: str = "matched", **given: Any) -> pd.DataFrame:
+def values(group: Group, family: str = "matched", **changes: Any) -> pd.DataFrame:
     """The lines of one group and family."""
-    return of(value_frame(panels_of(list(runs_of(group, family=family, **given)))), group, family)
+    runs = list(paper_runs(group, family=family, **changes))
+    return of(value_frame(paper_panels(runs)), group, family)
 
 
 def of(frame: pd.DataFrame, group: Group, family: str = "matched") -> pd.DataFrame:
@@ -122,13 +122,13 @@ def test_arc_is_compared_on_the_split_that_the_paper_fits_where_both_are_scored(
 
 def changed(group: Group, row: str, **changes: Any) -> pd.DataFrame:
     """The lines of a row whose records, or their scores, have other fields."""
-    runs = list(runs_of(group))
+    runs = list(paper_runs(group))
     for run in (run for run in runs if run["row"] == row):
         for task in changes.get("scores", {}):
             (own,) = [s for s in run["scores"] if s["task"] == task]
             own |= changes["scores"][task]
         run |= {name: value for name, value in changes.items() if name != "scores"}
-    frame = of(value_frame(panels_of(runs)), group)
+    frame = of(value_frame(paper_panels(runs)), group)
     return frame[frame["row"] == row].set_index("measure")
 
 
@@ -157,13 +157,13 @@ def test_other_metrics_and_shots_cannot_be_compared() -> None:
 
 
 def test_a_limit_cannot_be_compared() -> None:
-    runs = list(runs_of(SEVEN_B))
+    runs = list(paper_runs(SEVEN_B))
     for run in runs:
         for entry in run["scores"]:
             if entry["task"] == "hellaswag":
                 entry["items"] = entry["items"][:200]
                 entry["n"] = 200
-    frame = of(value_frame(panels_of(runs)), SEVEN_B)
+    frame = of(value_frame(paper_panels(runs)), SEVEN_B)
     why = frame[frame["measure"] == "HellaS (acc_norm)"]["why"]
     assert set(why) == {"limit: HellaS on 200 of 10,042 items"}
     assert (frame[frame["measure"] == "retain"]["verdict"] == CANNOT).all()
@@ -172,9 +172,9 @@ def test_a_limit_cannot_be_compared() -> None:
 def test_rows_matched_by_each_cannot_be_compared() -> None:
     runs = [
         run | ({"match": "split"} if run["match"] else {})
-        for run in runs_of(SEVEN_B)
+        for run in paper_runs(SEVEN_B)
     ]  # fmt: skip
-    frame = of(value_frame(panels_of(runs)), SEVEN_B)
+    frame = of(value_frame(paper_panels(runs)), SEVEN_B)
     told = frame[frame["method"].isin(["HeRo", "MoD-D"]) & (frame["measure"] != "param_skip")]
     assert set(told["why"]) == {"match split: the paper matches pooled tokens"}
     assert set(frame[frame["method"] == "LaCo"]["verdict"]) == {AGREES}
@@ -182,18 +182,18 @@ def test_rows_matched_by_each_cannot_be_compared() -> None:
 
 
 def test_of_two_protocols_the_pooled_one_stands_beside_the_paper() -> None:
-    runs = list(runs_of(SEVEN_B))
+    runs = list(paper_runs(SEVEN_B))
     runs += [run | {"match": "split"} for run in runs if run["match"]]
-    frame = of(value_frame(panels_of(runs)), SEVEN_B)
+    frame = of(value_frame(paper_panels(runs)), SEVEN_B)
     assert set(frame["match"]) == {"pooled"}
     assert not frame.duplicated(["method", "row", "measure"]).any()
 
 
 def test_what_is_missing_stays_empty_with_a_reason() -> None:
-    runs = [run for run in runs_of(SEVEN_B) if run["row"] not in ("hero", "laco")]
-    labels = kind_of(SEVEN_B, "LaCo", "matched") | {"backbone": backbone(SEVEN_B)}
-    runs.append(missing("laco", "it does not fit", **labels))
-    frame = of(value_frame(panels_of(runs)), SEVEN_B).set_index("method")
+    runs = [run for run in paper_runs(SEVEN_B) if run["row"] not in ("hero", "laco")]
+    labels = paper_labels(SEVEN_B, "LaCo")
+    runs.append(not_applicable("laco", "it does not fit", **labels))
+    frame = of(value_frame(paper_panels(runs)), SEVEN_B).set_index("method")
     assert set(frame.loc["HeRo", "why"]) == {"no record"}
     assert set(frame.loc["LaCo", "why"]) == {"not applicable: it does not fit"}
     for method in ("HeRo", "LaCo"):
@@ -204,7 +204,7 @@ def test_what_is_missing_stays_empty_with_a_reason() -> None:
 
 def with_dense(group: Group, family: str) -> list[dict[str, Any]]:
     """Runs of HeRo's variants, and dense, which has the tasks of the table too."""
-    runs = list(runs_of(group, family=family))
+    runs = list(paper_runs(group, family=family))
     dense = runs[-1] | {"row": "dense", "kind": "reference", "stochastic": False}
     return [dense | {"budget": None, "match": None}, *runs]
 
@@ -214,7 +214,7 @@ def test_the_ablation_has_its_own_reference_and_tasks_outside_our_retain() -> No
     runs = with_dense(group, "published")
     for run in runs:
         run["scores"] = [s for s in run["scores"] if "humaneval" not in s["task"]]
-    frame = of(value_frame(panels_of(runs)), group, "published").set_index(["method", "measure"])
+    frame = of(value_frame(paper_panels(runs)), group, "published").set_index(["method", "measure"])
     assert frame.loc[("w/o History", "GSM8K (exact_match)"), "verdict"] == AGREES
     told = frame.loc[("w/o History", "HumanEval (pass@1)")]
     assert (told["verdict"], told["why"]) == (CANNOT, "HumanEval (pass@1) is not scored")
@@ -226,7 +226,7 @@ def test_the_ablation_has_its_own_reference_and_tasks_outside_our_retain() -> No
 
 def test_the_sweep_is_relative_to_its_last_row() -> None:
     group = next(group for group in groups() if group.table == SWEEP)
-    frame = of(value_frame(panels_of(with_dense(group, "published"))), group, "published")
+    frame = of(value_frame(paper_panels(with_dense(group, "published"))), group, "published")
     retains = frame[frame["measure"] == "retain"].set_index("method")
     assert retains["difference"].abs().max() < 0.1
     assert len(retains) == 3
@@ -236,11 +236,11 @@ def test_the_sweep_is_relative_to_its_last_row() -> None:
 def test_the_memory_table_prints_no_scores_so_its_split_is_not_known() -> None:
     group = next(group for group in groups() if group.table == MEMORY)
     rows = next(own for own in families(group) if own.name == "published").rows
-    main = next(run for run in runs_of(EIGHT_B) if run["row"] == "hero")
+    main = next(run for run in paper_runs(EIGHT_B) if run["row"] == "hero")
     told = {"budget": None, "match": None}
     runs = [main | told | {"row": "dense", "kind": "reference", "stochastic": False}]
     runs += [main | told | {"row": row} for row, *_ in rows.values()]
-    frame = of(value_frame(panels_of(runs)), group, "published").set_index(["method", "measure"])
+    frame = of(value_frame(paper_panels(runs)), group, "published").set_index(["method", "measure"])
     line = frame.loc[("HeRo d_m=64", "avg_acc")]
     assert line["ours"] == pytest.approx(73.65, abs=0.1)
     assert line["why"].startswith("split: the paper prints no ARC-E of HeRo d_m=64")
@@ -248,10 +248,10 @@ def test_the_memory_table_prints_no_scores_so_its_split_is_not_known() -> None:
 
 
 def test_another_backbone_has_no_values() -> None:
-    runs = list(runs_of(SEVEN_B))
+    runs = list(paper_runs(SEVEN_B))
     for run in runs:
         run["backbone"] = run["backbone"] | {"parameters": 7}
-    panels = panels_of(runs)
+    panels = paper_panels(runs)
     assert known_backbones(panels) == {}
     frame = value_frame(panels)
     assert frame.empty

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from tests import steps
-from tests.made_records import write_run
-from tests.paper_records import runs_of
+from tests.records import paper_runs, write_run
 from workflows import ROOT
 from workflows.report.paper.order import agreement_frame, order_frame
 from workflows.report.paper.printed import MAIN, RETAIN, Group, groups, numbers_of
@@ -123,7 +122,7 @@ def test_the_demo_has_a_table_beside_each_backbone_of_the_paper() -> None:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of a suite on one of the paper's backbones, its scores the paper's."""
     folder = tmp_path_factory.mktemp("paper")
-    for run in runs_of(SEVEN_B):
+    for run in paper_runs(SEVEN_B):
         for score in run["scores"]:
             if score["task"] == "hellaswag":  # fewer items, less time
                 score |= {"items": score["items"][::10], "n": 1005}

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from tests.made_records import dense, record, score, write_run, write_suite
+from tests.records import dense, record, score, write_run, write_suite
 from workflows import ROOT
 from workflows.report import FRAMES
 from workflows.report.display import Cell, Table, number, plus, short_name, span

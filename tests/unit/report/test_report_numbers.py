@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from tests.made_records import TASKS
+from tests.records import TASKS
 from workflows.stats.paired import holm
 
 Runs = dict[tuple[str, float | None, str | None], list[dict[str, Any]]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.made_records import code, dense, missing, record, score, typed
+from tests.records import code, dense, not_applicable, record, score, typed
 from workflows.stats.comparable import (
     cautions,
     check_comparable,
@@ -23,7 +23,7 @@ def runs(**changes: Any) -> list[dict[str, Any]]:
 
 
 def test_equal_runs_pass_without_a_word() -> None:
-    records = [*runs(), missing("slicegpt", "too small")]
+    records = [*runs(), not_applicable("slicegpt", "too small")]
     check_comparable(typed(*records))
     assert cautions(typed(*records)) == []
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import made_records
-from tests.made_records import rates, record, score, typed
+from tests import records
+from tests.records import rates, record, score, typed
 from tests.unit.stats.test_tables import dense, frame, other, panels
 from workflows.stats.budget import answer_skip, misses
 from workflows.stats.tables import budget_frame, layer_frame, retain_frame
@@ -76,7 +76,7 @@ def test_notes_count_runs_per_kind_of_token() -> None:
         | {"rates": rates(0.25, prompt=prompt)}
         for seed, (answers, prompt) in enumerate([(0.264, 0.2), (0.262, 0.25), (0.25, 0.25)])
     ]
-    base = made_records.dense(score("a", [1, 1]))
+    base = records.dense(score("a", [1, 1]))
     expected = (
         "answers over budget by 1.4 in 2 of 3 runs; prompts under budget by 5.0 in 1 of 3 runs"
     )

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests import made_records
-from tests.made_records import record, score, split
+from tests import records
+from tests.records import record, score, split
 from workflows.stats.lines import Panel
 from workflows.stats.noise import noise_frame
 
@@ -21,11 +21,11 @@ def run(row: str, right: int, **changes: Any) -> dict[str, Any]:
 
 
 def dense() -> dict[str, Any]:
-    return made_records.dense(score("a", [1] * 40), score("b", HALF))
+    return records.dense(score("a", [1] * 40), score("b", HALF))
 
 
-def panels(*records: dict[str, Any]) -> list[Panel]:
-    return made_records.panels(*records, tasks=("a", "b"), resamples=99)
+def panels(*runs: dict[str, Any]) -> list[Panel]:
+    return records.panels(*runs, tasks=("a", "b"), resamples=99)
 
 
 def test_the_noise_floor_by_hand() -> None:
@@ -49,6 +49,6 @@ def test_noise_of_another_row_is_refused() -> None:
 
 
 def test_noise_on_other_items_is_refused() -> None:
-    plain, items = split(made_records.dense(score("a", [1] * 39), score("b", HALF)))
+    plain, items = split(records.dense(score("a", [1] * 39), score("b", HALF)))
     with pytest.raises(ValueError, match="noise record of 'dense': its items are not the record's"):
         noise_frame(panels(dense()), [plain], {0: items})

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests import made_records
-from tests.made_records import record, score, typed
+from tests import records
+from tests.records import record, score, typed
 from workflows.report.display import notes
 from workflows.stats.lines import Panel
 from workflows.stats.tables import (
@@ -26,12 +26,12 @@ COLUMNS = (
 ).split()
 
 
-def panels(*records: dict[str, Any], tasks: tuple[str, ...] = ("a", "b")) -> list[Panel]:
-    return made_records.panels(*records, tasks=tasks, resamples=400)
+def panels(*runs: dict[str, Any], tasks: tuple[str, ...] = ("a", "b")) -> list[Panel]:
+    return records.panels(*runs, tasks=tasks, resamples=400)
 
 
-def frame(*records: dict[str, Any], tasks: tuple[str, ...] = ("a", "b")) -> pd.DataFrame:
-    return retain_frame(panels(*records, tasks=tasks))
+def frame(*runs: dict[str, Any], tasks: tuple[str, ...] = ("a", "b")) -> pd.DataFrame:
+    return retain_frame(panels(*runs, tasks=tasks))
 
 
 def on(name: str) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def on(name: str) -> dict[str, Any]:
 
 def dense(**changes: Any) -> dict[str, Any]:
     scores = score("a", [1, 1, 1, 1, 0]), score("b", [1, 1, 0, 0])
-    return made_records.dense(*scores, **changes)
+    return records.dense(*scores, **changes)
 
 
 def other(skip: float = 0.25, **changes: Any) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def test_uncommitted_code_is_noted() -> None:
 
 
 def test_a_row_that_does_not_apply_keeps_its_line_and_its_reason() -> None:
-    table = frame(dense(), made_records.missing("hero", "too small"))
+    table = frame(dense(), records.not_applicable("hero", "too small"))
     line = table.to_dict("records")[1]
     assert line["note"] == "not applicable: too small"
     assert np.isnan(line["retain"])

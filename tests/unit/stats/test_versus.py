@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from tests import made_records
-from tests.made_records import record, score
+from tests import records
+from tests.records import record, score
 from workflows.report.display import p_texts, rank_table
 from workflows.stats.lines import Panel
 from workflows.stats.paired import holm
@@ -29,12 +29,12 @@ def run(row: str, solved: str, **changes: Any) -> dict[str, Any]:
     return record(row, 0.25, score("a", SOLVED[solved]), score("b", [1, 0] * 20), **changes)
 
 
-def panels(*records: dict[str, Any]) -> list[Panel]:
-    return made_records.panels(*records, tasks=("a", "b"), resamples=999)
+def panels(*runs: dict[str, Any]) -> list[Panel]:
+    return records.panels(*runs, tasks=("a", "b"), resamples=999)
 
 
 def dense() -> dict[str, Any]:
-    return made_records.dense(score("a", SOLVED["all"]), score("b", [1, 0] * 20))
+    return records.dense(score("a", SOLVED["all"]), score("b", [1, 0] * 20))
 
 
 def line(frame: pd.DataFrame, **keys: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.made_records import dense, record, score, write_run
+from tests.records import dense, record, score, write_run
 from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, fetched_task_names, own_task_names
 from workflows.report.results import read_results
 from workflows.suite import commands
