@@ -7,22 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from workflows.report.display import (
-    DEFINED,
-    MARKED,
-    MATCHES,
-    SKIPS,
-    SPEEDS,
-    Builder,
-    Table,
-    line_id,
-    notes,
-    number,
-    plus,
-    seeds_note,
-    short_name,
-    spans,
-)
+from workflows.report.display import Builder, Table, line_id, number, plus, short_name, spans
+from workflows.report.suite_tables import DEFINED, MARKED, MATCHES, SKIPS, SPEEDS, notes, seeds_note
 from workflows.stats.ranking import Mark, places
 from workflows.stats.speeds import KEYS, with_speed
 

@@ -12,13 +12,14 @@ import jinja2
 from markupsafe import Markup
 
 from workflows import ROOT
+from workflows.report.cautions import code_differences
 from workflows.report.display import Table
 from workflows.report.lead import Frames, lead_table, verdict
 from workflows.report.page_data import page_data
 from workflows.report.paper.show import without_record
 from workflows.report.render import html_table
 from workflows.report.results import Results
-from workflows.stats.comparable import code_by_part, code_differences
+from workflows.stats.comparable import code_by_part
 
 PAGES = ROOT / "workflows" / "report"
 # Figures that the page shows, and bytes beyond which one, of hundreds of rows then, is linked only.

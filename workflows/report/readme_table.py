@@ -7,20 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from workflows.report.display import (
-    DEFINED,
-    FLOOR,
-    MARKED,
-    MATCHES,
-    SKIPS,
-    Builder,
-    Table,
-    notes,
-    plus,
-    spans,
-)
+from workflows.report.display import Builder, Table, plus, spans
 from workflows.report.lead import Frames, retain_marks
 from workflows.report.render import escape_markdown, markdown
+from workflows.report.suite_tables import DEFINED, FLOOR, MARKED, MATCHES, SKIPS, notes
 
 
 def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> str:

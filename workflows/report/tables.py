@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from workflows.report.display import (
+from workflows.report.display import Table
+from workflows.report.lead import Frames
+from workflows.report.paper.show import order_tables, value_tables
+from workflows.report.results import Results
+from workflows.report.suite_tables import (
     MATCHES,
-    Table,
     budget_table,
     cost_table,
     difference_table,
@@ -14,11 +17,9 @@ from workflows.report.display import (
     rank_table,
     retain_table,
     score_table,
+    speed_table,
 )
-from workflows.report.lead import Frames
-from workflows.report.paper.show import order_tables, value_tables
-from workflows.report.results import Results
-from workflows.stats.speeds import speed_table, with_speed
+from workflows.stats.speeds import with_speed
 
 Tables = dict[str, list[Table]]
 

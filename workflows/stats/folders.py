@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflows.stats.comparable import SAME_HEADLINE, score_difference, settings
+from workflows.stats.comparable import SAME_HEADLINE, score_difference
 from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import difference, interval, paired_difference
 from workflows.stats.versus import tested
@@ -30,7 +30,7 @@ def comparison_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.Data
         ValueError: No backbone and protocol are shared, or a score measures different things in
             the two folders.
     """
-    lines = [line for one, two in _shared(first, second) for line in _lines(one, two)]
+    lines = [line for one, two in shared_panels(first, second) for line in _lines(one, two)]
     columns = (
         "backbone target match row title measure a a_low a_high b b_low b_high difference low high "
         "won lost test p"
@@ -50,7 +50,7 @@ def _lines(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
         yield compared
 
 
-def _shared(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple[Panel, Panel]]:
+def shared_panels(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple[Panel, Panel]]:
     """Panels of one backbone and one protocol."""
     mine, theirs = ({panel.name: panel for panel in folder} for folder in (first, second))
     pairs = [(panel, theirs[name]) for name, panel in mine.items() if name in theirs]
@@ -116,7 +116,7 @@ def equality_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFr
         items (how many have every item scored alike), retain (largest difference of Retain,
         points).
     """
-    runs = [run for pair in _shared(first, second) for run in _shared_runs(*pair)]
+    runs = [run for pair in shared_panels(first, second) for run in _shared_runs(*pair)]
     frame = pd.DataFrame(runs, columns=["key", "rows", "weights", "items", "retain"])
     # A run that is the same under every protocol stands in the panels of all.
     found = (
@@ -148,17 +148,3 @@ def _shared_runs(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
             "items": all(np.array_equal(run[task], again[task]) for task in run),
             "retain": abs(two.retain(again) - one.retain(run)),
         }
-
-
-def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator[str]:
-    """One sentence for every setting in which a line of both folders differs."""
-    for one, two in _shared(first, second):
-        theirs = {line.name: settings(line.first) for line in two.done}
-        sentences = [
-            f"The folders differ in {what}: {value} and {theirs[line.name].get(what)}."
-            for line in one.done
-            if line.name in theirs
-            for what, value in settings(line.first).items()
-            if value != theirs[line.name].get(what)
-        ]
-        yield from dict.fromkeys(sentences)

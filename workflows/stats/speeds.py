@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from workflows.records.record import Record
-from workflows.report.display import Builder, Table, number, spans
 from workflows.stats.lines import Panel
 
 # What tells a run apart, and the lines that the time step measured of it.
@@ -20,15 +19,6 @@ COLUMNS = [
     "speed_high", "bound", "realised", "predicted",
 ]  # fmt: skip
 KEYS = ["backbone", "target", "match", "row"]
-NOTE = (
-    "A skip rate is no speed-up. Speed: time of the dense model over that of the row, called in "
-    "turn in one process on texts of the suite, LoRA folded into its matrices; median of pairs "
-    "with its 95 % interval; above 1 is faster. Bound: what the row's own decisions would allow "
-    "were work alone to cost time (multiplications of a prompt, bytes read for a new token). "
-    "Realised: share of that saving; a dash where the row is slower than dense. Predicted: the "
-    "bound of a decode step by decisions on single tokens. Training: forward and backward pass of "
-    "one update, its speed over that of LoRA on every linear layer; without a bound."
-)
 
 
 def key(record: Record) -> Key:
@@ -83,18 +73,3 @@ def with_speed(retain: pd.DataFrame, speeds: pd.DataFrame) -> pd.DataFrame:
         found = retain[KEYS].merge(first[[*KEYS, "speed"]], on=KEYS, how="left")["speed"]
         columns[mode] = found.astype(float).round(3).tolist()
     return retain.assign(**columns)
-
-
-def speed_table(frame: pd.DataFrame) -> Table:
-    """Speed beside its bound."""
-    made = Builder()
-    made.lead(frame)
-    made.add("Mode", frame["mode"].tolist())
-    made.add("Case", [case.replace("x", " x ") for case in frame["case"]])
-    made.numbers(frame, {"Units skipped (%)": ("bypass", "{:.1f}"), "Speed": ("speed", "{:.2f}")})
-    made.add("95 % interval", spans(frame, "speed_low", "speed_high", "{:.2f}"))
-    made.numbers(frame, {"Bound": ("bound", "{:.2f}")})
-    faster = frame["realised"].where(frame["realised"] >= 0)
-    made.add("Realised (%)", [number(value, "{:.0f}") for value in faster])
-    made.add("Predicted", [number(value) for value in frame["predicted"]])
-    return made.table("speeds", "Speed", NOTE)

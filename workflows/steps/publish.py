@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from methods.core.jsonfile import write_json
+from workflows.report.cautions import cautions
 from workflows.report.figures import METADATA
 from workflows.report.figures.data import Data
 from workflows.report.figures.protocols import protocols
@@ -25,7 +26,6 @@ from workflows.report.results import gaps, read_results
 from workflows.report.seeds import SeedSpread, add_spread_argument, read_spread
 from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
-from workflows.stats.comparable import cautions
 
 
 def arguments() -> argparse.Namespace:

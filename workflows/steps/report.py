@@ -12,6 +12,7 @@ import gc
 import sys
 from pathlib import Path
 
+from workflows.report.cautions import cautions
 from workflows.report.figures import draw_all
 from workflows.report.figures.data import run_frames
 from workflows.report.frames import make_frames
@@ -22,7 +23,6 @@ from workflows.report.seeds import add_spread_argument, read_spread
 from workflows.report.tables import make_tables
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
-from workflows.stats.comparable import cautions
 from workflows.stats.tables import layer_frame
 
 

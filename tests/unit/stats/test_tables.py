@@ -10,7 +10,7 @@ import pytest
 
 from tests import records
 from tests.records import record, score, typed
-from workflows.report.display import notes
+from workflows.report.suite_tables import notes
 from workflows.stats.lines import Panel
 from workflows.stats.tables import (
     budget_frame,

@@ -11,7 +11,8 @@ from scipy import stats
 
 from tests import records
 from tests.records import record, score
-from workflows.report.display import p_texts, rank_table
+from workflows.report.display import p_texts
+from workflows.report.suite_tables import rank_table
 from workflows.stats.lines import Panel
 from workflows.stats.paired import holm
 from workflows.stats.ranking import Mark, marks, places, rank_frame

@@ -1,0 +1,279 @@
+"""A table of every frame of a suite: its columns, its words and its note."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from workflows.records.record import Protocol
+from workflows.report.display import (
+    Builder,
+    Table,
+    number,
+    p_texts,
+    plus,
+    short_name,
+    spans,
+    task_name,
+)
+from workflows.stats.lines import Panel
+from workflows.stats.paired import LEVEL
+from workflows.stats.ranking import Mark, marks
+from workflows.stats.resample import RESAMPLES, RETAIN
+
+MARKED = (
+    "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
+    "best reaches zero. References do not compete."
+)
+DEFINED = (
+    "Retain: mean over tasks of score over the reference's score. Skip: share of the dense "
+    "parameters that do not run, mean over scored tokens."
+)
+SKIPS = (
+    "On prompts: skip on prompt tokens. Deciding: skip on the tokens whose output is scored "
+    "(answers, generated tokens), mean over the tasks of the Retain. Net: skip minus the "
+    "parameters that the method adds (router, adapters, LoRA), a shared router counted once."
+)
+SPEEDS = "Prefill, Decode: speed over dense, measured side by side; above 1 is faster."
+FLOOR = "It is the floor of the dense model: routed rows, with gates at thresholds, may move more."
+LEAST = f"≤: {RESAMPLES:,} resamples tell no smaller p."
+MATCHES: Mapping[Protocol, str] = {
+    "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
+    "split": "Match split: skip on prompt tokens and on answer tokens meets the budget apart.",
+}
+CLOCK = (
+    "A skip rate is no speed-up. Speed: time of the dense model over that of the row, called in "
+    "turn in one process on texts of the suite, LoRA folded into its matrices; median of pairs "
+    "with its 95 % interval; above 1 is faster. Bound: what the row's own decisions would allow "
+    "were work alone to cost time (multiplications of a prompt, bytes read for a new token). "
+    "Realised: share of that saving; a dash where the row is slower than dense. Predicted: the "
+    "bound of a decode step by decisions on single tokens. Training: forward and backward pass of "
+    "one update, its speed over that of LoRA on every linear layer; without a bound."
+)
+
+
+def seeds_note(suite: str) -> str:
+    """What Between seeds is, and of which suite."""
+    return (
+        f"Between seeds: deviation of the Retain over the seeds of {suite}, for rows that ran one "
+        "seed here."
+    )
+
+
+def notes(frame: pd.DataFrame) -> list[str]:
+    """What a reader must know of each line of a retain frame, other rows of its weights last."""
+    both = frame[["note", "same_weights"]].fillna("").to_numpy().tolist()
+    words = [
+        (note, f"same weights as {same.replace('; ', ', ')}" if same else "") for note, same in both
+    ]
+    return ["; ".join(filter(None, told)) for told in words]
+
+
+def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], seeds_of: str = "") -> Table:
+    """The main table of one protocol's panels, one line per line of the frame."""
+    found = [marks(panel) for panel in panels]
+    order = [(n, line.name) for n, panel in enumerate(panels) for line in panel.lines]
+
+    def marked(measure: str) -> list[Mark]:
+        return [found[n].get((name, measure), Mark()) for n, name in order]
+
+    made = Builder()
+    made.lead(frame)
+    skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
+    kept = [plus(v, s) for v, s in zip(frame["retain"], frame["retain_std"], strict=True)]
+    made.add("Skip", skips)
+    made.skips(frame)
+    made.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
+    made.add("Retain", kept, marked(RETAIN))
+    note = f"{DEFINED} {SKIPS} {MARKED}"
+    if frame["seed_std"].notna().any():
+        made.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
+        note += f" {seeds_note(seeds_of)}"
+    made.add("95 % interval", spans(frame, "retain_low", "retain_high"))
+    if frame[["prefill", "decode"]].notna().any(axis=None):
+        named = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
+        made.numbers(frame, named)
+        note += f" {SPEEDS}"
+    # Before the tasks: where a table is cut, its scores may go, the caveats may not.
+    made.add("Note", notes(frame))
+    for column in (name for name in frame.columns if ":" in name):
+        values = [number(value) for value in frame[column]]
+        made.add(short_name(column), values, marked(column.rsplit(":", 1)[0]))
+    return made.table("retain", "Retain and scores", note)
+
+
+def rank_table(frame: pd.DataFrame) -> Table:
+    """Ranks by Retain with their intervals."""
+    made = Builder()
+    made.lead(frame)
+    made.numbers(frame, {"Retain": ("retain", "{:.2f}"), "Rank": ("rank", "{:d}")})
+    made.add("95 % interval of the rank", spans(frame, "rank_low", "rank_high", "{:d}"))
+    made.numbers(
+        frame, {"Is first (%)": ("first", "{:.1f}"), "Behind the best": ("behind", "{:.2f}")}
+    )
+    made.add("95 % interval", spans(frame, "behind_low", "behind_high"))
+    told = [
+        "–" if behind == 0 else "no" if tied else "yes, of one seed" if one_seed else "yes"
+        for behind, tied, one_seed in frame[["behind", "tied", "one_seed"]].to_numpy()
+    ]
+    made.add("Differs from the best", told)
+    note = (
+        "Ranks among the rows of one target. Is first: share of resamples in which a row leads. "
+        "Differs from the best: the 95 % interval of the points behind it leaves out zero; of one "
+        "seed: by the items alone, and another seed may undo it."
+    )
+    return made.table("ranks", "Ranks", note)
+
+
+def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
+    """Every row against one opponent, its title given: Retain with its interval, then tasks."""
+    part = frame[frame["against"] == against]
+    main = part[part["measure"] == RETAIN].reset_index(drop=True)
+    made = Builder()
+    made.lead(main)
+    made.numbers(main, {"Retain": ("difference", "{:+.2f}")})
+    made.add("95 % interval", spans(main, "low", "high", "{:+.1f}"))
+    made.add("p (Holm)", p_texts(main, "p_holm"))
+    made.add("Items needed", [number(n, "{:,.0f}") for n in main["items_needed"]])
+    add_tasks(made, main, part, "p_holm")
+    note = (
+        f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
+        "target, not over the tasks (tasks of two single runs: exact McNemar test; else bootstrap "
+        f"over items and, of rows with several, seeds). {LEAST} Items needed: to see one point of "
+        "Retain in four of five cases, were items alone at chance."
+    )
+    return made.table(f"differences_{against}", f"Differences from {title}", note)
+
+
+def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
+    """Items solved of items asked: one line per run, headline metrics only."""
+    part = frame[frame["primary"] & frame["k"].notna()]
+    keys = ["backbone", "row", "target", "match", "seed"]
+    runs = part[keys].drop_duplicates().reset_index(drop=True)
+    lead = runs.assign(title=[titles[row] for row in runs["row"]], target=100 * runs["target"])
+    made = Builder()
+    made.lead(lead)
+    made.add("Seed", runs["seed"].tolist())
+    for task in dict.fromkeys(part["task"]):
+        same = runs.merge(part[part["task"] == task], on=keys, how="left")
+        texts = [
+            "–" if pd.isna(k) else f"{k}/{n:.0f}" for k, n in zip(same["k"], same["n"], strict=True)
+        ]
+        made.add(task_name(task), texts)
+    return made.table("scores", "Items solved", "k of n items, one line per run.")
+
+
+def budget_table(frame: pd.DataFrame) -> Table:
+    """Asked, realised, by kind of token, net, the authors' measure, spread over tokens."""
+    made = Builder()
+    made.lead(frame)
+    skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
+    made.add("Realised", skips)
+    made.skips(frame, deviations=True)
+    named = {
+        "Net": "skip_net", "Authors' measure": "skip_authors", "Spread over tokens": "token_std",
+        "Likelihood": "skip_likelihood", "Generated": "skip_generated",
+    }  # fmt: skip
+    made.numbers(frame, {name: (column, "{:.2f}") for name, column in named.items()})
+    made.add("Missed", frame["missed"].tolist())
+    note = (
+        "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
+        "Missed: runs more than one point off the target (split: answer tokens one, prompts "
+        f"three). {SKIPS}"
+    )
+    return made.table("budgets", "Budgets", note)
+
+
+def cost_table(frame: pd.DataFrame) -> Table:
+    """What training and scoring took."""
+    made = Builder()
+    made.lead(frame)
+    named = {
+        "Trained parameters": ("trained_parameters", "{:,}"),
+        "Training tokens": ("training_tokens", "{:,}"),
+        "Fit (s)": ("fit_seconds", "{:,.1f}"),
+        "Fit (MB)": ("fit_memory_mb", "{:,.0f}"),
+        "Scored tokens": ("scored_tokens", "{:,.0f}"),
+        "Scoring (s)": ("scoring_seconds", "{:,.1f}"),
+        "Scoring (MB)": ("scoring_memory_mb", "{:,.0f}"),
+    }
+    made.numbers(frame, named)
+    made.add("Device", frame["device"].tolist())
+    note = "Means over seeds. Seconds of one machine under its load of the day, no benchmark."
+    return made.table("costs", "Cost", note)
+
+
+def noise_table(frame: pd.DataFrame) -> Table:
+    """The reference at other batch sizes."""
+    made = Builder()
+    if frame["backbone"].nunique() > 1:
+        made.add("Backbone", frame["backbone"].tolist())
+    made.add("Row", frame["row"].tolist())
+    named = {
+        "Batch size": ("batch_size", "{:d}"), "Against": ("against", "{:d}"),
+        "Items": ("items", "{:,d}"), "Changed": ("changed", "{:,d}"),
+        "Retain": ("retain", "{:.2f}"), "Largest change of a task": ("largest", "{:.2f}"),
+    }  # fmt: skip
+    made.numbers(frame, named)
+    note = (
+        "The reference again at another batch size: differences below this are no differences. "
+        f"{FLOOR}"
+    )
+    return made.table("noise", "Noise floor", note)
+
+
+def comparison_table(frame: pd.DataFrame, agreed: pd.DataFrame, folders: Sequence[str]) -> Table:
+    """Two folders side by side: Retain of both, the differences of every task, what is equal."""
+    main = frame[frame["measure"] == RETAIN].reset_index(drop=True)
+    made = Builder()
+    made.lead(main)
+    for side in "ab":
+        made.numbers(main, {f"Retain {side.upper()}": (side, "{:.2f}")})
+        made.add(f"95 % interval {side.upper()}", spans(main, f"{side}_low", f"{side}_high"))
+    made.numbers(main, {"B - A": ("difference", "{:+.2f}")})
+    made.add("95 % interval", spans(main, "low", "high", "{:+.2f}"))
+    made.add("p", p_texts(main, "p"))
+    add_tasks(made, main, frame, "p")
+    note = (
+        f"A: {folders[0]}, B: {folders[1]}, match {' and '.join(frame['match'].unique())}. Task "
+        "columns: points, B minus A; *: p below 5 % (single runs, which know the items alone: "
+        "exact McNemar test; several seeds: bootstrap over items and seeds; not corrected). "
+        + f"{LEAST} "
+        + " ".join(_agreement_sentences(agreed))
+    )
+    return made.table("compare", "Two folders", note)
+
+
+def _agreement_sentences(frame: pd.DataFrame) -> list[str]:
+    return [
+        f"Of {found['runs']} runs of {found['rows']} rows in both, {found['weights']} have the "
+        f"same weights, {found['items']} every item scored alike; Retain differs by up "
+        f"to {found['retain']:.2f} points."
+        for found in frame.to_dict("records")
+    ]
+
+
+def add_tasks(made: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:
+    """Differences of every task beside the lines of ``main``; * where ``p`` is below 5 %."""
+    keys = ["backbone", "target", "match", "row"]
+    for task in (name for name in dict.fromkeys(frame["measure"]) if name != RETAIN):
+        same = main[keys].merge(frame[frame["measure"] == task], on=keys, how="left")
+        stars = ["*" if value < LEVEL else "" for value in same[p]]
+        texts = [number(value, "{:+.1f}") for value in same["difference"]]
+        made.add(task_name(task), [text + star for text, star in zip(texts, stars, strict=True)])
+
+
+def speed_table(frame: pd.DataFrame) -> Table:
+    """Speed beside its bound."""
+    made = Builder()
+    made.lead(frame)
+    made.add("Mode", frame["mode"].tolist())
+    made.add("Case", [case.replace("x", " x ") for case in frame["case"]])
+    made.numbers(frame, {"Units skipped (%)": ("bypass", "{:.1f}"), "Speed": ("speed", "{:.2f}")})
+    made.add("95 % interval", spans(frame, "speed_low", "speed_high", "{:.2f}"))
+    made.numbers(frame, {"Bound": ("bound", "{:.2f}")})
+    faster = frame["realised"].where(frame["realised"] >= 0)
+    made.add("Realised (%)", [number(value, "{:.0f}") for value in faster])
+    made.add("Predicted", [number(value) for value in frame["predicted"]])
+    return made.table("speeds", "Speed", CLOCK)
