@@ -21,14 +21,15 @@ A **routed** method lets a router decide per token; the base class fits, builds 
     layers, prepare, lora                     where the defaults do not fit
     target, weight, penalty                   what training adds to the loss
 
-Either says in ``skip_reason`` why it does not fit a backbone or a budget. A method never counts,
+Either says in ``skip_reason`` why it does not fit a backbone or a budget, and in ``cost`` what a
+fit takes (where the default is wrong), so that a suite can be planned. A method never counts,
 times, evaluates, saves or tables. Randomness comes from ``generator(seed, purpose)``; a bad value
 raises a ``ValueError`` that names the param.
 """
 
 from __future__ import annotations
 
-from methods.base import Fitted, Method, Request, check_least, check_protect
+from methods.base import Cost, Fitted, Method, Request, check_least, check_protect
 from methods.core.budget import (
     layers_shortfall,
     layers_to_remove,
@@ -90,7 +91,7 @@ from methods.core.routing.steering import (
     unit_shares,
 )
 from methods.core.seeds import generator, seed_for
-from methods.core.surgery.greedy import Part, Round, greedy_rounds, perplexities
+from methods.core.surgery.greedy import Part, Round, greedy_passes, greedy_rounds, perplexities
 from methods.core.surgery.layers import (
     MIXED_KINDS,
     WRITERS,
@@ -123,20 +124,20 @@ from methods.core.training.params import TrainingParams
 
 __all__ = [
     "ATTENTION", "DECISIONS", "FFN", "KINDS", "MIXED_KINDS", "WRITERS", "Backbone", "Batch",
-    "Context", "Controller", "Data", "Derived", "Document", "Fitted", "FixedWeight", "Gate",
+    "Context", "Controller", "Cost", "Data", "Derived", "Document", "Fitted", "FixedWeight", "Gate",
     "Gates", "LayerGradients", "Lora", "Method", "Part", "Penalty", "Plan", "Rates", "Request",
     "Round", "RoutedMethod", "Router", "SlimRouter", "Sublayer", "Target", "Tokens", "Trainer",
     "TrainingParams", "Unit", "Weight", "Weighted", "Widths", "add_lora", "add_output_biases",
     "aim_of", "attention", "attention_kinds", "attention_masks", "attention_norm",
     "attention_units", "batches", "block_units", "by_rows", "calibrate_threshold", "calibrated",
     "candidate_layers", "check_least", "check_protect", "count", "decoder", "evicting_units", "ffn",
-    "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_rounds",
-    "hashed_noise", "lay_out", "layer_gradients", "layers", "layers_shortfall", "layers_to_remove",
-    "load_fitted", "logistic_noise", "mean_deviation", "merge_layers", "missing_biases",
-    "module_units", "narrow", "nearest", "observe", "perplexities", "projection_weights",
-    "projections", "read_json", "remove_layers", "remove_sublayers", "replace_layers", "route",
-    "routed_layers", "router_of", "sampled", "score_answers", "seed_for", "shortfall",
-    "slice_stream", "sliced_parameters", "squared_use", "sublayer_size", "task_weights", "thinned",
-    "thresholded", "uniform_hash", "unit_shares", "unit_sizes", "unremovable", "weighted", "widths",
-    "write",
+    "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_passes",
+    "greedy_rounds", "hashed_noise", "lay_out", "layer_gradients", "layers", "layers_shortfall",
+    "layers_to_remove", "load_fitted", "logistic_noise", "mean_deviation", "merge_layers",
+    "missing_biases", "module_units", "narrow", "nearest", "observe", "perplexities",
+    "projection_weights", "projections", "read_json", "remove_layers", "remove_sublayers",
+    "replace_layers", "route", "routed_layers", "router_of", "sampled", "score_answers", "seed_for",
+    "shortfall", "slice_stream", "sliced_parameters", "squared_use", "sublayer_size",
+    "task_weights", "thinned", "thresholded", "uniform_hash", "unit_shares", "unit_sizes",
+    "unremovable", "weighted", "widths", "write",
 ]  # fmt: skip

@@ -69,6 +69,29 @@ class Fitted:
     decisions: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a fit takes, apart from the suite's texts and updates: the plan multiplies by these.
+
+    Args:
+        passes: Forward passes over the calibration texts; a backward pass counts as two.
+        texts: Calibration texts that are read, and
+        length: tokens of each; None: all of them.
+        batch: Calibration texts whose hidden states are in memory at a time; None: all.
+        probe_passes: Forward passes over the probe texts.
+        layers: Layers that gradients flow through in training, the last ones; 0: nothing trains.
+        trained: Trained parameters.
+    """
+
+    passes: float = 0
+    texts: int | None = None
+    length: int | None = None
+    batch: int | None = 16
+    probe_passes: int = 0
+    layers: int = 0
+    trained: int = 0
+
+
 class Method(ABC):
     """One paper, one control or one reference.
 
@@ -125,6 +148,18 @@ class Method(ABC):
         Static methods give the module whose weights a file fills; dynamic ones wrap
         ``backbone.model`` and leave ``requires_grad`` set on exactly what they train.
         """
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """What the fit takes: an estimate, made before anything runs, for a request that fits.
+
+        By default one pass over the calibration texts; if ``trained``, gradients through every
+        layer.
+
+        Args:
+            backbone: Without numbers (meta); may be consumed.
+            request: As for :meth:`fit`.
+        """
+        return Cost(layers=backbone.layer_count) if self.trained else Cost(passes=1)
 
     def batchable(self) -> bool:
         """Whether pads change nothing; if not, only sequences of one length share a batch."""

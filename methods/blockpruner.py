@@ -12,6 +12,7 @@ from torch import nn
 from methods.api import (
     MIXED_KINDS,
     Backbone,
+    Cost,
     Data,
     Fitted,
     Method,
@@ -22,6 +23,7 @@ from methods.api import (
     attention_kinds,
     check_least,
     check_protect,
+    greedy_passes,
     greedy_rounds,
     layers,
     nearest,
@@ -134,6 +136,15 @@ class BlockPruner(Method):
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The backbone without the removed attentions and feed-forward networks."""
         return remove_sublayers(backbone.model, structure["attention"], structure["ffn"])
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """A search until blocks of mean size hold the budget."""
+        params, sizes = self.params, self._shares(backbone)
+        rounds = params.blocks
+        if rounds is None:
+            rounds = round((request.budget or 0.0) * len(sizes) / sum(sizes.values()))
+        passes = greedy_passes(len(sizes), rounds)
+        return Cost(passes, texts=params.samples, length=params.length)
 
     def _shares(self, backbone: Backbone) -> dict[Part, float]:
         """Block that may go -> its share of the parameters, norm included; attentions first."""

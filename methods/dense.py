@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from methods.api import Backbone, Data, Fitted, Method, Request
+from methods.api import Backbone, Cost, Data, Fitted, Method, Request
 
 
 class Dense(Method):
@@ -28,6 +28,10 @@ class Dense(Method):
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Return the backbone as it is."""
         return Fitted(self.build(backbone, {}), structure={}, decisions={})
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """Nothing."""
+        return Cost()
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The backbone, frozen: nothing of it is stored again."""

@@ -15,6 +15,7 @@ from methods.api import (
     Backbone,
     Batch,
     Context,
+    Cost,
     Data,
     Document,
     Fitted,
@@ -161,6 +162,10 @@ class FfnSkipLlm(Method):
         units = ffn_units(backbone.model, range(*structure["region"]))
         given = {key: value for key, value in structure.items() if key != "region"}
         return route(backbone.model.requires_grad_(False), SkippingRouter(units, **given))
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """Seven settings are tried, each some five times, and the best is calibrated."""
+        return Cost(passes=1, probe_passes=7 * 5 + 7)
 
     def authors_skip(self, rates: Rates) -> float:
         """Skipped FFNs over layers."""

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from methods.api import (
     Backbone,
     Batch,
+    Cost,
     Data,
     Fitted,
     Method,
@@ -154,6 +155,11 @@ class LaCo(Method):
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The backbone with the first layer of every group, whose weights a file fills."""
         return remove_layers(backbone.model, structure["removed_layers"])
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """About one trial for every layer: walks at other thresholds repeat most of them."""
+        params = self.params
+        return Cost(backbone.layer_count, texts=params.sentences, length=params.length)
 
     def _settings(self, total: int, target: int | None) -> Settings:
         """The paper's letters, defaults filled in.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from methods.api import (
     WRITERS,
     Backbone,
+    Cost,
     Data,
     Fitted,
     LayerGradients,
@@ -134,6 +135,12 @@ class LLMPruner(Method):
             "budget_search": trace,
         }
         return Fitted(self.build(backbone, structure), structure, decisions)
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """A forward pass, then each layer forward again and backward, all texts together."""
+        params = self.params
+        passes = 0 if params.importance in MAGNITUDES else 4
+        return Cost(passes, texts=params.samples, length=params.length, batch=None)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The backbone without the dropped heads and channels."""

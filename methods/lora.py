@@ -12,6 +12,7 @@ from methods.api import (
     ATTENTION,
     FFN,
     Backbone,
+    Cost,
     Data,
     Fitted,
     Method,
@@ -76,9 +77,19 @@ class Lora(Method):
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with adapters, which alone ask for gradients."""
-        params, count = self.params, backbone.layer_count
-        only = params.modules == "mlp_candidates"
-        layers = candidate_layers(count, 0.25) if only else list(range(count))
+        params, layers = self.params, self._layers(backbone.layer_count)
         alpha = params.rank if params.alpha is None else params.alpha
         projections = MODULES[params.modules]
         return add_lora(backbone.model, projections, layers, params.rank, alpha, structure["seed"])
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """Gradients go down to the first layer with adapters."""
+        depth = len(self._layers(backbone.layer_count))
+        model = self.build(backbone, {"seed": request.seed})
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return Cost(layers=depth, trained=trained)
+
+    def _layers(self, total: int) -> list[int]:
+        """The layers with adapters: all, or the last ones."""
+        late = self.params.modules == "mlp_candidates"
+        return candidate_layers(total, 0.25) if late else list(range(total))

@@ -110,6 +110,7 @@ class MoDD(RoutedMethod):
 
     knob = "capacity"
     parts = "modules"
+    stand_ins = {"capacity": 1.0, "levels": None}
 
     def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
         """Those that are not protected."""

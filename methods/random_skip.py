@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from methods.api import (
     Backbone,
     Context,
+    Cost,
     Data,
     Fitted,
     Gate,
@@ -86,6 +87,10 @@ class RandomSkip(Method):
             "skipped_units": request.budget * backbone.parameters * len(sizes) / sum(sizes),
         }
         return Fitted(self.build(backbone, structure), structure, {"unit_parameters": sizes})
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """Nothing: it reads no text."""
+        return Cost()
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The routed backbone; nothing is trained, so nothing asks for a gradient."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from methods.api import (
     Backbone,
     Batch,
+    Cost,
     Data,
     Fitted,
     Method,
@@ -138,6 +139,10 @@ class ReplaceMe(Method):
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The backbone without the removed layers, whose weights a file fills."""
         return remove_layers(backbone.model, structure["removed_layers"])
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """A pass for the distances, one for the matrix."""
+        return Cost(passes=2)
 
     def authors_skip(self, rates: Rates) -> float:
         """The share of layers removed."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from methods.api import (
     Backbone,
     Batch,
+    Cost,
     Data,
     Fitted,
     Method,
@@ -152,6 +153,16 @@ class ShortenedLlama(Method):
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The backbone without the removed blocks."""
         return remove_layers(backbone.model, structure["removed_layers"])
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """A pass without each block (ppl), or forward, and each block again and backward (taylor).
+
+        The states below a block are computed once, so that ppl takes less.
+        """
+        params = self.params
+        passes = {"ppl": backbone.layer_count, "taylor": 4, "magnitude": 0}[params.criterion]
+        batch = None if params.criterion == "taylor" else 16
+        return Cost(passes, texts=params.samples, length=params.length, batch=batch)
 
     def authors_skip(self, rates: Rates) -> float:
         """The share of blocks removed."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from methods.api import (
     Backbone,
+    Cost,
     Data,
     Fitted,
     Method,
@@ -19,6 +20,7 @@ from methods.api import (
     Request,
     check_least,
     check_protect,
+    greedy_passes,
     greedy_rounds,
     layers_to_remove,
     remove_layers,
@@ -106,6 +108,12 @@ class Sleb(Method):
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The backbone without the removed blocks."""
         return remove_layers(backbone.model, structure["removed_layers"])
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """A search over the unprotected blocks."""
+        params, free = self.params, len(self._unprotected(backbone.layer_count))
+        rounds, _ = layers_to_remove(backbone, request.budget, params.layers, free)
+        return Cost(greedy_passes(free, rounds), texts=params.samples, length=params.length)
 
     def authors_skip(self, rates: Rates) -> float:
         """The share of blocks removed."""

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from methods.api import (
     Backbone,
+    Cost,
     Data,
     Fitted,
     Method,
@@ -133,6 +134,10 @@ class SliceGPT(Method):
         return slice_stream(
             model, (torch.eye(full, w, **options) for w in _widths(backbone, structure))
         )
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """One pass; covariances and eigenvectors take about as long as two more."""
+        return Cost(passes=3)
 
     def authors_skip(self, rates: Rates) -> float:
         """The share removed from the fused model with its full shortcuts, as the code prints it."""

@@ -19,11 +19,11 @@ from workflows.records.files import to_record
 from workflows.records.record import FORMAT, SCORED, Record
 from workflows.report.paper.printed import (
     BENCHMARKS,
+    PARAMETERS,
     SHOTS,
     SKIP,
     Group,
     families,
-    model_of,
     numbers_of,
     of_group,
     printed,
@@ -335,7 +335,7 @@ def benchmark_scores(name: str, percent: float, both: bool) -> list[Run]:
 def paper_labels(group: Group, method: str, family: str = "matched") -> Run:
     """Kind, budget, seed's effect and backbone of a run that stands for a method of the paper."""
     backbone = record("x", 0.0)["backbone"] | {"name": "ours"}
-    labels = {"backbone": backbone | {"parameters": model_of(group.backbone).parameters}}
+    labels = {"backbone": backbone | {"parameters": PARAMETERS[group.backbone]}}
     if method in ("Dense", "LoRA"):
         return labels | {"kind": "reference", "budget": None, "stochastic": method == "LoRA"}
     budget = None if family == "published" else group.percent / 100

@@ -118,6 +118,8 @@ class Hero(RoutedMethod):
             if self.unit == "block" and self.variant in ("static", *RATES):
                 raise ValueError(f"param 'unit' is block, which variant '{self.variant}' lacks")
 
+    stand_ins = {"closed": 0, "rates": [[-1, 0.5]]}
+
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The candidates may be too small for the budget, or nothing may say how much to skip."""
         if request.budget is None:

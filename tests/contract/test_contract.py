@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from methods import load_method, load_model
+from methods.base import Request
 from methods.core.model.backbone import count, empty_backbone, layers, load_backbone
 from methods.core.model.checkpoint import DECISIONS, TRAINED, load
 from methods.core.model.folder import read_config
@@ -136,7 +138,6 @@ def test_a_fresh_process_gives_equal_logits(
 @pytest.mark.parametrize("row", ROWS)
 def test_a_loaded_model_is_the_fitted_one(row: str, runs: Runs, tmp_path: Path) -> None:
     """What is saved loses nothing: the model in memory and the one from disk agree."""
-    from methods.base import Request
     from methods.core.data import Data
 
     folder = runs.fit(row)
@@ -184,6 +185,16 @@ def test_build_works_without_numbers(row: str, kind: str, runs: Runs) -> None:
     loaded = load_model(runs.fit(row, kind))
     shapes = {name: p.shape for name, p in built.named_parameters()}
     assert shapes == {name: p.shape for name, p in loaded.named_parameters()}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_cost_counts_the_parameters_that_a_fit_trains(row: str, runs: Runs) -> None:
+    budget = BUDGETS.get(row, BUDGET) if ROWS[row].budgeted else None
+    method, backbone = load_method(row, QUICK.get(row, {})), runs.backbones["llama"]
+    cost = method.cost(empty_backbone(read_config(backbone)), Request(budget, SEED, Path()))
+    trained = runs.fit(row) / TRAINED
+    tensors = load_file(trained).values() if trained.is_file() else ()
+    assert cost.trained == sum(tensor.numel() for tensor in tensors)
 
 
 @pytest.mark.parametrize(("row", "kind"), CAUSAL)

@@ -23,6 +23,7 @@ from methods.core.model.backbone import (
 from methods.laco import merge_width
 from methods.llm_pruner import LLMPruner, removals
 from methods.slicegpt import SliceGPT, kept_directions
+from workflows.report.paper.printed import PARAMETERS
 
 # Shape, its parameters, those of a layer.
 SHAPES = [
@@ -75,6 +76,7 @@ def test_parameters_of_the_published_shapes(shape: str, total: int, layer: int) 
     backbone = empty_backbone(shape_config(shape))
     assert backbone.parameters == total
     assert count(layers(backbone.model)[0]) == layer
+    assert total in PARAMETERS.values()
 
 
 @pytest.mark.parametrize(("shape", "budget", "number", "width", "skip"), LAYERS)

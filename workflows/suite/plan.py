@@ -9,9 +9,8 @@ from typing import Any
 
 from workflows import ROOT
 from workflows.suite.jobs import Suite
-from workflows.suite.machines import MACHINES, Machine
-from workflows.suite.model import model_of
-from workflows.suite.runs import CHAT, Run, hours, no_hours, run_of, uncounted_fits
+from workflows.suite.machines import MACHINES
+from workflows.suite.runs import CHAT, Run, run_of
 from workflows.suite.tasks import not_counted
 
 GB = 1e9
@@ -30,14 +29,12 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
     Returns:
         ``rows`` by name and ``total``, each with fits, evaluations, tokens, operations, hours per
         machine and peak memory; ``left``, the total of the runs without a record; ``disk`` in GB;
-        tasks that are ``not_counted``, rows that are ``fits_not_counted``. All derived, none
-        measured.
+        tasks that are ``not_counted``. All derived, none measured.
 
     Raises:
-        ValueError: A backbone has neither a config nor a published shape.
+        ValueError: A backbone has neither a config nor a published shape, or a param is wrong.
     """
-    models = {name: model_of(suite, name, root) for name in suite.config["backbones"]}
-    runs = [run_of(suite, job, models[job.backbone]) for job in suite.jobs]
+    runs = [run_of(suite, job, root) for job in suite.jobs]
     again = repeats(suite)
     rows: dict[str, list[Run]] = {}
     for run in runs:
@@ -51,7 +48,6 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
         "left": totals(left, again),
         "disk": disk(suite, runs),
         "not_counted": not_counted(suite.entries),
-        "fits_not_counted": uncounted_fits(suite.jobs),
     }
 
 
@@ -64,7 +60,7 @@ def totals(runs: Sequence[Run], again: Mapping[str, int]) -> dict[str, Any]:
     """The sums over runs, and the peaks."""
     evaluations = 0
     trained = scored = flops = 0.0
-    seconds, longest = no_hours(), no_hours()
+    seconds, longest = ({machine.name: 0.0 for machine in MACHINES} for _ in range(2))
     for run in runs:
         times = 1 + again.get(run.job.folder, 0)
         evaluations += times
@@ -82,8 +78,8 @@ def totals(runs: Sequence[Run], again: Mapping[str, int]) -> dict[str, Any]:
         "training_tokens": round(trained),
         "scored_tokens": round(scored),
         "flops": flops,
-        "hours": hours(seconds),
-        "longest_run_hours": hours(longest),
+        "hours": _hours(seconds),
+        "longest_run_hours": _hours(longest),
         "fit_memory_gb": round(max((run.fit.memory for run in runs), default=0) / GB, 2),
         "evaluation_memory_gb": round(
             max((run.evaluation.memory for run in runs), default=0) / GB, 2
@@ -92,26 +88,25 @@ def totals(runs: Sequence[Run], again: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def too_small(total: dict[str, Any], machine: Machine) -> bool:
-    """Whether a machine lacks the memory for the largest run."""
-    peak = max(total["fit_memory_gb"], total["evaluation_memory_gb"])
-    return bool(machine.memory and peak * GB > machine.memory)
+def _hours(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Machine -> hours, three digits."""
+    return {name: round(value / 3600, 3) for name, value in seconds.items()}
 
 
 def disk(suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
     """GB by kind. Of static models and snapshots one exists at a time, unless models are kept."""
-    statics = [run.left for run in runs]
-    kept = sum(statics) if suite.keeps("untrained") else max(statics, default=0)
+    statics = [run.own_weights for run in runs]
+    models = sum(statics) if suite.keeps("untrained") else max(statics, default=0)
     backbones = {run.job.backbone: run.weights for run in runs}
     kinds = {
         "backbones": sum(backbones.values()),
         "trained_parts": sum(4.0 * run.trained for run in runs),
-        "static_models": kept,
+        "static_models": models,
         "snapshots": max((12.0 * run.trained for run in runs), default=0),
         "data": sum(data_bytes(spec) for spec in _sources(suite)),
     }
-    told = {name: round(size / GB, 2) for name, size in kinds.items()}
-    return {"basis": "derived", **told, "total": round(sum(kinds.values()) / GB, 2)}
+    sizes = {name: round(size / GB, 2) for name, size in kinds.items()}
+    return {"basis": "derived", **sizes, "total": round(sum(kinds.values()) / GB, 2)}
 
 
 def _sources(suite: Suite) -> list[dict[str, Any]]:

@@ -1,46 +1,34 @@
-"""What one run of a suite costs: its fit and one evaluation."""
+"""What one run of a suite costs: what its method states, times the suite's texts and updates.
+
+An estimate. What a routed token skips in training is not subtracted, so that fits of routed rows
+take less; a row that starts from a compressed model counts as one on the dense model.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
-from methods.core.model.shapes import ATTENTION
-from workflows.stats.bounds import prefill_flops
+from methods import load_method
+from methods.api import Backbone, Cost, Request, TrainingParams
+from methods.core.model.backbone import empty_backbone, shape_config
+from methods.core.model.folder import read_config
+from methods.core.model.shapes import SHAPES
+from workflows.stats.bounds import prefill_flops, training_flops
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite
-from workflows.suite.machines import DISK_RATE, MACHINES, START_SECONDS, Machine
-from workflows.suite.memory import evaluation_memory, fit_memory, untrained_memory
-from workflows.suite.model import Model
-from workflows.suite.params import params_of
-from workflows.suite.recipes import Recipe, recipe
-from workflows.suite.tasks import Load, load_of
+from workflows.suite.machines import DISK_RATE, START_SECONDS, Machine
+from workflows.suite.memory import Dense, calibration_memory, scoring_memory, training_memory
+from workflows.suite.tasks import load_of
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Mean tokens of a chat of Tulu-3, cut to 2,048: its 3,102 bytes (2.914 GB in 939,343 chats) are
 # about 750 tokens, 620 to 680 after the cut.
 CHAT = 650
 # Positions per trained token when a whole update is packed into rows.
 PADDING = 1.03
-# Forward passes over the probe: five surveys in training, about seven tries of a threshold.
-PROBES = 12
 # Texts that a document of the paper's tasks is fed as.
 ANSWERS = 3
-# Passes over the calibration documents, a backward pass as two; None: one per layer.
-PASSES: Mapping[str, int | None] = {
-    "shortgpt": 1, "slicegpt": 3, "llm_pruner": 4, "laco": None, "shortened_llama": None,
-    "ffn_skipllm": 1,
-    "replaceme": 2, "flap": 1, "random_skip": 0,
-}  # fmt: skip
-# Greedy searches: parts of a layer that a round leaves out in turn, each in half a pass.
-GREEDY = {"sleb": 1, "blockpruner": 2}
-# Forward passes over the probe when FFN-SkipLLM calibrates; those of its comparisons, and over how
-# many documents at most.
-CALIBRATING = 7
-COMPARING = 7 * 5
-COMPARED = 512
 
 
 @dataclass(frozen=True)
@@ -55,11 +43,11 @@ class Work:
         memory: Peak, bytes.
     """
 
-    tokens: float
-    flops: float
-    layer_passes: float
-    read: float
-    memory: float
+    tokens: float = 0.0
+    flops: float = 0.0
+    layer_passes: float = 0.0
+    read: float = 0.0
+    memory: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +60,7 @@ class Run:
         evaluation: Of one score step.
         trained: Parameters that it trains.
         weights: Bytes of the backbone.
-        left: Bytes of a static row's own weights, 0 for others.
+        own_weights: Bytes of the weights that a static row stores, 0 for others.
         width: D.
     """
 
@@ -81,7 +69,7 @@ class Run:
     evaluation: Work
     trained: int
     weights: float
-    left: float
+    own_weights: float
     width: int
 
     def seconds(self, work: Work, machine: Machine) -> float:
@@ -90,76 +78,78 @@ class Run:
         return start + machine.seconds(work.flops, self.width, work.layer_passes, work.read)
 
 
-def run_of(suite: Suite, job: Job, model: Model) -> Run:
+def run_of(suite: Suite, job: Job, root: Path) -> Run:
     """What a run costs.
 
     Args:
         suite: Of the job.
         job: The run.
-        model: Its backbone.
+        root: Checkout with results.
+
+    Raises:
+        ValueError: A param is wrong, or the backbone's sizes are not known.
     """
-    number = BYTES[suite.config["backbones"][job.backbone]["dtype"]]
-    params, name = params_of(job), _file(job)
-    held = model.parameters
-    if job.start is not None:  # a static model, taken as one of fewer layers
-        layers = max(1, round(model.layers * (1 - (job.start.budget or 0.25))))
-        model = replace(model, layers=layers)
-    made = recipe(name, model, params, job.budget) if job.method.trained else None
-    skip = made.skip if made else _pinned(job, params, model)
-    shared = suite.config["share_prefix"] and job.method.causal
-    shared = shared and params.get("inference") != "topk"
-    load = load_of(suite.entries, suite.config["batch_size"], suite.config.get("limit"), shared)
-    fit = _training(suite, made, model, params, number) if made else None
-    static = job.method.kind == "static"
+    backbone = backbone_of(suite, job.backbone, root)
+    dense = Dense.of(backbone, suite.config["backbones"][job.backbone]["dtype"])
+    method = load_method(job.method.name, job.params)
+    request = Request(job.budget, job.seed, Path(), job.match or "pooled")
+    if method.skip_reason(backbone, request) is not None:
+        return Run(job, Work(), Work(), 0, dense.weights, 0.0, dense.shape.width)
+    cost = method.cost(backbone, request)
+    training = method.params if isinstance(method.params, TrainingParams) else None
+    shared = suite.config["share_prefix"] and method.batchable()
+    own = dense.weights * (1 - (job.budget or 0.0)) if method.kind == "static" else 0.0
     return Run(
         job,
-        fit or _untrained(suite, name, model, params, number, skip),
-        _evaluation(suite, model, made, skip, number, load, static),
-        made.trained if made else 0,
-        number * held,
-        number * held * (1 - skip) if static else 0.0,
-        model.width,
+        _fit(suite, dense, cost, training),
+        _evaluation(suite, dense, job.budget or 0.0, shared, own or dense.weights, cost.trained),
+        cost.trained,
+        dense.weights,
+        own,
+        dense.shape.width,
     )
 
 
-def uncounted_fits(jobs: Sequence[Job]) -> list[str]:
-    """Rows without training whose passes over the calibration documents are not known."""
-    known = {*PASSES, *GREEDY}
-    fitted = [job for job in jobs if not job.method.trained and job.method.kind != "reference"]
-    return list(dict.fromkeys(job.row for job in fitted if _file(job) not in known))
+def backbone_of(suite: Suite, name: str, root: Path) -> Backbone:
+    """A suite's backbone without numbers, from its folder, else from the published shape.
+
+    Raises:
+        ValueError: Neither is there.
+    """
+    folder = root / suite.backbone_folder(name)
+    if (folder / "config.json").is_file():
+        return empty_backbone(read_config(folder), folder)
+    if name in SHAPES:
+        return empty_backbone(shape_config(name))
+    raise ValueError(
+        f"backbone '{name}': {suite.backbone_folder(name)} has no config.json yet, and no "
+        f"published shape has this name (known: {', '.join(SHAPES)})"
+    )
 
 
-def _file(job: Job) -> str:
-    """The method's file or folder."""
-    return job.method.module.split(".")[1]
-
-
-def _pinned(job: Job, params: Mapping[str, Any], model: Model) -> float:
-    """Share of the parameters that a row without training skips; a pinned knob is its share."""
-    if job.method.kind == "reference":
-        return 0.0
-    if job.budget is not None:
-        return job.budget
-    if params.get("layers"):
-        return float(params["layers"]) * model.layer / model.parameters
-    return float(params.get("ratio") or params.get("slice_fraction") or 0.25)
-
-
-def _training(
-    suite: Suite, made: Recipe, model: Model, params: Mapping[str, Any], number: int
-) -> Work:
-    tokens = float(params["updates"] * params["batch_tokens"])
-    positions = PADDING * params["batch_tokens"]
-    passes = math.ceil(positions / (params["micro_tokens"] or positions))
-    row = min(params["row_length"] or CHAT, suite.config["max_length"], int(positions))
-    recomputed = bool(params["checkpointing"])
-    # Packed documents need a mask: attention computes both halves of it.
-    flops = PADDING * tokens * made.flops(2 * row, recomputed)
-    calibrating = PROBES * _probe_tokens(suite)
-    flops += 2 * calibrating * (made.shape.matrices(made.bypass) + made.beside)
-    through = model.layers + (2 + recomputed) * made.reached
-    memory = fit_memory(model, made, number, positions / passes, row, recomputed)
-    return Work(tokens, flops, params["updates"] * passes * through, 0.0, memory.peak)
+def _fit(suite: Suite, dense: Dense, cost: Cost, training: TrainingParams | None) -> Work:
+    """Training, if any, and passes over the calibration and the probe texts."""
+    config, shape = suite.config, dense.shape
+    rows = config["data"].get("calibration", {}).get("rows", 0)
+    texts = rows if cost.texts is None else min(rows, cost.texts)
+    length = min(config["max_length"], cost.length or config["max_length"])
+    batch = min(texts, cost.batch or texts)
+    read = cost.passes * texts * length + cost.probe_passes * _probe_tokens(suite)
+    flops = read * prefill_flops(shape, 1, 1, 0.0)
+    passes = cost.passes * math.ceil(texts / batch) * shape.layers if batch else 0.0
+    memory = calibration_memory(dense, batch * length) if cost.passes else dense.weights
+    if training is None:
+        return Work(0.0, flops, passes, 0.0, memory)
+    tokens = float(training.updates * training.batch_tokens)
+    positions = PADDING * training.batch_tokens
+    parts = math.ceil(positions / (training.micro_tokens or positions))
+    row = min(training.row_length or CHAT, config["max_length"], int(positions))
+    again = training.checkpointing
+    # Packed documents need a mask: attention computes both halves of it, as of twice the length.
+    each = training_flops(shape, 2 * row, 0.0, cost.trained, again, cost.layers)
+    passes += training.updates * parts * (shape.layers + (2 + again) * cost.layers)
+    peak = training_memory(dense, cost, positions / parts, row, again)
+    return Work(tokens, flops + PADDING * tokens * each, passes, 0.0, max(memory, peak))
 
 
 def _probe_tokens(suite: Suite) -> float:
@@ -171,72 +161,19 @@ def _probe_tokens(suite: Suite) -> float:
     return float(documents * min(CHAT, suite.config["max_length"]))
 
 
-def _passes(name: str, model: Model, params: Mapping[str, Any], skip: float) -> int:
-    """Passes of a fit without training over the calibration documents."""
-    if name in GREEDY:
-        parts = GREEDY[name] * model.layers
-        rounds = round(parts * skip)
-        return round(rounds * (1 + (parts - rounds / 2) / 2))
-    passes = PASSES.get(name, 0)
-    if passes is None:
-        return 4 if params.get("criterion") == "taylor" else model.layers
-    return passes
-
-
-def _untrained(
-    suite: Suite, name: str, model: Model, params: Mapping[str, Any], number: int, skip: float
-) -> Work:
-    """A fit that reads calibration documents, if any."""
-    longest = suite.config["max_length"]
-    documents = suite.config["data"].get("calibration", {}).get("rows", 0)
-    documents = params.get("samples") or params.get("sentences") or documents
-    tokens = float(documents * min(longest, params.get("length") or longest))
-    passes = _passes(name, model, params, skip)
-    if not passes:
-        return Work(0.0, 0.0, 0.0, 0.0, float(number * model.parameters))
-    through = passes * tokens
-    if name == "ffn_skipllm":
-        probed = _probe_tokens(suite)
-        through += CALIBRATING * probed + COMPARING * min(COMPARED * min(CHAT, longest), probed)
-    flops = through * prefill_flops(model.shape(), 1, 1, 0.0)
-    batches = math.ceil(documents / 16)
-    # LLM-Pruner and Taylor scores hold what enters each layer for every document, the others for a
-    # batch; LaCo, SliceGPT, ReplaceMe and FLAP at one place.
-    every = name == "llm_pruner" or params.get("criterion") == "taylor"
-    held = tokens if every else tokens / batches
-    places = 1 if name in ("laco", "slicegpt", "replaceme", "flap") else model.layers
-    memory = untrained_memory(model, number, held, places)
-    return Work(0.0, flops, passes * batches * model.layers, 0.0, memory)
-
-
 def _evaluation(
-    suite: Suite,
-    model: Model,
-    made: Recipe | None,
-    skip: float,
-    number: int,
-    load: Load,
-    static: bool,
+    suite: Suite, dense: Dense, budget: float, shared: bool, weights: float, trained: int
 ) -> Work:
-    """One pass of the harness over all tasks, each context once where choices may share it."""
-    shape = model.shape(ATTENTION)
-    added = 0 if made is None else made.trained
-    run = shape.matrices(0.0) - skip * model.parameters + added
+    """One pass of the harness over all tasks; ``shared``: each context runs once for its choices.
+
+    A row runs the dense parameters less its budget, and what it trained.
+    """
+    shape, size = dense.shape, suite.config["batch_size"]
+    load = load_of(suite.entries, size, suite.config.get("limit"), shared)
+    run = shape.matrices(0.0) - budget * dense.parameters + trained
     tokens = load.prefill + load.written
-    flops = 2 * tokens * run + 2 * model.width * load.context * model.layers * tokens
-    passes = (load.batches + load.steps) * (2 if made else 1)
-    read = load.steps * number * (run + model.embedding)
-    memory = evaluation_memory(
-        model, skip if static else 0.0, number, load, suite.config["batch_size"], added
-    )
-    return Work(tokens, flops, passes * model.layers, read, memory)
-
-
-def hours(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Machine -> hours, three digits."""
-    return {name: round(value / 3600, 3) for name, value in seconds.items()}
-
-
-def no_hours() -> dict[str, float]:
-    """Machine -> 0 seconds."""
-    return {machine.name: 0.0 for machine in MACHINES}
+    flops = 2 * tokens * (run + shape.width * load.context * shape.layers)
+    passes = (load.batches + load.steps) * (2 if trained else 1)
+    read = load.steps * dense.number * (run + shape.head)
+    memory = scoring_memory(dense, weights + 4 * trained, load, size)
+    return Work(tokens, flops, passes * shape.layers, read, memory)

@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from workflows.suite.jobs import Suite
-from workflows.suite.machines import MACHINES
-from workflows.suite.plan import plan, too_small
+from workflows.suite.machines import MACHINES, Machine
+
+GB = 1e9
 
 
 def opening(suite: Suite) -> str:
     """What a run of a suite says first: its plan, or why there is none."""
     try:
+        # Methods state their cost in files that import torch. The Snakefile imports this module for
+        # every job list, and under `--sdm conda` Snakemake's own Python may have no torch.
+        from workflows.suite.plan import plan
+
         return "\n".join(lines(plan(suite)))
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         return f"No plan of what suite {suite.name} costs: {error}"
 
 
@@ -64,7 +69,7 @@ def notes(found: Mapping[str, Any]) -> list[str]:
                 f"{machine.name}: {machine.jobs} runs side by side; the longest takes "
                 f"{_short(longest)} h on its core."
             )
-        elif too_small(total, machine):
+        elif _too_small(total, machine):
             told.append(f"{machine.name}: the largest run needs more memory than it has.")
     if left["fits"] < total["fits"]:
         done = total["fits"] - left["fits"]
@@ -76,7 +81,10 @@ def notes(found: Mapping[str, Any]) -> list[str]:
         told.append(
             f"Not counted, since their tokens are not known: {', '.join(found['not_counted'])}."
         )
-    if found["fits_not_counted"]:
-        rows = ", ".join(found["fits_not_counted"])
-        told.append(f"Fits not counted, since what they read is not known: {rows}.")
     return told
+
+
+def _too_small(total: Mapping[str, Any], machine: Machine) -> bool:
+    """Whether a machine lacks the memory for the largest run."""
+    peak = max(total["fit_memory_gb"], total["evaluation_memory_gb"])
+    return bool(machine.memory and peak * GB > machine.memory)

@@ -65,6 +65,15 @@ def greedy_rounds(
             empty_sublayer(layer, "ffn")
 
 
+def greedy_passes(parts: int, rounds: int) -> float:
+    """Forward passes over the texts that so many rounds take.
+
+    A round runs the model once, and for each of the parts that are left the layers above it: half
+    a pass.
+    """
+    return rounds * (1 + (parts - rounds / 2) / 2)
+
+
 @torch.no_grad()
 def perplexities(
     model: PreTrainedModel, batches: Sequence[Batch], parts: Sequence[Part]

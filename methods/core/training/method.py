@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from methods.base import Fitted, Method, Request
+from methods.base import Cost, Fitted, Method, Request
 from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data
 from methods.core.model.backbone import Backbone
@@ -30,6 +30,10 @@ from methods.core.routing.steering import (
 from methods.core.training.fit import train_routed
 from methods.core.training.loop import KINDS, Routing
 from methods.core.training.lora import add_lora
+
+# Passes over the probe texts under a budget: tries of a threshold, and looks during training at how
+# much inference would skip.
+TRIES, LOOKS = 7, 5
 
 
 class Lora(NamedTuple):
@@ -73,9 +77,12 @@ class RoutedMethod(Method):
 
     Class attributes:
         knob: The param that pins how much is skipped in place of a budget; None: there is none.
+        stand_ins: For :meth:`cost`, which has no data: values of what :meth:`prepare` enters into
+            the structure. No size may depend on them.
     """
 
     knob: ClassVar[str | None] = "alpha"
+    stand_ins: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def parts(self) -> str:
@@ -165,6 +172,18 @@ class RoutedMethod(Method):
         if isinstance(router, HasThreshold):
             router.threshold = float(structure["threshold"])
         return route(model, router.requires_grad_(self.trained))
+
+    def cost(self, backbone: Backbone, request: Request) -> Cost:
+        """Gradients go down to the first layer with a router, or through all layers with LoRA."""
+        layers = self.layers(backbone, request.budget)
+        looks = (TRIES + LOOKS * self.trained) * (request.budget is not None)
+        if not self.trained:
+            return Cost(probe_passes=looks)
+        depth = backbone.layer_count - (layers[0] if self.lora() is None else 0)
+        structure = {"layers": layers, "seed": request.seed, "threshold": 0.5, **self.stand_ins}
+        model = self.build(backbone, structure)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return Cost(probe_passes=looks, layers=depth, trained=trained)
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """Train the routed model in place."""

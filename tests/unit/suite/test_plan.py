@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from workflows import ROOT
+from workflows.steps.plan import main
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.machines import MACHINES, Machine
-from workflows.suite.model import model_of
 from workflows.suite.plan import plan
-from workflows.suite.runs import PADDING, run_of
+from workflows.suite.runs import PADDING, Run, Work, run_of
 from workflows.suite.show import opening
 
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
@@ -38,8 +38,8 @@ def plans() -> dict[str, dict[str, Any]]:
     return {name: plan(suite_of(name), Path("/nowhere")) for name in names}
 
 
-def test_the_core_of_8b_takes_at_most_450_h100_hours(plans: dict[str, Any]) -> None:
-    assert 200 < plans["llama31_8b"]["total"]["hours"]["H100 SXM"] <= 450
+def test_the_core_of_8b_takes_at_most_550_h100_hours(plans: dict[str, Any]) -> None:
+    assert 300 < plans["llama31_8b"]["total"]["hours"]["H100 SXM"] <= 550
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -57,7 +57,7 @@ def test_the_first_rung_takes_half_a_day_on_eight_cores_or_an_hour_on_a_card(
     plans: dict[str, Any],
 ) -> None:
     total = plans["smollm2_135m"]["total"]
-    assert total["hours"]["8 CPU cores"] <= 12
+    assert total["hours"]["8 CPU cores"] <= 13
     assert total["longest_run_hours"]["8 CPU cores"] <= 10
     assert total["hours"]["RTX 4090"] <= 1
     assert suite_of("smollm2_135m").config["resources"]["gpu"] == 0
@@ -66,7 +66,7 @@ def test_the_first_rung_takes_half_a_day_on_eight_cores_or_an_hour_on_a_card(
 
 def test_the_1b_rung_takes_a_night_on_a_24_gb_card(plans: dict[str, Any]) -> None:
     total = plans["llama32_1b"]["total"]
-    assert total["hours"]["RTX 4090"] <= 15.5
+    assert total["hours"]["RTX 4090"] <= 18
     assert max(total["fit_memory_gb"], total["evaluation_memory_gb"]) < 24
 
 
@@ -125,10 +125,12 @@ def test_static_models_lie_there_one_at_a_time_unless_they_are_kept(tmp_path: Pa
     assert sizes[1] == pytest.approx(16.06 * 2 * (0.75 + 0.60), abs=0.1)
 
 
+def run_of_row(suite: Suite, row: str, root: Path) -> Run:
+    return run_of(suite, next(job for job in suite.jobs if job.row == row), root)
+
+
 def test_seconds_of_a_fit_by_hand(tmp_path: Path) -> None:
-    suite = few("dense", "lora")
-    (job,) = (job for job in suite.jobs if job.row == "lora")
-    run = run_of(suite, job, model_of(suite, "llama31_8b", tmp_path))
+    run = run_of_row(few("dense", "lora"), "lora", tmp_path)
     # Forward through 32 layers and the head, backward through 16, these once more; scores apart.
     layer, head = 218_103_808, 525_336_576
     by_hand = 2 * (32 * layer + head) + 2 * (16 * layer + head) + 2 * 16 * layer
@@ -141,20 +143,52 @@ def test_seconds_of_a_fit_by_hand(tmp_path: Path) -> None:
     assert run.seconds(run.fit, slow) == pytest.approx(start + passes)
 
 
-def test_the_step_prints_and_writes_without_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.argv = ['plan', '--suite', 'llama2_7b', 'overlays/split', '--out', "
-        f"{str(tmp_path / 'plan.json')!r}]\n"
-        "from workflows.steps.plan import main\nmain()\n"
-        "heavy = {'torch', 'transformers', 'lm_eval', 'pandas'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said, found = done.stdout.splitlines(), json.loads((tmp_path / "plan.json").read_text())
-    assert said[0] == "Suite llama2_7b; every figure is derived, none is measured."
-    assert [line.split()[0] for line in said[2:-5]] == list(found["rows"])
-    assert found["total"]["fits"] == len(suite_of("llama2_7b", "overlays/split").jobs)
+def test_training_grows_with_updates_and_tokens(tmp_path: Path) -> None:
+    def lora(**training: int) -> Work:
+        return run_of_row(few("dense", "lora", training=training), "lora", tmp_path).fit
+
+    once = lora(updates=100, batch_tokens=8192)
+    assert once.tokens == 100 * 8192
+    for more in (lora(updates=200, batch_tokens=8192), lora(updates=100, batch_tokens=16_384)):
+        assert more.tokens == 2 * once.tokens
+        assert more.flops == pytest.approx(2 * once.flops, rel=0.02)
+    assert lora(updates=100, batch_tokens=16_384).memory > once.memory
+
+
+def test_calibration_grows_with_texts_and_their_length(tmp_path: Path) -> None:
+    def taylor(**params: int) -> Work:
+        suite = few("dense", "shortened-taylor", params={"shortened-taylor": params})
+        return run_of_row(suite, "shortened-taylor", tmp_path).fit
+
+    once = taylor(samples=10, length=128)
+    for more in (taylor(samples=20, length=128), taylor(samples=10, length=256)):
+        assert more.flops == 2 * once.flops
+        assert more.memory > once.memory
+
+
+def test_a_row_that_does_not_apply_costs_nothing(tmp_path: Path) -> None:
+    suite = few("dense", "mindskip")  # its attentions hold less than the budget
+    run = run_of_row(suite, "mindskip", tmp_path)
+    assert run.fit == run.evaluation == Work()
+
+
+def test_the_step_prints_and_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "plan.json"
+    words = ["plan", "--suite", "llama2_7b", "overlays/split", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", words)
+    main()
+    printed, written = capsys.readouterr().out.splitlines(), json.loads(out.read_text())
+    assert printed[0] == "Suite llama2_7b; every figure is derived, none is measured."
+    assert [line.split()[0] for line in printed[2:-5]] == list(written["rows"])
+    assert written["total"]["fits"] == len(suite_of("llama2_7b", "overlays/split").jobs)
+
+
+def test_a_job_list_needs_no_torch() -> None:
+    """The Snakefile imports what opens a run with the plan, and runs it on the start alone."""
+    code = "import sys\nimport workflows.suite.show\nassert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_a_backbone_of_unknown_shape_stops_no_run_that_opens_with_a_plan() -> None:
@@ -162,26 +196,3 @@ def test_a_backbone_of_unknown_shape_stops_no_run_that_opens_with_a_plan() -> No
     told = opening(suite_of("llama31_8b", backbones={"theirs": backbone}))
     assert told.startswith("No plan of what suite llama31_8b costs: backbone 'theirs'")
     assert opening(suite_of("smollm2_135m")).startswith("Suite smollm2_135m; every figure")
-
-
-def test_a_new_row_without_training_is_not_planned_as_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    suite = few("dense", "lora", "random-skip", "shortgpt")
-    assert plan(suite, tmp_path)["fits_not_counted"] == []
-    monkeypatch.setattr("workflows.suite.runs.PASSES", {"random_skip": 0})
-    assert plan(suite, tmp_path)["fits_not_counted"] == ["shortgpt"]
-    assert opening(suite).endswith("since what they read is not known: shortgpt.")
-
-
-def test_greedy_searches_cost_half_a_pass_for_every_part_that_is_left(tmp_path: Path) -> None:
-    suite = few("dense", "sleb", "blockpruner", params={"blockpruner": {"samples": 50}})
-    model = model_of(suite, "llama31_8b", tmp_path)
-    work = {job.row: run_of(suite, job, model).fit.flops for job in suite.jobs if job.budget == 0.4}
-    # 13 rounds over 32 layers and 26 over their 64 branches, and the states of each round once.
-    passes = {
-        "sleb": 13 + sum(32 - n for n in range(13)) / 2,
-        "blockpruner": 26 + sum(64 - n for n in range(26)) / 2,
-    }
-    found = work["blockpruner"] / work["sleb"]
-    assert found == pytest.approx(passes["blockpruner"] / passes["sleb"], rel=0.03)

@@ -17,9 +17,6 @@ from typing import NamedTuple
 import pandas as pd
 import yaml
 
-from methods.core.model.shapes import SHAPES
-from workflows.suite.model import Model, model_from
-
 HERE = Path(__file__).parent
 KEYS = ["table", "backbone", "target_budget"]
 MAIN, SWEEP, ABLATION = "main_results", "alpha_sweep", "core_ablation"
@@ -39,6 +36,10 @@ WITHOUT_ARC = "retain_without_arc"
 SEEDS = 3
 SHAPE_OF = {
     "Llama-3.1-8B": "llama31_8b", "Llama-2-7B": "llama2_7b", "Llama-2-13B": "llama2_13b",
+}  # fmt: skip
+
+PARAMETERS = {
+    "Llama-3.1-8B": 8_030_261_248, "Llama-2-7B": 6_738_415_616, "Llama-2-13B": 13_015_864_320,
 }  # fmt: skip
 
 
@@ -191,16 +192,10 @@ def families(group: Group) -> list[Family]:
     return found
 
 
-@cache
-def model_of(backbone: str) -> Model:
-    """Sizes of one of the paper's backbones, from its published shape."""
-    return model_from(SHAPES[SHAPE_OF[backbone]])
-
-
 def backbone_of(parameters: int) -> str | None:
     """Which of the paper's backbones has so many parameters; None where none has.
 
     The paper names no revision, and its text and tables differ on whether Llama-3.1-8B is the
     instruct model, so that the count is all there is to go by.
     """
-    return next((name for name in SHAPE_OF if model_of(name).parameters == parameters), None)
+    return next((name for name, number in PARAMETERS.items() if number == parameters), None)
