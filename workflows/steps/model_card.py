@@ -22,7 +22,9 @@ from transformers import PreTrainedModel
 from methods import load_method
 from methods.base import Request
 from methods.core.data import Data, check_file
+from methods.core.jsonfile import write_json
 from methods.core.model.backbone import count, ffn, layers, load_backbone
+from methods.core.model.checkpoint import DECISIONS
 from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
@@ -114,17 +116,11 @@ def left_out(folder: Path, closed: list[int]) -> PreTrainedModel:
 
 
 def with_adapters(
-    args: argparse.Namespace, given: Mapping[str, Any], closed: list[int]
+    args: argparse.Namespace, training: Mapping[str, Any], closed: list[int]
 ) -> PreTrainedModel:
     """The backbone whose FFNs of some layers are replaced by trained adapters for every token."""
     backbone = load_backbone(args.model)
-    params = {
-        **given,
-        "variant": "random",
-        "candidates": closed,
-        "bypass_rates": [1.0] * len(closed),
-        "alpha": 0.0,
-    }
+    params = {**training, "variant": "random", "candidates": closed, "alpha": 0.0}
     data = Data(
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,
@@ -132,11 +128,13 @@ def with_adapters(
         training_file=args.data / "training.jsonl",
         validation_file=args.data / "validation.jsonl",
     )
-    with tempfile.TemporaryDirectory() as workdir:
-        request = Request(budget=None, seed=0, workdir=Path(workdir))
-        fitted = load_method("hero", params).fit(backbone, data, request)
-    assert isinstance(fitted.model, PreTrainedModel)
-    return fitted.model
+    with tempfile.TemporaryDirectory() as folder:
+        # The control takes its rates from the decisions of a fit: these bypass every FFN.
+        write_json(Path(folder) / DECISIONS, {"bypass_rates": [1.0] * len(closed)})
+        request = Request(budget=None, seed=0, workdir=Path(folder), lender=Path(folder))
+        model = load_method("hero", params).fit(backbone, data, request).model
+    assert isinstance(model, PreTrainedModel)
+    return model
 
 
 def mean_ratio(found: Mapping[str, float], dense: Mapping[str, float]) -> float:
