@@ -1,6 +1,6 @@
 """The console command: `skipbench fit ...` is `python -m workflows.steps.fit ...`.
 
-Each command hands its arguments to a step, whose options and sentences are its own.
+Each command runs one step with its arguments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = {
 
 
 def main() -> None:
-    """Hand over to a step; without a command, or with an unknown one, say which there are."""
+    """Run the step of a command; without a command, or with an unknown one, list them."""
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if command in ("-h", "--help"):
         print(usage())
@@ -44,15 +44,15 @@ def main() -> None:
 def usage() -> str:
     """The commands with the first sentence of their steps."""
     lines = [f"  {command:<8} {_sentence(step)}" for command, step in STEPS.items()]
-    told = "`skipbench COMMAND --help` lists a command's options."
-    return "\n".join(["usage: skipbench COMMAND ...", "", *lines, "", told])
+    hint = "`skipbench COMMAND --help` lists a command's options."
+    return "\n".join(["usage: skipbench COMMAND ...", "", *lines, "", hint])
 
 
 def _sentence(step: str) -> str:
-    """How a step's docstring begins, read without importing it."""
+    """The first sentence of a step's docstring, read without importing the step."""
     source = Path(__file__).parent / "steps" / f"{step}.py"
-    told = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
-    return told.splitlines()[0].split(": `")[0].rstrip(".:") + "."
+    docstring = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    return docstring.splitlines()[0].split(": `")[0].rstrip(".:") + "."
 
 
 if __name__ == "__main__":

@@ -52,16 +52,16 @@ def other_models(wildcards):
 
 
 def backbone(wildcards):
-    return inputs.backbone(SUITE, wildcards.backbone)
+    return inputs.backbone_files(SUITE, wildcards.backbone)
 
 
 def tokenizer(wildcards):
-    return inputs.tokenizer(SUITE, wildcards.backbone)
+    return inputs.tokenizer_files(SUITE, wildcards.backbone)
 
 
 # In params: the time of an input does not say what it holds.
 def fitted_contents(wildcards):
-    return digest(inputs.fitted(SUITE, job(wildcards)))
+    return digest(inputs.fit_files(SUITE, job(wildcards)))
 
 
 def tokenizer_contents(wildcards):

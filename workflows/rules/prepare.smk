@@ -22,7 +22,7 @@ rule prepare:
 rule check:
     input:
         # Edited, they make fits run again; the check would hide that, as below.
-        [ancient(inputs.backbone(SUITE, name)) for name in SUITE.config["backbones"]],
+        [ancient(inputs.backbone_files(SUITE, name)) for name in SUITE.config["backbones"]],
     output:
         CHECKED,
     log:
@@ -45,7 +45,7 @@ rule check:
 rule data:
     input:
         checked=ancient(CHECKED),
-        source=lambda wildcards: inputs.source(SUITE, wildcards.part),
+        source=lambda wildcards: inputs.source_files(SUITE, wildcards.part),
     output:
         "results/{suite}/data/{part}.jsonl",
     log:
@@ -58,7 +58,7 @@ rule data:
         runtime=120,
     params:
         source=lambda wildcards: SUITE.data_source(wildcards.part),
-        contents=lambda wildcards: digest(inputs.source(SUITE, wildcards.part)),
+        contents=lambda wildcards: digest(inputs.source_files(SUITE, wildcards.part)),
     message:
         f"{{wildcards.part}} texts: prepare{FILES}"
     shell:
@@ -93,7 +93,7 @@ rule tokens:
 
 rule task_data:
     input:
-        lambda wildcards: inputs.task(SUITE, wildcards.task),
+        lambda wildcards: inputs.task_files(SUITE, wildcards.task),
     output:
         TASK_DATA,
     log:
@@ -106,7 +106,7 @@ rule task_data:
         runtime=120,
     params:
         task=lambda wildcards: commands.task_data(SUITE, wildcards.task),
-        contents=lambda wildcards: digest(inputs.task(SUITE, wildcards.task)),
+        contents=lambda wildcards: digest(inputs.task_files(SUITE, wildcards.task)),
     message:
         f"task {{wildcards.task}}: fetch its data{FILES}"
     shell:
@@ -115,7 +115,7 @@ rule task_data:
 
 rule fetch_backbone:
     input:
-        lambda wildcards: inputs.origin(SUITE, wildcards.name),
+        lambda wildcards: inputs.origin_files(SUITE, wildcards.name),
     output:
         directory("results/backbones/{name,[^/]+}"),
     log:
@@ -167,8 +167,8 @@ if SUITE.probes_tasks:
 
     rule probe:
         input:
-            tasks=SUITE.probed_files(),
-            files=inputs.probed(SUITE),
+            tasks=SUITE.probe_task_files(),
+            files=inputs.probe_files(SUITE),
             checked=ancient(CHECKED),
         output:
             "results/{suite}/data/probe.jsonl",
@@ -182,7 +182,7 @@ if SUITE.probes_tasks:
             runtime=120,
         params:
             run=commands.probe(SUITE),
-            contents=digest(inputs.probed(SUITE)),
+            contents=digest(inputs.probe_files(SUITE)),
         message:
             f"probe texts: made of the tasks{FILES}"
         shell:

@@ -5,7 +5,7 @@ rule score:
     input:
         model=f"{RUN}/model",
         code=watched(SUITE.evaluation_code()),
-        files=inputs.scored(SUITE),
+        files=inputs.score_files(SUITE),
         tasks=SUITE.task_data_files(),
     output:
         f"{RUN}/record.json",
@@ -25,7 +25,7 @@ rule score:
     params:
         run=lambda wildcards: commands.score(SUITE, job(wildcards)),
         tasks=SUITE.tasks_json,
-        contents=digest(inputs.scored(SUITE)),
+        contents=digest(inputs.score_files(SUITE)),
         device=DEVICE,
     message:
         f"{RUN_NAME}: score{TIMED}"

@@ -8,7 +8,7 @@ rule time:
     input:
         model=f"{RUN}/model" if STAYS else ancient(f"{RUN}/model"),
         backbone=backbone,
-        texts=SUITE.timed_texts,
+        texts=SUITE.timing_texts,
         code=watched(SUITE.timing_code()),
     output:
         f"{RUN}/speed.json",

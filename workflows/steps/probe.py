@@ -23,7 +23,7 @@ from workflows.evaluation.tasklist import (
 )
 from workflows.runtime.files import check_place, whole_file, write_text
 from workflows.runtime.program import check_positive, run, step_parser
-from workflows.suite.jobs import MADE_OF
+from workflows.suite.jobs import TASK_NAMES
 
 
 def arguments() -> argparse.Namespace:
@@ -69,7 +69,7 @@ def main() -> None:
             count += 1
         if not count:
             raise ValueError("--tasks names no task that a probe can be made of")
-    write_text(args.out.with_suffix(MADE_OF), json.dumps([entry.task for entry in entries]))
+    write_text(args.out.with_suffix(TASK_NAMES), json.dumps([entry.task for entry in entries]))
     print(f"{args.out}: {count} rows")
 
 

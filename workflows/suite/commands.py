@@ -1,4 +1,4 @@
-"""A suite as the arguments that its rules give to the steps."""
+"""The arguments that the rules of a suite give to the steps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def probe(suite: Suite) -> str:
     """Arguments of the probe step; a chat template is that of the first backbone."""
     source = suite.config["data"]["probe"]
     first = next(iter(suite.config["backbones"]))
-    tasks = json.dumps(suite.probed, sort_keys=True)
+    tasks = json.dumps(suite.probe_tasks, sort_keys=True)
     words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
     words += ["--seed", str(source["seed"]), "--backbone", suite.backbone_folder(first)]
     return shlex.join([*words, *_shared(suite), *_task_dir(suite)])
@@ -58,7 +58,7 @@ def probe(suite: Suite) -> str:
 
 def task_data(suite: Suite, task: str) -> str:
     """Arguments of the step that fetches a task's data."""
-    words = ["--task", json.dumps(suite.fetched_tasks[task], sort_keys=True)]
+    words = ["--task", json.dumps(suite.hub_tasks[task], sort_keys=True)]
     return shlex.join([*words, *_task_dir(suite)])
 
 
@@ -71,7 +71,7 @@ def timing(suite: Suite) -> str:
 
 
 def _shared(suite: Suite) -> list[str]:
-    """Whether contexts are run and counted once, as an argument of the steps that feed texts."""
+    """Whether a context runs and counts once: an argument of the steps that feed texts."""
     return ["--share-prefix"] if suite.config["share_prefix"] else []
 
 

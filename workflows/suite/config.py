@@ -1,4 +1,4 @@
-"""A suite's config: defaults, and what can be checked before any job is listed."""
+"""A suite's config: defaults, and the checks that need no job list."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ RETIRED = {
 def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
     """Several suite files as one config, merged as Snakemake does with several ``--configfile``.
 
-    Mappings merge key by key, everything else is replaced by the later file. Under all of them go
-    the files that key ``base`` names.
+    Mappings merge key by key; a later file replaces everything else. The files that key ``base``
+    names come first.
 
     Args:
         names: Files, or names of files below ``workflows/suites``.
@@ -48,32 +48,32 @@ def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
     Raises:
         ValueError: A file does not exist or is no mapping in YAML.
     """
-    merged: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for name in names:
         file = next((f for f in (Path(name), root / SUITES / f"{name}.yaml") if f.is_file()), None)
         if file is None:
             raise ValueError(f"suite '{name}' is no file and no name below {SUITES}")
-        _merge(merged, _read(file))
-    return with_base(merged)
+        _merge(config, _read(file))
+    return with_base(config)
 
 
 def with_base(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config over the files of ``workflows/suites/bases`` that its key ``base`` names.
+    """A config merged over the files of ``workflows/suites/bases`` that its key ``base`` names.
 
     Raises:
         ValueError: There is no such file.
     """
-    merged: dict[str, Any] = {}
-    known = {file.stem: file for file in sorted((ROOT / SUITES / "bases").glob("*.yaml"))}
+    complete: dict[str, Any] = {}
+    bases = {file.stem: file for file in sorted((ROOT / SUITES / "bases").glob("*.yaml"))}
     names = config.get("base", [])
     for name in names if isinstance(names, list) else [names]:
-        if str(name) not in known:
+        if str(name) not in bases:
             raise ValueError(
-                f"suite config, base: there is no '{name}' (bases: {', '.join(known)})"
+                f"suite config, base: there is no '{name}' (bases: {', '.join(bases)})"
             )
-        _merge(merged, _read(known[name]))
-    _merge(merged, {key: value for key, value in config.items() if key != "base"})
-    expanded: dict[str, Any] = _expand(merged)
+        _merge(complete, _read(bases[name]))
+    _merge(complete, {key: value for key, value in config.items() if key != "base"})
+    expanded: dict[str, Any] = _expand(complete)
     return expanded
 
 
@@ -92,44 +92,44 @@ def _expand(value: Any) -> Any:
 
 def _variable(match: re.Match[str]) -> str:
     name, otherwise = match.groups()
-    found = os.environ.get(name, otherwise)
-    if found is None:
+    value = os.environ.get(name, otherwise)
+    if value is None:
         raise ValueError(f"suite config: the environment has no variable {name}")
-    return found
+    return value
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        read = yaml.safe_load(file.read_text(encoding="utf-8"))
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"suite file {file} is not valid YAML: {error}") from error
-    if not isinstance(read, dict):
+    if not isinstance(config, dict):
         raise ValueError(f"suite file {file} is no mapping of keys")
-    return read
+    return config
 
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in more.items():
-        held = into.get(key)
-        inner = held if isinstance(held, dict) else {}
+        old = into.get(key)
+        inner = old if isinstance(old, dict) else {}
         into[key] = _merge(inner, value) if isinstance(value, Mapping) else value
     return into
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config over its base, with the schema's defaults filled in.
+    """The config merged over its base, with the schema's defaults filled in.
 
     Raises:
         ValueError: The config breaks the schema; the message names the key and what is allowed.
     """
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     complete = json.loads(json.dumps(with_base(config)))
-    if complete.get("scoring") == "standard":  # the default, in every suite.json of that time
+    if complete.get("scoring") == "standard":  # a default that old suite.json files still have
         del complete["scoring"]
     derived = complete.get("derive")
-    lines = derived.values() if isinstance(derived, dict) else []
-    given = {key for keys in (complete, *lines) if isinstance(keys, dict) for key in keys}
-    for key in (key for key in RETIRED if key in given):
+    rows = derived.values() if isinstance(derived, dict) else []
+    keys = {key for mapping in (complete, *rows) if isinstance(mapping, dict) for key in mapping}
+    for key in (key for key in RETIRED if key in keys):
         raise ValueError(f"suite config, {key}: this key is gone; {RETIRED[key]}")
     if "each" in str(complete.get("match")):
         raise ValueError("suite config, match: 'each' is called 'split' now")
@@ -148,10 +148,10 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_end(part: str, spec: Mapping[str, Any]) -> None:
-    """Texts to train on and to calibrate with are drawn from a world without an end.
+    """A world draws training and calibration texts without an end: ``rows`` must say how many.
 
     Raises:
-        ValueError: It is not said how many are wanted.
+        ValueError: It does not.
     """
     endless = spec["source"] in PRESETS and part in ("training", "calibration")
     if endless and "rows" not in spec:
@@ -159,7 +159,7 @@ def check_end(part: str, spec: Mapping[str, Any]) -> None:
 
 
 def check_source(raw: Any, kind: str) -> dict[str, Any]:
-    """What a step is told of one entry of a suite, with the schema's defaults.
+    """One entry of a suite, as a step gets it, with the schema's defaults.
 
     Args:
         raw: As in the suite.
@@ -175,8 +175,8 @@ def check_source(raw: Any, kind: str) -> dict[str, Any]:
     error = next(iter(jsonschema.Draft202012Validator(part).iter_errors(complete)), None)
     if error is not None:
         raise ValueError(f"--source is no {kind} as in a suite: {cut(error.message)}")
-    told: dict[str, Any] = complete
-    return told
+    source: dict[str, Any] = complete
+    return source
 
 
 def _fill(value: Any, schema: Mapping[str, Any], top: Mapping[str, Any]) -> None:
@@ -189,17 +189,17 @@ def _fill(value: Any, schema: Mapping[str, Any], top: Mapping[str, Any]) -> None
     for key, sub in properties.items():
         if "default" in sub:
             value.setdefault(key, json.loads(json.dumps(sub["default"])))
-    other = schema.get("additionalProperties")
+    extra = schema.get("additionalProperties")
     for key, item in value.items():
-        sub = properties.get(key, other if isinstance(other, dict) else None)
+        sub = properties.get(key, extra if isinstance(extra, dict) else None)
         if sub is not None:
             _fill(item, sub, top)
 
 
 def protocols(config: Mapping[str, Any]) -> list[Protocol]:
     """How a suite's budgets are met: its key ``match``, one protocol or several."""
-    asked: Protocol | list[Protocol] = config["match"]
-    return [asked] if isinstance(asked, str) else asked
+    match: Protocol | list[Protocol] = config["match"]
+    return [match] if isinstance(match, str) else match
 
 
 def check_budget(key: str, budget: float | None) -> None:
@@ -215,15 +215,15 @@ def check_budget(key: str, budget: float | None) -> None:
 def check_retain(
     config: dict[str, Any], entries: Sequence[TaskEntry], table: Mapping[str, Any]
 ) -> None:
-    """Tasks of the Retain and the row it refers to must be in the suite; perplexity never is."""
-    scored = [entry.task for entry in entries if not entry.is_perplexity]
-    if not scored:
+    """Tasks of the Retain and its reference row must be in the suite; perplexity never counts."""
+    tasks = [entry.task for entry in entries if not entry.is_perplexity]
+    if not tasks:
         raise ValueError("suite config, tasks: Retain needs a task beside perplexity")
-    config.setdefault("retain_tasks", scored)
+    config.setdefault("retain_tasks", tasks)
     for task in config["retain_tasks"]:
-        if task not in scored:
+        if task not in tasks:
             raise ValueError(
-                f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(scored)})"
+                f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(tasks)})"
             )
     try:
         check_one_split(
@@ -239,8 +239,8 @@ def check_retain(
         )
 
 
-def check_first(config: Mapping[str, Any], known: Container[str]) -> None:
-    """What a suite wants first must exist; an overlay may have taken it out of the suite.
+def check_first(config: Mapping[str, Any], rows: Container[str]) -> None:
+    """Rows of key ``first`` must exist, though an overlay may have left them out of the suite.
 
     Args:
         config: The suite's.
@@ -250,7 +250,7 @@ def check_first(config: Mapping[str, Any], known: Container[str]) -> None:
         ValueError: There is no such row.
     """
     for row in config["first"]:
-        if row not in known:
+        if row not in rows:
             raise ValueError(f"suite config, first: there is no row '{row}'")
 
 
@@ -258,7 +258,7 @@ def check_timing(config: Mapping[str, Any]) -> None:
     """Rows are timed on texts of the suite.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The suite has no texts.
     """
     data = config["data"]
     texts = data.get("probe", data.get("validation", {})).get("source", "")
@@ -267,21 +267,21 @@ def check_timing(config: Mapping[str, Any]) -> None:
 
 
 def check_paths(config: Mapping[str, Any], root: Path) -> None:
-    """Folders, files and worlds must exist; names of the hub are left to the prepare rules."""
+    """Folders, files and worlds must exist; the prepare rules check names of the hub."""
     for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):
         if (root / place).exists() and not (root / place).is_dir():
             raise ValueError(f"{place} is a file, a folder is needed there")
     for name, backbone in config["backbones"].items():
         path = backbone["path"]
         if path.startswith(WORLD) and path.removeprefix(WORLD) not in PRESETS:
-            known = ", ".join(f"{WORLD}{world}" for world in PRESETS)
-            raise ValueError(f"suite config, backbones.{name}: {path} is unknown (known: {known})")
+            worlds = ", ".join(f"{WORLD}{world}" for world in PRESETS)
+            raise ValueError(f"suite config, backbones.{name}: {path} is unknown (known: {worlds})")
         file = path.removeprefix("gguf:")
         if path != file and not (root / file).is_file():
             raise ValueError(f"suite config, backbones.{name}: file {file} does not exist")
         if is_local(path) and not (root / path / "config.json").is_file():
-            missing = "does not exist" if not (root / path).is_dir() else "has no config.json"
-            raise ValueError(f"suite config, backbones.{name}: folder {path} {missing}")
+            problem = "does not exist" if not (root / path).is_dir() else "has no config.json"
+            raise ValueError(f"suite config, backbones.{name}: folder {path} {problem}")
     for part, spec in config["data"].items():
         source = spec["source"]
         check_end(part, spec)
@@ -293,9 +293,9 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
 
 
 def is_file(part: str, source: str) -> bool:
-    """Whether a part of the data is a file here, not a world, of the hub, or made of the tasks."""
-    made = source in PRESETS or source.startswith("hub:")
-    return not made and (part, source) != ("probe", TASKS)
+    """Whether a part of the data is a local file: no world, not of the hub, not made of tasks."""
+    elsewhere = source in PRESETS or source.startswith("hub:")
+    return not elsewhere and (part, source) != ("probe", TASKS)
 
 
 def is_local(path: str) -> bool:

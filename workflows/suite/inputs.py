@@ -1,6 +1,6 @@
-"""Files that a suite names by their paths, as what its rules wait for; no torch here.
+"""Files that a suite names by their paths: inputs of its rules. No torch here.
 
-Paths are those of the suite, below the folder in which Snakemake and the steps run.
+Paths are relative to the folder in which Snakemake and the steps run.
 """
 
 from __future__ import annotations
@@ -14,66 +14,66 @@ from workflows.suite.config import is_file, is_local
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite
 
-# In a folder that a rule made: when it did.
+# Snakemake writes it into a folder that a rule made; its time is the time of the folder.
 STAMP = ".snakemake_timestamp"
 
 
-def scored(suite: Suite) -> list[str]:
-    """What scores follow from beside the model: texts, files of own tasks, data that are here."""
+def score_files(suite: Suite) -> list[str]:
+    """What scores depend on beside the model: texts, files of own tasks, local data."""
     return _of_entries(suite, suite.entries)
 
 
-def probed(suite: Suite) -> list[str]:
-    """What a probe that is made of the tasks follows from: their files, data, a chat template."""
-    tasks = [entry for entry in read_entries(suite.probed) if not entry.is_perplexity]
+def probe_files(suite: Suite) -> list[str]:
+    """What a probe made of the tasks depends on: their files, their data, a chat template."""
+    tasks = [entry for entry in read_entries(suite.probe_tasks) if not entry.is_perplexity]
     first = next(iter(suite.config["backbones"]))
-    return [*_of_entries(suite, tasks), *tokenizer(suite, first)]
+    return [*_of_entries(suite, tasks), *tokenizer_files(suite, first)]
 
 
-def task(suite: Suite, name: str) -> list[str]:
-    """What says which data of a task are fetched."""
+def task_files(suite: Suite, name: str) -> list[str]:
+    """The files that say which data of a task are fetched."""
     return _of_entries(suite, [entry for entry in suite.entries if entry.task == name])
 
 
-def source(suite: Suite, part: str) -> list[str]:
+def source_files(suite: Suite, part: str) -> list[str]:
     """The file that a part of the data is prepared from, if it is one."""
-    told = str(suite.config["data"][part]["source"])
-    return [told] if is_file(part, told) else []
+    source = str(suite.config["data"][part]["source"])
+    return [source] if is_file(part, source) else []
 
 
-def fitted(suite: Suite, job: Job) -> list[str]:
-    """What a fit follows from: its backbone, and ids that are given to it as they are."""
+def fit_files(suite: Suite, job: Job) -> list[str]:
+    """What a fit depends on: its backbone, and data that the suite gives as token ids (.npy)."""
     ids = [file for file in suite.data_files(job).values() if file.endswith(".npy")]
-    return [*backbone(suite, job.backbone), *ids]
+    return [*backbone_files(suite, job.backbone), *ids]
 
 
-def backbone(suite: Suite, name: str) -> list[str]:
-    """The files of a local backbone, the folder of a prepared one."""
+def backbone_files(suite: Suite, name: str) -> list[str]:
+    """The files of a local backbone; the folder of one that a rule prepares."""
     return _of_model(suite, name, *SETTINGS, *TOKENIZER, *WEIGHTS)
 
 
-def origin(suite: Suite, name: str) -> list[str]:
+def origin_files(suite: Suite, name: str) -> list[str]:
     """The file here that a backbone is converted from, if it is one."""
     path = str(suite.config["backbones"][name]["path"])
     return [path.removeprefix("gguf:")] if path.startswith("gguf:") else []
 
 
-def tokenizer(suite: Suite, name: str) -> list[str]:
-    """The same without weights: what makes tokens of texts."""
+def tokenizer_files(suite: Suite, name: str) -> list[str]:
+    """The same without weights: what turns texts into tokens."""
     return _of_model(suite, name, *SETTINGS, *TOKENIZER)
 
 
 def renew_models(suite: Suite) -> None:
-    """Let fitted models that were changed by hand, such as healed ones, be scored again.
+    """Make fitted models that were changed by hand, such as healed ones, be scored again.
 
-    Snakemake takes the time of a folder that it made from a file in it, which an edit leaves alone.
+    Snakemake takes the time of a folder from its stamp in it, which an edit does not touch.
     """
     for folder in (Path(job.model) for job in suite.jobs):
         stamp = folder / STAMP
         if stamp.is_file():
-            made = stamp.stat().st_mtime_ns
+            made_at = stamp.stat().st_mtime_ns
             files = model_files(folder, *SETTINGS, *TOKENIZER, *WEIGHTS)
-            if any(file.stat().st_mtime_ns > made for file in files):
+            if any(file.stat().st_mtime_ns > made_at for file in files):
                 stamp.touch()
 
 
@@ -85,6 +85,6 @@ def _of_model(suite: Suite, name: str, *patterns: str) -> list[str]:
 
 
 def _of_entries(suite: Suite, entries: Iterable[TaskEntry]) -> list[str]:
-    own = [Path(suite.config["task_folder"])] if "task_folder" in suite.config else []
-    found = [str(file) for entry in entries for file in entry_files(entry, own)]
-    return list(dict.fromkeys(found))
+    folders = [Path(suite.config["task_folder"])] if "task_folder" in suite.config else []
+    files = [str(file) for entry in entries for file in entry_files(entry, folders)]
+    return list(dict.fromkeys(files))

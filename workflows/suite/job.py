@@ -1,4 +1,4 @@
-"""One run of a suite: its paths, what it waits for, what its fit is given; no torch here."""
+"""One run of a suite: its paths, the models it waits for, the data of its fit; no torch here."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ DATA_PARTS = ("training", "validation", "probe", "calibration")
 class Job:
     """One run: a row on a backbone at a budget under a seed.
 
-    ``row`` is the name in the table, ``method`` the discovered row behind it; ``params`` stand
-    over that row's own. ``budget`` is None where none applies or params are pinned; ``match`` is
-    the protocol by which the budget is met, None where all protocols are one. ``start`` is the job
-    whose model this one starts from in place of the backbone; ``lender`` is the job whose rates a
-    control takes.
+    Args:
+        suite: Name of the suite.
+        backbone: Name of the backbone.
+        row: Name in the suite's table.
+        method: The discovered row that it runs.
+        params: Override those of ``method``.
+        budget: None if none applies or a param is pinned.
+        seed: Of every draw.
+        match: Protocol by which the budget is met; None if the protocols do not differ.
+        start: The job whose model this one starts from, in place of the backbone.
+        lender: The job whose rates a control takes.
     """
 
     suite: str
@@ -48,7 +54,7 @@ class Job:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What tells jobs of a suite apart, as in their paths."""
+        """What distinguishes the jobs of a suite; the end of their paths."""
         return self.backbone, self.row, self.label, f"s{self.seed}"
 
     @property
@@ -71,7 +77,7 @@ class Job:
 
 
 def data_parts(method: Row) -> list[str]:
-    """What a fit is given of a suite's data: the training part only if it trains."""
+    """The parts of a suite's data that a fit reads: training texts only if it trains."""
     if not method.budgeted and not method.trained:
         return []
     return [part for part in DATA_PARTS if part != "training" or method.trained]
@@ -86,5 +92,5 @@ def data_words(files: Mapping[str, str | Path]) -> list[str]:
 
 
 def relative(paths: Sequence[Path]) -> list[str]:
-    """Paths within the checkout as rules name them."""
+    """Paths relative to the checkout, as rules name them."""
     return [str(path.relative_to(ROOT)) for path in paths]

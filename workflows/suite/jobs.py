@@ -1,6 +1,6 @@
 """A suite and the discovered rows become a list of jobs with their paths; no torch here.
 
-The job list follows from the config alone, so Snakemake needs no checkpoint and `-n` shows all.
+The job list depends on the config alone: Snakemake needs no checkpoint rule, `-n` shows every job.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from workflows.suite.job import Job, data_parts, relative
 from workflows.suite.table import TableLine, read_table
 
 PAGES = {".py", ".html", ".css", ".js", ".mplstyle", ".csv", ".yaml"}
-# Names the tasks that a probe is made of, beside it.
-MADE_OF = ".tasks.json"
+# File beside a probe that lists the tasks it was made of.
+TASK_NAMES = ".tasks.json"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Suite:
         return {job.key: job for job in self.jobs}[(backbone, row, label, seed)]
 
     def backbone_folder(self, name: str) -> str:
-        """Where a backbone lies: its own path, or where the rules that prepare it put it."""
+        """The folder of a backbone: its own path, or the one that a prepare rule writes."""
         path = str(self.config["backbones"][name]["path"])
         if path.startswith(WORLD):
             return f"results/trained/{path.removeprefix(WORLD)}"
@@ -96,25 +96,24 @@ class Suite:
         return json.dumps(self.config["data"][part], sort_keys=True)
 
     def data_files(self, job: Job) -> dict[str, str]:
-        """Part -> file of the data that a fit is given; what it trains on as tokens."""
+        """Part -> file of the data that a fit reads; training texts as tokens."""
         files = {}
         for part in (part for part in data_parts(job.method) if part in self.config["data"]):
             source = self.config["data"][part]["source"]
-            files[part] = source if source.endswith(".npy") else self._made(part)
+            files[part] = source if source.endswith(".npy") else self._data_file(part)
         if "training" in files:
             files["training"] = f"results/{self.name}/tokens/{job.backbone}/training.tokens"
         return files
 
     def prepared_files(self) -> list[str]:
-        """What the prepare stage leaves: data, tokens of the training texts, data of tasks."""
-        parts = {part: source["source"] for part, source in self.config["data"].items()}
-        made = [part for part, source in parts.items() if not source.endswith(".npy")]
-        files = [self._made(part) for part in made]
-        given = [self.data_files(job).get("training") for job in self.jobs]
-        files += dict.fromkeys(file for file in given if file is not None)
+        """What the prepare stage writes: data, tokens of the training texts, data of tasks."""
+        sources = {part: data["source"] for part, data in self.config["data"].items()}
+        files = [self._data_file(p) for p, name in sources.items() if not name.endswith(".npy")]
+        tokens = [self.data_files(job).get("training") for job in self.jobs]
+        files += dict.fromkeys(file for file in tokens if file is not None)
         return files + self.task_data_files()
 
-    def _made(self, part: str) -> str:
+    def _data_file(self, part: str) -> str:
         """The file of a part of the data that the data rule prepares."""
         return f"results/{self.name}/data/{part}.jsonl"
 
@@ -124,19 +123,19 @@ class Suite:
         return bool(self.config["data"].get("probe", {}).get("source") == TASKS)
 
     @cached_property
-    def probed(self) -> list[Any]:
-        """Entries that the probe is made of: those of the suite when it was made.
+    def probe_tasks(self) -> list[Any]:
+        """Entries that the probe is made of: the suite's tasks at the time it was written.
 
-        A task that is added later must not calibrate anew what was fitted before.
+        A task that is added later must not change the probe: all rows would be calibrated again.
         """
         tasks = self.config["tasks"]
         entries = [raw for raw in tasks if isinstance(raw, str) or raw.get("probe", True)]
-        probe = ROOT / self._made("probe")
-        told = probe.with_suffix(MADE_OF)
-        if not (probe.is_file() and told.is_file()):
+        probe = ROOT / self._data_file("probe")
+        names_file = probe.with_suffix(TASK_NAMES)
+        if not (probe.is_file() and names_file.is_file()):
             return entries
-        known = json.loads(told.read_text(encoding="utf-8"))
-        return [raw for raw in entries if (raw if isinstance(raw, str) else raw["task"]) in known]
+        names = json.loads(names_file.read_text(encoding="utf-8"))
+        return [raw for raw in entries if (raw if isinstance(raw, str) else raw["task"]) in names]
 
     def noise_files(self) -> list[str]:
         """Records of the reference at other batch sizes, beside its own."""
@@ -148,60 +147,63 @@ class Suite:
         return [f"{folder}/noise/batch{size}.json" for folder in first.values() for size in sizes]
 
     def speed_files(self) -> list[str]:
-        """Times of each row at each target, of its first seed."""
+        """Files with the times of each row at each target, for its first seed."""
         first: dict[tuple[str, ...], str] = {}
         for job in self.jobs if "timing" in self.config else []:
             first.setdefault(job.key[:3], f"{job.folder}/speed.json")
         return list(first.values())
 
     @property
-    def timed_texts(self) -> str:
+    def timing_texts(self) -> str:
         """The texts that rows are timed on: those that skip rates are calibrated on."""
         parts = (part for part in ("probe", "validation") if part in self.config["data"])
-        return self._made(next(parts, "probe"))
+        return self._data_file(next(parts, "probe"))
 
     def timing_code(self) -> list[str]:
-        """The files whose change makes rows be timed again."""
+        """The files whose change makes the timings run again."""
         step = ROOT / "workflows" / "steps" / "time.py"
         return relative([*code_files("workflows/timing"), step])
 
     def task_data_files(self) -> list[str]:
-        """What the prepare stage leaves of every task whose data are fetched."""
-        return [f"results/{self.name}/tasks/{task}.json" for task in self.fetched_tasks]
+        """What the prepare stage writes for every task of the hub."""
+        return [f"results/{self.name}/tasks/{task}.json" for task in self.hub_tasks]
 
-    def probed_files(self) -> list[str]:
-        """Those of the tasks that a probe is made of."""
-        probed = [entry.task for entry in read_entries(self.probed)]
-        return [f"results/{self.name}/tasks/{t}.json" for t in self.fetched_tasks if t in probed]
+    def probe_task_files(self) -> list[str]:
+        """The same for the tasks that a probe is made of."""
+        names = [entry.task for entry in read_entries(self.probe_tasks)]
+        return [f"results/{self.name}/tasks/{t}.json" for t in self.hub_tasks if t in names]
 
     @cached_property
-    def fetched_tasks(self) -> dict[str, Any]:
-        """Entries by task; texts, local files and what tasks here draw themselves are none."""
+    def hub_tasks(self) -> dict[str, Any]:
+        """Task -> entry, for tasks whose data come from the hub: not texts, not local files, not
+        tasks of this project that draw their items themselves.
+        """
         folders = [ROOT / self.config["task_folder"]] if "task_folder" in self.config else []
-        own = own_task_names([OWN_TASKS, *folders]) - fetched_task_names([OWN_TASKS, *folders])
+        places = [OWN_TASKS, *folders]
+        own_tasks = own_task_names(places) - fetched_task_names(places)
         return {
             entry.task: raw
             for entry, raw in zip(self.entries, self.config["tasks"], strict=True)
-            if not entry.is_perplexity and entry.task not in own and not entry.is_local
+            if not entry.is_perplexity and entry.task not in own_tasks and not entry.is_local
         }
 
     @property
     def processes(self) -> int:
-        """Processes that share the updates of a fit: one per GPU that the suite gives a job."""
+        """Processes that share the updates of a fit: one per GPU of a job."""
         return max(1, int(self.config["resources"]["gpu"]))
 
     def rows(self, group: str) -> list[str]:
         """Rows of a group of fits: ``"first"`` and ``"trained"`` train, ``"untrained"`` do not."""
         trained = {job.row: job.method.trained for job in self.jobs}
         first = [row for row in self.config["first"] if trained.get(row)]
-        later = [row for row, trains in trained.items() if trains and row not in first]
-        still = [row for row, trains in trained.items() if not trains]
-        return {"first": first, "trained": later, "untrained": still}[group]
+        rest = [row for row, trains in trained.items() if trains and row not in first]
+        untrained = [row for row, trains in trained.items() if not trains]
+        return {"first": first, "trained": rest, "untrained": untrained}[group]
 
     def keeps(self, group: str) -> bool:
         """Whether the models of a group stay once they are scored."""
-        kept = self.config["keep_models"]
-        return bool(kept) if kept != "trained" else group != "untrained"
+        choice = self.config["keep_models"]
+        return bool(choice) if choice != "trained" else group != "untrained"
 
     def evaluation_code(self) -> list[str]:
         """The files whose change makes every evaluation run again."""
@@ -246,20 +248,20 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
 
 
 def check_again(suite: Suite, root: Path = ROOT) -> None:
-    """Check a suite whose config is another than the one that was checked last, if any was.
+    """Check a suite again if its config changed since the last check.
 
     Raises:
-        SystemExit: It is wrong; the step's sentence was printed.
+        SystemExit: The config is wrong; the step has printed why.
     """
     checked = root / "results" / suite.name / "suite.json"
     if not checked.is_file():
         return
     try:
-        same = json.loads(checked.read_text(encoding="utf-8")) == json.loads(suite.as_json)
+        unchanged = json.loads(checked.read_text(encoding="utf-8")) == json.loads(suite.as_json)
     except ValueError:
-        same = False
+        unchanged = False
     words = ["--config", suite.as_json, "--out", str(checked)]
-    if not same and subprocess.call([sys.executable, "-m", "workflows.steps.check", *words]):
+    if not unchanged and subprocess.call([sys.executable, "-m", "workflows.steps.check", *words]):
         sys.exit(1)
 
 
@@ -267,22 +269,22 @@ def _jobs(
     config: Mapping[str, Any], backbone: str, line: TableLine, table: Mapping[str, TableLine]
 ) -> list[Job]:
     """The jobs of a line on a backbone, with those they start from or borrow from."""
-    known = protocols(config)
+    all_protocols = protocols(config)
 
     def make(line: TableLine, budget: float | None, seed: int, match: Protocol) -> Job:
         seed = seed if line.method.stochastic else line.seeds[0]
         start = None if line.start is None else make(table[line.start], budget, seed, match)
         lender = None if line.lender is None else make(table[line.lender], budget, seed, match)
-        own = match if line.method.is_matched(budget) else None
+        job_match = match if line.method.is_matched(budget) else None
         return Job(
-            config["suite"], backbone, line.name, line.method, line.params, budget, seed, own,
+            config["suite"], backbone, line.name, line.method, line.params, budget, seed, job_match,
             start, lender,
         )  # fmt: skip
 
     return [
         make(line, budget, seed, match)
         for budget in line.budgets
-        for match in (known if line.method.is_matched(budget) else known[:1])
+        for match in (all_protocols if line.method.is_matched(budget) else all_protocols[:1])
         for seed in seeds_at(config, budget, line.seeds)
     ]
 
@@ -290,6 +292,6 @@ def _jobs(
 def seeds_at(
     config: Mapping[str, Any], budget: float | None, seeds: Sequence[int]
 ) -> Sequence[int]:
-    """Those of a line's seeds that run at a budget: all, or the first few by ``budget_seeds``."""
-    few = {float(key): number for key, number in config["budget_seeds"].items()}
-    return seeds if budget is None else seeds[: few.get(budget)]
+    """The seeds of a line that run at a budget: all, or the first few as ``budget_seeds`` says."""
+    numbers = {float(key): number for key, number in config["budget_seeds"].items()}
+    return seeds if budget is None else seeds[: numbers.get(budget)]

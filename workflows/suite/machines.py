@@ -16,9 +16,9 @@ class Machine:
         name: In tables.
         rate: Operations per second on wide matrices, sustained.
         bandwidth: Bytes per second from memory.
-        launch: Seconds that one layer costs in one pass at least, however small it is.
+        launch: Least seconds of one layer in one pass, however small it is.
         half: Width D at which half of ``rate`` is reached: narrow matrices do not fill a GPU.
-        memory: Bytes; 0: not bounded here.
+        memory: Bytes; 0: no limit.
         jobs: Runs side by side, each with its share of ``rate`` and ``bandwidth``.
     """
 

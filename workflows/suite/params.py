@@ -14,7 +14,7 @@ SHARED_FILE = ROOT / "core" / "training" / "params.py"
 
 
 def defaults(row: Row) -> dict[str, Any]:
-    """Defaults of ``Params`` of the row's method, those that all trained rows share among them."""
+    """Defaults of ``Params`` of the row's method, with those that all trained rows share."""
     return _defaults_in(row.path / "__init__.py" if row.path.is_dir() else row.path, "Params")
 
 

@@ -35,17 +35,17 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
         ValueError: A backbone has neither a config nor a published shape, or a param is wrong.
     """
     runs = [run_of(suite, job, root) for job in suite.jobs]
-    again = repeats(suite)
+    extra = repeats(suite)
     rows: dict[str, list[Run]] = {}
     for run in runs:
         rows.setdefault(run.job.row, []).append(run)
-    left = [run for run in runs if not (root / run.job.folder / "record.json").is_file()]
+    open_runs = [run for run in runs if not (root / run.job.folder / "record.json").is_file()]
     return {
         "suite": suite.name,
         "basis": "derived",
-        "rows": {name: totals(members, again) for name, members in rows.items()},
-        "total": totals(runs, again),
-        "left": totals(left, again),
+        "rows": {name: totals(members, extra) for name, members in rows.items()},
+        "total": totals(runs, extra),
+        "left": totals(open_runs, extra),
         "disk": disk(suite, runs),
         "not_counted": not_counted(suite.entries),
     }
@@ -56,13 +56,13 @@ def repeats(suite: Suite) -> Counter[str]:
     return Counter(file.split("/noise/")[0] for file in suite.noise_files())
 
 
-def totals(runs: Sequence[Run], again: Mapping[str, int]) -> dict[str, Any]:
+def totals(runs: Sequence[Run], extra: Mapping[str, int]) -> dict[str, Any]:
     """The sums over runs, and the peaks."""
     evaluations = 0
     trained = scored = flops = 0.0
     seconds, longest = ({machine.name: 0.0 for machine in MACHINES} for _ in range(2))
     for run in runs:
-        times = 1 + again.get(run.job.folder, 0)
+        times = 1 + extra.get(run.job.folder, 0)
         evaluations += times
         trained += run.fit.tokens
         scored += times * run.evaluation.tokens

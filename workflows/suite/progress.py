@@ -1,6 +1,6 @@
-"""What a running suite says: which run a job belongs to, and how long jobs like it took before.
+"""What a running suite says of a job: its run in words, and how long such jobs took before.
 
-Both are objects that a rule's `message:` formats by a path, when the job starts.
+A rule's `message:` formats both objects with a path when the job starts.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ class RunNames:
         job = self.suite.find(*path.split("/"))
         words = [f"{job.row} on {job.backbone}" if self.several else job.row]
         if job.budget is not None:
-            each = " on prompts and on answer tokens" if job.match == "split" else ""
-            words.append(f"{100 * job.budget:g} %{each}")
+            protocol = " on prompts and on answer tokens" if job.match == "split" else ""
+            words.append(f"{100 * job.budget:g} %{protocol}")
         return ", ".join([*words, f"seed {job.seed}"])
 
 
 class Costs:
-    """How long jobs take, by those that ended.
+    """How long jobs take, estimated from jobs that ended.
 
-    A job takes the median of what lies nearest: itself in an earlier run, the same step of its row,
-    the same step of rows that train or do not, as it does.
+    The estimate is the median over the most similar jobs: the same job in an earlier run, else the
+    same step of its row, else the same step of all rows that train (or of all that do not).
 
     Args:
-        suite: Whose benchmark files, beside the logs, hold the seconds.
+        suite: Its benchmark files, beside the logs, hold the seconds.
     """
 
     def __init__(self, suite: Suite) -> None:
         self.logs = Path("results") / suite.name / "logs"
         self.trained = {job.row: job.method.trained for job in suite.jobs}
-        self.known = self._measured()
+        self.seconds = self._past_seconds()
 
     def expected(self, file: Path) -> float | None:
         """Seconds of the job with a log or benchmark file; None if no job like it ended."""
-        keys = (key for key in self._keys(file) if key in self.known)
-        return next((median(self.known[key]) for key in keys), None)
+        keys = (key for key in self._keys(file) if key in self.seconds)
+        return next((median(self.seconds[key]) for key in keys), None)
 
-    def _measured(self) -> dict[tuple[Any, ...], list[float]]:
+    def _past_seconds(self) -> dict[tuple[Any, ...], list[float]]:
         """Seconds of the jobs that ended, by each of their keys."""
-        found: dict[tuple[Any, ...], list[float]] = {}
+        seconds_by_key: dict[tuple[Any, ...], list[float]] = {}
         for file in self.logs.rglob("*.tsv"):
-            # A file may be going away, or be empty after a job that failed.
+            # Snakemake may delete a file while it is read; a failed job leaves an empty one.
             with suppress(OSError, StopIteration, KeyError, ValueError), file.open() as stream:
                 seconds = float(next(csv.DictReader(stream, delimiter="\t"))["s"])
                 for key in self._keys(file):
-                    found.setdefault(key, []).append(seconds)
-        return found
+                    seconds_by_key.setdefault(key, []).append(seconds)
+        return seconds_by_key
 
     def _keys(self, file: Path) -> Iterator[tuple[Any, ...]]:
-        """What jobs are looked up by, the nearest first; none where the file is no run's."""
+        """Keys to look a job up by, the most similar first; none if the file is not of a run."""
         if not file.is_relative_to(self.logs):
             return
         places = file.relative_to(self.logs).with_suffix("").parts
@@ -82,47 +82,47 @@ class TimeLeft:
 
     Args:
         suite: Whose jobs they are.
-        left: The jobs of Snakemake that have not ended; those with a benchmark file count.
+        open_jobs: Gives Snakemake's jobs that have not ended; those with a benchmark file count.
         at_once: Jobs side by side.
     """
 
-    def __init__(self, suite: Suite, left: Callable[[], Iterable[Any]], at_once: int) -> None:
-        self.suite, self.left, self.at_once = suite, left, at_once
+    def __init__(self, suite: Suite, open_jobs: Callable[[], Iterable[Any]], at_once: int) -> None:
+        self.suite, self.open_jobs, self.at_once = suite, open_jobs, at_once
 
     def __format__(self, log: str) -> str:
         costs = Costs(self.suite)
-        own = costs.expected(Path(log))
-        if own is None:
+        seconds = costs.expected(Path(log))
+        if seconds is None:
             return "no job like it has run before"
-        files = [Path(str(job.benchmark)) for job in self.left() if job.benchmark]
-        left = sum_in_words([costs.expected(file) for file in files], self.at_once)
-        return f"takes {in_words(own)}; left: {left}"
+        files = [Path(str(job.benchmark)) for job in self.open_jobs() if job.benchmark]
+        rest = sum_in_words([costs.expected(file) for file in files], self.at_once)
+        return f"takes {in_words(seconds)}; left: {rest}"
 
 
 def sum_in_words(seconds: Iterable[float | None], at_once: int) -> str:
-    """What jobs take together, so many side by side; unknown ones (None) are counted."""
-    each = list(seconds)
-    found = [one for one in each if one is not None]
-    more = len(each) - len(found)
-    told = f" and {more} jobs unlike any before" if more else ""
-    return f"{in_words(sum(found) / at_once)}{told}"
+    """What jobs take together, ``at_once`` side by side; unknown times (None) are counted."""
+    all_seconds = list(seconds)
+    numbers = [number for number in all_seconds if number is not None]
+    unknown = len(all_seconds) - len(numbers)
+    ending = f" and {unknown} jobs unlike any before" if unknown else ""
+    return f"{in_words(sum(numbers) / at_once)}{ending}"
 
 
 def at_once(resources: Mapping[str, Any], suite: Suite) -> int:
     """Jobs side by side.
 
     Args:
-        resources: Snakemake's own, by name: what a run has of cores, jobs of a cluster and GPUs.
-        suite: Whose jobs take so many of them.
+        resources: Snakemake's own, by name: cores, jobs of a cluster and GPUs of this run.
+        suite: Says how many of them a job takes.
     """
-    held = {
+    limits = {
         name: resources[name].value for name in ("_nodes", "_cores", "gpu") if name in resources
     }
-    if held.get("_nodes"):
-        return int(held["_nodes"])
-    gpus, wanted = held.get("gpu"), suite.config["resources"]["gpu"]
-    bounds = [(held.get("_cores") or 1) // suite.processes]
-    bounds += [gpus // wanted] if gpus and wanted else []
+    if limits.get("_nodes"):
+        return int(limits["_nodes"])
+    gpus, gpus_per_job = limits.get("gpu"), suite.config["resources"]["gpu"]
+    bounds = [(limits.get("_cores") or 1) // suite.processes]
+    bounds += [gpus // gpus_per_job] if gpus and gpus_per_job else []
     return max(1, min(bounds))
 
 

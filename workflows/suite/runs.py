@@ -98,14 +98,14 @@ def run_of(suite: Suite, job: Job, root: Path) -> Run:
     cost = method.cost(backbone, request)
     training = method.params if isinstance(method.params, TrainingParams) else None
     shared = suite.config["share_prefix"] and method.batchable()
-    own = dense.weights * (1 - (job.budget or 0.0)) if method.kind == "static" else 0.0
+    stored = dense.weights * (1 - (job.budget or 0.0)) if method.kind == "static" else 0.0
     return Run(
         job,
         _fit(suite, dense, cost, training),
-        _evaluation(suite, dense, job.budget or 0.0, shared, own or dense.weights, cost.trained),
+        _evaluation(suite, dense, job.budget or 0.0, shared, stored or dense.weights, cost.trained),
         cost.trained,
         dense.weights,
-        own,
+        stored,
         dense.shape.width,
     )
 
@@ -134,8 +134,8 @@ def _fit(suite: Suite, dense: Dense, cost: Cost, training: TrainingParams | None
     texts = rows if cost.texts is None else min(rows, cost.texts)
     length = min(config["max_length"], cost.length or config["max_length"])
     batch = min(texts, cost.batch or texts)
-    read = cost.passes * texts * length + cost.probe_passes * _probe_tokens(suite)
-    flops = read * prefill_flops(shape, 1, 1, 0.0)
+    tokens_read = cost.passes * texts * length + cost.probe_passes * _probe_tokens(suite)
+    flops = tokens_read * prefill_flops(shape, 1, 1, 0.0)
     passes = cost.passes * math.ceil(texts / batch) * shape.layers if batch else 0.0
     memory = calibration_memory(dense, batch * length) if cost.passes else dense.weights
     if training is None:
@@ -144,12 +144,12 @@ def _fit(suite: Suite, dense: Dense, cost: Cost, training: TrainingParams | None
     positions = PADDING * training.batch_tokens
     parts = math.ceil(positions / (training.micro_tokens or positions))
     row = min(training.row_length or CHAT, config["max_length"], int(positions))
-    again = training.checkpointing
+    recomputed = training.checkpointing
     # Packed documents need a mask: attention computes both halves of it, as of twice the length.
-    each = training_flops(shape, 2 * row, 0.0, cost.trained, again, cost.layers)
-    passes += training.updates * parts * (shape.layers + (2 + again) * cost.layers)
-    peak = training_memory(dense, cost, positions / parts, row, again)
-    return Work(tokens, flops + PADDING * tokens * each, passes, 0.0, max(memory, peak))
+    per_token = training_flops(shape, 2 * row, 0.0, cost.trained, recomputed, cost.layers)
+    passes += training.updates * parts * (shape.layers + (2 + recomputed) * cost.layers)
+    peak = training_memory(dense, cost, positions / parts, row, recomputed)
+    return Work(tokens, flops + PADDING * tokens * per_token, passes, 0.0, max(memory, peak))
 
 
 def _probe_tokens(suite: Suite) -> float:

@@ -23,20 +23,20 @@ def opening(suite: Suite) -> str:
         return f"No plan of what suite {suite.name} costs: {error}"
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(plan: Mapping[str, Any]) -> list[str]:
     """The plan as text."""
     machines = [machine.name for machine in MACHINES]
     head = ["row", "fits", "evals", "trained Mtok", "scored Mtok", "PFLOP"]
     head += [f"{name} h" for name in machines] + ["fit GB", "eval GB"]
     table = [head]
-    for name, one in (*found["rows"].items(), ("total", found["total"])):
-        told = [name, f"{one['fits']}", f"{one['evaluations']}"]
-        told += [f"{one[key] / 1e6:,.1f}" for key in ("training_tokens", "scored_tokens")]
-        told += [f"{one['flops'] / 1e15:,.1f}", *(_short(one["hours"][m]) for m in machines)]
-        told += [f"{one['fit_memory_gb']:.1f}", f"{one['evaluation_memory_gb']:.1f}"]
-        table.append(told)
+    for name, cost in (*plan["rows"].items(), ("total", plan["total"])):
+        cells = [name, f"{cost['fits']}", f"{cost['evaluations']}"]
+        cells += [f"{cost[key] / 1e6:,.1f}" for key in ("training_tokens", "scored_tokens")]
+        cells += [f"{cost['flops'] / 1e15:,.1f}", *(_short(cost["hours"][m]) for m in machines)]
+        cells += [f"{cost['fit_memory_gb']:.1f}", f"{cost['evaluation_memory_gb']:.1f}"]
+        table.append(cells)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    shown = [
+    rows = [
         "  ".join(
             cell.ljust(width) if n == 0 else cell.rjust(width)
             for n, (cell, width) in enumerate(zip(line, widths, strict=True))
@@ -44,9 +44,9 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         for line in table
     ]
     return [
-        f"Suite {found['suite']}; every figure is derived, none is measured.",
-        *shown,
-        *notes(found),
+        f"Suite {plan['suite']}; every figure is derived, none is measured.",
+        *rows,
+        *notes(plan),
     ]
 
 
@@ -55,33 +55,32 @@ def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
-def notes(found: Mapping[str, Any]) -> list[str]:
+def notes(plan: Mapping[str, Any]) -> list[str]:
     """What the table leaves out."""
-    total, left, disk = found["total"], found["left"], found["disk"]
+    total, open_runs, disk = plan["total"], plan["left"], plan["disk"]
     sizes = ", ".join(
         f"{name.replace('_', ' ')} {size:g}" for name, size in disk.items() if name != "basis"
     )
-    told = [f"Disk in GB (derived): {sizes}."]
+    sentences = [f"Disk in GB (derived): {sizes}."]
     for machine in MACHINES:
         if machine.jobs > 1:
             longest = total["longest_run_hours"][machine.name]
-            told.append(
+            sentences.append(
                 f"{machine.name}: {machine.jobs} runs side by side; the longest takes "
                 f"{_short(longest)} h on its core."
             )
         elif _too_small(total, machine):
-            told.append(f"{machine.name}: the largest run needs more memory than it has.")
-    if left["fits"] < total["fits"]:
-        done = total["fits"] - left["fits"]
+            sentences.append(f"{machine.name}: the largest run needs more memory than it has.")
+    if open_runs["fits"] < total["fits"]:
+        records = total["fits"] - open_runs["fits"]
         first = MACHINES[0].name
-        told.append(
-            f"{done} runs have records; the others take {_short(left['hours'][first])} {first} h."
+        hours = _short(open_runs["hours"][first])
+        sentences.append(f"{records} runs have records; the others take {hours} {first} h.")
+    if plan["not_counted"]:
+        sentences.append(
+            f"Not counted, since their tokens are not known: {', '.join(plan['not_counted'])}."
         )
-    if found["not_counted"]:
-        told.append(
-            f"Not counted, since their tokens are not known: {', '.join(found['not_counted'])}."
-        )
-    return told
+    return sentences
 
 
 def _too_small(total: Mapping[str, Any], machine: Machine) -> bool:

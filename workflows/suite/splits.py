@@ -1,8 +1,9 @@
-"""ARC's two splits with answers: one Retain never mixes them.
+"""ARC has two splits with answers, test and validation: one Retain never mixes them.
 
-The paper's dense Llama-3.1-8B and its ablations fit the validation splits, its other rows the test
-splits (``reports/reference/paper``). Suites score the test splits for all rows;
-``overlays/paper_literal`` scores the validation splits beside them and takes those into the Retain.
+In the paper the scores of dense Llama-3.1-8B and of its ablations are of the validation splits,
+those of its other rows of the test splits (``reports/reference/paper``). Suites score the test
+splits for all rows; ``overlays/paper_literal`` also scores the validation splits and puts these
+into the Retain.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ VALIDATION = {name: f"{name}_validation" for name in ("arc_easy", "arc_challenge
 
 
 def check_one_split(retain_tasks: Iterable[str]) -> None:
-    """A Retain takes ARC from one split.
+    """Refuse a Retain that takes ARC from both splits.
 
     Raises:
         ValueError: Tasks of the test and of the validation splits are among its tasks.
@@ -29,7 +30,7 @@ def check_one_split(retain_tasks: Iterable[str]) -> None:
 
 
 def of_one_split(tasks: Iterable[str]) -> list[str]:
-    """The tasks without those of a validation split that the test split stands beside."""
+    """The tasks without ARC's validation splits if its test splits are among them."""
     names = list(tasks)
     both = any(name in VALIDATION for name in names)
     return [name for name in names if not (both and name in VALIDATION.values())]

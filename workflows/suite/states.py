@@ -1,4 +1,4 @@
-"""Where the jobs of a suite stand, by what lies in its results folder."""
+"""Where the jobs of a suite stand, by the files in its results folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from workflows.runtime.heartbeat import read_status
 from workflows.suite.jobs import Suite
 from workflows.suite.progress import RunNames
 
-# A job that runs has stalled when it gave no sign of life for so many seconds, ten beats, or its
-# log no line, where bars write one every half minute.
+# A running job has stalled after so many seconds without a heartbeat (one comes every 30 s), or
+# without a line in its log (progress bars write one every 30 s).
 NO_BEAT, NO_LINE = 300, 3600
 
 
@@ -26,12 +26,13 @@ class Step:
     Args:
         name: In words.
         log: Where it says what it does.
-        made: What it writes, then what comes of that: a model may go once it is scored.
+        outputs: What it writes, then what is made from that: a model may be deleted once it is
+            scored.
     """
 
     name: str
     log: Path
-    made: tuple[Path, ...]
+    outputs: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class State:
 
 
 def suite_steps(suite: Suite) -> Iterator[Step]:
-    """The jobs of a suite, those that prepare first; paths as the rules have them."""
+    """The jobs of a suite, first those that prepare; paths are those of the rules."""
     root, logs = Path("results") / suite.name, Path("results") / suite.name / "logs"
     for name in suite.config["backbones"]:
         folder = Path(suite.backbone_folder(name))
@@ -61,17 +62,17 @@ def suite_steps(suite: Suite) -> Iterator[Step]:
             log = Path("results/logs", rule, f"{folder.name}.log")
             yield Step(f"backbone {name}", log, (folder,))
     yield Step("check of the suite", logs / "check.log", (root / "suite.json",))
-    for made in map(Path, suite.prepared_files()):
-        place = made.relative_to(root)
+    for file in map(Path, suite.prepared_files()):
+        place = file.relative_to(root)
         log = logs / (place.parent if place.parts[0] == "tokens" else place.with_suffix(""))
-        yield Step(f"{place} prepared", log.with_name(f"{log.name}.log"), (made,))
+        yield Step(f"{place} prepared", log.with_name(f"{log.name}.log"), (file,))
     yield from _run_steps(suite, root, logs)
     page = Path("reports") / suite.name / "index.html"
     yield Step("report", logs / "report.log", (page,))
 
 
 def _run_steps(suite: Suite, root: Path, logs: Path) -> Iterator[Step]:
-    """Fits and scores of all runs, then what is measured again and what is timed."""
+    """Fits and scores of all runs, then the noise floor and the timings."""
     names = RunNames(suite)
     for job in suite.jobs:
         key = "/".join(job.key)
@@ -88,24 +89,24 @@ def _run_steps(suite: Suite, root: Path, logs: Path) -> Iterator[Step]:
 
 def state_of(step: Step) -> State:
     """Where a step stands now."""
-    told = read_status(step.log)
-    if told is not None and told["status"] == "running" and _lives(told):
-        reason, seconds = _silence(step, told), max(0.0, time.time() - told["began"])
+    status = read_status(step.log)
+    if status is not None and status["status"] == "running" and _lives(status):
+        reason, seconds = _silence(step, status), max(0.0, time.time() - status["began"])
         return State(step, "stalled" if reason else "running", reason, seconds)
-    if any(made.exists() for made in step.made):
+    if any(output.exists() for output in step.outputs):
         return State(step, "done")
-    if told is None:
+    if status is None:
         return State(step, "waiting")
-    gone = f"process {told['pid']} is gone without a word: killed, or out of memory"
-    return State(step, "failed", told.get("reason", gone))
+    killed = f"process {status['pid']} is gone without a word: killed, or out of memory"
+    return State(step, "failed", status.get("reason", killed))
 
 
-def _lives(told: dict[str, Any]) -> bool:
-    """Whether the process is there; of another machine nothing but its beat is known."""
-    if told["host"] != platform.node():
+def _lives(status: dict[str, Any]) -> bool:
+    """Whether the process is there; of one on another machine only the heartbeat is known."""
+    if status["host"] != platform.node():
         return True
     try:
-        os.kill(told["pid"], 0)
+        os.kill(status["pid"], 0)
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -113,14 +114,14 @@ def _lives(told: dict[str, Any]) -> bool:
     return True
 
 
-def _silence(step: Step, told: dict[str, Any]) -> str:
-    """Why a step that should run has stalled; empty if it has not."""
+def _silence(step: Step, status: dict[str, Any]) -> str:
+    """Why a running step has stalled; empty if it has not."""
     now = time.time()
-    if now - told["beat"] > NO_BEAT:
-        since = int((now - told["beat"]) / 60)
-        return f"no sign of process {told['pid']} on {told['host']} for {since} min"
+    if now - status["beat"] > NO_BEAT:
+        minutes = int((now - status["beat"]) / 60)
+        return f"no sign of process {status['pid']} on {status['host']} for {minutes} min"
     try:
-        quiet = now - max(step.log.stat().st_mtime, told["began"])
+        quiet = now - max(step.log.stat().st_mtime, status["began"])
     except OSError:
         return ""
     return f"no line in its log for {int(quiet / 60)} min" if quiet > NO_LINE else ""

@@ -15,7 +15,7 @@ from workflows.suite.config import check_budget
 
 @dataclass(frozen=True)
 class TableLine:
-    """A line of the suite's table; ``start`` and ``lender`` name other lines."""
+    """A line of the suite's table; ``start`` and ``lender`` are names of other lines."""
 
     name: str
     method: Row
@@ -37,9 +37,9 @@ def read_table(
         root: Checkout in which the file of tuned params is looked up.
 
     Raises:
-        ValueError: A row, a param's file or a seed is wrong; one sentence names it.
+        ValueError: A row, the file of tuned params or a seed is wrong; one sentence names it.
     """
-    names = _named(config["rows"], rows)
+    names = _row_names(config["rows"], rows)
     tuned = _tuned(config, root)
     base = _base_params(config, rows, tuned)
     table: dict[str, TableLine] = {}
@@ -60,24 +60,24 @@ def read_table(
     return table
 
 
-def _named(asked: Any, rows: Mapping[str, Row]) -> list[str]:
+def _row_names(choice: Any, rows: Mapping[str, Row]) -> list[str]:
     """The suite's key ``rows``: ``all``, ``{all_but: [...]}`` or a list."""
-    if isinstance(asked, list):
-        return asked
-    left_out = [] if asked == "all" else asked["all_but"]
-    for name in left_out:
+    if isinstance(choice, list):
+        return choice
+    excluded = [] if choice == "all" else choice["all_but"]
+    for name in excluded:
         _find(rows, name, "rows.all_but")
-    return [name for name in rows if name not in left_out]
+    return [name for name in rows if name not in excluded]
 
 
 def _seeds(name: str, row: Row, config: Mapping[str, Any]) -> list[int]:
-    """The seeds of a row: its own or the suite's; one where the seed changes nothing."""
+    """The seeds of a row: its own or the suite's; only the first if the seed changes nothing."""
     seeds: list[int] = config["row_seeds"].get(name, config["seeds"])
     return seeds if row.stochastic else seeds[:1]
 
 
 def _check_other(line: TableLine, other: str, table: Mapping[str, TableLine]) -> None:
-    """What a line starts or borrows from must run, and under its seeds where they matter."""
+    """The line that another starts or borrows from must run, at its budgets and under its seeds."""
     where = f"suite config, derive.{line.name}"
     if other not in table:
         raise ValueError(f"{where}: '{other}' is not among the suite's rows")
@@ -97,7 +97,7 @@ def _derived(
     base: Mapping[str, Mapping[str, Any]],
     tuned: Mapping[str, Mapping[str, Any]],
 ) -> TableLine:
-    """A line that the suite derives from a row, or from one row and then another."""
+    """A line derived from a row, or from a static row that a trained row starts from."""
     where = f"derive.{name}"
     row = _find(rows, spec["from"], f"{where}.from")
     budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
@@ -124,8 +124,8 @@ def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, dict[str, Any]]:
     if not file.is_file():
         raise ValueError(f"suite config, tuned: file {config['tuned']} does not exist")
     try:
-        told = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return {row: dict(params) for row, params in told["params"].items()}
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return {row: dict(params) for row, params in content["params"].items()}
     except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError):
         raise ValueError(
             f"suite config, tuned: {config['tuned']} is no file of the tune step (params per row)"

@@ -1,4 +1,4 @@
-"""Tokens of the paper's tasks, as a harness feeds them; estimates with Llama-3's tokenizer.
+"""Tokens of the paper's tasks as the harness feeds them, estimated with Llama-3's tokenizer.
 
 Items times choices times (shots + 1) times the tokens of a worked item: 38 M over the paper's seven
 choice tasks at its shots; 10.6 M where an item's choices share one pass over their prompt.
@@ -22,8 +22,8 @@ class Task:
         choices: Sequences per item.
         item: Tokens of one worked item, question and answer.
         answer: Tokens in which the choices of an item differ.
-        written: Tokens of a generated answer that are scored.
-        longest: Tokens that a batch writes until its last answer ends.
+        written: Scored tokens of a generated answer.
+        longest: Tokens that a batch writes until its longest answer ends.
     """
 
     documents: int
@@ -91,7 +91,7 @@ class Load:
 
 
 def load_of(entries: Sequence[TaskEntry], batch_size: int, limit: int | None, shared: bool) -> Load:
-    """The load of a suite's tasks; those that are not in ``TASKS`` are left out.
+    """The load of a suite's tasks; tasks that are not in ``TASKS`` are left out.
 
     Args:
         entries: Of the suite.

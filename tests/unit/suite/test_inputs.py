@@ -48,16 +48,16 @@ TASKS = [
 
 
 def test_scores_wait_for_texts_task_files_and_data_that_are_here(suite: Suite) -> None:
-    assert inputs.scored(suite) == [*TASKS, "text.txt"]
-    assert inputs.task(suite, "toy_choice") == TASKS[:2]
+    assert inputs.score_files(suite) == [*TASKS, "text.txt"]
+    assert inputs.task_files(suite, "toy_choice") == TASKS[:2]
 
 
 def test_a_probe_of_the_tasks_waits_for_them_and_a_tokenizer(suite: Suite) -> None:
-    assert inputs.probed(suite) == [*TASKS, "toy/config.json", "toy/tokenizer.json"]
+    assert inputs.probe_files(suite) == [*TASKS, "toy/config.json", "toy/tokenizer.json"]
 
 
 def test_data_wait_for_the_file_that_they_are_made_of(suite: Suite) -> None:
-    made = {part: inputs.source(suite, part) for part in suite.config["data"]}
+    made = {part: inputs.source_files(suite, part) for part in suite.config["data"]}
     assert made == {
         "training": ["rows.jsonl"], "validation": [], "probe": [], "calibration": ["ids.npy"],
     }  # fmt: skip
@@ -65,5 +65,5 @@ def test_data_wait_for_the_file_that_they_are_made_of(suite: Suite) -> None:
 
 def test_a_fit_waits_for_every_file_of_its_backbone(suite: Suite) -> None:
     hero, dense = suite.jobs[-1], suite.jobs[0]
-    assert inputs.fitted(suite, dense) == inputs.backbone(suite, "toy") == BACKBONE
-    assert inputs.fitted(suite, hero) == [*BACKBONE, "ids.npy"]
+    assert inputs.fit_files(suite, dense) == inputs.backbone_files(suite, "toy") == BACKBONE
+    assert inputs.fit_files(suite, hero) == [*BACKBONE, "ids.npy"]

@@ -47,7 +47,7 @@ def test_each_row_is_timed_once_per_target(root: Path) -> None:
     assert commands.timing(suite) == "--modes prefill,decode --prefill 8x64 --rounds 5"
     suite = read_suite(config(timing={"training": "2x8"}, data=data), root)
     assert commands.timing(suite) == "--modes prefill,decode,training --training 2x8"
-    assert suite.timed_texts == "results/tiny/data/probe.jsonl"
+    assert suite.timing_texts == "results/tiny/data/probe.jsonl"
     assert read_suite(config(), root).speed_files() == []
 
 
@@ -124,7 +124,7 @@ def test_a_healed_row_starts_from_the_one_run_of_its_static_row(root: Path) -> N
 def test_the_backbone_of_a_world_is_trained_where_every_suite_finds_it(root: Path) -> None:
     suite = read_suite(config(backbones={"mine": {"path": "world:small"}}), root)
     assert suite.backbone_folder("mine") == "results/trained/small"
-    assert inputs.backbone(suite, "mine") == ["results/trained/small"]
+    assert inputs.backbone_files(suite, "mine") == ["results/trained/small"]
 
 
 def test_folders_and_labels(root: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_task_that_is_added_stays_out_of_a_probe_that_is_made(
     (folder / "probe.jsonl").write_text("")
     later = read_suite(more, root)
     assert commands.probe(later) == commands.probe(first).replace('"boolq"', '{"task": "boolq"}')
-    assert later.probed_files() == first.probed_files()
+    assert later.probe_task_files() == first.probe_task_files()
     assert "results/tiny/tasks/sciq.json" in later.task_data_files()
 
 
@@ -266,7 +266,7 @@ def test_retain_tasks_are_all_tasks_but_perplexity(root: Path) -> None:
     text = {"task": "perplexity:text", "file": str(root / "text.txt")}
     suite = read_suite(config(tasks=["piqa", text]), root)
     assert suite.config["retain_tasks"] == ["piqa"]
-    assert inputs.scored(suite) == [str(root / "text.txt")]
+    assert inputs.score_files(suite) == [str(root / "text.txt")]
     assert suite.entries[0] == TaskEntry("piqa")
 
 

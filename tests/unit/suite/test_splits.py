@@ -48,7 +48,7 @@ def test_both_splits_are_scored_and_the_validation_splits_enter_the_retain(
 def test_no_fit_and_no_probe_knows_of_it(plain: Suite, suite: Suite) -> None:
     assert [job.key for job in suite.jobs] == [job.key for job in plain.jobs]
     assert commands.probe(suite) == commands.probe(plain)
-    assert suite.probed_files() == plain.probed_files() == plain.task_data_files()[:-1]
+    assert suite.probe_task_files() == plain.probe_task_files() == plain.task_data_files()[:-1]
     for ours, other in zip(suite.jobs, plain.jobs, strict=True):
         assert commands.fit(suite, ours) == commands.fit(plain, other)
         assert suite.data_files(ours) == plain.data_files(other)

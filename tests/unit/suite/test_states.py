@@ -94,7 +94,7 @@ def test_what_a_status_says(changes: dict[str, Any], name: str, reason: str, sui
     # Names of tests must be the same in every process that runs them.
     reason = reason.replace("OWN", str(os.getpid())).replace("HERE", platform.node())
     assert (found.name, found.reason) == (name, reason)
-    step.made[0].mkdir(parents=True)
+    step.outputs[0].mkdir(parents=True)
     # A job that runs makes anew what is there; a status that is left over says nothing.
     assert state_of(step).name == ("done" if name == "failed" else name)
 
@@ -121,10 +121,10 @@ def test_a_log_that_stays_silent_is_a_stall(suite: Suite) -> None:
 
 def test_a_model_that_went_once_it_was_scored_is_done(suite: Suite) -> None:
     fit, score = (steps(suite)[f"dense, seed 42: {what}"] for what in ("fit", "score"))
-    fit.made[0].mkdir(parents=True)
+    fit.outputs[0].mkdir(parents=True)
     assert [state_of(step).name for step in (fit, score)] == ["done", "waiting"]
-    fit.made[0].rmdir()
-    score.made[0].write_text("{}")
+    fit.outputs[0].rmdir()
+    score.outputs[0].write_text("{}")
     assert [state_of(step).name for step in (fit, score)] == ["done", "done"]
 
 
