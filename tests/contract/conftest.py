@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from methods import discover
-from methods.core.model.pretrained import CARD
+from methods.core.model.card import CARD
 from tests import steps
 from workflows.suite.job import data_parts, data_words
 

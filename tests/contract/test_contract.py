@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM
 from methods import load_method, load_model
 from methods.base import Request
 from methods.core.model.backbone import count, empty_backbone, layers, load_backbone
+from methods.core.model.card import CARD, read_card
 from methods.core.model.checkpoint import DECISIONS, TRAINED, load
 from methods.core.model.folder import read_config
 from methods.core.model.ledger import Tally
-from methods.core.model.pretrained import CARD, read_card
 from tests import steps, toy
 from tests.contract.conftest import BUDGET, BUDGETS, IDS, QUICK, ROWS, SEED, Runs, digests, logits
 
@@ -81,7 +81,8 @@ def test_the_result_is_a_causal_lm(row: str, kind: str, runs: Runs) -> None:
 @pytest.mark.parametrize(("row", "kind"), REFUSED)
 def test_a_refusal_says_why_and_holds_no_model(row: str, kind: str, runs: Runs) -> None:
     folder = runs.fit(row, kind)
-    reason = read_card(folder)["not_applicable"]
+    reason = read_card(folder).not_applicable
+    assert reason is not None
     assert [path.name for path in folder.iterdir()] == [CARD]
     with pytest.raises(ValueError, match="holds no model") as refusal:
         load_model(folder)
@@ -96,8 +97,9 @@ def test_the_same_seed_decides_the_same(row: str, runs: Runs) -> None:
         assert pair[0].is_file() == pair[1].is_file()
         if pair[0].is_file():
             assert pair[0].read_bytes() == pair[1].read_bytes()
-    for name in ("structure", "weights_hash"):
-        assert read_card(first)[name] == read_card(second)[name]
+    cards = [read_card(folder) for folder in (first, second)]
+    assert cards[0].structure == cards[1].structure
+    assert cards[0].weights_hash == cards[1].weights_hash
     assert torch.equal(logits(load_model(first)), logits(load_model(second)))
 
 
@@ -128,7 +130,7 @@ def test_a_fresh_process_gives_equal_logits(
     backbone = load_backbone(runs.backbones[kind])
     card = read_card(folder)
     assert torch.equal(fresh_logits[row, kind], logits(load_model(folder)))
-    assert card["backbone"]["hash"] == backbone.hash
+    assert card.backbone.hash == backbone.hash
     if ROWS[row].kind == "reference" and not ROWS[row].trained:
         assert torch.equal(fresh_logits[row, kind], logits(backbone.model))
     if ROWS[row].budgeted:
@@ -179,8 +181,8 @@ def test_another_or_a_missing_backbone_is_refused(row: str, runs: Runs, tmp_path
 @pytest.mark.parametrize(("row", "kind"), CASES)
 def test_build_works_without_numbers(row: str, kind: str, runs: Runs) -> None:
     card = read_card(runs.fit(row, kind))
-    method = load_method(row, card["params"])
-    built = method.build(empty_backbone(read_config(runs.backbones[kind])), card["structure"])
+    method = load_method(row, card.params)
+    built = method.build(empty_backbone(read_config(runs.backbones[kind])), card.structure or {})
     assert all(parameter.is_meta for parameter in built.parameters())
     loaded = load_model(runs.fit(row, kind))
     shapes = {name: p.shape for name, p in built.named_parameters()}
@@ -312,7 +314,7 @@ def test_another_seed_decides_otherwise(row: str, runs: Runs, tmp_path: Path) ->
     arguments = runs.arguments(row, seed=SEED + 1)
     other = steps.fit(row, runs.backbones["llama"], tmp_path / "other", *arguments)
     assert not torch.equal(logits(load_model(other)), logits(load_model(runs.fit(row))))
-    assert read_card(other)["weights_hash"] != read_card(runs.fit(row))["weights_hash"]
+    assert read_card(other).weights_hash != read_card(runs.fit(row)).weights_hash
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind != "static"])
@@ -327,7 +329,7 @@ def test_stored_weights_that_do_not_fit_are_refused(row: str, runs: Runs, tmp_pa
 
 @pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind == "static"])
 def test_a_static_row_records_no_threshold_of_gates(row: str, runs: Runs) -> None:
-    assert not {"threshold", "trained_skip"} & set(read_card(runs.fit(row))["fit"])
+    assert not {"threshold", "trained_skip"} & set(read_card(runs.fit(row)).fit or {})
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind == "static"])

@@ -37,9 +37,10 @@ def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
     healed = load(tmp_path / "there" / "healed")
     assert digests(first.model) <= digests(healed.model)
     assert (logits(healed.model) - logits(first.model)).abs().max() > 1e-4
-    assert healed.card["budget"] == BUDGET
-    assert healed.card["start"]["row"] == row
-    assert removed_layers(healed.card) == first.card["structure"].get("removed_layers", [])
+    assert healed.card.budget == BUDGET
+    assert healed.card.start is not None
+    assert healed.card.start.row == row
+    assert removed_layers(healed.card) == removed_layers(first.card)
     rates = []
     for loaded in (first, healed):
         tally = Tally(loaded.ledger)

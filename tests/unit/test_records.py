@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from methods.core.jsonfile import read_json
+from methods.core.model.card import BackboneCard, Card, FitCard
 from tests.records import dense, score, typed
 from workflows.records.card import new_record
 from workflows.records.files import SCHEMAS, read_record, to_record
@@ -125,16 +127,19 @@ def test_units_layers_and_routes_belong_to_one_model(changes: dict[str, Any], wo
 
 
 MADE_BY = {name: record()[name] for name in ("versions", "commit", "dirty", "code", "hardware")}
-DENSE = {name: value for name, value in record()["backbone"].items() if name != "name"}
-CARD = {
-    "row": "dense", "params": {}, "budget": None, "seed": 1, "start": None, "backbone": DENSE,
-}  # fmt: skip
+LABELS = {"suite": "s", "backbone_name": "b", "row": None}
+
+
+def backbone(path: str = "/p") -> BackboneCard:
+    values = record()["backbone"]
+    facts = {name: values[name] for name in ("revision", "hash", "parameters", "layers")}
+    return BackboneCard(path=path, relative_path="p", dtype="float32", config={}, **facts)
 
 
 def from_card(label: str | None = None, **changes: Any) -> Record:
     """The record of a changed card, under its own name or another."""
-    labels = {"suite": "s", "backbone_name": "b", "row": label}
-    return new_record(CARD | changes, labels, MADE_BY)
+    card = Card(row="dense", params={}, budget=None, match=None, seed=1, backbone=backbone())
+    return new_record(replace(card, **changes), LABELS | {"row": label}, MADE_BY)
 
 
 def test_titles_name_the_params_of_a_row_and_derived_rows_their_own_name() -> None:
@@ -145,18 +150,18 @@ def test_titles_name_the_params_of_a_row_and_derived_rows_their_own_name() -> No
 
 
 def test_a_record_names_the_code_and_the_weights_of_its_fit() -> None:
-    record = from_card(code={"methods/core": "c"}, weights_hash="f" * 16)
+    record = from_card(provenance={"code": {"methods/core": "c"}}, weights_hash="f" * 16)
     assert (record.fit_code, record.weights_hash) == ({"methods/core": "c"}, "f" * 16)
 
 
 def test_a_run_that_started_from_another_model_names_it_and_the_dense_backbone() -> None:
-    start = {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}
+    start = FitCard(row="shortgpt", params={"layers": 3}, seed=42, backbone=backbone())
+    own = replace(backbone("/shortgpt"), parameters=7, layers=9)
     entries = from_card(
-        "shortgpt+lora", row="lora", start=start | {"backbone": DENSE},
-        backbone=DENSE | {"path": "/shortgpt", "parameters": 7, "layers": 9},
-    ).to_json()  # fmt: skip
+        "shortgpt+lora", row="lora", budget=0.25, start=start, backbone=own
+    ).to_json()
     assert entries["kind"] == "static"
-    assert entries["start"] == start
+    assert entries["start"] == {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}
     assert entries["backbone"] == record()["backbone"] | {"name": "b", "path": "p"}
 
 
@@ -172,7 +177,6 @@ def test_equal_runs_in_two_folders_leave_equal_records(
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        for backbone in (Path("models/toy"), Path("../elsewhere/toy")):
-            card = {"backbone": DENSE | {"path": str(backbone.resolve())}}
-            places.append(from_card(**card).backbone.path)
+        for path in (Path("models/toy"), Path("../elsewhere/toy")):
+            places.append(from_card(backbone=backbone(str(path.resolve()))).backbone.path)
     assert places == ["models/toy", "toy", "models/toy", "toy"]

@@ -10,7 +10,7 @@ import pytest
 
 from methods import random_skip
 from methods.base import Fitted, Request
-from methods.core.model.pretrained import CARD
+from methods.core.model.card import CARD
 from tests import steps
 from workflows.suite import commands
 from workflows.suite.jobs import Suite, read_suite

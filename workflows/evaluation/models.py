@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from methods import load_method
 from methods.base import Request
-from methods.core.model.backbone import load_backbone
+from methods.core.model.backbone import Backbone, load_backbone
+from methods.core.model.card import CARD, Card, read_card
 from methods.core.model.checkpoint import Loaded, backbone_places, describe, load
 from methods.core.model.folder import INDEX
 from methods.core.model.folder import WEIGHTS as WHOLE
 from methods.core.model.ledger import Ledger
-from methods.core.model.pretrained import CARD, read_card
 from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, Contents, model_files
 
-# What a card says of the numbers of its model; of a backbone all but these.
-LASTING = ("row", "params", "structure")
+# What a card says of its backbone and what changes no number.
 LABELS = ("path", "relative_path", "revision")
 
 
-def describe_model(folder: Path) -> dict[str, Any]:
+def describe_model(folder: Path) -> Card:
     """The card of a compressed model, or one made for a plain Hugging Face folder (row dense)."""
     if (folder / CARD).is_file():
         return read_card(folder)
-    backbone = load_backbone(folder)
+    return _dense_card(load_backbone(folder))
+
+
+def _dense_card(backbone: Backbone) -> Card:
+    """The card of a backbone that is scored as it is."""
+    folder = backbone.path
     return describe("dense", load_method("dense"), backbone, Request(None, 0, folder), folder)
 
 
 def load_any(folder: Path, backbone: Path | None, device: str) -> Loaded:
-    """A compressed model, or a plain folder, whose card is empty.
+    """A compressed model, or a plain folder as row dense.
 
     Args:
         folder: With a tokenizer.
@@ -45,45 +48,43 @@ def load_any(folder: Path, backbone: Path | None, device: str) -> Loaded:
     else:
         plain = load_backbone(folder, device=device)
         ledger = Ledger.of(plain.model, plain.parameters, plain.layer_count)
-        loaded = Loaded(plain.model, plain.tokenizer, {}, load_method("dense"), ledger)
+        dense = load_method("dense")
+        loaded = Loaded(plain.model, plain.tokenizer, _dense_card(plain), dense, ledger)
     if loaded.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer, so its text tasks cannot be scored")
     return loaded
 
 
 def model_identity(
-    folder: Path, backbone: Path | None, described: Mapping[str, Any], contents: Contents
+    folder: Path, backbone: Path | None, card: Card, contents: Contents
 ) -> list[Any]:
     """What scores depend on of a model, wherever it lies.
 
     Args:
         folder: That :func:`load_any` read.
         backbone: Where the dense backbone lies now, if it moved.
-        described: By :func:`describe_model`.
+        card: By :func:`describe_model`.
         contents: Hashes of files.
 
     Returns:
         JSON value: of its card what decides which weights run, and its files by what they hold.
     """
-    start = described["start"]
-    made = [
-        [told.get(key) for key in LASTING]
-        + [{key: value for key, value in told["backbone"].items() if key not in LABELS}]
-        for told in (described, *([start] if start else []))
-    ]
+    fits = [card] if card.start is None else [card, card.start]
+    facts = []
+    for fit in fits:
+        dense = {key: value for key, value in vars(fit.backbone).items() if key not in LABELS}
+        facts.append([fit.row, fit.params, fit.structure, dense])
     # The hash of a backbone, which loading has held against its weights, stands for them.
     own = model_files(folder, *WEIGHTS) if (folder / CARD).is_file() else []
-    read = [
-        model_files(place, *SETTINGS, *TOKENIZER) for place in _places(folder, backbone, described)
-    ]
-    return [made, contents.of(own), *map(contents.of, read)]
+    read = [model_files(place, *SETTINGS, *TOKENIZER) for place in _places(folder, backbone, card)]
+    return [facts, contents.of(own), *map(contents.of, read)]
 
 
-def _places(folder: Path, backbone: Path | None, described: Mapping[str, Any]) -> list[Path]:
+def _places(folder: Path, backbone: Path | None, card: Card) -> list[Path]:
     """A model's folder, and the one from which :func:`load_any` read what it does not hold."""
     if any((folder / name).is_file() for name in (WHOLE, INDEX)):
         return [folder]
-    places = backbone_places(folder, described, backbone)
+    places = backbone_places(folder, card, backbone)
     return [folder, *[place for place in places if (place / "config.json").is_file()][:1]]
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from methods import Row, find_row
+from methods.core.model.card import Card
 from workflows.records.files import to_record
 from workflows.records.record import FORMAT, Record
 
 
-def new_record(
-    card: Mapping[str, Any], labels: Mapping[str, str | None], made_by: Mapping[str, Any]
-) -> Record:
+def new_record(card: Card, labels: Mapping[str, str | None], made_by: Mapping[str, Any]) -> Record:
     """The record of a run that is not scored yet.
 
     Args:
@@ -27,36 +26,37 @@ def new_record(
     Raises:
         ValueError: The card has wrong values.
     """
-    name = labels["row"] or card["row"]
-    row = find_row(card["row"])
-    title = row.title.format(**card["params"]) if name == row.name else name
-    start = card["start"]
-    backbone = card["backbone"] if start is None else start["backbone"]
+    name = labels["row"] or card.row
+    row = find_row(card.row)
+    start, backbone = card.start, card.first.backbone
     return to_record(
         {
             "format": FORMAT,
             "status": "not applicable",
-            "reason": card.get("not_applicable"),
+            "reason": card.not_applicable,
             "suite": labels["suite"],
             "row": name,
-            "method": card["row"],
-            "title": title,
-            "kind": row.kind if start is None else find_row(start["row"]).kind,
+            "method": card.row,
+            "title": row.title.format(**card.params) if name == row.name else name,
+            "kind": find_row(card.first.row).kind,
             "stochastic": row.stochastic,
-            "params": card["params"],
-            "start": start and {k: start[k] for k in ("row", "params", "seed")},
-            "budget": card["budget"],
+            "params": card.params,
+            "start": start and {"row": start.row, "params": start.params, "seed": start.seed},
+            "budget": card.budget,
             # The card of an older version names none; a table refuses it where a protocol applies.
-            "match": card.get("match"),
-            "seed": card["seed"],
+            "match": card.match,
+            "seed": card.seed,
             "backbone": {
                 "name": labels["backbone_name"],
-                "path": _place(Path(backbone["path"])),
-                **{k: backbone[k] for k in ("revision", "hash", "parameters", "layers")},
+                "path": _place(Path(backbone.path)),
+                "revision": backbone.revision,
+                "hash": backbone.hash,
+                "parameters": backbone.parameters,
+                "layers": backbone.layers,
             },
-            "fit": card.get("fit"),
-            "fit_code": card.get("code"),
-            "weights_hash": card.get("weights_hash"),
+            "fit": card.fit,
+            "fit_code": card.provenance.get("code"),
+            "weights_hash": card.weights_hash,
             **made_by,
         }
     )
@@ -68,14 +68,13 @@ def _place(backbone: Path) -> str:
     return str(backbone.relative_to(here) if here in backbone.parents else backbone.name)
 
 
-def rows_of(card: Mapping[str, Any]) -> list[Row]:
+def rows_of(card: Card) -> list[Row]:
     """The row of a card, and the row of the model that its fit started from."""
-    start = [card["start"]["row"]] if card["start"] else []
-    return [find_row(name) for name in (card["row"], *start)]
+    start = [] if card.start is None else [card.start.row]
+    return [find_row(name) for name in (card.row, *start)]
 
 
-def removed_layers(card: Mapping[str, Any]) -> list[int]:
+def removed_layers(card: Card) -> list[int]:
     """Dense layers that a fit removed, or the fit whose model it started from."""
-    fit = card["start"] or card
-    layers: list[int] = fit.get("structure", {}).get("removed_layers", [])
-    return layers
+    removed: list[int] = (card.first.structure or {}).get("removed_layers", [])
+    return removed

@@ -23,7 +23,7 @@ from methods import find_row
 from methods.core.budget import check_budget
 from methods.core.jsonfile import write_json
 from methods.core.model.backbone import shape_config
-from methods.core.model.pretrained import read_card
+from methods.core.model.card import read_card
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
 from workflows.runtime.files import check_place, whole_file, whole_folder
@@ -113,9 +113,9 @@ def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespac
     if ended.returncode:
         raise ValueError(f"row '{row}' failed on shape '{args.shape}'; see its message above")
     card = read_card(out)
-    if "not_applicable" in card:
-        raise ValueError(f"row '{row}' does not apply: {card['not_applicable']}")
-    measured = card["fit"] | {"commit": card["commit"]}
+    if card.fit is None:
+        raise ValueError(f"row '{row}' does not apply: {card.not_applicable}")
+    measured = card.fit | {"commit": card.provenance["commit"]}
     write_json(done, measured)
     for file in out.iterdir():
         file.unlink()

@@ -16,12 +16,12 @@ from typing import Any
 from methods.core.data import Data, check_file
 from methods.core.jsonfile import read_json, write_json
 from methods.core.model.backbone import load_backbone
+from methods.core.model.card import CARD
 from methods.core.model.checkpoint import backbone_places
 from methods.core.model.folder import window_of
-from methods.core.model.pretrained import CARD
 from workflows.evaluation.fidelity import measure
 from workflows.evaluation.models import describe_model, load_any, model_identity
-from workflows.records import rows_of
+from workflows.records.card import rows_of
 from workflows.runtime.contents import Contents
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
@@ -78,8 +78,8 @@ def main() -> None:
     )
     set_up_torch(args.threads)
     card = describe_model(args.model)
-    if card.get("not_applicable"):
-        raise ValueError(f"{args.model} holds no model: {card['not_applicable']}")
+    if card.not_applicable is not None:
+        raise ValueError(f"{args.model} holds no model: {card.not_applicable}")
     contents = Contents()
     identity = {
         "model": model_identity(args.model, args.backbone, card, contents),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from methods import Row, find_row, load_method
 from methods.base import Method, Request
 from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import write_json
-from methods.core.model.checkpoint import describe, open_backbone, origin, save
-from methods.core.model.pretrained import CARD, read_card
+from methods.core.model.card import CARD, read_card, write_card
+from methods.core.model.checkpoint import describe, open_backbone, save
 from methods.core.training.snapshots import NAME as SNAPSHOT
 from workflows.records.card import rows_of
 from workflows.records.record import PROTOCOLS
@@ -142,24 +142,25 @@ def fit(
     args: argparse.Namespace, method: Method, request: Request, device: str, folder: Path
 ) -> None:
     """Load what the fit starts from, fit the method, write the folder."""
-    start = read_card(args.backbone) if (args.backbone / CARD).is_file() else {}
+    start = read_card(args.backbone) if (args.backbone / CARD).is_file() else None
     row = find_row(args.method)
-    if start and (row.budgeted or not row.trained):
+    if start is not None and (row.budgeted or not row.trained):
         raise ValueError(
             f"--backbone {args.backbone} is a compressed model; only a trained row without a "
             f"budget can start from one, not '{args.method}'"
         )
-    if "not_applicable" in start:
-        # What a row that does not apply would have started is not applicable for the same reason.
-        own = {"row": args.method, "params": vars(method.params), "seed": request.seed}
-        write_json(folder / CARD, start | own | {"start": origin(start)})
+    if start is not None and start.not_applicable is not None:
+        # This row cannot start from a model that does not exist: the reason is the same.
+        params = vars(method.params)
+        card = replace(start, row=row.name, params=params, seed=request.seed, start=start.as_start)
+        write_card(folder, card)
         return
     backbone = open_backbone(args.backbone, args.dtype, device, args.revision)
     card = describe(args.method, method, backbone, request, args.out)
     reason = method.skip_reason(backbone, request)
     if reason is not None:
         print(f"{args.method} is not applicable: {reason}")
-        write_json(folder / CARD, card | {"not_applicable": reason})
+        write_card(folder, replace(card, not_applicable=reason))
         return
     data = Data(
         tokenizer=backbone.tokenizer,
@@ -187,8 +188,8 @@ def fit(
         ),
         **{name: fitted.decisions[name] for name in steered if name in fitted.decisions},
     }
-    made = {"fit": measured, **provenance(fit_parts(*rows_of(card)))}
-    save(folder, method, fitted, card | made, backbone.tokenizer)
+    card = replace(card, fit=measured, provenance=provenance(fit_parts(*rows_of(card))))
+    save(folder, method, fitted, card, backbone.tokenizer)
 
 
 if __name__ == "__main__":

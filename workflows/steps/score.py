@@ -128,12 +128,12 @@ def evaluate(
 ) -> tuple[Record, pd.DataFrame | None]:
     """The record, and the frame of items (None where the row is not applicable)."""
     start = time.perf_counter()
-    described = describe_model(args.model)
+    card = describe_model(args.model)
     labels = {"suite": args.suite, "backbone_name": args.backbone_name, "row": args.row}
-    made_by = provenance([*fit_parts(*rows_of(described)), *SCORING])
-    made_by["dirty"] |= described.get("dirty", False)
-    record = new_record(described, labels, made_by)
-    if described.get("not_applicable"):
+    made_by = provenance([*fit_parts(*rows_of(card)), *SCORING])
+    made_by["dirty"] |= card.provenance.get("dirty", False)
+    record = new_record(card, labels, made_by)
+    if card.not_applicable is not None:
         return record, None
     loaded = load_any(args.model, args.backbone, device)
     if args.limit is not None:
@@ -147,7 +147,7 @@ def evaluate(
     folder = args.out.with_suffix(".tasks")
     contents = Contents(folder / KNOWN)
     identity = {
-        "model": model_identity(args.model, args.backbone, described, contents),
+        "model": model_identity(args.model, args.backbone, card, contents),
         "batch_size": args.batch_size,
         "share_prefix": lm.share_prefix,
         "max_length": lm.max_length,
@@ -178,7 +178,7 @@ def evaluate(
         layers=Layers(
             kept=loaded.ledger.layers,
             dense=loaded.ledger.dense_layers,
-            removed=removed_layers(described),
+            removed=removed_layers(card),
         ),
         evaluation=evaluation,
         routes=[Route(**entries) for entries in routes(lm, items)] if lm.log.routed else [],

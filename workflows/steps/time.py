@@ -35,9 +35,9 @@ from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
 from methods.core.jsonfile import write_json
 from methods.core.model.backbone import Backbone, count, load_backbone, shape_config
+from methods.core.model.card import read_card
 from methods.core.model.checkpoint import cast_branches, dense_folder, load
 from methods.core.model.folder import window_of
-from methods.core.model.pretrained import read_card
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
 from methods.core.routing.routed import router_of
@@ -236,10 +236,10 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
 def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     """A compressed model with its own gates, over its backbone; nothing where it has no model."""
     card = read_card(args.model)
-    if "not_applicable" in card:
+    if card.not_applicable is not None:
         return
     loaded = load(args.model, device=bench.device)
-    dtype = (card["start"] or card)["backbone"]["dtype"]
+    dtype = card.first.backbone.dtype
     dense = load_backbone(dense_folder(args.model), dtype, bench.device).model
     check_window(args, dense.config)
     window, vocabulary = window_of(dense.config), int(dense.config.vocab_size)
@@ -247,7 +247,7 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     ids = [token for document in data.probe() for token in document.ids]
     texts, row = Texts(torch.tensor(ids)), loaded.model
     if not loaded.method.trained and "training" in args.modes.split(","):
-        print(f"'{card['row']}' trains nothing: no line of training", flush=True)
+        print(f"'{card.row}' trains nothing: no line of training", flush=True)
     elif "training" in args.modes.split(","):
         for case in cases(args.training):
             rows = texts.rows(*case).to(bench.device)

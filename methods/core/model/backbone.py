@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from methods.core.jsonfile import first_line
+from methods.core.model.card import Card
 from methods.core.model.finite import check_parameters
 from methods.core.model.folder import (
     check_no_adapter,
@@ -63,7 +64,7 @@ class Backbone:
     revision: str | None
     hash: str
     parameters: int
-    start: dict[str, Any] | None = None
+    start: Card | None = None
 
     @property
     def config(self) -> PreTrainedConfig:

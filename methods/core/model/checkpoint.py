@@ -13,8 +13,7 @@ trained.safetensors   other methods: only what they trained; the backbone stays 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from methods.base import Fitted, Method, Request
 from methods.core.jsonfile import write_json
 from methods.core.model.backbone import Backbone, convert, load_backbone
+from methods.core.model.card import CARD, BackboneCard, Card, read_card, write_card
 from methods.core.model.finite import check_finite, check_parameters
 from methods.core.model.folder import INDEX, WEIGHTS, check_no_adapter, hash_folder
 from methods.core.model.ledger import Ledger
-from methods.core.model.pretrained import CARD, SkipbenchConfig, guard, read_card
+from methods.core.model.pretrained import SkipbenchConfig, guard
 from methods.core.model.tensors import read_tensors
 from methods.core.model.whole import assign, build, guard_whole, hash_fitted, read_from, read_whole
 from methods.core.routing.routed import router_of
 from methods.discovery import find_row, load_method
 
-# What a card keeps of the run it started from.
-START = ("row", "params", "seed", "backbone", "structure")
 DECISIONS, TRAINED = "decisions.json", "trained.safetensors"
 
 
@@ -53,7 +51,7 @@ class Loaded:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
-    card: dict[str, Any]
+    card: Card
     method: Method
     ledger: Ledger
 
@@ -62,7 +60,7 @@ def save(
     folder: Path,
     method: Method,
     fitted: Fitted,
-    card: dict[str, Any],
+    card: Card,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> None:
     """Write a fitted model into an existing, empty folder.
@@ -77,8 +75,8 @@ def save(
     Raises:
         ValueError: A decision or a weight is NaN or infinite.
     """
-    model, card = fitted.model, card | {"structure": fitted.structure}
-    fit = f"row '{card['row']}'"
+    model, card = fitted.model, replace(card, structure=fitted.structure)
+    fit = f"row '{card.row}'"
     check_finite(fitted.decisions, f"{fit}, decisions")
     check_parameters(model, fit)
     assert isinstance(model, PreTrainedModel)
@@ -90,45 +88,37 @@ def save(
         trained = {n: p.detach().cpu() for n, p in model.named_parameters() if p.requires_grad}
         if trained:
             save_file({n: p.contiguous() for n, p in trained.items()}, trained_file)
-        SkipbenchConfig(row=card["row"]).save_pretrained(folder)
+        SkipbenchConfig(row=card.row).save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     write_json(folder / DECISIONS, fitted.decisions)
-    held = hash_folder(folder) if method.kind == "static" else card["backbone"]["hash"]
+    stored = hash_folder(folder) if method.kind == "static" else card.backbone.hash
     added = trained_file.read_bytes() if trained_file.is_file() else b""
-    weights = hash_fitted(method, held, fitted.structure, added)
-    write_json(folder / CARD, card | {"weights_hash": weights})
+    weights = hash_fitted(method, stored, fitted.structure, added)
+    write_card(folder, replace(card, weights_hash=weights))
 
 
-def describe(
-    row: str, method: Method, backbone: Backbone, request: Request, folder: Path
-) -> dict[str, Any]:
-    """The card of a run: what was asked, of which backbone; ``folder`` is its final place."""
+def describe(row: str, method: Method, backbone: Backbone, request: Request, folder: Path) -> Card:
+    """The card of a fit before it runs; ``folder`` is where its model will be."""
     path, start = backbone.path.resolve(), backbone.start
-    return {
-        "format": 1,
-        "row": row,
-        "params": vars(method.params),
-        "budget": request.budget if start is None else start["budget"],
-        "match": request.match if find_row(row).is_matched(request.budget) else None,
-        "seed": request.seed,
-        "start": None if start is None else origin(start),
-        "backbone": {
-            "path": str(path),
-            "relative_path": os.path.relpath(path, folder.resolve()),
-            "revision": backbone.revision,
-            "hash": backbone.hash,
-            "parameters": backbone.parameters,
-            "layers": backbone.layer_count if start is None else start["backbone"]["layers"],
-            "dtype": str(backbone.model.dtype).removeprefix("torch."),
-            "config": backbone.config.to_diff_dict(),
-        },
-    }
-
-
-def origin(card: dict[str, Any]) -> dict[str, Any]:
-    """What a card keeps of the run it started from; without a model there is no structure."""
-    return {key: card[key] for key in START if key in card}
+    return Card(
+        row=row,
+        params=vars(method.params),
+        budget=request.budget if start is None else start.budget,
+        match=request.match if find_row(row).is_matched(request.budget) else None,
+        seed=request.seed,
+        start=None if start is None else start.as_start,
+        backbone=BackboneCard(
+            path=str(path),
+            relative_path=os.path.relpath(path, folder.resolve()),
+            revision=backbone.revision,
+            hash=backbone.hash,
+            parameters=backbone.parameters,
+            layers=backbone.layer_count if start is None else start.backbone.layers,
+            dtype=str(backbone.model.dtype).removeprefix("torch."),
+            config=backbone.config.to_diff_dict(),
+        ),
+    )
 
 
 def load(
@@ -147,23 +137,23 @@ def load(
         ValueError: A part is missing or damaged, or the backbone is another one.
     """
     card = read_card(folder)
-    if "not_applicable" in card:
-        raise ValueError(f"{folder} holds no model: {card['not_applicable']}")
+    if card.not_applicable is not None:
+        raise ValueError(f"{folder} holds no model: {card.not_applicable}")
     check_no_adapter(folder)
     with read_from(folder):
-        method = load_method(card["row"], card["params"])
-    dense = card["backbone"]
+        method = load_method(card.row, card.params)
+    dense = card.backbone
     if method.kind == "static" or any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         model, tokenizer = read_whole(folder, method, card)
     else:
-        found = open_backbone(_locate(folder, card, backbone), dense["dtype"])
-        model, tokenizer = build(method, found, card, folder), found.tokenizer
+        start = open_backbone(_locate(folder, card, backbone), dense.dtype)
+        model, tokenizer = build(method, start, card, folder), start.tokenizer
         _fill_trained(model, folder)
     convert(model, dtype)
     cast_branches(model)
-    ledger = Ledger.of(model, dense["parameters"], dense["layers"])
+    ledger = Ledger.of(model, dense.parameters, dense.layers)
     torch.nn.Module.to(model, device).eval()
-    if card["structure"]:
+    if card.structure:
         guard_whole(model, method, card)
     else:  # it is the backbone, which needs no card
         guard(model)
@@ -193,16 +183,15 @@ def open_backbone(
         return load_backbone(path, dtype, device, revision)
     loaded = load(path, device=device)
     if loaded.method.kind != "static":
-        raise ValueError(
-            f"{path} holds row '{loaded.card['row']}'; only a static row can be built on"
-        )
-    total, found = loaded.card["backbone"]["parameters"], hash_folder(path)
-    if loaded.card.get("weights_hash", found) != found:
+        raise ValueError(f"{path} holds row '{loaded.card.row}'; only a static row can be built on")
+    card, now = loaded.card, hash_folder(path)
+    if card.weights_hash not in (None, now):
         raise ValueError(
             f"the files in {path} are not those that its {CARD} was written for: their hash is "
-            f"{found}, the card says {loaded.card['weights_hash']}; fit the row again"
+            f"{now}, the card says {card.weights_hash}; fit the row again"
         )
-    return Backbone(loaded.model, loaded.tokenizer, path, None, found, total, loaded.card)
+    total = card.backbone.parameters
+    return Backbone(loaded.model, loaded.tokenizer, path, None, now, total, card)
 
 
 def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
@@ -223,30 +212,30 @@ def cast_branches(model: PreTrainedModel) -> None:
         branch.to(model.dtype)
 
 
-def backbone_places(folder: Path, card: Mapping[str, Any], given: Path | None) -> list[Path]:
+def backbone_places(folder: Path, card: Card, moved: Path | None) -> list[Path]:
     """Where the folder that a fit started from may be, the likeliest first.
 
     Args:
         folder: Of the fitted model.
-        card: Its content of ``skipbench.json``.
-        given: Where somebody says that it is now.
+        card: Of the fitted model.
+        moved: Where the user says that it is now; None: no word from the user.
     """
-    dense = card["backbone"]
-    return [folder / dense["relative_path"], Path(dense["path"])] if given is None else [given]
+    dense = card.backbone
+    return [folder / dense.relative_path, Path(dense.path)] if moved is None else [moved]
 
 
-def _locate(folder: Path, card: dict[str, Any], given: Path | None) -> Path:
-    """The folder that the fit started from, verified by its hash."""
-    dense = card["backbone"]
-    for path in backbone_places(folder, card, given):
+def _locate(folder: Path, card: Card, moved: Path | None) -> Path:
+    """The folder that the fit started from; its hash is checked."""
+    dense = card.backbone
+    for path in backbone_places(folder, card, moved):
         compressed = (path / CARD).is_file()
-        if (path / "config.json").is_file() and compressed == (card["start"] is not None):
-            found = hash_folder(path)
-            if found != dense["hash"]:
+        if (path / "config.json").is_file() and compressed == (card.start is not None):
+            now = hash_folder(path)
+            if now != dense.hash:
                 raise ValueError(
-                    f"{path} is another backbone: its hash is {found}, "
-                    f"{folder} was made from {dense['hash']}"
+                    f"{path} is another backbone: its hash is {now}, "
+                    f"{folder} was made from {dense.hash}"
                 )
             return path
-    where = given if given is not None else Path(dense["path"])
+    where = moved if moved is not None else Path(dense.path)
     raise ValueError(f"the backbone of {folder} is not at {where}; say where it is")

@@ -11,26 +11,17 @@ from __future__ import annotations
 import copy
 from functools import partial
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from methods.core.jsonfile import cut, read_json
+from methods.core.model.card import CARD
 from methods.core.model.tensors import DTYPES, check_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-CARD = "skipbench.json"
-# What a card says of a run and of its backbone, with the types of the values.
-RUN_TYPES: dict[str, Any] = {"row": str, "params": dict, "seed": int, "backbone": dict}
-BACKBONE_TYPES: dict[str, Any] = {
-    "path": str, "relative_path": str, "hash": str, "parameters": int, "layers": int, "dtype": str,
-    "config": dict,
-}  # fmt: skip
 
 
 class SkipbenchConfig(PreTrainedConfig):
@@ -129,31 +120,3 @@ def odd_part(model: torch.nn.Module, other: torch.nn.Module) -> str | None:
     pairs: list[list[dict[str, Any]]] = [modules, shapes]
     odd = (name for a, b in pairs for name in sorted({*a, *b}) if a.get(name) != b.get(name))
     return next(odd, None)
-
-
-def read_card(folder: Path) -> dict[str, Any]:
-    """The card in a compressed model's folder.
-
-    Raises:
-        ValueError: There is none, or it is damaged.
-    """
-    file = folder / CARD
-    if not file.is_file():
-        raise ValueError(f"{folder} is no compressed model: it has no {CARD}")
-    card = read_json(file)
-    if card.get("format") != 1:
-        raise ValueError(f"{file} has format {card.get('format')!r}, this version reads format 1")
-    _check_types(card, {"start": (dict, NoneType), "budget": (float, NoneType)}, file)
-    made = {} if "not_applicable" in card else {"structure": dict}
-    for part in (card, card["start"] or card):
-        _check_types(part, RUN_TYPES | made, file)
-        _check_types(part["backbone"], BACKBONE_TYPES, f"{file}, backbone")
-    return card
-
-
-def _check_types(held: dict[str, Any], types: dict[str, Any], where: object) -> None:
-    for key, kind in types.items():
-        if key not in held:
-            raise ValueError(f"{where} lacks '{key}'")
-        if not isinstance(held[key], kind):
-            raise ValueError(f"{where}: '{key}' is {cut(repr(held[key]))}, a value of another type")

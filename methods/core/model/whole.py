@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Method
-from methods.core.jsonfile import cut, first_line, write_json
+from methods.core.jsonfile import cut, first_line
 from methods.core.model.backbone import Backbone, decoder, empty_backbone
+from methods.core.model.card import CARD, Card, FitCard, write_card
 from methods.core.model.folder import (
     hash_folder,
     make_config,
@@ -29,7 +31,6 @@ from methods.core.model.folder import (
     weight_files,
 )
 from methods.core.model.pretrained import (
-    CARD,
     SkipbenchConfig,
     check_storable,
     is_plain,
@@ -44,7 +45,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def read_whole(
-    folder: Path, method: Method, card: dict[str, Any]
+    folder: Path, method: Method, card: Card
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """The model in a folder; its shape comes from the card.
 
@@ -70,30 +71,28 @@ def read_whole(
     return model, read_tokenizer(folder, config)
 
 
-def _rebuild(method: Method, card: dict[str, Any], folder: Path) -> PreTrainedModel:
+def _rebuild(method: Method, card: Card, folder: Path) -> PreTrainedModel:
     """The model that a card describes, on the meta device."""
-    start = card["start"]
-    dense = (start or card)["backbone"]
-    config = make_config(dense["config"], folder / CARD)
-    if config.num_hidden_layers != dense["layers"]:
+    start, dense = card.start, card.first.backbone
+    config = make_config(dense.config, folder / CARD)
+    if config.num_hidden_layers != dense.layers:
         raise ValueError(
-            f"{folder / CARD} tells of {dense['layers']} layers, its config of "
+            f"{folder / CARD} tells of {dense.layers} layers, its config of "
             f"{config.num_hidden_layers} (num_hidden_layers)"
         )
     empty = empty_backbone(config, folder)
     if start is not None:
         with read_from(folder):
-            first = load_method(start["row"], start["params"])
+            first = load_method(start.row, start.params)
         empty.model = build(first, empty, start, folder)
     return build(method, empty, card, folder)
 
 
-def build(
-    method: Method, backbone: Backbone, card: dict[str, Any], folder: Path
-) -> PreTrainedModel:
+def build(method: Method, backbone: Backbone, fit: FitCard, folder: Path) -> PreTrainedModel:
     """The shape of a fitted model from the structure in its card."""
     with read_from(folder):
-        model = method.build(backbone, card["structure"])
+        assert fit.structure is not None
+        model = method.build(backbone, fit.structure)
         assert isinstance(model, PreTrainedModel)
         return model
 
@@ -147,7 +146,7 @@ def hash_fitted(
     return digest.hexdigest()[:16]
 
 
-def guard_whole(model: PreTrainedModel, method: Method, card: dict[str, Any]) -> None:
+def guard_whole(model: PreTrainedModel, method: Method, card: Card) -> None:
     """Let ``save_pretrained`` write the model with its card, or refuse.
 
     Args:
@@ -162,7 +161,7 @@ def guard_whole(model: PreTrainedModel, method: Method, card: dict[str, Any]) ->
 def _save(
     model: PreTrainedModel,
     method: Method,
-    card: dict[str, Any],
+    card: Card,
     config: dict[str, Any],
     folder: str | Path,
     *arguments: Any,
@@ -180,30 +179,27 @@ def _save(
     _check_described(model, method, card, place)
     held = model.config
     if not is_plain(model):
-        model.config = SkipbenchConfig(row=card["row"])
+        model.config = SkipbenchConfig(row=card.row)
     try:
         write_plainly(model, folder, *arguments, **options)
     finally:
         model.config = held
-    weights = hash_fitted(method, hash_folder(place), card["structure"])
-    write_json(place / CARD, card | {"weights_hash": weights})
+    assert card.structure is not None
+    weights = hash_fitted(method, hash_folder(place), card.structure)
+    write_card(place, replace(card, weights_hash=weights))
 
 
-def _card_of_now(
-    card: dict[str, Any], model: PreTrainedModel, config: dict[str, Any]
-) -> dict[str, Any]:
+def _card_of_now(card: Card, model: PreTrainedModel, config: dict[str, Any]) -> Card:
     """The card with what was changed in the model's config since that was ``config``."""
     changes = {k: v for k, v in model.config.to_dict().items() if config.get(k) != v}
-    owner = card["start"] or card
-    dense = owner["backbone"]
-    told = {"config": dense["config"] | changes, "dtype": str(model.dtype).removeprefix("torch.")}
-    owner = owner | {"backbone": dense | told}
-    return owner if card["start"] is None else card | {"start": owner}
+    dtype, dense = str(model.dtype).removeprefix("torch."), card.first.backbone
+    dense = replace(dense, config=dense.config | changes, dtype=dtype)
+    if card.start is None:
+        return replace(card, backbone=dense)
+    return replace(card, start=replace(card.start, backbone=dense))
 
 
-def _check_described(
-    model: PreTrainedModel, method: Method, card: dict[str, Any], folder: Path
-) -> None:
+def _check_described(model: PreTrainedModel, method: Method, card: Card, folder: Path) -> None:
     """Refuse a model that its card does not rebuild."""
     try:
         odd = odd_part(model, _rebuild(method, card, folder))

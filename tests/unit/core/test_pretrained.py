@@ -221,7 +221,7 @@ def test_what_was_changed_after_loading_is_saved(
         assert torch.equal(logits(again), logits(model))
         for name in ("vocab_size", "tie_word_embeddings", "max_position_embeddings"):
             assert getattr(again.config, name) == getattr(model.config, name)
-    assert f"torch.{load(tmp_path).card['backbone']['dtype']}" == str(model.dtype)
+    assert f"torch.{load(tmp_path).card.backbone.dtype}" == str(model.dtype)
 
 
 def drop_layer(model: Any) -> None:

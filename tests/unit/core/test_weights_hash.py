@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from methods import load_method, load_model
 from methods.base import Fitted, Request
 from methods.core.model.backbone import load_backbone
+from methods.core.model.card import read_card
 from methods.core.model.checkpoint import describe, open_backbone, save
 from methods.core.model.folder import hash_folder
-from methods.core.model.pretrained import read_card
 
 RANDOM = {"layers": [3, 4, 5], "seed": 1, "skipped_units": 1.5}
 
@@ -26,7 +26,7 @@ def weights(row: str, structure: dict[str, Any], llama: Path, folder: Path) -> s
     folder.mkdir()
     fitted = Fitted(method.build(backbone, structure), structure, {})
     save(folder, method, fitted, card, None)
-    return str(read_card(folder)["weights_hash"])
+    return str(read_card(folder).weights_hash)
 
 
 def test_rows_that_remove_the_same_layers_hold_the_same_weights(
@@ -70,7 +70,7 @@ def test_a_changed_model_is_saved_with_the_hash_of_its_weights(
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     load_model(tmp_path / "merged").save_pretrained(tmp_path / "again")
     names = ("unchanged", "merged", "again")
-    unchanged, merged, again = (read_card(tmp_path / name)["weights_hash"] for name in names)
+    unchanged, merged, again = (read_card(tmp_path / name).weights_hash for name in names)
     assert merged == again
     assert merged not in (before, unchanged)
     if row == "shortgpt":

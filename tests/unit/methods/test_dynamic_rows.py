@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from methods import load_method, load_model, skipgpt
 from methods.base import Fitted, Request
 from methods.core.model.backbone import load_backbone
+from methods.core.model.card import read_card
 from methods.core.model.checkpoint import describe, save
-from methods.core.model.pretrained import read_card
 from methods.core.routing.routed import router_of
 from tests import steps, toy
 from tests.routing_toys import IDS, NAMED, VARIANTS, fit, shaken, wrap
@@ -178,7 +178,7 @@ def saved(variant: str, levels: Any, backbone: Path, out: Path) -> nn.Module:
     model = method.build(wrapped, structure).eval()
     out.mkdir()
     save(out, method, Fitted(model, structure, {}), card, None)
-    assert read_card(out)["structure"] == structure
+    assert read_card(out).structure == structure
     return model
 
 

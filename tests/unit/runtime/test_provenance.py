@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from methods import discover
-from methods.core.model.pretrained import CARD
+from methods.core.model.card import CARD
 from tests import steps
 from workflows.runtime import provenance
 from workflows.runtime.provenance import SCORING, code_hash, dirty, fit_parts
