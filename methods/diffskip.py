@@ -145,7 +145,7 @@ class DifferenceRouter(SlimRouter):
                 read = torch.cat([read, -scale.log() - length], dim=-1)
             return Gate(self.weight(index, read), "gate"), state
 
-    def otherwise(self, index: int) -> nn.Module:
+    def alternative(self, index: int) -> nn.Module:
         """The slim FFN of the layer."""
         return self.adapters[index]
 

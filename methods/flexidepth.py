@@ -145,6 +145,6 @@ class LayerRouter(SlimRouter):
                 state = self.weight(block, self.norms[block](block_input).float())
         return Gate(state, "gate" if second else "none"), state
 
-    def otherwise(self, index: int) -> nn.Module | None:
+    def alternative(self, index: int) -> nn.Module | None:
         """The slim FFN of the layer, for its FFN unit."""
         return self.adapters[index // 2] if index % 2 else None

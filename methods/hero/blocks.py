@@ -66,6 +66,6 @@ class BlockRouter(Router):
             state = LayerState(path, block_input, trace.gate)
         return Gate(state.gate, "gate" if second else "none"), state
 
-    def otherwise(self, index: int) -> Adapter | None:
+    def alternative(self, index: int) -> Adapter | None:
         """The adapter of the layer, for its FFN."""
-        return self.gates.otherwise(index // 2) if index % 2 else None
+        return self.gates.alternative(index // 2) if index % 2 else None

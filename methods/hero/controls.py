@@ -43,7 +43,7 @@ class _WithAdapters(Router):
             Adapter(sizes.hidden, sizes.adapter, generator) for _ in units
         )
 
-    def otherwise(self, index: int) -> Adapter:
+    def alternative(self, index: int) -> Adapter:
         """The adapter of block ``index``."""
         adapter = self.adapters[index]
         assert isinstance(adapter, Adapter)

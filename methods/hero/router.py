@@ -235,7 +235,7 @@ class HeroRouter(Router):
         change = now.float() - before.float()
         return change * torch.rsqrt(change.pow(2).mean(-1, keepdim=True) + self.eps)
 
-    def otherwise(self, index: int) -> Adapter | None:
+    def alternative(self, index: int) -> Adapter | None:
         """The adapter of block ``index``."""
         if not len(self.adapters):
             return None

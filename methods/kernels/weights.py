@@ -71,21 +71,21 @@ class DecodeWorkspace(NamedTuple):
     adapter: Tensor | None
 
 
-def branches(network: nn.Module, otherwise: object | None) -> Branches | None:
+def branches(network: nn.Module, alternative: object | None) -> Branches | None:
     """The matrices behind two branches, None where kernels do not know one of them.
 
     Args:
         network: Of a layer. Biases, LoRA and activations other than SiLU are not known.
-        otherwise: What runs instead; known are None and a :class:`Bottleneck`.
+        alternative: What runs instead; known are None and a :class:`Bottleneck`.
     """
     part: Any = network
     linears = [part.gate_proj, part.up_proj, part.down_proj]
     plain = all(type(linear) is nn.Linear and linear.bias is None for linear in linears)
     if not plain or not isinstance(part.act_fn, (nn.SiLU, type(ACT2FN["silu"]))):
         return None
-    if otherwise is not None and not isinstance(otherwise, Bottleneck):
+    if alternative is not None and not isinstance(alternative, Bottleneck):
         return None
-    adapter = None if otherwise is None else otherwise.matrices()
+    adapter = None if alternative is None else alternative.matrices()
     return Branches(FfnWeights(*(linear.weight for linear in linears)), adapter)
 
 

@@ -337,7 +337,7 @@ def test_adapters_of_a_16_bit_backbone_are_cast_once(llama: Path, tmp_path: Path
     card = describe("hero", method, backbone, Request(0.1, 3, tmp_path), tmp_path)
     save(tmp_path, method, Fitted(model, STRUCTURE, {}), card, None)
     again = load_model(tmp_path)
-    kept, cast = (router_of(m).otherwise(0).down.weight for m in (model, again))
+    kept, cast = (router_of(m).alternative(0).down.weight for m in (model, again))
     assert (kept.dtype, cast.dtype) == (torch.float32, torch.bfloat16)
     assert router_of(again).local_head[0].weight.dtype == torch.float32
     ids = torch.tensor([ROWS[0]])

@@ -31,7 +31,7 @@ def shape_of(model: PreTrainedModel) -> Shape:
     """The sizes behind the bounds."""
     router = router_of(model)
     first = layers(model)[0]
-    branch = None if router is None else router.otherwise(0)
+    branch = None if router is None else router.alternative(0)
     adapter = count(branch) if isinstance(branch, nn.Module) else 0
     routed = 0 if router is None else len(router.units)
     own = 0 if router is None else count(router) - routed * adapter
@@ -84,7 +84,7 @@ def time_block(routed: PreTrainedModel, bypass: float, bench: Bench) -> list[Lin
     """One FFN with its adapter over the FFN alone, without the router, on 2,048 tokens."""
     router = router_of(routed)
     assert router is not None
-    branch = router.otherwise(0)
+    branch = router.alternative(0)
     dense = ffn(layers(routed)[router.units[0].layer])
     rows = torch.randn(2048, routed.config.hidden_size, device=bench.device).to(routed.dtype)
     gates = forced_gates(router, 1, 2048, bypass, bench.device)[0, 0]

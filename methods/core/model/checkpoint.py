@@ -208,7 +208,7 @@ def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
 def cast_branches(model: PreTrainedModel) -> None:
     """Adapters in the dtype of the backbone: training keeps them in float32, cast at every call."""
     router = router_of(model)
-    for branch in [] if router is None else router.bypasses():
+    for branch in [] if router is None else router.alternatives():
         branch.to(model.dtype)
 
 

@@ -59,7 +59,7 @@ class Ledger:
         router = router_of(model)
         lora = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
         units = () if router is None else tuple(router.units)
-        branches = [] if router is None else [router.otherwise(u) for u in range(len(units))]
+        branches = [] if router is None else [router.alternative(u) for u in range(len(units))]
         instead = tuple(count(b) if isinstance(b, nn.Module) else 0 for b in branches)
         added = 0 if router is None else count(router)
         stack = layers(model)

@@ -102,7 +102,7 @@ def _counts(document: Document) -> Tensor:
 
 
 @torch.no_grad()
-def bypass_rates(model: nn.Module, probe: Weighted, batch_size: int = 32) -> Tensor:
+def skip_rates(model: nn.Module, probe: Weighted, batch_size: int = 32) -> Tensor:
     """Weighted shares of the documents' tokens that skip each unit, (K, U) float64.
 
     Args:
@@ -151,7 +151,7 @@ def calibrate_threshold(
     logit = 0.0
     while len(trace) < steps:
         router.threshold = 1 / (1 + math.exp(-logit))
-        rates.append(bypass_rates(model, probe)[0])
+        rates.append(skip_rates(model, probe)[0])
         skip = float(rates[-1] @ shares)
         trace.append({"threshold": router.threshold, "skip": skip})
         tried.append((logit, skip - budget))

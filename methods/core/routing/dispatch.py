@@ -20,16 +20,16 @@ def dispatch(
     rows: Tensor,
     execute: Tensor,
     branch: Branch,
-    otherwise: Branch | None = None,
+    alternative: Branch | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """``scale * branch(row)`` where ``execute``, else ``scale * otherwise(row)`` (or zero).
+    """``scale * branch(row)`` where ``execute``, else ``scale * alternative(row)`` (or zero).
 
     Args:
         rows: Inputs (N, D).
         execute: Decisions (N,), bool.
         branch: The dense unit; maps (n, D) to (n, D), row by row.
-        otherwise: What runs instead; None means nothing, the update is zero.
+        alternative: What runs instead; None means nothing, the update is zero.
         scale: Factors (N,) of whichever branch runs; None means 1.
 
     Returns:
@@ -37,18 +37,18 @@ def dispatch(
     """
     executing = int(execute.sum())
     learns = torch.is_grad_enabled()
-    if executing == len(rows) and (otherwise is None or not learns):
+    if executing == len(rows) and (alternative is None or not learns):
         return scaled(branch(rows), scale)
     if not executing and not learns:
-        return torch.zeros_like(rows) if otherwise is None else scaled(otherwise(rows), scale)
+        return torch.zeros_like(rows) if alternative is None else scaled(alternative(rows), scale)
     order = executing_first(execute, executing)
     update = branch(rows[order[:executing]])
-    if otherwise is None:
+    if alternative is None:
         order = order[:executing]
     else:
         # Where gradients flow both branches run even on zero rows: the graph does not depend on the
         # decisions.
-        update = torch.cat([update, otherwise(rows[order[executing:]]).to(update.dtype)])
+        update = torch.cat([update, alternative(rows[order[executing:]]).to(update.dtype)])
     update = scaled(update, None if scale is None else scale[order])
     # Rows are unique, so index_copy needs no atomics and is deterministic in both directions.
     return update.new_zeros(rows.shape).index_copy(0, order, update)
@@ -72,11 +72,11 @@ def dispatch_masked(
     rows: Tensor,
     execute: Tensor,
     branch: Branch,
-    otherwise: Branch | None = None,
+    alternative: Branch | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
     """The same function of the same arguments as :func:`dispatch`, computed without sorting."""
-    other = torch.zeros_like(rows) if otherwise is None else otherwise(rows)
+    other = torch.zeros_like(rows) if alternative is None else alternative(rows)
     return scaled(torch.where(execute[:, None], branch(rows), other), scale)
 
 

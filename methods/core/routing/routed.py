@@ -246,8 +246,8 @@ class RoutedDecoder(nn.Module):
             return hidden + _gated(update, whole), decided, state
         if "ffn" not in units:
             return middle + ffn(layer)(rows), decided, state
-        decision, otherwise = decide("ffn", middle), self.router.otherwise(units["ffn"])
-        after = _with_ffn(middle, rows, decision, ffn(layer), otherwise, call.static)
+        decision, alternative = decide("ffn", middle), self.router.alternative(units["ffn"])
+        after = _with_ffn(middle, rows, decision, ffn(layer), alternative, call.static)
         return after, decided, state
 
 
@@ -292,7 +292,7 @@ def _one_token_layer(
     decision = decide("ffn", middle) if "ffn" in units else None
     branch: Branch | None = ffn(layer)
     if decision is not None and not _runs(decision):
-        branch = router.otherwise(units["ffn"])
+        branch = router.alternative(units["ffn"])
     return middle if branch is None else _onto(middle, branch(ffn_norm(layer)(middle)), decision)
 
 
@@ -338,7 +338,7 @@ def _with_ffn(
     rows: Tensor,
     decision: Decision,
     network: nn.Module,
-    otherwise: Branch | None,
+    alternative: Branch | None,
     static: bool,
 ) -> Tensor:
     """``base`` (B, T, D) and the update of a routed FFN, by kernels where they run.
@@ -348,7 +348,7 @@ def _with_ffn(
         rows: The FFN's inputs (B, T, D).
         decision: Execute, scale (B, T).
         network: The FFN.
-        otherwise: What runs where it is skipped.
+        alternative: What runs where it is skipped.
         static: Whether nothing may be asked of a decision.
 
     Raises:
@@ -356,11 +356,11 @@ def _with_ffn(
     """
     known = None
     if (static or available(rows)) and not decision.dense:
-        known = branches(network, otherwise)
+        known = branches(network, alternative)
     if static and known is None:
         raise ValueError("a static step takes gates of 0 and 1 on plain SwiGLU networks")
     if known is None or not (static or kernels_run(rows, known.ffn)):
-        return base + _gated(rows, decision, network, otherwise)
+        return base + _gated(rows, decision, network, alternative)
     flat, execute = rows.reshape(-1, rows.shape[-1]), decision.execute.reshape(-1)
     scale = None if decision.scale is None else decision.scale.reshape(-1)
     form = dispatch_fused if torch.is_grad_enabled() or len(flat) > MOST_ROWS else decode_fused
@@ -371,7 +371,7 @@ def _gated(
     values: Tensor,
     decision: Decision,
     branch: Branch | None = None,
-    otherwise: Branch | None = None,
+    alternative: Branch | None = None,
 ) -> Tensor:
     """The update of a unit: ``branch`` of the values (None: the values) where it executes.
 
@@ -379,12 +379,12 @@ def _gated(
         values: Inputs of the branch (B, T, D).
         decision: Execute, scale (B, T).
         branch: Maps (n, D) to (n, D).
-        otherwise: What runs where the unit is skipped; None: the update is zero there.
+        alternative: What runs where the unit is skipped; None: the update is zero there.
     """
     if branch is not None and not decision.dense:
         scale = None if decision.scale is None else decision.scale.reshape(-1)
         rows, execute = values.reshape(-1, values.shape[-1]), decision.execute.reshape(-1)
-        return dispatch(rows, execute, branch, otherwise, scale).reshape(values.shape)
+        return dispatch(rows, execute, branch, alternative, scale).reshape(values.shape)
     if branch is not None:
         values = branch(values)
     if not decision.dense:

@@ -132,18 +132,18 @@ class Router(nn.Module, ABC):
             at: Training progress, and which tokens are answer tokens.
         """
 
-    def otherwise(self, index: int) -> Branch | None:
+    def alternative(self, index: int) -> Branch | None:
         """What runs instead of the FFN unit ``index``, (n, D) to (n, D); None means nothing."""
         return None
 
-    def bypasses(self) -> list[nn.Module]:
+    def alternatives(self) -> list[nn.Module]:
         """The modules among what runs instead of a unit."""
-        branches = map(self.otherwise, range(len(self.units)))
+        branches = map(self.alternative, range(len(self.units)))
         return [branch for branch in branches if isinstance(branch, nn.Module)]
 
     def _apply(self, fn: Change, recurse: bool = True) -> Router:
-        """Convert and move: bypasses follow the backbone, what decides stays in 32 bits."""
-        for branch in self.bypasses():
+        """Convert and move: alternatives follow the backbone, what decides stays in 32 bits."""
+        for branch in self.alternatives():
             branch._apply(fn)
         super()._apply(without_narrowing(fn), recurse)
         return self

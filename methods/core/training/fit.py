@@ -10,7 +10,7 @@ from torch import nn
 
 from methods.base import Request
 from methods.core.data import Data
-from methods.core.routing.calibration import HasThreshold, bypass_rates, weighted
+from methods.core.routing.calibration import HasThreshold, skip_rates, weighted
 from methods.core.routing.routed import router_of
 from methods.core.training.loop import Routing, Trainer, named, thinned
 from methods.core.training.params import TrainingParams
@@ -55,7 +55,7 @@ def _survey(
 
     def survey() -> dict[str, float]:
         model.eval()
-        rates = zip(routing.terms, bypass_rates(model, probe), strict=True)
+        rates = zip(routing.terms, skip_rates(model, probe), strict=True)
         return {kind: float(skips @ routing.shares) for kind, skips in rates}
 
     return survey

@@ -129,7 +129,7 @@ def test_ledger_tells_router_adapters_and_lora_from_the_backbone() -> None:
             self.probe = nn.Linear(32, 1, bias=False)
             self.adapters = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in units)
 
-        def otherwise(self, index: int) -> nn.Module:
+        def alternative(self, index: int) -> nn.Module:
             return self.adapters[index]
 
     model = toy.make_model()

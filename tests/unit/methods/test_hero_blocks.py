@@ -87,7 +87,7 @@ def test_without_adapters_nothing_runs_instead() -> None:
     ffn = load_method("hero", {"adapter_width": 0}).build(
         wrap(toy.make_model()), {"layers": ROUTED, "seed": 7, "threshold": 0.5}
     )
-    assert router_of(ffn).otherwise(0) is None
+    assert router_of(ffn).alternative(0) is None
 
 
 @FORMS

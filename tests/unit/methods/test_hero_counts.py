@@ -62,7 +62,7 @@ def test_what_hero_trains_and_can_skip(line: tuple[Any, ...]) -> None:
     router = router_of(model)
     assert router is not None
     assert {p.device.type for p in model.parameters()} == {"meta"}
-    found = sum(trained(router.otherwise(n)) for n in range(blocks))
+    found = sum(trained(router.alternative(n)) for n in range(blocks))
     assert len(router.units) == blocks
     assert [unit.layer for unit in router.units][-1] == len(model.model.layers) - 1
     assert found == adapters

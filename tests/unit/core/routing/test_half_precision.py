@@ -66,8 +66,8 @@ def numbers(module: nn.Module) -> dict[str, Tensor]:
 def test_a_converted_model_decides_in_float32(name: str, dtype: torch.dtype) -> None:
     exact, model = MODELS[name](), MODELS[name]().to(dtype)
     router, before = model.model.router, numbers(exact.model.router)
-    bypasses = [numbers(branch) for branch in router.bypasses()]
-    following = {id(tensor) for named in bypasses for tensor in named.values()}
+    alternatives = [numbers(branch) for branch in router.alternatives()]
+    following = {id(tensor) for named in alternatives for tensor in named.values()}
     for place, tensor in numbers(router).items():
         if id(tensor) in following:
             assert tensor.dtype is dtype

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from methods.core.data import Document
 from methods.core.model.backbone import count
 from methods.core.routing.calibration import (
-    bypass_rates,
     calibrate_threshold,
     next_logit,
+    skip_rates,
     weighted,
 )
 from methods.core.routing.routed import route
@@ -106,7 +106,7 @@ class ByHash(Router):
         return Gate(gate), state
 
 
-def test_bypass_rates_count_real_tokens() -> None:
+def test_skip_rates_count_real_tokens() -> None:
     model = toy.make_model()
     router = ByNumber(model)
     route(model, router)
@@ -114,11 +114,11 @@ def test_bypass_rates_count_real_tokens() -> None:
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
     # 1 skips 0.3, 2 skips 0.2, 4 nothing; pads hold id 0, which would skip 0.2.
     for batch_size in (1, 2):
-        found = bypass_rates(model, weighted(texts, "pooled"), batch_size) @ shares
+        found = skip_rates(model, weighted(texts, "pooled"), batch_size) @ shares
         assert float(found) == pytest.approx((0.3 + 0.2 + 0.3) / 6)
 
 
-def test_bypass_rates_of_answer_tokens_count_every_task_the_same() -> None:
+def test_skip_rates_of_answer_tokens_count_every_task_the_same() -> None:
     model = toy.make_model()
     route(model, ByNumber(model))
     texts = [
@@ -128,7 +128,7 @@ def test_bypass_rates_of_answer_tokens_count_every_task_the_same() -> None:
     ]
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
     for batch_size in (1, 3):
-        found = bypass_rates(model, weighted(texts, "answer", "prompt"), batch_size) @ shares
+        found = skip_rates(model, weighted(texts, "answer", "prompt"), batch_size) @ shares
         # Prompts: 4 and 4 before the first answer; the third text throughout.
         answers, prompt = ((0.3 + 0.2 + 0.0) / 3 + 0.3) / 2, (0.0 + 0.0 + 0.3 + 0.0) / 4
         assert found.tolist() == pytest.approx([answers, prompt])
@@ -144,7 +144,7 @@ def test_calibration_meets_the_budget(budget: float) -> None:
     assert float(shares.sum()) > budget
     probe = weighted(texts, "pooled")
     trace, rates = calibrate_threshold(model, router, probe, shares, budget)
-    torch.testing.assert_close(rates, bypass_rates(model, probe)[0], rtol=0, atol=0)
+    torch.testing.assert_close(rates, skip_rates(model, probe)[0], rtol=0, atol=0)
     realised = float(rates @ shares)
     assert realised == pytest.approx(budget, abs=2e-3)
     assert trace[0]["threshold"] == 0.5
@@ -158,7 +158,7 @@ def test_calibration_leaves_a_threshold_that_fits() -> None:
     route(model, router)
     probe = weighted(documents(20), "pooled")
     shares = torch.full((4,), 0.1, dtype=torch.float64)
-    budget = float(bypass_rates(model, probe)[0] @ shares) + 5e-4
+    budget = float(skip_rates(model, probe)[0] @ shares) + 5e-4
     assert len(calibrate_threshold(model, router, probe, shares, budget)[0]) == 1
     assert router.threshold == 0.5
 

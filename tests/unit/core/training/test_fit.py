@@ -78,7 +78,7 @@ def test_a_target_is_corrected_by_what_inference_skips(
 def test_nothing_is_asked_where_there_is_no_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "bypass_rates", None)
+    monkeypatch.setattr(fit, "skip_rates", None)
     (weight,) = fitted("pooled", tmp_path, None).values()
     assert weight == FixedWeight(0.0)
 
