@@ -1,4 +1,4 @@
-"""What a call of the decoder says beside its numbers: tokens, masks, what is to be returned."""
+"""Arguments of a call of the decoder, checked and brought into one form."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from methods.core.model.backbone import attention_kinds
 from methods.core.routing.router import Tokens
 
-# 1 on tokens, 0 on pads, (B, past + T), or what attention takes, at once or by kind of layer.
+# 1 on tokens and 0 on pads, (B, past + T); or a mask in the form that attention takes, for all
+# layers or by kind of layer.
 Mask = Tensor | dict[str, Tensor | None] | None
-# Of states: all, none, or some of them counted from either end.
-Places = bool | int | Sequence[int] | None
+# Which hidden states are returned: all, none, or some, counted from either end.
+StateChoice = bool | int | Sequence[int] | None
 
 
 def check_call(
     config: PreTrainedConfig, ids: Tensor | None, embeddings: Tensor | None, options: dict[str, Any]
 ) -> None:
-    """Refuse what a routed decoder does not give.
+    """Refuse a call that a routed decoder cannot answer.
 
     Raises:
-        ValueError: Attention weights are asked for, or there is not one input.
+        ValueError: Attention weights are asked for, or there is not exactly one input.
     """
     if (ids is None) == (embeddings is None):
         raise ValueError("give either input_ids or inputs_embeds")
@@ -37,42 +38,43 @@ def check_call(
 
 
 class HiddenStates:
-    """What a caller wants to see of the residual stream, in the order of transformers.
+    """The hidden states that a caller asks for, in the order of transformers.
+
+    State 0 enters the first layer, state n leaves layer n (counted from 1), state L is normed.
 
     Args:
-        config: Says it where ``asked`` is None.
-        asked: ``output_hidden_states``: of what enters the first layer and leaves each, all or
-            some; the others are None.
-        number: Of all states, L + 1.
+        config: Its ``output_hidden_states`` decides where ``choice`` is None.
+        choice: Argument ``output_hidden_states``: all states or some of them.
+        number: Number of all states, L + 1.
     """
 
-    def __init__(self, config: PreTrainedConfig, asked: Places, number: int) -> None:
-        if asked is None:
-            asked = getattr(config, "output_hidden_states", None)
+    def __init__(self, config: PreTrainedConfig, choice: StateChoice, number: int) -> None:
+        if choice is None:
+            choice = getattr(config, "output_hidden_states", None)
         self.places: set[int] | None = None
-        if asked:
-            some = [asked] if isinstance(asked, int) else asked
-            self.places = set(range(-number, number)) if asked is True else set(some)
-        self.number, self.kept = number, list[Tensor | None]()
+        if choice:
+            some = [choice] if isinstance(choice, int) else choice
+            self.places = set(range(-number, number)) if choice is True else set(some)
+        self.number, self.states = number, list[Tensor | None]()
 
     def add(self, hidden: Tensor) -> None:
-        """The next state (B, T, D)."""
+        """Take the next state (B, T, D)."""
         if self.places is not None:
-            place = len(self.kept)
-            wanted = not self.places.isdisjoint((place, place - self.number))
-            self.kept.append(hidden if wanted else None)
+            place = len(self.states)
+            chosen = not self.places.isdisjoint((place, place - self.number))
+            self.states.append(hidden if chosen else None)
 
-    def states(self) -> tuple[Any, ...] | None:
-        """All that were added, None where nobody asked."""
-        return None if self.places is None else tuple(self.kept)
+    def result(self) -> tuple[Any, ...] | None:
+        """All states, None in place of those that nobody asked for; None if none was asked for."""
+        return None if self.places is None else tuple(self.states)
 
 
 def tokens_of(ids: Tensor | None, mask: Mask, positions: Tensor, hidden: Tensor) -> Tokens:
-    """What is known of the tokens.
+    """The tokens of a call.
 
     Args:
-        ids: Token ids (B, T), if the call gives them.
-        mask: 1 on tokens, 0 on pads, (B, past + T); other shapes tell of no pads.
+        ids: Token ids (B, T); None: the call has embeddings in their place.
+        mask: 1 on tokens, 0 on pads, (B, past + T); with any other form no token counts as a pad.
         positions: (B or 1, T).
         hidden: Embeddings (B, T, D).
     """
@@ -80,7 +82,7 @@ def tokens_of(ids: Tensor | None, mask: Mask, positions: Tensor, hidden: Tensor)
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         valid = torch.ones(batch, length, dtype=torch.bool, device=hidden.device)
         return Tokens(ids, positions.expand(batch, length), valid)
-    # Counted from the first real token, whatever the side of the padding.
+    # Positions start at the first real token, with pads on either side.
     places = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
     return Tokens(ids, places[:, -length:], mask[:, -length:].bool())
 
@@ -100,7 +102,7 @@ def attention_masks(
         "full_attention": create_causal_mask,
         "sliding_attention": create_sliding_window_causal_mask,
     }
-    made = {
+    masks = {
         kind: makers[kind](
             config=config,
             inputs_embeds=hidden,
@@ -110,4 +112,4 @@ def attention_masks(
         )
         for kind in set(kinds)
     }
-    return [made[kind] for kind in kinds]
+    return [masks[kind] for kind in kinds]

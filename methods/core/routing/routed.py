@@ -1,13 +1,13 @@
-"""Per-token routing inside a Hugging Face causal LM.
+"""A causal LM of Hugging Face whose inner decoder decides for each token which units run.
 
-``RoutedDecoder`` takes the place of the inner decoder only: generation, loss and head stay Hugging
-Face's. It walks over the layers, asks the router at every routed unit which tokens execute it,
-and threads the router's state through as tensors in and tensors out. Nothing is parked on modules,
-so checkpointing, DDP and compilation see a pure function.
+``RoutedDecoder`` takes the place of the inner decoder alone: generation, loss and head stay those
+of Hugging Face. It walks over the layers (``layer.py`` runs one of them) and hands the router's
+state on from unit to unit. A forward pass stores nothing on modules: whatever it computes is an
+argument or a result. Activation checkpointing, DDP and compilation need that.
 
-A token that skips an attention or a block still leaves its keys and values there, so that later
-tokens read a complete cache and cached decoding equals the full forward; those projections count
-as used. Evicting blocks (``methods/core/routing/eviction.py``) leave nothing.
+A token that skips an attention or a whole layer still leaves its key and value there. So later
+tokens read a complete cache, cached decoding equals the full forward pass, and the projections that
+make keys and values count as used. Only evicting layers (``eviction.py``) leave nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,41 +23,26 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from methods.core.model.backbone import attention, attention_norm, decoder, ffn, ffn_norm
-from methods.core.routing.attend import attend, attend_static
+from methods.core.model.backbone import decoder
 from methods.core.routing.caches import EvictingCache, StaticEvictingCache
 from methods.core.routing.decisions import Decider, Decision
-from methods.core.routing.dispatch import Branch, dispatch, scaled
-from methods.core.routing.eviction import IMPLEMENTATION, evicting_block
+from methods.core.routing.eviction import IMPLEMENTATION
 from methods.core.routing.inputs import (
     HiddenStates,
     Mask,
-    Places,
+    StateChoice,
     attention_masks,
     check_call,
     tokens_of,
 )
+from methods.core.routing.layer import Call, RoutedLayer, units_by_layer
 from methods.core.routing.recompute import recompute
-from methods.core.routing.router import (
-    Change,
-    Context,
-    Kind,
-    Router,
-    Unit,
-    without_narrowing,
-)
-from methods.kernels.choose import MOST_ROWS, available, one_token
-from methods.kernels.decode import decode_fused
-from methods.kernels.grouped import dispatch_fused, kernels_run
-from methods.kernels.weights import branches
-
-# Units that are a layer.
-_WHOLE: tuple[Kind, ...] = ("block", "evicting")
+from methods.core.routing.router import Change, Context, Router, without_narrowing
 
 
 @dataclass
 class RoutedOutput(BaseModelOutputWithPast):
-    """The decoder's output with the decisions behind it.
+    """The decoder's output and the decisions that it follows from.
 
     ``executed`` (B, U, T) bool; ``soft`` (B, U, T), the gates that penalties see, or None.
     """
@@ -66,27 +51,14 @@ class RoutedOutput(BaseModelOutputWithPast):
     soft: Tensor | None = None
 
 
-class Call(NamedTuple):
-    """What the layers of one forward pass share.
-
-    ``static`` as in :meth:`RoutedDecoder.forward`; ``valid`` (B, T) is False on pads;
-    ``arguments`` go to every layer.
-    """
-
-    decider: Decider
-    static: bool
-    valid: Tensor
-    arguments: dict[str, Any]
-
-
 class RoutedDecoder(nn.Module):
-    """The inner decoder of a causal LM with a router in front of its units.
+    """The inner decoder of a causal LM, with a router that decides its units.
 
-    Submodules keep their names, so the keys of the dense weights stay what they were.
+    Submodules have the names that they have in the dense decoder, so its weights keep their keys.
 
     Args:
-        dense: Inner decoder whose modules are taken over (not copied).
-        router: Decides the units.
+        dense: Inner decoder; its modules are used, not copied.
+        router: Decides which units run for each token.
     """
 
     def __init__(self, dense: nn.Module, router: Router) -> None:
@@ -97,10 +69,12 @@ class RoutedDecoder(nn.Module):
         self.norm: nn.Module = dense.norm  # type: ignore[assignment]
         self.rotary_emb: nn.Module = dense.rotary_emb  # type: ignore[assignment]
         self.router = router
-        # Recompute layers in the backward pass; set by the trainer.
+        # Whether the backward pass runs each layer again; the trainer sets it.
         self.checkpointing = False
-        self._units = _by_layer(router.units)
+        self._units = units_by_layer(router.units)
 
+    # Causal LMs of transformers call it with their own arguments, so the list is long. Three are
+    # this project's: gates, context, static.
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -112,7 +86,7 @@ class RoutedDecoder(nn.Module):
         gates: Tensor | None = None,
         context: Context | None = None,
         static: bool = False,
-        output_hidden_states: Places = None,
+        output_hidden_states: StateChoice = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> RoutedOutput | tuple[Any, ...]:
@@ -120,20 +94,20 @@ class RoutedDecoder(nn.Module):
 
         Args:
             input_ids: Token ids (B, T).
-            attention_mask: 1 on tokens, 0 on pads, (B, past + T); or made for attention, as
-                ``generate`` does for a static cache.
-            position_ids: Positions (B, T); a reset starts a new packed document.
+            attention_mask: 1 on tokens, 0 on pads, (B, past + T); or a mask in the form that
+                attention takes, as ``generate`` makes it for a static cache.
+            position_ids: Positions (B, T); where they start again at 0, a new document starts.
             past_key_values: Cache of earlier tokens.
             inputs_embeds: Embeddings (B, T, D) in place of ``input_ids``.
             use_cache: Whether to return a cache; None: as the config says, but not in training.
-            gates: Forced decisions (B, U, T) bool. The router still runs, its decision and its
-                scale are replaced (scale 1).
+            gates: Forced decisions (B, U, T), bool. The router still runs; its decisions are
+                replaced, and no update is scaled.
             context: Training progress and noise.
-            static: Launches, shapes and addresses depend on no decision, and nothing reaches the
-                host: a CUDA graph may hold the call. For one new token of each sequence, without
-                gradients.
-            output_hidden_states: ``asked`` of :class:`methods.core.routing.inputs.HiddenStates`.
-            return_dict: False: a tuple of what is not None.
+            static: The pass is to be captured as a CUDA graph: what is launched, shapes and
+                addresses must not depend on decisions, and the host must read nothing. For one new
+                token of each sequence, without gradients.
+            output_hidden_states: See :class:`methods.core.routing.inputs.HiddenStates`.
+            return_dict: False: return a tuple of the entries that are not None.
             kwargs: Handed to every layer.
 
         Returns:
@@ -147,13 +121,13 @@ class RoutedDecoder(nn.Module):
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = bool(self.config.use_cache) and not (self.training or self._recomputes)
-        cached = use_cache or static or past_key_values is not None
-        cache = self._cache(past_key_values, static, attention_mask) if cached else None
+        needs_cache = use_cache or static or past_key_values is not None
+        cache = self._cache(past_key_values, static, attention_mask) if needs_cache else None
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
         masks = attention_masks(self.config, hidden, attention_mask, cache, position_ids)
-        shared = kwargs | {
+        arguments = kwargs | {
             "position_embeddings": self.rotary_emb(hidden, position_ids=position_ids),
             "position_ids": position_ids,
             "past_key_values": cache,
@@ -164,23 +138,41 @@ class RoutedDecoder(nn.Module):
         state = self.router.start(tokens, hidden, at)
         forced = None if gates is None else gates.unbind(dim=1)
         decider = Decider(self.router, at, forced, self._recomputes)
-        call = Call(decider, static, tokens.valid, shared)
-        decisions: dict[int, Decision] = {}
-        seen = HiddenStates(self.config, output_hidden_states, len(self.layers) + 1)
-        for number, layer in enumerate(self.layers):
-            seen.add(hidden)
-            arguments = {"attention_mask": masks[number], **shared}
-            if number not in self._units:
-                hidden = self._run(layer, hidden, **arguments)
-                continue
-            here = call._replace(arguments=arguments)
-            run = partial(recompute, self._routed_layer) if self._recomputes else self._routed_layer
-            hidden, decided, state = run(state, number, hidden, here)
-            decisions |= decided
-        hidden = self.norm(hidden)
-        seen.add(hidden)
-        output = _output(hidden, cache, seen, decisions)
+        call = Call(decider, static, tokens.valid, arguments)
+        states = HiddenStates(self.config, output_hidden_states, len(self.layers) + 1)
+        hidden, decisions = self._run_layers(hidden, state, masks, call, states)
+        output = _output(hidden, cache, states, decisions)
         return output.to_tuple() if return_dict is False else output
+
+    def _run_layers(
+        self, hidden: Tensor, state: Any, masks: Sequence[Any], call: Call, states: HiddenStates
+    ) -> tuple[Tensor, dict[int, Decision]]:
+        """Run all layers and the last norm: hidden states (B, T, D), and decisions by unit.
+
+        Args:
+            hidden: Embeddings (B, T, D).
+            state: Of the router, before the first unit.
+            masks: One attention mask per layer.
+            call: What the layers share.
+            states: Takes note of what enters each layer and of the result.
+        """
+        decisions: dict[int, Decision] = {}
+        for number, layer in enumerate(self.layers):
+            states.add(hidden)
+            arguments = {"attention_mask": masks[number], **call.arguments}
+            units = self._units.get(number)
+            if units is None:
+                hidden = self._run_dense(layer, hidden, **arguments)
+                continue
+            run = RoutedLayer(layer, number, units, self.router).run
+            if self._recomputes:
+                run = partial(recompute, run)
+            here = call._replace(arguments=arguments)
+            hidden, of_layer, state = run(state, hidden, here)
+            decisions |= of_layer
+        hidden = self.norm(hidden)
+        states.add(hidden)
+        return hidden, decisions
 
     def _apply(self, fn: Change, recurse: bool = True) -> RoutedDecoder:
         """Convert and move; rotary frequencies stay in 32 bits, as transformers loads them."""
@@ -189,18 +181,23 @@ class RoutedDecoder(nn.Module):
         super()._apply(fn, recurse=False)
         return self
 
-    def _cache(self, given: Cache | None, static: bool, mask: Mask) -> Cache:
-        """The cache of this call; evicting layers need one that keeps columns."""
+    def _cache(self, cache: Cache | None, static: bool, mask: Mask) -> Cache:
+        """The cache of this call: the caller's, or a new one.
+
+        Raises:
+            ValueError: The router evicts, and the caller's cache cannot hold its keys and values.
+        """
         if not self.router.evicts:
-            return DynamicCache(config=self.config) if given is None else given
-        known = StaticEvictingCache if static else EvictingCache
-        if isinstance(given, known):
-            return given
-        # Masks for attention have a column of each place in the cache that came with them.
-        fixed = isinstance(given, StaticCache) and isinstance(mask, Tensor) and mask.dim() == 4
-        if static or fixed or (given is not None and given.get_seq_length()):
+            return DynamicCache(config=self.config) if cache is None else cache
+        expected = StaticEvictingCache if static else EvictingCache
+        if isinstance(cache, expected):
+            return cache
+        # A mask (B, 1, T, C) has a column for each place of the static cache that came with it, so
+        # that cache cannot be replaced by a new one.
+        fixed = isinstance(cache, StaticCache) and isinstance(mask, Tensor) and mask.dim() == 4
+        if static or fixed or (cache is not None and cache.get_seq_length()):
             raise ValueError(
-                f"evicting layers go on with {known.__name__}, not with {type(given).__name__}"
+                f"evicting layers go on with {expected.__name__}, not with {type(cache).__name__}"
             )
         return EvictingCache(self.config)
 
@@ -208,188 +205,26 @@ class RoutedDecoder(nn.Module):
     def _recomputes(self) -> bool:
         return self.checkpointing and torch.is_grad_enabled()
 
-    def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a layer, under activation checkpointing if that is on and gradients flow."""
+    def _run_dense(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a layer without units, recomputed in the backward pass if that is on."""
         if self._recomputes:
             return checkpoint(function, *args, use_reentrant=False, **kwargs)
         return function(*args, **kwargs)
 
-    def _routed_layer(
-        self, state: Any, number: int, hidden: Tensor, call: Call
-    ) -> tuple[Tensor, dict[int, Decision], Any]:
-        """One layer with routed units; the residual stream, decisions by unit, the state."""
-        layer, units = self.layers[number], self._units[number]
-        decided: dict[int, Decision] = {}
-
-        def decide(kind: Kind, post_attention: Tensor | None) -> Decision:
-            nonlocal state
-            index = units[kind]
-            decided[index], state = call.decider.decide(index, hidden, post_attention, state)
-            return decided[index]
-
-        if one_token(hidden) and not call.static and "evicting" not in units:
-            after = _one_token_layer(layer, hidden, units, decide, self.router, call)
-            return after, decided, state
-        whole = next((decide(kind, None) for kind in _WHOLE if kind in units), None)
-        reading = decide("attention", None) if "attention" in units else None
-        if whole is not None and "evicting" in units and not call.static:
-            after = evicting_block(layer, number, hidden, call.valid, whole, call.arguments)
-            return after, decided, state
-        mixed = _mixed(layer, hidden, whole or reading, call)
-        if reading is not None:
-            mixed = _gated(mixed, reading)
-        middle = hidden + mixed
-        rows = ffn_norm(layer)(middle)
-        if whole is not None:
-            inside = Decision(whole.execute, dense=whole.dense)
-            update = _with_ffn(mixed, rows, inside, ffn(layer), None, call.static)
-            return hidden + _gated(update, whole), decided, state
-        if "ffn" not in units:
-            return middle + ffn(layer)(rows), decided, state
-        decision, alternative = decide("ffn", middle), self.router.alternative(units["ffn"])
-        after = _with_ffn(middle, rows, decision, ffn(layer), alternative, call.static)
-        return after, decided, state
-
 
 def _output(
-    hidden: Tensor, cache: Cache | None, seen: HiddenStates, decisions: Mapping[int, Decision]
+    hidden: Tensor, cache: Cache | None, states: HiddenStates, decisions: Mapping[int, Decision]
 ) -> RoutedOutput:
-    """What a pass gives; ``hidden`` (B, T, D) are normed, ``decisions`` by unit."""
+    """The result of a pass; ``hidden`` (B, T, D) are normed, ``decisions`` by unit."""
     ordered = [decisions[index] for index in range(len(decisions))]
     soft = [d.soft for d in ordered if d.soft is not None]
     return RoutedOutput(
         last_hidden_state=hidden,
         past_key_values=cache,
-        hidden_states=seen.states(),
+        hidden_states=states.result(),
         executed=torch.stack([d.execute for d in ordered], dim=1),
         soft=torch.stack(soft, dim=1) if soft else None,
     )
-
-
-def _one_token_layer(
-    layer: nn.Module,
-    hidden: Tensor,
-    units: Mapping[Kind, int],
-    decide: Callable[[Kind, Tensor | None], Decision],
-    router: Router,
-    call: Call,
-) -> Tensor:
-    """A layer for one token: the host looks at each decision and runs what it says, alone."""
-    whole = decide("block", None) if "block" in units else None
-    reading = decide("attention", None) if "attention" in units else whole
-    heads, normed = attention(layer), attention_norm(layer)(hidden)
-    if reading is None or _runs(reading):
-        mixed = heads(hidden_states=normed, **call.arguments)[0]
-    else:
-        # Leaves the token's key and value; the update is zero.
-        attend(heads, normed, reading.execute, call.arguments)
-        mixed = None
-    if whole is not None:
-        if mixed is None:
-            return hidden
-        return _onto(hidden, mixed + ffn(layer)(ffn_norm(layer)(hidden + mixed)), whole)
-    middle = hidden if mixed is None else _onto(hidden, mixed, reading)
-    decision = decide("ffn", middle) if "ffn" in units else None
-    branch: Branch | None = ffn(layer)
-    if decision is not None and not _runs(decision):
-        branch = router.alternative(units["ffn"])
-    return middle if branch is None else _onto(middle, branch(ffn_norm(layer)(middle)), decision)
-
-
-def _runs(decision: Decision) -> bool:
-    """Whether the unit of one token runs."""
-    return decision.dense or bool(decision.execute)
-
-
-def _onto(base: Tensor, update: Tensor, decision: Decision | None) -> Tensor:
-    """The stream behind a unit of one token that ran."""
-    return base + (update if decision is None else scaled(update, decision.scale))
-
-
-def _by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
-    """Layer -> kind -> place in ``units``.
-
-    Raises:
-        ValueError: A layer carries units that overlap, or the first layer evicts.
-    """
-    table: dict[int, dict[Kind, int]] = {}
-    for index, unit in enumerate(units):
-        others = table.setdefault(unit.layer, {})
-        if unit.kind in others or (others and {unit.kind, *others} != {"attention", "ffn"}):
-            raise ValueError(f"layer {unit.layer} carries more than one routed unit")
-        if unit.kind == "evicting" and unit.layer == 0:
-            raise ValueError("the first layer cannot evict: its cache counts the tokens")
-        others[unit.kind] = index
-    return table
-
-
-def _mixed(layer: nn.Module, hidden: Tensor, decision: Decision | None, call: Call) -> Tensor:
-    """The update of attention (B, T, D), computed for the tokens that read."""
-    heads, normed = attention(layer), attention_norm(layer)(hidden)
-    if decision is None or decision.dense:
-        update: Tensor = heads(hidden_states=normed, **call.arguments)[0]
-        return update
-    form = attend_static if call.static else attend
-    return form(heads, normed, decision.execute, call.arguments)
-
-
-def _with_ffn(
-    base: Tensor,
-    rows: Tensor,
-    decision: Decision,
-    network: nn.Module,
-    alternative: Branch | None,
-    static: bool,
-) -> Tensor:
-    """``base`` (B, T, D) and the update of a routed FFN, by kernels where they run.
-
-    Args:
-        base: What the update is added to.
-        rows: The FFN's inputs (B, T, D).
-        decision: Execute, scale (B, T).
-        network: The FFN.
-        alternative: What runs where it is skipped.
-        static: Whether nothing may be asked of a decision.
-
-    Raises:
-        ValueError: ``static``, and kernels do not know the branches.
-    """
-    known = None
-    if (static or available(rows)) and not decision.dense:
-        known = branches(network, alternative)
-    if static and known is None:
-        raise ValueError("a static step takes gates of 0 and 1 on plain SwiGLU networks")
-    if known is None or not (static or kernels_run(rows, known.ffn)):
-        return base + _gated(rows, decision, network, alternative)
-    flat, execute = rows.reshape(-1, rows.shape[-1]), decision.execute.reshape(-1)
-    scale = None if decision.scale is None else decision.scale.reshape(-1)
-    form = dispatch_fused if torch.is_grad_enabled() or len(flat) > MOST_ROWS else decode_fused
-    return form(flat, execute, *known, scale, base.reshape(flat.shape)).reshape(base.shape)
-
-
-def _gated(
-    values: Tensor,
-    decision: Decision,
-    branch: Branch | None = None,
-    alternative: Branch | None = None,
-) -> Tensor:
-    """The update of a unit: ``branch`` of the values (None: the values) where it executes.
-
-    Args:
-        values: Inputs of the branch (B, T, D).
-        decision: Execute, scale (B, T).
-        branch: Maps (n, D) to (n, D).
-        alternative: What runs where the unit is skipped; None: the update is zero there.
-    """
-    if branch is not None and not decision.dense:
-        scale = None if decision.scale is None else decision.scale.reshape(-1)
-        rows, execute = values.reshape(-1, values.shape[-1]), decision.execute.reshape(-1)
-        return dispatch(rows, execute, branch, alternative, scale).reshape(values.shape)
-    if branch is not None:
-        values = branch(values)
-    if not decision.dense:
-        values = torch.where(decision.execute[..., None], values, 0)
-    return scaled(values, decision.scale)
 
 
 def route(model: PreTrainedModel, router: Router) -> PreTrainedModel:
@@ -403,7 +238,10 @@ def route(model: PreTrainedModel, router: Router) -> PreTrainedModel:
 
 
 def birthplace(model: nn.Module) -> torch.device:
-    """Where a router is made: on the CPU, whose generators a GPU lacks, or nowhere (meta)."""
+    """The device to make a router on: meta for a model without weights, else the CPU.
+
+    Not the GPU: its random generators draw other initial values.
+    """
     meta = any(parameter.is_meta for parameter in model.parameters())
     return torch.device("meta" if meta else "cpu")
 

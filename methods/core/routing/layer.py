@@ -1,0 +1,232 @@
+"""One decoder layer whose units tokens may skip.
+
+A unit has an update: what it adds to the hidden states. For each unit the router decides which
+tokens execute it; their update, times its scale, is added. For a token that skips the unit the
+update is that of the alternative, or zero.
+
+The work is done in one of three ways, all with the same result up to rounding:
+
+- one token on a CPU: the host reads the decision and runs what it says, nothing else;
+- many tokens: tokens that execute are gathered, run together and put back in place;
+- a static step (``Call.static``): kernels look at the decisions on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from methods.core.model.backbone import attention, attention_norm, ffn, ffn_norm
+from methods.core.routing.attend import attend, attend_static
+from methods.core.routing.decisions import Decider, Decision
+from methods.core.routing.dispatch import Branch, dispatch, scaled
+from methods.core.routing.eviction import evicting_block
+from methods.core.routing.router import Kind, Router, Unit
+from methods.kernels.choose import MOST_ROWS, available, one_token
+from methods.kernels.decode import decode_fused
+from methods.kernels.grouped import dispatch_fused, kernels_run
+from methods.kernels.weights import branches
+
+# The decision about a unit of the layer; FFN units also take the post-attention states.
+Decide = Callable[[Kind, Tensor | None], Decision]
+
+
+class Call(NamedTuple):
+    """What the layers of one forward pass share.
+
+    ``static`` as in :meth:`methods.core.routing.routed.RoutedDecoder.forward`; ``valid`` (B, T) is
+    False on pads; ``arguments`` go to every layer.
+    """
+
+    decider: Decider
+    static: bool
+    valid: Tensor
+    arguments: dict[str, Any]
+
+
+class RoutedLayer(NamedTuple):
+    """A decoder layer with routed units.
+
+    ``number`` is its 0-based place; ``units`` maps the kind of each routed unit to its place among
+    the units of ``router``.
+    """
+
+    module: nn.Module
+    number: int
+    units: Mapping[Kind, int]
+    router: Router
+
+    def run(
+        self, state: Any, hidden: Tensor, call: Call
+    ) -> tuple[Tensor, dict[int, Decision], Any]:
+        """Run the layer on hidden states (B, T, D).
+
+        Returns:
+            Hidden states after the layer, decisions by unit, and the router's next state. Decisions
+            are returned, not stored in ``call``: where the layer is recomputed, the backward pass
+            must see their gates as outputs of this call.
+        """
+        decisions: dict[int, Decision] = {}
+
+        def decide(kind: Kind, post_attention: Tensor | None) -> Decision:
+            nonlocal state
+            index = self.units[kind]
+            decisions[index], state = call.decider.decide(index, hidden, post_attention, state)
+            return decisions[index]
+
+        if one_token(hidden) and not call.static and "evicting" not in self.units:
+            after = self._run_one_token(hidden, decide, call)
+        elif "block" in self.units or "evicting" in self.units:
+            after = self._run_whole(hidden, decide, call)
+        else:
+            after = self._run_sublayers(hidden, decide, call)
+        return after, decisions, state
+
+    def _run_sublayers(self, hidden: Tensor, decide: Decide, call: Call) -> Tensor:
+        """Attention and FFN, of which either or both are units."""
+        decision = decide("attention", None) if "attention" in self.units else None
+        update = self._attend(hidden, decision, call)
+        post_attention = hidden + (update if decision is None else _gated(update, decision))
+        network, rows = ffn(self.module), ffn_norm(self.module)(post_attention)
+        if "ffn" not in self.units:
+            return post_attention + network(rows)
+        decision = decide("ffn", post_attention)
+        alternative = self.router.alternative(self.units["ffn"])
+        return _add_ffn(post_attention, rows, decision, network, alternative, call.static)
+
+    def _run_whole(self, hidden: Tensor, decide: Decide, call: Call) -> Tensor:
+        """A layer that is one unit."""
+        evicts = "evicting" in self.units
+        decision = decide("evicting" if evicts else "block", None)
+        if evicts and not call.static:
+            return evicting_block(
+                self.module, self.number, hidden, call.valid, decision, call.arguments
+            )
+        update = self._attend(hidden, decision, call)
+        rows = ffn_norm(self.module)(hidden + update)
+        # The scale multiplies the update of the whole layer, so the FFN runs without one.
+        unscaled = Decision(decision.execute, dense=decision.dense)
+        update = _add_ffn(update, rows, unscaled, ffn(self.module), None, call.static)
+        return hidden + _gated(update, decision)
+
+    def _attend(self, hidden: Tensor, decision: Decision | None, call: Call) -> Tensor:
+        """The update of attention (B, T, D), right for the tokens that execute it."""
+        heads, normed = attention(self.module), attention_norm(self.module)(hidden)
+        if decision is None or decision.dense:
+            update: Tensor = heads(hidden_states=normed, **call.arguments)[0]
+            return update
+        run = attend_static if call.static else attend
+        return run(heads, normed, decision.execute, call.arguments)
+
+    def _run_one_token(self, hidden: Tensor, decide: Decide, call: Call) -> Tensor:
+        """The layer for one token: the host reads each decision and runs only what it says."""
+        whole = decide("block", None) if "block" in self.units else None
+        attending = decide("attention", None) if "attention" in self.units else whole
+        network, norm = ffn(self.module), ffn_norm(self.module)
+        heads, normed = attention(self.module), attention_norm(self.module)(hidden)
+        update: Tensor | None = None
+        if attending is None or _executes(attending):
+            update = heads(hidden_states=normed, **call.arguments)[0]
+        else:
+            # Later tokens need the token's key and value; the update that comes back is zero.
+            attend(heads, normed, attending.execute, call.arguments)
+        if whole is not None:
+            if update is None:
+                return hidden
+            return _add(hidden, update + network(norm(hidden + update)), whole)
+        post_attention = hidden if update is None else _add(hidden, update, attending)
+        decision = decide("ffn", post_attention) if "ffn" in self.units else None
+        branch: Branch | None = network
+        if decision is not None and not _executes(decision):
+            branch = self.router.alternative(self.units["ffn"])
+        if branch is None:
+            return post_attention
+        return _add(post_attention, branch(norm(post_attention)), decision)
+
+
+def units_by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
+    """Layer -> kind -> place in ``units``.
+
+    Raises:
+        ValueError: A layer carries units that overlap, or the first layer evicts.
+    """
+    table: dict[int, dict[Kind, int]] = {}
+    for index, unit in enumerate(units):
+        others = table.setdefault(unit.layer, {})
+        if unit.kind in others or (others and {unit.kind, *others} != {"attention", "ffn"}):
+            raise ValueError(f"layer {unit.layer} carries more than one routed unit")
+        if unit.kind == "evicting" and unit.layer == 0:
+            raise ValueError("the first layer cannot evict: its cache counts the tokens")
+        others[unit.kind] = index
+    return table
+
+
+def _executes(decision: Decision) -> bool:
+    """Whether the only token executes the unit."""
+    return decision.dense or bool(decision.execute)
+
+
+def _add(base: Tensor, update: Tensor, decision: Decision | None) -> Tensor:
+    """Hidden states after a unit that the only token executed."""
+    return base + (update if decision is None else scaled(update, decision.scale))
+
+
+def _gated(update: Tensor, decision: Decision) -> Tensor:
+    """An update (B, T, D) that was computed for all tokens: scaled, zero where it is skipped."""
+    if not decision.dense:
+        update = torch.where(decision.execute[..., None], update, 0)
+    return scaled(update, decision.scale)
+
+
+def _add_ffn(
+    base: Tensor,
+    rows: Tensor,
+    decision: Decision,
+    network: nn.Module,
+    alternative: Branch | None,
+    static: bool,
+) -> Tensor:
+    """``base`` (B, T, D) plus the update of a routed FFN; by kernels where they run.
+
+    Args:
+        base: What the update is added to.
+        rows: Inputs of the FFN (B, T, D).
+        decision: Which tokens execute it.
+        network: The FFN.
+        alternative: What runs where it is skipped; None: nothing.
+        static: Whether the host must not look at the decision.
+
+    Raises:
+        ValueError: ``static``, and the kernels cannot run the FFN or the alternative.
+    """
+    weights = None
+    if (static or available(rows)) and not decision.dense:
+        weights = branches(network, alternative)
+    if static and weights is None:
+        raise ValueError("a static step takes gates of 0 and 1 on plain SwiGLU networks")
+    if weights is None or not (static or kernels_run(rows, weights.ffn)):
+        return base + _ffn_update(rows, decision, network, alternative)
+    flat, execute, scale = _flattened(rows, decision)
+    # A few rows of a decoding step have kernels of their own, which know no gradients.
+    few = not torch.is_grad_enabled() and len(flat) <= MOST_ROWS
+    fused = decode_fused if few else dispatch_fused
+    return fused(flat, execute, *weights, scale, base.reshape(flat.shape)).reshape(base.shape)
+
+
+def _ffn_update(
+    rows: Tensor, decision: Decision, network: Branch, alternative: Branch | None
+) -> Tensor:
+    """The update (B, T, D) of a routed FFN in plain PyTorch; arguments as of :func:`_add_ffn`."""
+    if decision.dense:
+        return scaled(network(rows), decision.scale)
+    flat, execute, scale = _flattened(rows, decision)
+    return dispatch(flat, execute, network, alternative, scale).reshape(rows.shape)
+
+
+def _flattened(rows: Tensor, decision: Decision) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Rows (N, D), decisions (N,) and scales (N,) of all tokens, N = B T."""
+    scale = None if decision.scale is None else decision.scale.reshape(-1)
+    return rows.reshape(-1, rows.shape[-1]), decision.execute.reshape(-1), scale
