@@ -1,7 +1,7 @@
-"""Attention for the tokens that execute it, beside keys and values for all.
+"""Attention for the tokens that execute it, with keys and values of all tokens.
 
 A token that skips an attention still leaves its key and value, so that later tokens read a complete
-cache. Its query, what it reads and the output projection are never computed.
+cache. Its query, its attention and its output projection are not computed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from methods.kernels.weights import AttentionCache, attention_weights
 
 
 class Executing(NamedTuple):
-    """The tokens of a unit that execute: ``places`` (B, m) in the call, ``live`` (B, m) bool."""
+    """The tokens that execute a unit, padded to the longest sequence.
+
+    ``places`` (B, m) are their places in the call; ``live`` (B, m), bool, is False on padding.
+    """
 
     places: Tensor
     live: Tensor
 
 
 def executing(execute: Tensor) -> Executing:
-    """The executing tokens (B, T) of each sequence in their order, padded to the longest."""
+    """The executing tokens of each sequence, in their order, from decisions (B, T)."""
     if execute.shape[1] == 1:
         live = execute[:, : int(execute.any())]
         return Executing(torch.zeros_like(live, dtype=torch.int64), live)
@@ -48,32 +51,32 @@ def take(values: Tensor, index: Tensor) -> Tensor:
 def put(rows: Tensor, chosen: Executing, onto: Tensor) -> Tensor:
     """``onto`` (B, T, D) with the rows (B, m, D) of the executing tokens in their places."""
     length = onto.shape[1]
-    # A spare row behind the last takes what pads the shorter sequences.
+    # Padding is written to an extra row T, which is cut off.
     at = torch.where(chosen.live, chosen.places, length)[..., None].expand_as(rows)
     return pad(onto, (0, 0, 0, 1)).scatter(1, at, rows.to(onto.dtype))[:, :length]
 
 
 def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """What executing tokens read.
+    """The update of attention for the tokens that execute it.
 
     Args:
         heads: Attention of a decoder layer.
         normed: Its input (B, T, D).
-        execute: Who reads (B, T), bool.
+        execute: Decisions (B, T), bool.
         arguments: Of the layer: attention mask, positions, cache.
 
     Returns:
-        Updates (B, T, D), right where ``execute``. One transfer to the host per call: the largest
-        number of executing tokens.
+        Updates (B, T, D), right where ``execute``; elsewhere anything. The host waits once for the
+        device: it needs the largest number of executing tokens in a sequence.
     """
     module: Any = heads
-    # Other kernels than sdpa take masks in forms of their own: there every token reads.
+    # Other implementations than sdpa have masks of other forms; there all tokens run.
     chosen = executing(execute) if module.config._attn_implementation == "sdpa" else None
     if chosen is None or chosen.places.shape == execute.shape:
-        mixed: Tensor = module(hidden_states=normed, **arguments)[0]
-        return mixed
+        update: Tensor = module(hidden_states=normed, **arguments)[0]
+        return update
     cosine, sine = arguments["position_embeddings"]
-    key = _turned(_split(heads, "k", normed), cosine, sine)
+    key = _rotate(_split(heads, "k", normed), cosine, sine)
     value = _split(heads, "v", normed)
     cache, columns = arguments["past_key_values"], chosen.places
     if cache is not None:
@@ -83,8 +86,8 @@ def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[st
         return torch.zeros_like(normed)
     places = chosen.places
     query = _split(heads, "q", take(normed, places))
-    query = _turned(query, take(cosine, places), take(sine, places))
-    mask = _rows(arguments["attention_mask"], places, columns, key.shape[2])
+    query = _rotate(query, take(cosine, places), take(sine, places))
+    mask = _mask_rows(arguments["attention_mask"], places, columns, key.shape[2])
     read, _ = sdpa_attention_forward(
         module, query, key, value, mask, dropout=0.0, scaling=module.scaling
     )
@@ -94,19 +97,19 @@ def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[st
 def attend_static(
     heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[str, Any]
 ) -> Tensor:
-    """What executing tokens read in a step of a static cache, without a look from the host.
+    """The update of attention in a step with a static cache; the host reads no decision.
+
+    Kernels, where they run, read the cache for executing tokens only; without them all tokens run.
 
     Args:
         heads: Attention of a decoder layer.
         normed: Its input (B, 1, D).
-        execute: Who reads (B, 1), bool.
-        arguments: Of the layer; the mask (B, 1, 1, C) is 0 on a run of columns, else -inf.
-            Where the layer's part of the cache is a ``StaticEvictingLayer``, that knows the
-            columns.
+        execute: Decisions (B, 1), bool.
+        arguments: Of the layer; the mask (B, 1, 1, C) is 0 on consecutive columns, else -inf. A
+            ``StaticEvictingLayer`` in the cache knows its columns itself.
 
     Returns:
-        Updates (B, 1, D), right where ``execute``. By kernels where they run, which read the cache
-        for executing tokens alone; elsewhere every token reads.
+        Updates (B, 1, D), right where ``execute``; elsewhere anything.
     """
     module: Any = heads
     layer = arguments["past_key_values"].layers[module.layer_idx]
@@ -115,10 +118,10 @@ def attend_static(
     if weights is None:
         if evicts:
             arguments = arguments | {"attention_mask": layer.seen()}
-        mixed: Tensor = module(hidden_states=normed, **arguments)[0]
+        update: Tensor = module(hidden_states=normed, **arguments)[0]
         if evicts:
             layer.keep(execute[:, 0])
-        return mixed
+        return update
     first = None
     if not evicts:
         first = arguments["attention_mask"][:, 0, 0].argmax(dim=-1)
@@ -136,21 +139,28 @@ def attend_static(
 
 def _split(heads: nn.Module, kind: str, rows: Tensor) -> Tensor:
     """Queries, keys or values by head, (B, heads, n, d)."""
-    made = getattr(heads, f"{kind}_proj")(rows).unflatten(-1, (-1, heads.head_dim))
+    states = getattr(heads, f"{kind}_proj")(rows).unflatten(-1, (-1, heads.head_dim))
     if hasattr(heads, f"{kind}_norm"):  # Qwen3 norms queries and keys
-        made = getattr(heads, f"{kind}_norm")(made)
-    split: Tensor = made.transpose(1, 2)
-    return split
+        states = getattr(heads, f"{kind}_norm")(states)
+    by_head: Tensor = states.transpose(1, 2)
+    return by_head
 
 
-def _turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary positions (B or 1, n, d) applied to (B, heads, n, d)."""
-    turned: Tensor = states * cosine[:, None] + rotate_half(states) * sine[:, None]
-    return turned
+def _rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Queries or keys (B, heads, n, d) with rotary positions (B or 1, n, d)."""
+    rotated: Tensor = states * cosine[:, None] + rotate_half(states) * sine[:, None]
+    return rotated
 
 
-def _rows(mask: Tensor | None, places: Tensor, columns: Tensor, keys: int) -> Tensor:
-    """The mask (B, 1, m, K) of the queries at ``places`` of a call, ``columns`` of the cache."""
+def _mask_rows(mask: Tensor | None, places: Tensor, columns: Tensor, keys: int) -> Tensor:
+    """The mask (B, 1, m, K) of some queries of a call.
+
+    Args:
+        mask: Of all queries (B or 1, 1, T, K); None: causal.
+        places: Of the queries in the call (B, m).
+        columns: Of the queries in the cache (B, m).
+        keys: Their number, K.
+    """
     if mask is None:
         return (torch.arange(keys, device=places.device) <= columns[..., None])[:, None]
     mask = mask.expand(len(places), -1, -1, -1)

@@ -1,7 +1,8 @@
-"""Keys and values of blocks that a token skips without a trace: each row keeps its own number.
+"""Caches for evicting layers, in which a token that skips a layer leaves no key and value.
 
-``EvictingCache`` grows with the calls. ``StaticEvictingCache`` has fixed room; there every row of
-an evicting layer grows at its own pace, on the device.
+So each sequence of a batch has its own number of keys in such a layer. ``EvictingCache`` grows with
+each call. ``StaticEvictingCache`` has fixed room, and each of its evicting layers counts the keys
+of each sequence on the device.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from transformers import DynamicCache, PreTrainedConfig, StaticCache, StaticLaye
 
 
 class EvictingCache(DynamicCache):
-    """A cache whose evicting layers hold the executed tokens of each sequence, padded on the right.
+    """A cache whose evicting layers hold only executed tokens, padded within each call.
 
-    ``columns``: layer -> (B, P) int64, the column of each stored key in the whole sequence, -1 for
-    padding. The first layer is never evicting, so its length is that of the sequence.
+    ``columns``: layer -> (B, P) int64, the place of each stored key in the whole sequence, -1 for
+    padding. The first layer never evicts, so its length is that of the sequence.
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
@@ -26,14 +27,14 @@ class EvictingCache(DynamicCache):
         self.columns: dict[int, Tensor] = {}
 
     def reorder_cache(self, beam_idx: LongTensor) -> None:
-        """Follow a beam search."""
+        """Put sequences into the order of a beam search."""
         super().reorder_cache(beam_idx)
         self.columns = {
             n: c.index_select(0, beam_idx.to(c.device)) for n, c in self.columns.items()
         }
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: layers hold different numbers of the last tokens (assisted decoding asks for it).
+        """Refuse: the last tokens are not in every layer. Assisted decoding calls this.
 
         Raises:
             ValueError: Always.
@@ -42,20 +43,23 @@ class EvictingCache(DynamicCache):
 
 
 class StaticEvictingLayer(StaticLayer):
-    """Keys and values of each row's executed tokens, one behind the other.
+    """Keys and values of each sequence's executed tokens, without gaps.
 
-    ``cumulative_length`` (B,) counts them, hence is where a row's next token goes.
+    ``cumulative_length`` (B,) is their number, which is also the column of the next token.
     """
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for every row."""
+        """Make room, and one counter per sequence."""
         super().lazy_initialization(key_states, value_states)
         self.cumulative_length = self.cumulative_length.new_zeros(len(key_states))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store one token of each row (B, H_kv, 1, d); it stays if :meth:`keep` says so."""
+        """Store one token of each sequence (B, H_kv, 1, d).
+
+        The next token overwrites it unless :meth:`keep` moves the counter.
+        """
         place = self.cumulative_length[:, None, None, None].expand_as(key_states)
         assert self.keys is not None
         assert self.values is not None
@@ -69,12 +73,12 @@ class StaticEvictingLayer(StaticLayer):
         return (columns <= self.cumulative_length[:, None])[:, None, None]
 
     def keep(self, execute: Tensor) -> None:
-        """Keep the newest token of the rows (B,) that executed."""
+        """Keep the newest token of the sequences where ``execute`` (B,) is True."""
         self.cumulative_length.add_(execute)
 
 
 class StaticEvictingCache(StaticCache):
-    """A static cache that goes on behind the prompts of an :class:`EvictingCache`.
+    """A static cache that continues from prompts in an :class:`EvictingCache`.
 
     Args:
         config: Of the backbone.
@@ -90,12 +94,12 @@ class StaticEvictingCache(StaticCache):
             self.layers[number] = StaticEvictingLayer(max_cache_len)
 
     def take(self, prompts: EvictingCache) -> None:
-        """Hold what ``prompts`` hold, where this cache's tensors are."""
+        """Copy the content of ``prompts`` into this cache, whose tensors stay where they are."""
         pairs: list[tuple[Any, Any]] = list(zip(self.layers, prompts.layers, strict=True))
-        for number, (layer, given) in enumerate(pairs):
-            keys, values = given.keys, given.values
-            if not given.is_initialized:
-                # No token executed.
+        for number, (layer, source) in enumerate(pairs):
+            keys, values = source.keys, source.values
+            if not source.is_initialized:
+                # No token executed this layer.
                 keys = values = pairs[0][1].keys[:, :, :0]
             if not layer.is_initialized:
                 layer.lazy_initialization(keys, values)

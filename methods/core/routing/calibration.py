@@ -1,4 +1,4 @@
-"""Calibrating a routed model: the threshold at which validation tokens meet the budget."""
+"""Calibration of a routed model: the search for the threshold that meets the budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from methods.core.routing.router import Context
 
 @runtime_checkable
 class HasThreshold(Protocol):
-    """A router that executes where its gate is at least ``threshold``."""
+    """A router that compares its gates with a threshold."""
 
     threshold: float
 
@@ -29,14 +29,14 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
 
     Args:
         model: Routed causal LM; its router has a threshold.
-        data: Probe documents.
-        shares: Of the dense parameters in each unit (U,).
-        request: The budget, and which tokens shall meet it: all of them together, or under
-            ``"split"`` the answer tokens, every task counting the same.
+        data: Has the probe documents.
+        shares: Each unit's share of the dense parameters (U,).
+        request: The budget, and which tokens must meet it: all tokens together, or under
+            ``"split"`` the answer tokens, where every task counts the same.
 
     Returns:
-        Decisions: the threshold, the trace of the calibration, and the share of those tokens that
-        skip each unit.
+        Decisions of the fit: the threshold, the trace of the calibration, and the share of those
+        tokens that skip each unit.
     """
     router = router_of(model)
     assert isinstance(router, HasThreshold)
@@ -51,10 +51,10 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
 
 
 class Weighted(NamedTuple):
-    """Documents, by their lengths, with two numbers for each of their positions.
+    """Documents, the shortest first, with weights of their positions.
 
-    ``weights`` (T, K): what the position counts in K rates; ``answers`` (T,): the weight of a
-    answer token, 0 on prompts.
+    ``weights``: (T, K) per document, the weight of each position in K rates. ``answers``: (T,) per
+    document, the weight of each answer token, 0 on prompt tokens.
     """
 
     documents: Sequence[Document]
@@ -76,48 +76,49 @@ class Weighted(NamedTuple):
 def weighted(documents: Sequence[Document], *kinds: str) -> Weighted:
     """Documents with the weights of K kinds: ``"pooled"``, ``"prompt"`` or ``"answer"``.
 
-    A position counts as many scored tokens as it stands for (``Document.counts``), answer tokens
-    such that every task counts the same.
+    The weight of a position is the number of scored tokens that it stands for
+    (``Document.counts``). Weights of the kind ``"answer"`` are then scaled so that every task
+    counts the same.
     """
     texts = sorted(documents, key=lambda document: len(document.ids))
     tasks = task_weights(texts) if "answer" in kinds else {}
-    every = [_counts(document) for document in texts]
+    pooled = [_counts(document) for document in texts]
     prompts, answers = ([torch.zeros(len(d.ids)) for d in texts] for _ in range(2))
-    for document, counts, prompt, answer in zip(texts, every, prompts, answers, strict=True):
+    for document, counts, prompt, answer in zip(texts, pooled, prompts, answers, strict=True):
         for first, stop in document.prompting:
             prompt[first:stop] = counts[first:stop]
         for first, stop in document.answers:
             answer[first:stop] = tasks.get(document.task, 1.0) * counts[first:stop]
-    found = {"pooled": every, "prompt": prompts, "answer": answers}
-    chosen = zip(*(found[kind] for kind in kinds), strict=True)
-    return Weighted(texts, [torch.stack(parts, dim=1) for parts in chosen], answers)
+    by_kind = {"pooled": pooled, "prompt": prompts, "answer": answers}
+    by_document = zip(*(by_kind[kind] for kind in kinds), strict=True)
+    return Weighted(texts, [torch.stack(parts, dim=1) for parts in by_document], answers)
 
 
 def _counts(document: Document) -> Tensor:
-    """How many scored tokens each position (T,) stands for."""
-    of_prompt, behind = document.counts
-    counts = torch.full((len(document.ids),), behind)
+    """The number of scored tokens that each position (T,) stands for."""
+    of_prompt, of_rest = document.counts
+    counts = torch.full((len(document.ids),), of_rest)
     counts[: document.prompt] = of_prompt
     return counts
 
 
 @torch.no_grad()
 def skip_rates(model: nn.Module, probe: Weighted, batch_size: int = 32) -> Tensor:
-    """Weighted shares of the documents' tokens that skip each unit, (K, U) float64.
+    """The weighted share of tokens that skip each unit, (K, U) float64.
 
     Args:
         model: Routed causal LM.
-        probe: Documents.
+        probe: Documents, with K weights per position.
         batch_size: Documents per forward pass.
     """
     skipped, total = torch.zeros(()), torch.zeros(())
     device = next(model.parameters()).device
-    for batch, each, answers in probe.batches(batch_size):
+    for batch, weights, answers in probe.batches(batch_size):
         context = Context(answers=answers.to(device))
         output = decoder(model)(input_ids=batch.ids.to(device), use_cache=False, context=context)
         skips = (~output.executed).double().cpu()
-        skipped = skipped + torch.einsum("but,btk->ku", skips, each.double())
-        total = total + each.double().sum(dim=(0, 1))
+        skipped = skipped + torch.einsum("but,btk->ku", skips, weights.double())
+        total = total + weights.double().sum(dim=(0, 1))
     return skipped / total[:, None]
 
 
@@ -129,55 +130,58 @@ def calibrate_threshold(
     budget: float,
     steps: int = 10,
 ) -> tuple[list[dict[str, float]], Tensor]:
-    """Set ``router.threshold`` so that the skip rate over weighted tokens meets the budget.
+    """Set ``router.threshold`` so that the weighted skip rate meets the budget.
 
-    A decision changes what later blocks see, so every try runs the model. The trained threshold,
-    0.5, stays where it already meets the budget within a tenth of a point.
+    A decision changes the input of later layers, so every try runs the model. The first try is 0.5,
+    the threshold of training; the search ends at a try within 0.1 % of the parameters.
 
     Args:
         model: Routed causal LM.
         router: Its router.
-        probe: Validation documents, with weights of one kind.
-        shares: Of the dense parameters in each unit (U,).
+        probe: Documents, with weights of one kind.
+        shares: Each unit's share of the dense parameters (U,).
         budget: Fraction to skip.
-        steps: Most tries; the best one counts.
+        steps: Most tries; the best one is used.
 
     Returns:
-        The trace, threshold and skip of every try, and the best try's share of tokens that skip
-        each unit, (U,) float64.
+        The trace, with threshold and skip rate of every try, and for the best try the share of
+        tokens that skip each unit, (U,) float64.
     """
     trace = list[dict[str, float]]()
-    tried, rates = list[tuple[float, float]](), list[Tensor]()
+    tries, rates = list[tuple[float, float]](), list[Tensor]()
     logit = 0.0
     while len(trace) < steps:
         router.threshold = 1 / (1 + math.exp(-logit))
         rates.append(skip_rates(model, probe)[0])
         skip = float(rates[-1] @ shares)
         trace.append({"threshold": router.threshold, "skip": skip})
-        tried.append((logit, skip - budget))
+        tries.append((logit, skip - budget))
         if abs(skip - budget) <= 1e-3:
             break
-        logit = next_logit(tried)
+        logit = next_logit(tries)
     best = min(range(len(trace)), key=lambda n: abs(trace[n]["skip"] - budget))
     router.threshold = trace[best]["threshold"]
     return trace, rates[best]
 
 
-def next_logit(tried: Sequence[tuple[float, float]]) -> float:
-    """Where to try next for an error of zero: false position, from wherever a root is enclosed.
+def next_logit(tries: Sequence[tuple[float, float]]) -> float:
+    """The next logit to try for an error of zero.
+
+    While all errors have one sign the search walks on; then it uses false position.
 
     Args:
-        tried: Logit of the threshold and error of the skip rate, which rises with it, of each try.
+        tries: Of each try the logit of the threshold and the error of the skip rate, which rises
+            with the threshold.
     """
-    below = max((t for t in tried if t[1] < 0), default=None)
-    above = min((t for t in tried if t[1] > 0), default=None)
+    below = max((pair for pair in tries if pair[1] < 0), default=None)
+    above = min((pair for pair in tries if pair[1] > 0), default=None)
     if below is not None and above is not None:
         share = below[1] / (below[1] - above[1])
-        # Away from both ends, so that each try narrows even a leap.
+        # Not too close to either end: the interval must shrink even if the rate jumps inside it.
         return below[0] + min(0.9, max(0.1, share)) * (above[0] - below[0])
-    logit, error = tried[-1]
+    logit, error = tries[-1]
     step = 1.0
-    if len(tried) > 1 and abs(error) < abs(tried[-2][1]):
-        # On along the line through the last two tries.
-        step = error / (tried[-2][1] - error) * abs(logit - tried[-2][0])
+    if len(tries) > 1 and abs(error) < abs(tries[-2][1]):
+        # Along the line through the last two tries.
+        step = error / (tries[-2][1] - error) * abs(logit - tries[-2][0])
     return logit - math.copysign(min(2.0, max(0.5, step)), error)

@@ -1,4 +1,4 @@
-"""From a router's gates to decisions: the threshold, the scale, and what stays decided."""
+"""From a router's gates to decisions: the threshold, the scale, and recomputation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from methods.core.routing.router import Context, Gate, Router
 
 
 class Decision(NamedTuple):
-    """What happens to one unit, each (B, T).
+    """What happens to one unit; each tensor is (B, T).
 
-    ``execute`` is bool. ``scale`` multiplies the branch that runs (None: 1). ``soft`` is the gate
-    that penalties see, in [0, 1] (None where nothing is trained). ``dense``: the branch runs for
-    every token and is multiplied by ``scale``, which is 0 where it is skipped: a straight-through
-    gradient needs what a skipped branch would have said.
+    ``execute``, bool: which tokens execute the unit.
+    ``scale``: multiplies the update, of the unit or of its alternative; None: 1.
+    ``soft``: the gate that penalties see, in [0, 1]; None where nothing is trained.
+    ``dense``: the unit runs for every token and is multiplied by ``scale``, which is 0 where it is
+    skipped. A straight-through gradient needs the update that was skipped.
     """
 
     execute: Tensor
@@ -28,29 +29,30 @@ class Decision(NamedTuple):
 
 
 class Decider:
-    """Asks a router about the units of one forward pass.
+    """Decides the units of one forward pass by the gates of a router.
 
-    A layer that runs again does what its first pass decided: a recomputed gate may round to the
-    other side of the threshold, and numbers of rows follow from a decision.
+    A layer that is recomputed must decide as it did in the forward pass. A recomputed gate can
+    round to the other side of the threshold; then the number of executing tokens would differ, and
+    with it the shapes of tensors. So the first decision about a unit is stored.
 
     Args:
         router: Of the model.
-        at: Of the pass.
-        forced: Decisions (B, T) by unit that take the place of the router's; None: none do.
-        recomputes: Whether layers run again in the backward pass.
+        at: Progress and noise of the pass.
+        forced: Decisions (B, T) by unit, in place of the router's; None: the router decides.
+        recomputes: Whether layers are recomputed in the backward pass.
     """
 
     def __init__(
         self, router: Router, at: Context, forced: Sequence[Tensor] | None, recomputes: bool
     ) -> None:
         self.router, self.at, self.forced = router, at, forced
-        # Unit -> who executed in the first pass (B, T); None where there is but one.
-        self.first: dict[int, Tensor] | None = {} if recomputes else None
+        # Unit -> the first decision (B, T); None where no layer is recomputed.
+        self.first_decisions: dict[int, Tensor] | None = {} if recomputes else None
 
     def decide(
         self, index: int, block_input: Tensor, post_attention: Tensor | None, state: Any
     ) -> tuple[Decision, Any]:
-        """The decision about unit ``index`` and the state behind it; arguments as of a gate."""
+        """The decision about unit ``index``, and the next state; see :meth:`Router.gate`."""
         arguments = (index, block_input, post_attention, state, self.at)
         if self._recomputes_gates(block_input):
             gate, state = recompute_gate(self.router, *arguments)
@@ -59,21 +61,29 @@ class Decider:
         return self._decision(index, gate), state
 
     def _recomputes_gates(self, hidden: Tensor) -> bool:
-        """On a GPU, where memory is dearer than a gate; unless the whole layer is recomputed."""
+        """Whether only the gate is recomputed: on a GPU, if the whole layer is not recomputed.
+
+        There a heavy gate takes more memory than it is worth.
+        """
         heavy = self.router.heavy and hidden.is_cuda and torch.is_grad_enabled()
-        return heavy and self.first is None
+        return heavy and self.first_decisions is None
 
     def _decision(self, index: int, gate: Gate) -> Decision:
         forced = None if self.forced is None else self.forced[index]
-        own = self._executes(gate)
-        decision = decision_of(gate, self._settle(index, own if forced is None else forced))
+        execute = self._first(index, self._thresholded(gate) if forced is None else forced)
+        decision = decision_of(gate, execute)
         return decision if forced is None else Decision(forced, None, decision.soft)
 
-    def _settle(self, index: int, execute: Tensor) -> Tensor:
-        """Who executes unit ``index``: what its first pass decided, or now ``execute``."""
-        return execute if self.first is None else self.first.setdefault(index, execute)
+    def _first(self, index: int, execute: Tensor) -> Tensor:
+        """The first decision about unit ``index`` (B, T); ``execute`` if this is the first."""
+        return (
+            execute
+            if self.first_decisions is None
+            else self.first_decisions.setdefault(index, execute)
+        )
 
-    def _executes(self, gate: Gate) -> Tensor:
+    def _thresholded(self, gate: Gate) -> Tensor:
+        """Which tokens execute a unit (B, T), by its gate alone."""
         if gate.execute is not None:
             return gate.execute
         assert gate.value is not None, "a gate has a value, or says who executes"
@@ -83,12 +93,12 @@ class Decider:
 
 
 def decision_of(gate: Gate, execute: Tensor) -> Decision:
-    """The decision of a gate once it is known who executes (B, T)."""
+    """The decision that follows from a gate and from ``execute`` (B, T), who runs the unit."""
     if isinstance(gate.scale, Tensor):
         return Decision(execute, gate.scale, gate.value)
     if gate.scale == "none":
         return Decision(execute, None, gate.value)
-    assert gate.value is not None, "what scales a branch is the gate's value"
+    assert gate.value is not None, "a gate that scales has a value"
     if gate.scale == "gate":
         return Decision(execute, torch.where(execute, gate.value, 1 - gate.value), gate.value)
     hard = execute.to(gate.value.dtype) - gate.value.detach() + gate.value
@@ -103,15 +113,15 @@ def recompute_gate(
     state: Any,
     at: Context,
 ) -> tuple[Gate, Any]:
-    """:meth:`Router.gate` to the bit, run again in the backward pass.
+    """:meth:`Router.gate`, recomputed in the backward pass; the result is the same to the bit.
 
-    Until then it keeps its arguments and what it adds to the state: with HeRo half a KB per token
-    and unit at M = 64, where a gate as it is keeps 58 KB at D = 4096.
+    Until then only its arguments and the new parts of the state are stored. For HeRo with M = 64
+    and D = 4096 these are half a KB per token and unit; a gate that is not recomputed stores 58 KB.
     """
 
-    def run(before: Any, hidden: Tensor, mixed: Tensor | None) -> tuple[Gate, Any]:
-        gate, after = router.gate(index, hidden, mixed, before, at)
-        return gate, copy_parts(after, before, hidden, mixed)
+    def run(before: Any, hidden: Tensor, states: Tensor | None) -> tuple[Gate, Any]:
+        gate, after = router.gate(index, hidden, states, before, at)
+        return gate, copy_parts(after, before, hidden, states)
 
     result: tuple[Gate, Any] = recompute(
         run, state, block_input, post_attention, preserve_rng_state=False

@@ -1,9 +1,8 @@
-"""Greedy decoding in which every step is the same work on the same addresses.
+"""Greedy decoding in which every step does the same work on the same addresses.
 
-A static cache holds keys and values, buffers hold the token, its place and what it can see; a
-routed model takes its decisions on the device. So a step asks the host for nothing, and on a GPU
-the whole of it is one CUDA graph that is captured once and replayed. Elsewhere the same step runs
-eagerly.
+Keys and values are in a static cache. The token, its place and its mask are in fixed buffers. A
+routed model decides on the device. So a step needs nothing from the host, and on a GPU it is one
+CUDA graph, which is captured once and replayed. Elsewhere the same step runs eagerly.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from methods.core.model.backbone import attention_kinds
 from methods.core.routing.caches import StaticEvictingCache
 from methods.core.routing.routed import router_of
 
-# Steps between two looks of the host at who has ended.
+# Steps after which the host looks whether all sequences have ended.
 LOOKS = 16
 
 
@@ -31,17 +30,17 @@ class StaticDecoder:
         model: Dense, narrowed, shallower or routed causal LM in eval mode.
         sequences: B.
         capacity: Tokens that the cache holds per sequence, pads and new ones included.
-        graph: Whether steps are a CUDA graph; None: where the model is on a GPU.
-        forced: Whether steps take their decisions from ``gates`` in place of the router's.
+        graph: Whether steps are a CUDA graph; None: if the model is on a GPU.
+        forced: Whether decisions of steps come from ``gates``, not from the router.
 
     Raises:
-        ValueError: Layers see a window shorter than ``capacity``, or a graph is asked for without
-            a GPU.
+        ValueError: Layers have an attention window shorter than ``capacity``, or a graph is asked
+            for without a GPU.
 
     Attributes:
-        token: The latest tokens (B, 1); a step reads it and puts the next there.
+        token: The latest tokens (B, 1); a step reads them and writes the next ones.
         logits: Of the latest step (B, V).
-        gates: Decisions (B, U, 1), bool, where they are forced; else None.
+        gates: Forced decisions (B, U, 1), bool; None where the router decides.
     """
 
     def __init__(
@@ -74,9 +73,9 @@ class StaticDecoder:
         self.logits = torch.zeros(
             sequences, model.config.vocab_size, dtype=model.dtype, device=device
         )
-        # Of the token: its position in the text, its column in the cache, and what attention adds
-        # to its scores: 0 on the columns it sees, else -inf. Of a boolean mask each layer would
-        # make its own.
+        # Of the token: its position in the text, its column in the cache, and its mask, which is 0
+        # on the columns that it reads, else -inf. From a boolean mask each layer would make such a
+        # mask again.
         self._positions = torch.zeros_like(self.token)
         self._column = torch.zeros(1, dtype=torch.int64, device=device)
         self._mask = torch.zeros(sequences, 1, 1, columns, dtype=model.dtype, device=device)
@@ -91,7 +90,7 @@ class StaticDecoder:
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, mask: Tensor | None = None, **extra: Any) -> None:
-        """Start anew behind prompts; ``token`` is then the first new one.
+        """Start anew with prompts; ``token`` is then the first new token.
 
         Args:
             ids: Prompts (B, T), padded on the left.
@@ -123,31 +122,35 @@ class StaticDecoder:
         self._take(output.logits)
 
     def step(self) -> None:
-        """Feed ``token``; ``logits`` and ``token`` are those behind it.
+        """Run the model on ``token``; then ``logits`` and ``token`` are the next ones.
 
-        Nothing checks the room: at most ``capacity`` minus the length of the prompts steps.
+        The room in the cache is not checked: take at most ``capacity`` - length of the prompts
+        steps.
         """
         if not self.captures:
             self._step()
             return
         if self._graph is None:
             with torch.cuda.device(self.model.device):
-                self._graph = self._captured()
+                self._graph = self._capture()
         self._graph.replay()
 
     def mark(self) -> Callable[[], None]:
-        """What takes back every step from here on; the next one writes over what they stored."""
-        carried = [self.token, self.logits, self._positions, self._column, self._mask]
-        # What the layers of the cache count their columns by, on the device.
-        layers: list[Any] = self.cache.layers
-        carried += [layer.cumulative_length for layer in layers]
-        kept = [tensor.clone() for tensor in carried]
+        """A function that takes back all steps after this call.
 
-        def back() -> None:
-            for tensor, value in zip(carried, kept, strict=True):
+        It leaves their keys and values in the cache; the next steps write over them.
+        """
+        buffers = [self.token, self.logits, self._positions, self._column, self._mask]
+        # The numbers of columns in use, which the layers of the cache count on the device.
+        layers: list[Any] = self.cache.layers
+        buffers += [layer.cumulative_length for layer in layers]
+        copies = [tensor.clone() for tensor in buffers]
+
+        def take_back() -> None:
+            for tensor, value in zip(buffers, copies, strict=True):
                 tensor.copy_(value)
 
-        return back
+        return take_back
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -164,25 +167,28 @@ class StaticDecoder:
         self.logits.copy_(logits[:, -1])
         self.token.copy_(self.logits.argmax(dim=-1, keepdim=True))
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        """The step as a graph; trial runs before it leave no trace."""
-        back = self.mark()
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """The step as a graph; the trial runs before the capture are taken back."""
+        take_back = self.mark()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
                 self._step()
-                back()
+                take_back()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._step()
-        back()
+        take_back()
         return graph
 
 
 def columns_for(capacity: int, on_gpu: bool) -> int:
-    """Columns of a cache for so many tokens: on a GPU attention copies masks of other widths."""
+    """Columns of a cache for ``capacity`` tokens; on a GPU a multiple of 8.
+
+    There attention copies masks of other widths in every layer.
+    """
     return capacity + -capacity % 8 if on_gpu else capacity
 
 
@@ -194,42 +200,43 @@ def generate(
     new_tokens: int = 128,
     graph: bool | None = None,
 ) -> Tensor:
-    """The tokens of ``model.generate(ids, attention_mask=mask, do_sample=False)``, step by step.
+    """The same tokens as ``model.generate(ids, attention_mask=mask, do_sample=False)``.
 
-    Settings of the model's ``generation_config`` other than its end and pad tokens do not enter.
+    Of the model's ``generation_config`` only the end tokens and the pad token are used.
 
     Args:
         model: As in :class:`StaticDecoder`.
         ids: Prompts (B, T), padded on the left.
         mask: 1 on tokens, 0 on pads (B, T); None: no pads.
-        new_tokens: At most so many are added.
+        new_tokens: Most new tokens per sequence.
         graph: As in :class:`StaticDecoder`.
 
     Returns:
-        Prompts and what follows (B, T + n); behind its end token a sequence is padded.
+        Prompts and new tokens (B, T + n); after its end token a sequence is padded.
     """
     if new_tokens < 1:
         raise ValueError(f"new_tokens is {new_tokens}, must be positive")
     decoder = StaticDecoder(model, len(ids), ids.shape[1] + new_tokens, graph)
     ends = _ends(model)
     stops = torch.tensor(ends, dtype=torch.int64, device=ids.device)
-    settings = model.generation_config.pad_token_id
-    pad = settings if settings is not None else (ends[0] if ends else 0)
+    pad = model.generation_config.pad_token_id
+    if pad is None:
+        pad = ends[0] if ends else 0
     decoder.prefill(ids, mask)
     ended = torch.zeros_like(decoder.token, dtype=torch.bool)
-    found = list[Tensor]()
+    tokens = list[Tensor]()
     for number in range(new_tokens):
         if number > 0:
             decoder.step()
         decoder.token.masked_fill_(ended, pad)
-        found.append(decoder.token.clone())
+        tokens.append(decoder.token.clone())
         ended |= torch.isin(decoder.token, stops)
         if number % LOOKS == LOOKS - 1 and bool(ended.all()):
             break
-    new = torch.cat(found, dim=1)
-    # The host looked late: as many columns as the longest sequence has tokens.
-    after = torch.isin(new, stops).cumsum(dim=1) - torch.isin(new, stops).long()
-    return torch.cat([ids, new[:, : int((after == 0).sum(dim=1).max())]], dim=1)
+    new = torch.cat(tokens, dim=1)
+    # The host may have looked late: cut to the longest sequence, which ends with its end token.
+    ends_before = torch.isin(new, stops).cumsum(dim=1) - torch.isin(new, stops).long()
+    return torch.cat([ids, new[:, : int((ends_before == 0).sum(dim=1).max())]], dim=1)
 
 
 def _ends(model: PreTrainedModel) -> Sequence[int]:

@@ -1,9 +1,8 @@
-"""Running one of two branches per token, for real.
+"""Run a unit for the tokens that execute it, and its alternative for the others.
 
-``dispatch`` sorts the tokens of a routed unit into those that execute and those that do not, runs
-each branch on its own contiguous slice and scatters the results back once. ``dispatch_masked``
-runs both branches on everything and selects: never faster than dense, kept as the truth that the
-tests compare with.
+``dispatch`` sorts the tokens, runs each branch on its own contiguous slice, and puts the results
+back in one step. ``dispatch_masked`` runs both branches on all tokens and selects. It is never
+faster than the dense model; tests compare ``dispatch`` with it.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ def dispatch(
     alternative: Branch | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """``scale * branch(row)`` where ``execute``, else ``scale * alternative(row)`` (or zero).
+    """``scale * branch(row)`` where ``execute``, else ``scale * alternative(row)``, or zero.
 
     Args:
         rows: Inputs (N, D).
         execute: Decisions (N,), bool.
         branch: The dense unit; maps (n, D) to (n, D), row by row.
-        alternative: What runs instead; None means nothing, the update is zero.
-        scale: Factors (N,) of whichever branch runs; None means 1.
+        alternative: What runs where the unit is skipped; None: nothing, the update is zero.
+        scale: Factors (N,) of the update, whichever branch it is from; None: 1.
 
     Returns:
-        Updates (N, D). One transfer to the host per call: the number of executing rows.
+        Updates (N, D). The host waits once for the device: it needs the number of executing rows.
     """
     executing = int(execute.sum())
     learns = torch.is_grad_enabled()
@@ -46,23 +45,23 @@ def dispatch(
     if alternative is None:
         order = order[:executing]
     else:
-        # Where gradients flow both branches run even on zero rows: the graph does not depend on the
+        # With gradients both branches run, even on no rows, so that the graph is the same for all
         # decisions.
         update = torch.cat([update, alternative(rows[order[executing:]]).to(update.dtype)])
     update = scaled(update, None if scale is None else scale[order])
-    # Rows are unique, so index_copy needs no atomics and is deterministic in both directions.
+    # No row occurs twice, so index_copy is deterministic, in the backward pass as well.
     return update.new_zeros(rows.shape).index_copy(0, order, update)
 
 
 def executing_first(execute: Tensor, executing: Tensor | int) -> Tensor:
-    """Places (N,) of the executing rows, then of the others, each in their order.
+    """Places (N,) of the executing rows, then of the others, both in their order.
 
     Args:
         execute: Decisions (N,), bool.
-        executing: Their number, on the host or on the device.
+        executing: Number of executing rows, on the host or on the device.
     """
     index = torch.arange(len(execute), device=execute.device)
-    # Rank among the executing rows, or behind them among the others: a permutation of 0..N-1.
+    # The new place of each row: a permutation of 0..N-1, without a sort.
     ahead = execute.cumsum(0)
     position = torch.where(execute, ahead - 1, executing + index - ahead)
     return torch.empty_like(index).scatter_(0, position, index)
@@ -75,11 +74,11 @@ def dispatch_masked(
     alternative: Branch | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """The same function of the same arguments as :func:`dispatch`, computed without sorting."""
+    """The same result as that of :func:`dispatch`, computed without sorting."""
     other = torch.zeros_like(rows) if alternative is None else alternative(rows)
     return scaled(torch.where(execute[:, None], branch(rows), other), scale)
 
 
 def scaled(update: Tensor, scale: Tensor | None) -> Tensor:
-    """The update (..., D) by its scale (...), in the update's dtype; None means 1."""
+    """The update (..., D) times its scale (...), in the update's dtype; None: 1."""
     return update if scale is None else update * scale[..., None].to(update.dtype)

@@ -1,9 +1,9 @@
-"""Blocks that a token skips without a trace: no key, no value, nothing for later tokens to read.
+"""Evicting layers: a token that skips one leaves no key and value there for later tokens.
 
-Without gradients the tokens that execute are gathered and the whole layer runs on them alone;
-the cache of such a layer holds their keys and values only. With gradients every token runs and
-the attention weights are multiplied by the gate of the key and normalised again, so that a gate
-learns from what later tokens miss. Both forms give the same numbers up to ``EPS``.
+Without gradients the executing tokens are gathered, the whole layer runs on them alone, and its
+cache holds only their keys and values. With gradients every token runs; attention weights are
+multiplied by the gate of the key and normalised again, so that a gate learns what later tokens
+lose without the key. Both forms give the same numbers up to ``EPS``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from methods.core.routing.decisions import Decision
 from methods.kernels.choose import one_token
 
 IMPLEMENTATION = "skipbench_key_weights"
-# Of the sum that normalises again (D-LLM's code).
+# Added to the sum that weights are divided by, as in D-LLM's code.
 EPS = 1e-6
 
 
@@ -35,33 +35,34 @@ def attend_with_key_weights(
     attention_mask: Tensor | None,
     key_weights: Tensor | None = None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention whose weights are multiplied by ``key_weights`` (B, K) and normalised again.
 
-    Without them it is the library's sdpa attention. Shapes as in transformers' AttentionInterface:
-    query (B, H, T, d), key and value (B, H_kv, K, d); returns (B, T, H, d) and no weights.
+    Without ``key_weights`` it is the library's sdpa attention. Signature and shapes are those of
+    transformers' AttentionInterface: query (B, H, T, d), key and value (B, H_kv, K, d); returns
+    (B, T, H, d) and no weights.
 
-    sum_k w_k g_k v_k / (sum_k w_k g_k + EPS): one call of the fused attention reads both sums, of
-    values g_k v_k with a column g_k behind them, so that neither pass holds T x K numbers. Zeros
-    make queries, keys and values of one width that its kernels accept.
+    The result is sum_k w_k g_k v_k / (sum_k w_k g_k + EPS). One call of the fused attention gives
+    both sums: its values are g_k v_k with g_k as one more column. So neither the forward nor the
+    backward pass holds T x K numbers. Columns of zeros bring queries, keys and values to a width
+    that the kernels accept.
     """
     if key_weights is None:
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
     width, gates = value.shape[-1], key_weights[:, None, :, None]
-    # In the precision of the gates, whose gradients are summed over heads; 16 bits come last.
+    # Products are formed in the precision of the gates, whose gradients are summed over heads.
     weighted = torch.cat([value * gates, gates.expand(*value.shape[:-1], 1)], dim=-1)
     spare = -(width + 1) % 8
     query, key = (pad(part, (0, spare + 1)) for part in (query, key))
-    read, _ = sdpa_attention_forward(
+    sums, _ = sdpa_attention_forward(
         module, query, key, pad(weighted.to(value.dtype), (0, spare)), attention_mask,
-        dropout=dropout, scaling=scaling or width**-0.5,
+        dropout=kwargs.get("dropout", 0.0), scaling=scaling or width**-0.5,
     )  # fmt: skip
-    read = read.to(weighted.dtype)
-    return (read[..., :width] / (read[..., width : width + 1] + EPS)).to(value.dtype), None
+    sums = sums.to(weighted.dtype)
+    return (sums[..., :width] / (sums[..., width : width + 1] + EPS)).to(value.dtype), None
 
 
 AttentionInterface.register(IMPLEMENTATION, attend_with_key_weights)
@@ -76,18 +77,18 @@ def evicting_block(
     decision: Decision,
     arguments: dict[str, Any],
 ) -> Tensor:
-    """One evicting block.
+    """Run one evicting layer.
 
     Args:
         layer: Decoder layer.
         number: Its 0-based place.
-        hidden: Residual stream at its input (B, T, D).
+        hidden: Hidden states at its input (B, T, D).
         valid: False on pads (B, T), which no token reads.
-        decision: Who executes; ``dense`` asks for the form with gradients.
+        decision: Which tokens execute it; if ``dense``, all run, for gradients.
         arguments: Of the layer: attention mask, positions, cache.
 
     Returns:
-        Residual stream behind the block (B, T, D); of a token that skips it: unchanged.
+        Hidden states after the layer (B, T, D), unchanged for tokens that skip it.
     """
     if decision.dense:
         assert decision.scale is not None
@@ -97,9 +98,9 @@ def evicting_block(
     if cache is not None and one_token(hidden):
         if not bool(decision.execute & valid):
             return hidden
-        # What was kept comes before it, without pads.
+        # All keys in the cache of this layer are earlier tokens, and none is a pad.
         after = layer(hidden, **arguments | {"attention_mask": None})
-        _note(cache, number, torch.full((1, 1), cache.get_seq_length() - 1))
+        _record(cache, number, torch.full((1, 1), cache.get_seq_length() - 1))
         return after
     chosen = executing(decision.execute & valid)
     if chosen.places.shape[1] == 0:
@@ -111,24 +112,24 @@ def evicting_block(
 def _narrowed(
     number: int, chosen: Executing, hidden: Tensor, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of the layer for the executing tokens; notes what its cache will hold."""
+    """The arguments of the layer for the executing tokens; records which keys its cache gets."""
     places, live = chosen
     batch, length = hidden.shape[:2]
     cache: EvictingCache | None = arguments["past_key_values"]
     positions = arguments["position_ids"].expand(batch, length)
-    # The first layer has stored this call's keys already.
+    # The sequence is as long as the cache of the first layer, which has this call's keys already.
     past = 0 if cache is None else cache.get_seq_length() - length
     queries = places + past
     keys = torch.where(live, queries, -1)
     document = (positions == 0).cumsum(dim=1).gather(1, places)
     mask = torch.ones(1, dtype=torch.bool, device=hidden.device)
     if cache is None:
-        # Packed documents end where positions start again.
+        # Tokens of packed documents read their own document alone.
         mask = document[:, :, None] == document[:, None, :]
     else:
-        keys = _note(cache, number, keys)
+        keys = _record(cache, number, keys)
     mask = mask & (keys[:, None, :] >= 0) & (keys[:, None, :] <= queries[:, :, None])
-    # A padded query may read anything: a row without keys would be NaN.
+    # Padding among the queries reads every key: a query without keys would give NaN.
     mask = mask | ~live[:, :, None]
     cosine, sine = arguments["position_embeddings"]
     return arguments | {
@@ -138,8 +139,8 @@ def _narrowed(
     }
 
 
-def _note(cache: EvictingCache, number: int, keys: Tensor) -> Tensor:
-    """The columns (B, P) of what a layer holds, those of this call's keys (B, m) behind them."""
+def _record(cache: EvictingCache, number: int, keys: Tensor) -> Tensor:
+    """Record this call's keys (B, m) of a layer; returns the columns of all its keys (B, P)."""
     stored = cache.columns.get(number, keys[:, :0])
     cache.columns[number] = torch.cat([stored, keys], dim=1)
     return cache.columns[number]

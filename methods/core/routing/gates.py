@@ -1,7 +1,8 @@
 """Binary gates that are sampled in training: Gumbel-softmax with a straight-through gradient.
 
-With two components z_execute, z_skip and Gumbel noise on both, only differences matter, and the
-difference of two Gumbel variables is a logistic one. So for d = z_execute - z_skip and logistic G:
+Each gate has two logits, z_execute and z_skip, with Gumbel noise on both. Only their difference
+matters, and the difference of two Gumbel variables is logistic. So with d = z_execute - z_skip and
+logistic noise G:
 
     y = softmax((z + noise) / T)_execute = sigmoid((d + G) / T),  execute where y >= 1/2
 """
@@ -22,13 +23,13 @@ def logistic_noise(units: int, tokens: Tokens, at: Context) -> Tensor | None:
     if at.generator is None:
         return None
     batch, length = tokens.valid.shape
-    # Drawn on the CPU, so that a GPU meets the same noise.
+    # Drawn on the CPU, so that a run on a GPU gets the same noise.
     uniform = torch.rand(batch, units, length, generator=at.generator, dtype=torch.float64)
     return _logit(uniform).to(tokens.valid.device, non_blocking=True)
 
 
 def hashed_noise(seed: int, units: int, tokens: Tokens) -> Tensor:
-    """Noise (B, U, T) from a hash: the same in a cached and in a full forward.
+    """Noise (B, U, T) from a hash of each token: the same with and without a cache.
 
     Raises:
         ValueError: The tokens have no ids.
@@ -39,18 +40,18 @@ def hashed_noise(seed: int, units: int, tokens: Tokens) -> Tensor:
 
 
 def sampled(difference: Tensor, noise: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Who executes (B, T) in a training pass, and y (B, T).
+    """Decisions (B, T) of a training pass, and y (B, T).
 
     Args:
-        difference: z_execute - z_skip (B, T), float32.
-        noise: Logistic (B, T).
-        temperature: T; it moves y, never the decision.
+        difference: d = z_execute - z_skip (B, T), float32.
+        noise: Logistic noise G (B, T).
+        temperature: T; it changes y, but no decision.
     """
     return difference + noise >= 0, torch.sigmoid((difference + noise) / temperature)
 
 
 def thresholded(difference: Tensor, threshold: float) -> Tensor:
-    """Who executes outside training: sigmoid(difference) >= threshold; a tie executes."""
+    """Decisions outside training: sigmoid(difference) >= threshold; a tie executes."""
     return difference >= math.log(threshold / (1 - threshold))
 
 

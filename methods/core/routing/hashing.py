@@ -1,4 +1,4 @@
-"""Random numbers that depend on nothing but their arguments: the same in every batch and cache."""
+"""Random numbers that follow from a token alone: the same in any batch, with and without cache."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def uniform_hash(seed: int, lanes: Sequence[int], positions: Tensor, ids: Tensor
 
     Args:
         seed: Of the run.
-        lanes: Which independent draws of a token (U,); numbers of layers or units.
+        lanes: Numbers of U independent draws per token, such as numbers of layers or units.
         positions: (B, T) int64.
         ids: Token ids (B, T) int64.
 
     Returns:
-        (B, U, T) float64; chained rounds of the splitmix64 finaliser, 53 bits kept.
+        (B, U, T) float64: the upper 53 bits of chained rounds of the splitmix64 finaliser.
     """
     mixed = torch.full_like(ids, seed)[:, None]
-    # Filled on the device: a CUDA graph may hold no copy from the host.
+    # Filled on the device: a CUDA graph must not copy from the host.
     units = torch.cat([ids.new_full((1, 1), lane) for lane in lanes])
     for part in (units, positions[:, None], ids[:, None]):
         mixed = _splitmix(mixed ^ _splitmix(part))
@@ -29,7 +29,7 @@ def uniform_hash(seed: int, lanes: Sequence[int], positions: Tensor, ids: Tensor
 
 
 def _splitmix(x: Tensor) -> Tensor:
-    """The splitmix64 finaliser on int64, whose products wrap as unsigned ones do."""
+    """The splitmix64 finaliser on int64; products wrap as unsigned ones do."""
     x = x + _signed(0x9E3779B97F4A7C15)
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)

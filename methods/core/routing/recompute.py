@@ -1,4 +1,11 @@
-"""Parts of a forward pass that run again in the backward pass, and what they keep until then."""
+"""Recomputation: parts of a forward pass that the backward pass runs again, to save memory.
+
+A part that is recomputed stores its inputs and frees everything else. One of the inputs is the
+router's state, which can be large too. So a state exists in two forms. The full form holds every
+tensor. The reduced form leaves out tensors that follow from others (:class:`Derived`). The forward
+pass computes with the full form and stores the reduced one; the backward pass starts from the
+reduced form and computes the rest again.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +18,15 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Derived:
-    """A tensor of a router's state that follows from others, which are kept in any case.
+    """A tensor in a router's state that follows from other tensors, which are stored anyway.
 
-    Until a layer runs again its state keeps those others alone. Without gradients nothing runs
-    again, and they are let go.
+    Its reduced form holds no value. Without gradients nothing is recomputed, so the arguments are
+    not stored.
 
     Args:
-        function: Makes the tensor.
-        of: Its arguments.
-        value: What it has made; None: not yet.
+        function: Computes the tensor.
+        of: Arguments of the function.
+        value: The tensor; None: it is computed when it is needed.
     """
 
     def __init__(
@@ -29,51 +36,57 @@ class Derived:
         self._of = of if torch.is_grad_enabled() else ()
 
     def get(self) -> Tensor:
-        """The tensor."""
+        """The tensor, computed now if there is no value."""
         return self._function(*self._of) if self._value is None else self._value
 
     def reduced(self) -> Derived:
-        """Without the value."""
+        """The same tensor in its reduced form."""
         return Derived(self._function, *self._of)
 
 
 def recompute(
     function: Callable[..., Any], state: Any, *arguments: Any, preserve_rng_state: bool = True
 ) -> Any:
-    """``function(state, *arguments)``, whose insides the backward pass makes again.
+    """``function(state, *arguments)``, recomputed in the backward pass.
 
-    The first call makes the graph and takes the whole state along; later ones make values from the
-    reduced state, which is all that is kept.
+    Args:
+        function: What to run; its first call gets the full state, later calls the reduced one.
+        state: Of the router, full.
+        arguments: Further arguments of the function.
+        preserve_rng_state: Whether the function draws random numbers.
     """
-    states = [_mapped(lambda part: part.reduced() if isinstance(part, Derived) else part, state)]
-    states.append(state)
+    reduced = _mapped(lambda part: part.reduced() if isinstance(part, Derived) else part, state)
+    # The full state is popped by the first call, so that nothing holds it until the backward pass.
+    states = [reduced, state]
 
-    def run(*given: Any) -> Any:
-        return function(states.pop() if len(states) > 1 else states[0], *given)
+    def run(*inputs: Any) -> Any:
+        return function(states.pop() if len(states) > 1 else reduced, *inputs)
 
     return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
 def copy_parts(state: Any, *before: Any) -> Any:
-    """The state with copies of new tensors that would keep alive what they are a part of.
+    """The state, where new views of larger tensors are copied.
+
+    A view holds the whole memory of the tensor that it is a part of.
 
     Args:
-        state: Tensors, tuples of them and others.
-        before: What is not new.
+        state: Tensors, tuples of them and other values.
+        before: Values that existed before, and that are stored anyway.
     """
     known = set[int]()
     _mapped(lambda part: known.add(id(part)), before)
 
-    def alone(part: Any) -> Any:
+    def copied(part: Any) -> Any:
         if not isinstance(part, Tensor) or id(part) in known or not part._is_view():
             return part
         return part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
 
-    return _mapped(alone, state)
+    return _mapped(copied, state)
 
 
 def _mapped(function: Callable[[Any], Any], part: Any) -> Any:
-    """A state whose parts, however deep in tuples, went through the function."""
+    """The result of the function for every part of a state, at any depth of its tuples."""
     if not isinstance(part, tuple):
         return function(part)
     parts = [_mapped(function, each) for each in part]

@@ -1,4 +1,4 @@
-"""What a routing method gives to the core: units, and a router that decides them per token."""
+"""What a routing method gives to the core: its units, and a router that gates them per token."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Unit(NamedTuple):
 
     ``layer`` is 0-based; ``parameters`` counts the dense parameters that do not run when skipped.
     ``kind``:
-        ``"attention"``: the token reads nothing, yet leaves its key and value for later tokens.
+        ``"attention"``: a token that skips it still leaves its key and value for later tokens.
         ``"ffn"``: the feed-forward network.
-        ``"block"``: the whole layer; key and value are left.
-        ``"evicting"``: the whole layer; no later token sees the token there.
+        ``"block"``: the whole layer; a token that skips it still leaves its key and value.
+        ``"evicting"``: the whole layer; a token that skips it leaves nothing, so no later token
+        reads it there.
     """
 
     layer: int
@@ -34,18 +35,18 @@ class Unit(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """What a router says about one unit, each (B, T).
+    """What a router says about one unit; each tensor is (B, T).
 
-    ``value`` is the gate, in [0, 1], which penalties see: the token executes where it reaches the
-    router's ``threshold``. None where nothing is trained; then ``execute`` says who runs.
-    ``scale`` says what multiplies the branch that runs:
+    ``value`` is the gate, in [0, 1], which penalties see. A token executes the unit where its gate
+    reaches the router's ``threshold``. None where nothing is trained; then ``execute`` decides.
+    ``scale`` says what multiplies the update:
         ``"none"``: nothing.
-        ``"gate"``: the gate where the unit executes, one minus the gate where it is skipped and
-            something else runs.
-        ``"straight-through"``: one where the unit executes, zero where it is skipped, with the
-            gradient of the gate. The unit then runs for every token; penalties see the same.
-        factors (B, T), where it is none of these.
-    ``execute``, bool: who executes, where another rule than the threshold decides.
+        ``"gate"``: the gate for tokens that execute the unit; one minus the gate for tokens that
+            skip it, whose update is that of the alternative.
+        ``"straight-through"``: one for tokens that execute the unit, zero for the others, with the
+            gradient of the gate. The unit then runs for every token, and penalties see this scale.
+        a tensor: these factors.
+    ``execute``, bool: the decisions, where another rule than the threshold makes them.
     """
 
     value: Tensor | None = None
@@ -54,10 +55,10 @@ class Gate(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What is known of the tokens of one forward pass, each (B, T).
+    """The tokens of one forward pass; each tensor is (B, T).
 
-    ``ids`` are token ids (None when embeddings were given), ``positions`` count from 0 within a
-    sequence whatever the padding, ``valid`` is False on pads.
+    ``ids`` are token ids, None where the call has embeddings in their place. ``positions`` count
+    the tokens of a sequence from 0, without pads. ``valid`` is False on pads.
     """
 
     ids: Tensor | None
@@ -67,13 +68,13 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """What a forward pass knows beside its tokens.
+    """What a router may use beside the tokens of a forward pass.
 
     Args:
         progress: Of training, in [0, 1]; 1 outside training.
-        generator: Of the step's noise; None outside training.
-        answers: Weight (B, T) of each position whose output is scored, 0 on prompts; None where
-            nobody tells the two apart.
+        generator: Of the noise of this pass; None outside training.
+        answers: Weight (B, T) of each answer token, 0 on prompt tokens; None where it is not known
+            which tokens are answer tokens.
     """
 
     progress: float = 1.0
@@ -82,20 +83,20 @@ class Context:
 
 
 class Router(nn.Module, ABC):
-    """Decides per token which units run. Holds every parameter that routing adds.
+    """Gives each token a gate for each unit, and holds every parameter that routing adds.
 
-    A router says a gate for each unit, in the order of ``units``, and hands a state on from one to
-    the next. Thresholds, scales and what runs again in the backward pass are the core's.
+    The core asks for the gates in the order of ``units`` and hands the router's state on from one
+    to the next. Thresholds, scales and recomputation are the work of the core.
     """
 
     units: Sequence[Unit]
-    # Where a gate executes; one that is there is calibrated to the budget.
+    # The gate value from which a unit runs. A router that sets it is calibrated to the budget.
     threshold: float
     # Whether a gate that equals the threshold executes.
     ties_execute: ClassVar[bool] = True
-    # Whether a gate keeps more for the backward pass than on a GPU it is worth.
+    # Whether a gate stores so much for the backward pass that a GPU recomputes it instead.
     heavy: ClassVar[bool] = False
-    # Whether one set of matrices decides every unit, and so runs once for each.
+    # Whether all units use the same matrices, which then run once per unit.
     shared: ClassVar[bool] = False
 
     @property
@@ -105,11 +106,12 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
-        """The routing state before the first unit; ``hidden`` (B, T, D) are the embeddings.
+        """The state before the first unit; ``hidden`` (B, T, D) are the embeddings.
 
-        The state is a tensor, None, or a tuple of such (large ones that follow from others may be
-        ``Derived``), or, where nothing is trained, any object: one forward pass owns it. Noise is
-        drawn here, from ``at.generator``, and never in a gate.
+        The state belongs to one forward pass. It is a tensor, None, or a tuple of these; a large
+        tensor that follows from others may be ``Derived``. If nothing is trained it may be any
+        object. Noise is drawn here, from ``at.generator``, and never in a gate: a gate may be
+        recomputed, and would then draw other noise.
         """
 
     @abstractmethod
@@ -124,25 +126,25 @@ class Router(nn.Module, ABC):
         """The gate of unit ``index``, and the state for the next one.
 
         Args:
-            index: Position in ``units``.
-            block_input: Residual stream at the layer's input (B, T, D).
-            post_attention: Residual stream behind attention (B, T, D) for an FFN unit; None for
-                the others, which are decided before attention runs.
-            state: What ``start`` or the previous call returned.
+            index: Place of the unit in ``units``.
+            block_input: Hidden states at the layer's input (B, T, D).
+            post_attention: Post-attention states (B, T, D) for an FFN unit; None for the others,
+                which are decided before attention runs.
+            state: Result of ``start`` or of the previous call.
             at: Training progress, and which tokens are answer tokens.
         """
 
     def alternative(self, index: int) -> Branch | None:
-        """What runs instead of the FFN unit ``index``, (n, D) to (n, D); None means nothing."""
+        """What runs in place of the FFN unit ``index``, (n, D) to (n, D); None: nothing."""
         return None
 
     def alternatives(self) -> list[nn.Module]:
-        """The modules among what runs instead of a unit."""
+        """The alternatives that are modules."""
         branches = map(self.alternative, range(len(self.units)))
         return [branch for branch in branches if isinstance(branch, nn.Module)]
 
     def _apply(self, fn: Change, recurse: bool = True) -> Router:
-        """Convert and move: alternatives follow the backbone, what decides stays in 32 bits."""
+        """Convert and move; alternatives get the backbone's dtype, the rest stays in 32 bits."""
         for branch in self.alternatives():
             branch._apply(fn)
         super()._apply(without_narrowing(fn), recurse)
@@ -150,10 +152,10 @@ class Router(nn.Module, ABC):
 
 
 def without_narrowing(change: Change) -> Change:
-    """What moves tensors as ``change`` does, yet leaves numbers of 32 bits and more as they are.
+    """The same change, but numbers of 32 bits and more keep their dtype and only move.
 
     Args:
-        change: A conversion or a move, as modules apply to their tensors.
+        change: A conversion or a move that a module applies to its tensors.
     """
 
     def move(tensor: Tensor) -> Tensor:
@@ -170,11 +172,11 @@ def ffn_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
 
 
 def attention_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
-    """The attention of the layers ``which``: queries and output; keys and values always run."""
+    """The attention of the layers ``which``, without keys and values, which always run."""
     units = []
     for number in which:
         heads = attention(layers(model)[number])
-        units.append(Unit(number, "attention", count(heads) - _kept(heads)))
+        units.append(Unit(number, "attention", count(heads) - _key_value_parameters(heads)))
     return units
 
 
@@ -185,12 +187,12 @@ def module_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
 
 
 def block_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
-    """The layers ``which`` as a whole: all but the input norm, keys and values can be skipped."""
+    """The layers ``which`` as a whole, without input norm, keys and values, which always run."""
     units = []
     for number in which:
         layer = layers(model)[number]
-        kept = count(attention_norm(layer)) + _kept(attention(layer))
-        units.append(Unit(number, "block", count(layer) - kept))
+        always = count(attention_norm(layer)) + _key_value_parameters(attention(layer))
+        units.append(Unit(number, "block", count(layer) - always))
     return units
 
 
@@ -199,8 +201,8 @@ def evicting_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
     return [Unit(n, "evicting", count(layers(model)[n])) for n in which]
 
 
-def _kept(heads: nn.Module) -> int:
+def _key_value_parameters(heads: nn.Module) -> int:
     """Parameters of an attention that make keys and values."""
-    # Qwen3 norms its keys; the key norm runs with them.
+    # Qwen3 has a norm on its keys.
     names = [name for name in ("k_proj", "v_proj", "k_norm") if hasattr(heads, name)]
     return sum(count(getattr(heads, name)) for name in names)

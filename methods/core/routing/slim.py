@@ -18,15 +18,14 @@ NormPlace = Literal["before", "after"]
 class BottleneckHead(nn.Module):
     """r(z) = W_head W_dec tanh(RMSNorm(W_enc z)), without biases, (..., inputs) to (...).
 
-    Nothing stands between W_dec and W_head: together they are one vector, kept apart as in the
-    authors' checkpoint.
+    W_head W_dec is one vector in effect. There are two matrices as in the authors' checkpoint.
 
     Args:
         inputs: Width of z.
         hidden: Of the bottleneck.
         width: D, rows of W_dec.
         eps: Of the RMSNorm.
-        norm_place: ``"before"`` tanh, as in the checkpoint, or ``"after"``, as in the paper.
+        norm_place: ``"before"`` tanh, as in the checkpoint, or ``"after"`` it, as in the paper.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class BottleneckHead(nn.Module):
         self.head = nn.Linear(width, 1, bias=False)
 
     def forward(self, z: Tensor) -> Tensor:
-        """The logit of executing, before the initial bias."""
+        """The logit of executing the layer, without the initial bias."""
         inner = self.enc(z)
         before = self.norm_place == "before"
         inner = torch.tanh(self.norm(inner)) if before else self.norm(torch.tanh(inner))
@@ -49,10 +48,10 @@ class BottleneckHead(nn.Module):
 
 
 class SlimFFN(nn.Module):
-    """P(u) = W_up (SiLU(W_gate u) * (W_down u)): a SwiGLU of another width.
+    """P(u) = W_up (SiLU(W_gate u) * (W_down u)): a SwiGLU of smaller width.
 
-    W_up (D, width) starts as zero, so that a bypass starts as plain removal; W_gate and W_down
-    (width, D) as Kaiming.
+    W_up (D, width) starts as zero, so that at first a skipped unit has no update. W_gate and W_down
+    (width, D) start Kaiming-uniform.
     """
 
     def __init__(self, hidden_size: int, width: int) -> None:
@@ -63,7 +62,7 @@ class SlimFFN(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Normed states (n, D) to updates (n, D), in the dtype of the states."""
-        # On a 16-bit backbone the weights stay float32, for the optimizer.
+        # The weights are float32 in training, also on a 16-bit backbone.
         return self.matrices().update(rows)
 
     def matrices(self) -> AdapterWeights:
@@ -72,15 +71,15 @@ class SlimFFN(nn.Module):
 
 
 class SlimParams(Protocol):
-    """What a row says of its router; None: D / 16, at least 32, and F / 16."""
+    """The params of a row for its router."""
 
     @property
     def router_width(self) -> int | None:
-        """Of the heads' bottleneck."""
+        """Width of the heads' bottleneck; None: D / 16, at least 32."""
 
     @property
     def adapter_width(self) -> int | None:
-        """Of the slim FFNs."""
+        """Width of the slim FFNs; None: F / 16."""
 
     @property
     def initial_bias(self) -> float:
@@ -88,14 +87,14 @@ class SlimParams(Protocol):
 
 
 class SlimRouter(Router):
-    """A bottleneck head and a slim FFN of their own for every routed layer; a tie skips.
+    """Each routed layer has its own bottleneck head and slim FFN; a tie skips.
 
     Args:
         units: U units, one or two per routed layer.
         config: The backbone's: D, F, eps.
         params: Widths, and the bias that is added to every logit and not trained.
         seed: Of the initial values.
-        beside: What the heads read beside D numbers.
+        beside: How many numbers the heads read in addition to D.
         norm_place: Of the heads.
     """
 
@@ -130,5 +129,5 @@ class SlimRouter(Router):
             nn.init.zeros_(each.up.weight)
 
     def weight(self, block: int, z: Tensor) -> Tensor:
-        """Of routed layer ``block``: w = sigmoid(r(z) + initial bias), (B, T, inputs) to (B, T)."""
+        """The gate of routed layer ``block``: sigmoid(r(z) + initial bias); z (B, T, inputs)."""
         return torch.sigmoid(self.heads[block](z) + self.initial_bias)

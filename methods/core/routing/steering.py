@@ -1,4 +1,4 @@
-"""Meeting a skip budget in training: targets, weights of penalties, and shared penalties."""
+"""Meeting a budget in training: targets, weights of penalties, and penalties that rows share."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from torch import Tensor
 
 from methods.core.routing.router import Unit
 
-# First weight of a controlled penalty of HeRo's form: its paper's.
+# First weight of HeRo's penalty where a controller moves it; in the paper the weight stays so.
 START = 1e-3
 
 
 @dataclass
 class Target:
-    """A budget, corrected by what inference skips beside training.
+    """The skip rate for training to aim at: the budget, corrected by what inference skips.
 
-    What trains is not what is scored: texts differ, and sampled gates differ from decided ones. So
-    a few times the target is corrected by what the decisions of inference skip on probe texts;
-    otherwise the threshold alone would have to bring the budget.
+    Inference skips more or less than training: its texts differ, and its gates are not sampled. So
+    a few times in training the target is corrected by the skip rate of inference on probe texts.
+    Without that the threshold alone would have to bring the skip rate to the budget.
 
-    Training is seen as y, a smoothed skip rate: of the gates before the threshold at first, of the
-    decisions after ``ramp``, mixed linearly between. Decisions alone stay silent until gates cross
-    the threshold, by when they may have saturated where no gradient reaches them.
+    The skip rate of training is measured by a smoothed value y. At first it is the rate of the
+    gates before the threshold, after ``ramp`` that of the decisions, and between a linear mixture.
+    Decisions alone would be of no use at first: they do not change until gates cross the threshold,
+    and by then gates may be so close to 0 or 1 that no gradient reaches them.
 
     Args:
         budget: Fraction to skip.
-        ramp: Share of training until decisions count alone.
-        seen: y; None: nothing was observed.
-        correction: By how much inference on probe texts skips more than training.
+        ramp: Share of training after which y follows decisions alone.
+        seen: y; None before the first update.
+        correction: Skip rate of inference on probe texts, minus y.
     """
 
     budget: float
@@ -47,19 +48,19 @@ class Target:
 
     @property
     def scale(self) -> float:
-        """Factor on a target in any measure that stands for the budget."""
+        """``value`` / ``budget``: corrects a target that is given in another measure."""
         return 1 - self.correction / self.budget
 
     def share(self, progress: float) -> float:
-        """How much of the ramp lies behind, for a progress of training in [0, 1]."""
+        """The finished share of the ramp, for a progress of training in [0, 1]."""
         return min(1.0, progress / self.ramp)
 
     def observe(self, skip: float, soft_skip: float, progress: float) -> None:
         """Take note of an update.
 
         Args:
-            skip: Share of the parameters that its decisions skipped.
-            soft_skip: The same of its gates before the threshold.
+            skip: Share of the parameters that decisions skipped.
+            soft_skip: The same by the gates before the threshold.
             progress: Of training, in [0, 1].
         """
         share = self.share(progress)
@@ -68,12 +69,12 @@ class Target:
         self.seen = last + 0.3 * (now - last)
 
     def correct(self, skip: float) -> None:
-        """Take note of the share that inference skips on probe texts."""
+        """Take note of the share of the parameters that inference skips on probe texts."""
         assert self.seen is not None
         self.correction = skip - self.seen
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot keeps."""
+        """JSON value for a snapshot."""
         return {"seen": self.seen, "correction": self.correction}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -83,7 +84,7 @@ class Target:
 
 @dataclass
 class FixedWeight:
-    """A penalty's weight alpha that stays.
+    """A weight alpha of a penalty that does not change.
 
     Args:
         alpha: The weight.
@@ -99,7 +100,7 @@ class FixedWeight:
             self.target.observe(skip, soft_skip, progress)
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot keeps."""
+        """JSON value for a snapshot."""
         return {} if self.target is None else self.target.state()
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -110,22 +111,22 @@ class FixedWeight:
 
 @dataclass
 class Controller:
-    """A penalty's weight alpha that brings the skip rate y of its target to the target's value.
+    """A weight alpha of a penalty that moves until the skip rate y reaches the target's value.
 
-    A discrete proportional-integral controller in its velocity form,
+    It is a discrete proportional-integral controller in its velocity form:
 
         alpha_{n+1} = alpha_n + integral * e_n + proportional * (e_n - e_{n-1})
         e_n = goal_n - y_n
 
-    The goal rises linearly from the first y to the target's value over the target's ramp, so that
+    During the target's ramp the goal rises linearly from the first y to the target's value, so that
     adapters learn while few tokens need them. After the ramp alpha may go slightly negative, which
-    reopens gates; during it the lower limit moves from 0 down to that. Untrained adapters let the
-    loss open gates by itself, and a push on top of that can saturate all of them within twenty
-    updates.
+    reopens gates; during the ramp the lower limit moves from 0 down to that value. A negative alpha
+    at the start would do harm: while adapters are untrained the loss opens gates anyway, and both
+    together can drive all gates to 1 within twenty updates.
 
     Args:
-        target: What is aimed at.
-        alpha: First weight.
+        target: What y is brought to.
+        alpha: The weight; at first that of the first update.
         integral: Change of alpha per update and unit of error.
         proportional: Change of alpha per unit of change of the error.
         limits: Lowest alpha after the ramp, and the highest.
@@ -157,7 +158,7 @@ class Controller:
         self.alpha = min(high, max(share * low, self.alpha + self.unit * change))
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot keeps."""
+        """JSON value for a snapshot."""
         own = {"alpha": self.alpha, "first": self.first, "error": self.error}
         return own | self.target.state()
 
@@ -173,8 +174,9 @@ Weight = FixedWeight | Controller
 class Gates(NamedTuple):
     """What a penalty may read of a forward pass.
 
-    ``soft`` (B, U, T) are the gates, in [0, 1] and with a gradient; ``executed`` (B, U, T) the
-    decisions; ``counted`` (B, T) the weight of each position; ``progress`` that of training.
+    ``soft`` (B, U, T): the gates, in [0, 1], with a gradient. ``executed`` (B, U, T): the
+    decisions. ``counted`` (B, T): the weight of each position. ``progress``: of training,
+    in [0, 1].
     """
 
     soft: Tensor
@@ -183,14 +185,14 @@ class Gates(NamedTuple):
     progress: float
 
 
-# A sum over positions.
+# Its result is a sum over positions.
 Penalty = Callable[[Gates], Tensor]
 
 
 class Term(NamedTuple):
     """What routing adds to the loss on positions of a kind: alpha times the mean penalty.
 
-    Without a penalty rates are logged and nothing is added.
+    If ``penalty`` is None nothing is added, and rates are logged only.
     """
 
     weight: Weight
@@ -198,26 +200,26 @@ class Term(NamedTuple):
 
 
 def unit_shares(units: Sequence[Unit], total: int) -> Tensor:
-    """Share of the ``total`` dense parameters in each unit, (U,) float64."""
+    """Each unit's share of the ``total`` dense parameters, (U,) float64."""
     return torch.tensor([unit.parameters for unit in units], dtype=torch.float64) / total
 
 
 def aim_of(skip: float, target: Target | None) -> float:
-    """What to aim at for a fraction in a penalty's own measure: corrected as the budget is."""
+    """A fraction to skip in a penalty's own measure, corrected as the budget is."""
     return skip if target is None else skip * target.scale
 
 
 def mean_deviation(soft: Tensor, counted: Tensor, weights: Tensor, skip: float) -> Tensor:
-    """|mean over counted positions of the skipped share - skip|, times their number.
+    """|mean over counted positions of the skipped share - skip|, times the number of positions.
 
-    The mean is taken over all processes before the absolute value; micro-batches count one by one,
-    weighted by their tokens.
+    The mean is over the micro-batches that all processes run at the same time. The absolute value
+    is taken of each such mean; the penalty of an update is their sum, weighted by tokens.
 
     Args:
         soft: Gates (B, U, T), 0 or 1 with a soft gradient.
         counted: Weight of each position (B, T).
-        weights: What skipping each unit counts (U,).
-        skip: Fraction to skip, in the measure of the weights.
+        weights: What a skip of each unit counts (U,).
+        skip: Fraction to skip, in the measure of ``weights``.
     """
     weights = weights.to(soft, non_blocking=True)[:, None]
     excess = (((1 - soft) * weights).sum(dim=1) - skip) * counted
@@ -228,13 +230,13 @@ def mean_deviation(soft: Tensor, counted: Tensor, weights: Tensor, skip: float) 
 
 
 def squared_use(soft: Tensor, counted: Tensor, units: int = 1) -> Tensor:
-    """Sum over counted positions of (sum over routed blocks of the soft gate)^2.
+    """Sum over counted positions of (sum over routed layers of the soft gate)^2.
 
-    FlexiDepth's penalty, HeRo's as well.
+    The penalty of FlexiDepth and of HeRo.
 
     Args:
         soft: Gates (B, U, T) in (0, 1).
         counted: Weight of each position (B, T).
-        units: Of a block, in turn; they hold the same gate.
+        units: Units per layer; they stand side by side and have the same gate.
     """
     return (soft[:, ::units].float().sum(dim=1).pow(2) * counted).sum()

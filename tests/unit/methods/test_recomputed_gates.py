@@ -100,7 +100,7 @@ def test_a_recomputed_layer_does_what_its_first_pass_decided(
         found = gradients(model, True, lambda: turn(row, model, patch))
     same_bits(expected, found)
     # Left to itself it would have done something else.
-    monkeypatch.setattr(Decider, "_settle", lambda self, index, execute: execute)
+    monkeypatch.setattr(Decider, "_first", lambda self, index, execute: execute)
     model = model_of(row)
     try:
         alone = gradients(model, True, lambda: turn(row, model, monkeypatch))

@@ -164,7 +164,7 @@ def test_calibration_leaves_a_threshold_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tried", "expected"),
+    ("tries", "expected"),
     [
         ([(0.0, -0.02)], 1.0),
         ([(0.0, 0.02)], -1.0),
@@ -176,5 +176,5 @@ def test_calibration_leaves_a_threshold_that_fits() -> None:
         ([(0.0, -0.03), (1.0, 0.01), (0.75, -0.01)], 0.875),
     ],
 )
-def test_the_next_threshold(tried: list[tuple[float, float]], expected: float) -> None:
-    assert next_logit(tried) == pytest.approx(expected)
+def test_the_next_threshold(tries: list[tuple[float, float]], expected: float) -> None:
+    assert next_logit(tries) == pytest.approx(expected)
