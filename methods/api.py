@@ -115,10 +115,11 @@ from methods.core.surgery.sliced import (
     sliced_parameters,
     write,
 )
-from methods.core.training.loop import KINDS, Trainer, thinned
+from methods.core.training.loop import Trainer, thinned
 from methods.core.training.lora import add_lora
 from methods.core.training.losses import score_answers
 from methods.core.training.method import Lora, Plan, RoutedMethod
+from methods.core.training.objective import KINDS
 from methods.core.training.packing import lay_out
 from methods.core.training.params import TrainingParams
 

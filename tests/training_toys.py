@@ -19,7 +19,8 @@ from methods.core.model.backbone import Backbone, count
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
 from methods.core.routing.steering import Controller, Gates, Target, Term, squared_use, unit_shares
-from methods.core.training.loop import KINDS, Routing, Trainer
+from methods.core.training.loop import Trainer
+from methods.core.training.objective import KINDS, Objective, Routing
 from methods.core.training.params import TrainingParams
 from tests import toy
 
@@ -132,14 +133,14 @@ def a_minute_per_update(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def signal_in(monkeypatch: pytest.MonkeyPatch, at: int, number: signal.Signals) -> None:
     """Send this process a signal in the midst of the pass ``at``, counted from 0."""
-    forward, passes = Trainer._forward_backward, count_from()
+    backward, passes = Objective.backward, count_from()
 
-    def signalled(self: Trainer, *arguments: Any) -> Tensor:
+    def signalled(self: Objective, *arguments: Any) -> Tensor:
         if next(passes) == at:
             os.kill(os.getpid(), number)
-        return forward(self, *arguments)
+        return backward(self, *arguments)
 
-    monkeypatch.setattr(Trainer, "_forward_backward", signalled)
+    monkeypatch.setattr(Objective, "backward", signalled)
 
 
 def interrupt_and_follow(

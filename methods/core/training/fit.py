@@ -12,7 +12,8 @@ from methods.base import Request
 from methods.core.data import Data
 from methods.core.routing.calibration import HasThreshold, skip_rates, weighted
 from methods.core.routing.routed import router_of
-from methods.core.training.loop import Routing, Trainer, named, thinned
+from methods.core.training.loop import Trainer, thinned
+from methods.core.training.objective import Routing, log_key
 from methods.core.training.params import TrainingParams
 
 # Share of the updates, the last ones, over which the rate at the end of training is taken.
@@ -40,7 +41,9 @@ def train_routed(
     trainer = Trainer(model, params, data.training(), request.seed, request.workdir, routing)
     log, kinds = trainer.run(), routing.terms
     last = log[-max(1, round(ENDING * len(log))) :]
-    ended = {kind: sum(entry[named("skip", kind)] for entry in last) / len(last) for kind in kinds}
+    ended = {
+        kind: sum(entry[log_key("skip", kind)] for entry in last) / len(last) for kind in kinds
+    }
     return {"training": thinned(log), "trained_skip": ended}
 
 

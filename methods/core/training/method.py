@@ -28,8 +28,8 @@ from methods.core.routing.steering import (
     unit_shares,
 )
 from methods.core.training.fit import train_routed
-from methods.core.training.loop import KINDS, Routing
 from methods.core.training.lora import add_lora
+from methods.core.training.objective import KINDS, Routing
 
 # Passes over the probe texts under a budget: tries of a threshold, and looks during training at how
 # much inference would skip.

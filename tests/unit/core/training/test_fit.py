@@ -13,7 +13,7 @@ from methods.core.data import Document
 from methods.core.routing.routed import route
 from methods.core.routing.steering import Controller, FixedWeight, Target, Term, Weight
 from methods.core.training import fit
-from methods.core.training.loop import KINDS, Routing
+from methods.core.training.objective import KINDS, Routing
 from methods.core.training.params import TrainingParams
 from tests import toy
 from tests.training_toys import ByNumber, trainer_for, use

@@ -18,8 +18,9 @@ from methods.core.model.backbone import Backbone, count, decoder, layers, load_b
 from methods.core.model.checkpoint import describe, save
 from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.steering import FixedWeight, Term
-from methods.core.training.loop import Routing, Trainer
+from methods.core.training.loop import Trainer
 from methods.core.training.lora import fold_lora
+from methods.core.training.objective import Routing
 from methods.core.training.params import TrainingParams
 from tests import toy
 from tests.near import assert_near

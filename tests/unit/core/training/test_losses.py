@@ -13,8 +13,9 @@ from methods.core.data import Document
 from methods.core.routing.routed import route
 from methods.core.routing.steering import FixedWeight, Term
 from methods.core.training import losses
-from methods.core.training.loop import Routing, Trainer
+from methods.core.training.loop import Trainer
 from methods.core.training.losses import lm_loss_sum, score_answers
+from methods.core.training.objective import Routing
 from methods.core.training.params import TrainingParams
 from tests import toy
 from tests.training_toys import ByNumber, built, documents, trainer_for, use

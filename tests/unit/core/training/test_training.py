@@ -15,6 +15,7 @@ from tqdm import tqdm
 from methods.core.data import Document
 from methods.core.model.backbone import layers
 from methods.core.training.loop import Trainer, thinned
+from methods.core.training.objective import Objective
 from methods.core.training.packing import lay_out, plan
 from methods.core.training.params import TrainingParams
 from tests import toy
@@ -94,9 +95,9 @@ def test_masks_of_packed_rows_are_those_of_transformers(
     for own in (True, False):
         model = None if row in ("hero", "lora") else built(row, rank=4)
         trainer = trainer_for(row, tmp_path / str(own), updates=2, model=model)
-        assert trainer._mask_dtype is torch.float32
+        assert trainer.objective._mask_dtype is torch.float32
         if not own:
-            monkeypatch.setattr(Trainer, "_mask_dtype", None)
+            monkeypatch.setattr(Objective, "_mask_dtype", None)
         found.append((trainer.run(), values(trainer)))
     assert found[0][0] == found[1][0]
     same_bits(found[0][1], found[1][1])

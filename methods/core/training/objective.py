@@ -1,0 +1,180 @@
+"""The loss of an update, and what routing adds to it.
+
+    sum(weight * cross-entropy) / sum(weight)
+        +  sum over kinds of alpha_kind * sum(share * penalty) / sum(share)
+
+All denominators are sums over the whole update. So the gradient does not depend on how an update is
+split: into micro-batches, over processes, into packed or padded rows.
+
+A kind is a set of positions that meets the budget on its own. Under ``"pooled"`` there is one kind,
+all counted positions. Under ``"split"`` there are two, prompt tokens and answer tokens; answer
+tokens are weighted so that every task counts the same. ``alpha`` is fixed, as in papers, or a
+controller moves it until the budget is met (``methods/core/routing/steering.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from methods.core.data import Document
+from methods.core.model.backbone import attention_kinds, decoder
+from methods.core.routing.eviction import IMPLEMENTATION
+from methods.core.routing.router import Context
+from methods.core.routing.steering import Gates, Term
+from methods.core.training.losses import lm_loss_sum
+from methods.core.training.packing import Rows
+
+KINDS = {"pooled": ("pooled",), "split": ("prompt", "answer")}
+# Sums per kind that a pass returns: penalty, skip, skip of the gates before the threshold, executed
+# units.
+FIGURES = 4
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What training knows of a routed model.
+
+    Args:
+        shares: Each unit's share of the dense parameters (U,).
+        terms: Kind -> what routing adds to the loss on its positions; the kinds are those of
+            ``KINDS["pooled"]`` or ``KINDS["split"]``.
+        reserved: Number of tokens at the start of a document that no penalty counts.
+        structure: What the fit decided before training; a snapshot of another one is not used.
+        survey: Kind -> share of the parameters that inference skips on probe texts. It is called a
+            few times, to correct the targets.
+        probe: The documents of the survey; a snapshot of a run with others is not used.
+    """
+
+    shares: Tensor
+    terms: Mapping[str, Term]
+    reserved: int = 0
+    structure: Mapping[str, Any] = field(default_factory=dict)
+    survey: Callable[[], Mapping[str, float]] | None = None
+    probe: Sequence[Document] = ()
+
+
+# Of a model that routes nothing.
+NO_ROUTING = Routing(torch.empty(0), {})
+
+
+@dataclass
+class Objective:
+    """Runs micro-batches forward and backward.
+
+    Args:
+        model: Causal LM in training mode.
+        routing: What routing adds to the loss.
+        device: Of the model.
+    """
+
+    model: nn.Module
+    routing: Routing
+    device: torch.device
+
+    def totals(self, rows: Rows) -> Tensor:
+        """The denominators of the loss on these rows, float64.
+
+        The sum of the loss weights; then for each kind the sum of its shares, with and without
+        reserved tokens.
+        """
+        sums = [rows.weights.sum()]
+        for kind in self.routing.terms:
+            sums += [rows.share(kind).sum(), self._unreserved(rows, kind).sum()]
+        return torch.stack(sums).double()
+
+    def backward(
+        self, rows: Rows, totals: Tensor, progress: float, noise: torch.Generator
+    ) -> Tensor:
+        """Add the gradients of one micro-batch to those of its parameters.
+
+        The host waits for the device only in ``dispatch``: rows are counted before they are moved
+        there.
+
+        Args:
+            rows: On the CPU.
+            totals: Of the whole update, see :meth:`totals`; on the device.
+            progress: Of training, in [0, 1].
+            noise: Generator for sampled gates.
+
+        Returns:
+            What this micro-batch adds to the loss and to the ``FIGURES`` of each kind, float64.
+        """
+        # The last position of the tensor predicts nothing: counted is False there.
+        predicting = rows.counted.flatten().nonzero().squeeze(1)
+        predicting = predicting.to(self.device, non_blocking=True)
+        dtype = self._mask_dtype if rows.packed else None
+        rows = rows.to(self.device)
+        extra = {"context": Context(progress, noise, rows.answers)} if self.routing.terms else {}
+        device = self.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            output = decoder(self.model)(
+                input_ids=rows.ids,
+                # One mask for all layers; from a boolean mask each layer would make its own.
+                attention_mask=None if dtype is None else rows.mask(dtype),
+                position_ids=rows.positions,
+                use_cache=False,
+                **extra,
+            )
+            hidden = output.last_hidden_state.flatten(0, 1)[predicting]
+            targets = rows.ids.flatten()[predicting + 1]
+            head = self.model.lm_head
+            assert isinstance(head, nn.Module)
+            loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
+        loss = loss / totals[0].float()
+        figures = [loss.detach().double()]
+        for kind, sums in zip(self.routing.terms, totals[1:].view(-1, 2), strict=True):
+            added, of_kind = self._term(kind, rows, output, sums, progress)
+            if added is not None:
+                loss = loss + added
+            figures += of_kind
+        loss.backward()
+        return torch.stack(figures)
+
+    def _term(
+        self, kind: str, rows: Rows, output: Any, totals: Tensor, progress: float
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """What a kind adds to the loss, None without a penalty; and its ``FIGURES``, float64."""
+        term, (total, unreserved) = self.routing.terms[kind], totals
+        share, counted = rows.share(kind), self._unreserved(rows, kind)
+        penalty, added = totals.new_zeros((), dtype=torch.float32), None
+        if term.penalty is not None:
+            gates = Gates(output.soft, output.executed, counted, progress)
+            penalty = term.penalty(gates) / unreserved.float()
+            added = term.weight.alpha * penalty
+        executed = output.executed.double()
+        soft = executed if output.soft is None else output.soft.detach().double()
+        sizes = self.routing.shares.to(self.device, non_blocking=True)
+        weights = share.double()[:, None]
+        skips = [
+            ((1 - gates) * weights).sum(dim=(0, 2)) @ sizes / total for gates in (executed, soft)
+        ]
+        ran = (executed * counted.double()[:, None]).sum() / unreserved
+        return added, [penalty.detach().double(), *skips, ran]
+
+    def _unreserved(self, rows: Rows, kind: str) -> Tensor:
+        """Weight (B, T) of each position in the penalty of a kind."""
+        return rows.share(kind) * (rows.positions >= self.routing.reserved)
+
+    @cached_property
+    def _mask_dtype(self) -> torch.dtype | None:
+        """Dtype of the masks that are made here for packed rows; None: transformers makes them.
+
+        It does so for other implementations of attention than sdpa, and for sliding windows.
+        """
+        model: Any = self.model
+        sdpa = model.config._attn_implementation in ("sdpa", IMPLEMENTATION)
+        full = set(attention_kinds(model.config)) == {"full_attention"}
+        # The dtype in which autocast multiplies, or it would convert the mask in every layer.
+        dtype = torch.bfloat16 if self.device.type == "cuda" else model.dtype
+        return dtype if sdpa and full else None
+
+
+def log_key(name: str, kind: str) -> str:
+    """The key of a kind's figure in the training log; the pooled kind has no suffix."""
+    return name if kind == "pooled" else f"{name}_{kind}"
