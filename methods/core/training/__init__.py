@@ -1,1 +1,1 @@
-"""One training loop under every trained row."""
+"""Training: documents, packing, the loss, the loop, LoRA, snapshots."""

@@ -1,4 +1,4 @@
-"""Training a routed model towards its targets, corrected by what inference skips."""
+"""Training a routed model towards its targets, which are corrected by what inference skips."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from methods.core.training.loop import Trainer, thinned
 from methods.core.training.objective import Routing, log_key
 from methods.core.training.params import TrainingParams
 
-# Share of the updates, the last ones, over which the rate at the end of training is taken.
+# The skip rate at the end of training is the mean over this share of the updates, the last ones.
 ENDING = 0.1
 
 
 def train_routed(
     model: nn.Module, params: TrainingParams, data: Data, request: Request, routing: Routing
 ) -> dict[str, Any]:
-    """Train a routed model in place; targets are corrected where its router has a threshold.
+    """Train a routed model in place; targets are corrected if its router has a threshold.
 
     Args:
-        model: Routed causal LM; what trains asks for a gradient.
+        model: Routed causal LM; the parameters that ask for a gradient are trained.
         params: Of the training.
-        data: Training documents, and probe documents that correct targets.
-        request: Seed, folder of snapshots.
+        data: Has training documents, and probe documents by which targets are corrected.
+        request: Has the seed and the folder of snapshots.
         routing: Without a survey.
 
     Returns:
-        Decisions: training log, skip at the end of training by kind.
+        Decisions of the fit: the training log, and by kind the skip rate at the end of training.
     """
     survey = _survey(model, data, routing)
     probe = [] if survey is None else data.probe()
@@ -50,7 +50,10 @@ def train_routed(
 def _survey(
     model: nn.Module, data: Data, routing: Routing
 ) -> Callable[[], Mapping[str, float]] | None:
-    """What inference skips on the probe documents, by kind; None where nothing has a target."""
+    """A function that gives the skip rate of inference on the probe documents, by kind.
+
+    None where targets cannot be corrected: there are none, or the router has no threshold.
+    """
     aimless = any(term.weight.target is None for term in routing.terms.values())
     if aimless or not isinstance(router_of(model), HasThreshold):
         return None

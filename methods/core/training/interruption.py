@@ -1,4 +1,4 @@
-"""Signals that end a training run behind the update at hand, not within it."""
+"""Signals that end a training run after the current update, not within it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was asked to stop and can be continued.
+    """A run was stopped by a signal and can be continued.
 
     Args:
         message: What a user should know.
@@ -19,15 +19,17 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
-        # What a shell says of a process that a signal ended.
+        # The exit status by which a shell says that a signal ended a process.
         self.status = 128 + number
 
 
 class Notice:
-    """Within it SIGTERM and SIGINT are noted, not followed; in a thread they stay what they are.
+    """A context in which SIGTERM and SIGINT do not end the process but are noted.
 
-    ``number`` is that of the first signal, 0 before. Further ones change nothing: a terminal and
-    torchrun both send theirs.
+    Only the main thread can handle signals; in any other thread the context does nothing.
+
+    ``number`` is that of the first signal, 0 before. Later ones change nothing: a terminal and
+    torchrun may both send one.
     """
 
     def __init__(self) -> None:

@@ -18,9 +18,9 @@ def add_lora(
     alpha: int,
     seed: int,
 ) -> PreTrainedModel:
-    """Add (alpha / rank) B A x to the named projections W x, in place; W stays frozen.
+    """Add (alpha / rank) B A x to the projections W x, in place; W stays frozen.
 
-    A (rank, in) starts Kaiming-uniform, B (out, rank) as zero, so that the model starts as it was.
+    A (rank, in) starts Kaiming-uniform and B (out, rank) as zero, so the model starts unchanged.
 
     Args:
         model: Causal LM.
@@ -33,7 +33,7 @@ def add_lora(
     Raises:
         ValueError: ``rank`` is below 1.
     """
-    # Only rows with LoRA need it.
+    # Imported here because only rows with LoRA need peft.
     from peft import LoraConfig, inject_adapter_in_model
 
     if rank < 1:
@@ -43,13 +43,13 @@ def add_lora(
         layers_to_transform=list(layers), lora_dropout=0.0,
     )  # fmt: skip
     model.requires_grad_(False)
-    # peft draws from the global generator: it is put back afterwards.
+    # peft draws from the global generator, whose state must be the same afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "lora"))
-        # On the meta device adapters stay there too: no memory, no draws.
+        # Adapters of a model on the meta device stay there: no memory, no draws.
         empty = model.device.type == "meta"
         inject_adapter_in_model(config, model, low_cpu_mem_usage=empty)
-    # A 16-bit backbone would give 16-bit adapters, in which small updates are lost.
+    # On a 16-bit backbone adapters would have 16 bits, and small updates would be lost.
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -57,7 +57,7 @@ def add_lora(
 
 
 def fold_lora(model: PreTrainedModel) -> None:
-    """W + (alpha / rank) B A in place of every W with adapters: what decoding multiplies by."""
+    """Put W + (alpha / rank) B A in place of every W with LoRA, so that decoding is faster."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in list(model.named_modules()):

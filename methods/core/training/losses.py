@@ -1,4 +1,4 @@
-"""The language-model loss, without ever holding all logits at once."""
+"""The language-model loss, computed without all logits in memory at the same time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ CHUNK = 2048
 def lm_loss_sum(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum of next-token cross-entropies.
 
-    Logits are made for ``CHUNK`` positions at a time and made again in the backward pass: 2,048
-    positions of a 128,256-word vocabulary are 1 GB in float32, a whole batch would be ten.
+    Logits are computed for ``CHUNK`` positions at a time, and recomputed in the backward pass.
+    With a vocabulary of 128,256 the logits of 2,048 positions take 1 GB in float32; those of a
+    whole batch would take ten.
 
     Args:
         hidden: States (N, D) of the positions that predict.
@@ -41,32 +42,32 @@ def lm_loss_sum(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tenso
     return total
 
 
-def next_token_loss(model: nn.Module, stream: Tensor, batch: Batch) -> tuple[Tensor, int]:
+def next_token_loss(model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Tensor, int]:
     """Sum of the next-token cross-entropies of a batch, and their number.
 
     Args:
         model: Causal LM.
-        stream: What its last layer returned for the batch (B, T, D), before the final norm.
-        batch: Right-padded documents; every real token but the first of each is predicted. In a
-            causal model no real token reads a pad.
+        hidden: Output of its last layer for the batch (B, T, D), before the final norm.
+        batch: Right-padded documents. All real tokens are predicted except the first of each
+            document. In a causal model no real token reads a pad.
 
     Returns:
-        Scalar float32, differentiable, and the number of predicted tokens.
+        Scalar float32 with a gradient, and the number of predicted tokens.
     """
     norm, head = decoder(model).norm, model.lm_head
     assert isinstance(norm, nn.Module)
     assert isinstance(head, nn.Module)
-    predicted = batch.valid[:, 1:].to(stream.device)
-    targets = batch.ids[:, 1:].to(stream.device)[predicted]
-    weights = torch.ones(len(targets), device=stream.device)
-    return lm_loss_sum(norm(stream)[:, :-1][predicted], head, targets, weights), len(targets)
+    predicted = batch.valid[:, 1:].to(hidden.device)
+    targets = batch.ids[:, 1:].to(hidden.device)[predicted]
+    weights = torch.ones(len(targets), device=hidden.device)
+    return lm_loss_sum(norm(hidden)[:, :-1][predicted], head, targets, weights), len(targets)
 
 
 class Answers(NamedTuple):
-    """How well a model knows answers.
+    """How well a model predicts answers.
 
-    ``right``: share of the documents in which the likeliest token is the answer's at every place.
-    ``loss``: mean next-token loss over the answers' tokens.
+    ``right``: share of the documents in which every token of the answer is the likeliest one.
+    ``loss``: mean next-token loss over the tokens of the answers.
     """
 
     right: float
@@ -75,11 +76,11 @@ class Answers(NamedTuple):
 
 @torch.no_grad()
 def score_answers(model: nn.Module, documents: Sequence[Document], batch_size: int = 32) -> Answers:
-    """Predict the answers of documents; where one has no prompt, all its tokens are the answer.
+    """Predict the answers of documents; in a document without prompt all tokens are the answer.
 
     Args:
         model: Causal LM in eval mode.
-        documents: Of two tokens or more.
+        documents: Each of two tokens or more.
         batch_size: Documents per forward pass.
     """
     device, head = next(model.parameters()).device, model.lm_head

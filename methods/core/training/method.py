@@ -1,4 +1,4 @@
-"""A method whose router decides per token: it says what; the core fits, builds, calibrates."""
+"""The base of routed methods: a method says what is routed; fit and build are done here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRIES, LOOKS = 7, 5
 
 
 class Lora(NamedTuple):
-    """Adapters of ``rank`` on projections of every layer, scaled by ``alpha / rank``."""
+    """LoRA of ``rank`` on projections of every layer, scaled by ``alpha / rank``."""
 
     projections: tuple[str, ...]
     rank: int
@@ -49,9 +49,10 @@ class Plan:
     """A fit in progress.
 
     Args:
-        budget: As asked.
-        request: What trains and calibrates; without a budget where a param pins how much to skip.
-        shares: Of the dense parameters in each unit (U,).
+        budget: The budget of the run.
+        request: The request by which the fit trains and calibrates. It has no budget where a param
+            pins how much is skipped.
+        shares: Each unit's share of the dense parameters (U,).
         structure: What :meth:`RoutedMethod.build` needs; becomes ``Fitted.structure``.
         decisions: Becomes ``Fitted.decisions``.
     """
@@ -66,17 +67,16 @@ class Plan:
 class RoutedMethod(Method):
     """A method with a router on a frozen backbone.
 
-    A file says which layers it routes (:meth:`layers`), which units of them tokens may skip
-    (:meth:`units`) and what decides (:meth:`router`). Where ``trained``, ``Params`` derive from
-    ``TrainingParams``, and the file says what is added to the loss (:meth:`penalty`,
-    :meth:`weight`, :meth:`target`; as they are, HeRo's) and what trains beside the router
-    (:meth:`lora`).
+    A subclass says which layers it routes (:meth:`layers`), which units of them tokens may skip
+    (:meth:`units`) and which router decides (:meth:`router`). If it is ``trained``, its ``Params``
+    derive from ``TrainingParams``. It may then change what is added to the loss (:meth:`penalty`,
+    :meth:`weight`, :meth:`target`; the defaults are HeRo's) and train LoRA too (:meth:`lora`).
 
-    A fit goes through :meth:`prepare`, :meth:`build`, :meth:`train` and :meth:`calibrate`; each
-    can be extended. A router with a ``threshold`` is calibrated to the budget.
+    A fit calls :meth:`prepare`, :meth:`build`, :meth:`train` and :meth:`calibrate`; a subclass may
+    extend each of them. A router with a ``threshold`` is calibrated to the budget.
 
     Class attributes:
-        knob: The param that pins how much is skipped in place of a budget; None: there is none.
+        knob: The param that pins how much is skipped, in place of a budget; None: there is none.
         stand_ins: For :meth:`cost`, which has no data: values of what :meth:`prepare` enters into
             the structure. No size may depend on them.
     """
@@ -86,16 +86,16 @@ class RoutedMethod(Method):
 
     @property
     def parts(self) -> str:
-        """What tokens may skip, in the plural, for messages."""
+        """What tokens may skip, in the plural; for messages."""
         return "candidates"
 
     @property
     def reserved(self) -> int:
-        """Tokens at the start of a document that the penalty leaves out."""
+        """Number of tokens at the start of a document that the penalty leaves out."""
         return 0
 
     def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
-        """The layers to route, 0-based: those that param ``candidates``, if any, stands for."""
+        """The layers to route, 0-based: those of param ``candidates``, if there is one."""
         candidates: Any = getattr(self.params, "candidates", "auto")
         return routed_layers(candidates, backbone.layer_count, budget)
 
@@ -105,27 +105,27 @@ class RoutedMethod(Method):
 
     @abstractmethod
     def router(self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]) -> Router:
-        """The router, as it starts; its initial values follow from ``structure["seed"]``.
+        """The router before training; its initial values follow from ``structure["seed"]``.
 
         Args:
-            backbone: What it decides in; LoRA has joined it.
-            units: Of :meth:`units`.
-            structure: ``layers``, ``seed``, ``threshold`` and what :meth:`prepare` entered.
+            backbone: Its model has LoRA already, if the method uses it.
+            units: From :meth:`units`.
+            structure: ``layers``, ``seed``, ``threshold`` and what :meth:`prepare` added.
         """
 
     def lora(self) -> Lora | None:
-        """What trains beside the router; None: nothing."""
+        """The LoRA that is trained with the router; None: no LoRA."""
         return None
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
-        """Look at the dense backbone and the data; enter what follows into the plan."""
+        """Look at the dense backbone and the data, and write decisions into the plan."""
 
     def target(self, plan: Plan) -> Target | None:
-        """What training aims at on positions of a kind: the budget. None: the params decide."""
+        """The skip rate that training aims at on positions of a kind; None: params decide."""
         return None if plan.request.budget is None else Target(plan.request.budget)
 
     def weight(self, target: Target | None) -> Weight:
-        """Of the penalty: controlled where there is a target, else param ``alpha``."""
+        """The weight of the penalty: a controller if there is a target, else param ``alpha``."""
         if target is not None:
             return Controller(target, START)
         return FixedWeight(START if self.params.alpha is None else self.params.alpha)
@@ -135,12 +135,12 @@ class RoutedMethod(Method):
         return lambda gates: squared_use(gates.soft, gates.counted)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """The units may be too small for the budget, or nothing may say how much to skip."""
+        """Why the units cannot meet the budget, or that neither budget nor param is given."""
         shares = self.shares(backbone, request.budget)
         return unmet(self._pinned, self.knob, self.parts, shares, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Prepare, build, train, calibrate."""
+        """Prepare, build, train and calibrate."""
         layers = self.layers(backbone, request.budget)
         plan = Plan(
             request.budget,
@@ -159,9 +159,9 @@ class RoutedMethod(Method):
         return Fitted(model, plan.structure, plan.decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with router and LoRA, which alone ask for gradients, if trained."""
+        """The frozen backbone with router and LoRA; only these ask for gradients, if trained."""
         model, lora = backbone.model.requires_grad_(False), self.lora()
-        # Sizes are those of the backbone, so units are made before LoRA joins it.
+        # Units count parameters of the backbone, so they are made before LoRA is added.
         layers = structure["layers"] if "layers" in structure else self.layers(backbone, None)
         units = self.units(backbone, layers)
         if lora is not None:
@@ -192,12 +192,12 @@ class RoutedMethod(Method):
         plan.decisions |= train_routed(model, self.params, data, plan.request, routing)
 
     def calibrate(self, model: nn.Module, data: Data, plan: Plan) -> None:
-        """Under a budget set the router's threshold, if it has one."""
+        """Calibrate the router's threshold to the budget, if there are both."""
         if plan.request.budget is not None and isinstance(router_of(model), HasThreshold):
             plan.decisions |= calibrated(model, data, plan.shares, plan.request)
 
     def shares(self, backbone: Backbone, budget: float | None) -> Tensor:
-        """Of the dense parameters in each unit (U,)."""
+        """Each unit's share of the dense parameters (U,)."""
         units = self.units(backbone, self.layers(backbone, budget))
         return unit_shares(units, backbone.parameters)
 
@@ -208,5 +208,5 @@ class RoutedMethod(Method):
 
     @property
     def _pinned(self) -> object:
-        """Value of the param that pins how much is skipped, None where a budget says so."""
+        """Value of the param that pins how much is skipped; None: the budget decides."""
         return None if self.knob is None else getattr(self.params, self.knob)

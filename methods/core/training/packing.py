@@ -1,4 +1,4 @@
-"""From documents to the batches of training: which documents, in which order, on which rows."""
+"""From documents to batches: which documents, in which order, on which rows of a tensor."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ Row = list[Document]
 
 
 class Rows(NamedTuple):
-    """Documents laid out for one forward pass, each (B, T).
+    """Documents laid out for one forward pass; each tensor is (B, T).
 
-    ``ids`` int64; ``positions`` int64, restarting at 0 with every document, which is how the
-    attention mask tells packed documents apart; ``counted`` bool, True where a position predicts a
-    token of its own document; ``weights`` float32, the loss weight of that prediction;
-    ``prompting`` float32, 1 on counted positions of prompts; ``answers`` float32, on positions
-    that predict an answer the weight of their task, 0 elsewhere.
+    ``ids``, int64.
+    ``positions``, int64: start again at 0 with every document; by this the attention mask separates
+    packed documents.
+    ``counted``, bool: True where a position predicts a token of its own document.
+    ``weights``, float32: the loss weight of that prediction.
+    ``prompting``, float32: 1 on counted prompt tokens, 0 elsewhere.
+    ``answers``, float32: on answer tokens the weight of their task, 0 elsewhere.
     """
 
     ids: Tensor
@@ -35,20 +37,21 @@ class Rows(NamedTuple):
     answers: Tensor
 
     def share(self, kind: str) -> Tensor:
-        """Weight (B, T) of each position in the rates of a kind: pooled, prompt or answer."""
+        """Weight (B, T) of each position in a kind: ``"pooled"``, ``"prompt"`` or ``"answer"``."""
         if kind == "pooled":
             return self.counted.float()
         return self.prompting if kind == "prompt" else self.answers
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds more than one document, pads counting as one."""
+        """Whether a row has more than one document; pads count as a document."""
         return int((self.positions == 0).sum(dim=1).max()) > 1
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """What attention adds to its scores (B, 1, T, T): 0 on own documents' past, else -inf.
+        """The attention mask (B, 1, T, T): 0 on earlier tokens of the same document, else -inf.
 
-        A slice of rows of a multiple of 8 numbers: others a GPU would copy in every layer.
+        It is a slice of rows whose length is a multiple of 8. A GPU would copy any other mask in
+        every layer.
         """
         document = (self.positions == 0).cumsum(dim=1)
         length = document.shape[1]
@@ -63,7 +66,7 @@ class Rows(NamedTuple):
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:
-    """Endless batches of document numbers: every epoch a fresh order, no document twice in one.
+    """Endless batches of document numbers; every epoch has a new order of all documents.
 
     Args:
         lengths: Tokens per document.
@@ -100,7 +103,7 @@ def lay_out(
 
 
 def pack(documents: Sequence[Document], length: int) -> list[Row]:
-    """Documents on rows, first fit in the given order.
+    """Documents on rows: each goes to the first row with room, in their order.
 
     Args:
         documents: Any number.
@@ -123,7 +126,11 @@ def pack(documents: Sequence[Document], length: int) -> list[Row]:
 
 
 def deal(rows: Sequence[Row], processes: int) -> list[list[Row]]:
-    """The rows of each process, in their order: the longest first, to whoever has fewest tokens."""
+    """The rows of each process.
+
+    The longest row is dealt first, each to the process with the fewest tokens; each process then
+    has its rows in their order.
+    """
     shares = [list[int]() for _ in range(processes)]
     filled = [0] * processes
     for number in sorted(range(len(rows)), key=lambda n: _tokens(rows[n]), reverse=True):
@@ -134,12 +141,14 @@ def deal(rows: Sequence[Row], processes: int) -> list[list[Row]]:
 
 
 def split(rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Rows by forward pass, those of like length together; at least one pass, maybe without rows.
+    """Rows by forward pass; rows of similar length are together.
+
+    There is at least one pass; it has no rows if there are none.
 
     Args:
         rows: Any number.
-        most: Positions of a pass, pads included; a longer row has a pass of its own. 0: all rows
-            are one pass, in their order.
+        most: Most positions of a pass, pads included; a longer row has a pass of its own. 0: all
+            rows are one pass, in their order.
     """
     if not most or not rows:
         return [list(rows)]
@@ -161,24 +170,25 @@ def stack(
     """Tensors of packed rows (B, T), T the longest row; arguments as in :func:`lay_out`."""
     used = max(map(_tokens, rows))
     width = max(length, used)
-    made = [_row(row, width, prompt_weight, tasks or {}) for row in rows]
-    return Rows(*(torch.stack(parts)[:, :used] for parts in zip(*made, strict=True)))
+    tensors = [_row(row, width, prompt_weight, tasks or {}) for row in rows]
+    return Rows(*(torch.stack(parts)[:, :used] for parts in zip(*tensors, strict=True)))
 
 
 def _tokens(row: Row) -> int:
     return sum(len(document.ids) for document in row)
 
 
-def _asking(document: Document) -> list[tuple[int, int]]:
+def _predicting_prompt(document: Document) -> list[tuple[int, int]]:
     """(first, stop) of every run of positions that predict a token of a prompt."""
     if document.prompt:
         # Position t predicts token t + 1: inside the prompt while t + 1 is.
         return [(0, document.prompt - 1)]
-    # Of a conversation, what is not the assistant's.
+    # A conversation has no one prompt: all but the assistant's words count as such.
     return document.prompting if document.answers else []
 
 
 def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, float]) -> Rows:
+    """One row of :func:`stack`; each tensor is (width,)."""
     ids, positions = list[int](), list[int]()
     counted = np.zeros(width, dtype=np.bool_)
     weights, prompting, answers = np.zeros((3, width), dtype=np.float32)
@@ -189,14 +199,14 @@ def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, f
         last = start + count - 1
         counted[start:last] = True
         weights[start:last] = 1.0
-        for first, stop in _asking(document):
+        for first, stop in _predicting_prompt(document):
             weights[start + first : min(start + stop, last)] = prompt_weight
         for first, stop in document.prompting:
             prompting[start + first : min(start + stop, last)] = 1.0
         for first, stop in document.answers:
             answers[start + first : min(start + stop, last)] = tasks.get(document.task, 1.0)
     pads = width - len(ids)
-    # Pads restart at 0 as one more document: no real token sees them, and none counts.
+    # Pads are one more document, with positions from 0: no real token reads them; none counts.
     return Rows(
         torch.tensor(ids + [0] * pads),
         torch.tensor(positions + list(range(pads))),

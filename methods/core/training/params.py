@@ -11,20 +11,20 @@ class TrainingParams:
     """Hyper-parameters that every trained row shares; defaults are HeRo's on Llama-3.1-8B.
 
     Args:
-        updates: Optimizer steps. 7,339 = one epoch of Tulu-3 at 128 examples.
-        batch_tokens: Tokens per update, all processes together. 128 examples of about 650.
+        updates: Optimizer steps. 7,339 are one epoch of Tulu-3 at 128 examples per update.
+        batch_tokens: Tokens per update, all processes together: 128 examples of about 650.
         learning_rate: Peak, reached after the warm-up.
-        lora_rate: Learning rate of LoRA's matrices, relative to what is trained beside them.
-        schedule: What follows the warm-up.
-        warmup: Share of the updates.
-        weight_decay: On matrices; vectors and scalars never decay.
+        lora_rate: Learning rate of LoRA's matrices, relative to that of other parameters.
+        schedule: How the learning rate changes after the warm-up.
+        warmup: Share of the updates in which the learning rate rises.
+        weight_decay: Of matrices; vectors and scalars never decay.
         clip: Largest gradient norm.
         row_length: Tokens per packed row; 0: one document per row.
         micro_tokens: Most positions of a forward pass, pads included; 0: an update is one pass.
-        prompt_weight: Loss weight of prompt tokens, relative to answers; of a conversation,
-            of all but the assistant's words.
-        checkpointing: Recompute layers in the backward pass.
-        snapshot_minutes: Between snapshots; a signal, and the end, bring one as well.
+        prompt_weight: Loss weight of predictions inside prompts, relative to answers. In a
+            conversation all words count as a prompt except the assistant's.
+        checkpointing: Whether layers are recomputed in the backward pass.
+        snapshot_minutes: Time between snapshots; a signal and the last update also write one.
     """
 
     updates: int = 7339

@@ -1,4 +1,4 @@
-"""Snapshots of a training run: parameters, optimizer, log; safetensors and JSON, one file."""
+"""Snapshots of a training run: parameters, optimizer and log in one safetensors file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_snapshot(
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, Any],
 ) -> None:
-    """Replace the snapshot in ``folder``; an interrupted write leaves the old one."""
+    """Replace the snapshot in ``folder``; if the write is interrupted the old one stays."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"parameter/{n}": p.detach().cpu().contiguous() for n, p in trained.items()}
     for name, parameter in trained.items():
@@ -49,10 +49,10 @@ def read_snapshot(
         folder: Of the run.
         trained: Parameters by name.
         optimizer: Of these parameters.
-        identity: Of the run; a snapshot of another run (other params, data, model) is left alone.
+        identity: Of the run; the snapshot of a run with other params, data or model is not used.
 
     Returns:
-        The state that was written, or None if there is no snapshot of this run.
+        The state given to :func:`write_snapshot`, or None if there is no snapshot of this run.
 
     Raises:
         ValueError: The snapshot is damaged.
@@ -78,16 +78,16 @@ def read_snapshot(
 
 
 def digest(settings: str, documents: Iterable[Document], frozen: Sequence[Tensor]) -> str:
-    """What two runs share that may continue each other's snapshots.
+    """The identity of a run: equal for runs that may continue each other's snapshots.
 
     Args:
-        settings: Everything about a run that is small.
-        documents: That it trains or is steered on, by their ids and what is known of them.
-        frozen: Weights that it does not train, by their sums.
+        settings: Everything that is small.
+        documents: All that the run reads; their ids and other fields enter.
+        frozen: Weights that are not trained; only their sums enter.
     """
-    found = hashlib.sha256(settings.encode())
-    for ids, *known in documents:
-        found.update(repr((len(ids), known)).encode())
-        found.update(np.asarray(ids, dtype=np.int32).tobytes())
-    found.update(repr([float(weight.detach().double().sum()) for weight in frozen]).encode())
-    return found.hexdigest()
+    result = hashlib.sha256(settings.encode())
+    for ids, *fields in documents:
+        result.update(repr((len(ids), fields)).encode())
+        result.update(np.asarray(ids, dtype=np.int32).tobytes())
+    result.update(repr([float(weight.detach().double().sum()) for weight in frozen]).encode())
+    return result.hexdigest()
