@@ -15,10 +15,16 @@ from torch.nn.functional import linear, silu
 
 from methods.api import Context, Derived, Gate, Router, Tokens, Unit
 from methods.hero.branch import Adapter
-from methods.hero.folded import Folded, fold
 from methods.hero.heads import LOCAL, TWINS, Sizes, cosine, history_parameters, mlp, named
-from methods.hero.host import HostSteps, HostWeights
+from methods.hero.host import HostSteps
 from methods.hero.memory import Memory
+from methods.hero.weights import (
+    HostWeights,
+    MergedWeights,
+    host_weights,
+    kernel_weights,
+    merge,
+)
 from methods.kernels.choose import use_device, use_host, use_streams
 from methods.kernels.hero.formulas import (
     HIDDEN_OUT,
@@ -29,9 +35,9 @@ from methods.kernels.hero.formulas import (
     Variant,
     phi,
 )
-from methods.kernels.hero.router import KernelSteps, pack, refresh, router_workspace
+from methods.kernels.hero.router import KernelSteps, router_workspace
 from methods.kernels.hero.streams import read_streams
-from methods.kernels.hero.weights import PackedRouter
+from methods.kernels.hero.weights import KernelWeights
 
 # Least squared length of a delta that has a slope: of float32, far below any that moves.
 LEAST = 1e-30
@@ -43,10 +49,10 @@ class PathState(NamedTuple):
     ``p`` and ``m`` (B, T) are the recorded score and its running product. ``last`` and ``step`` are
     hbar_{j-1} and delta_{j-1} (B, T, D) in float32, ``moved`` (B, T) the length of the latter, None
     where there is none yet; ``streams`` hold hbar_{j-2} and hbar_{j-1} as they were given, where
-    gradients flow. ``folded`` are the weights of the pass, None without a history.
+    gradients flow. ``merged`` are the weights of the pass, None without a history.
     """
 
-    folded: Folded | None
+    merged: MergedWeights | None
     p: Tensor
     m: Tensor
     memory: Memory = Memory()
@@ -150,7 +156,7 @@ class HeroRouter(Router):
         self.adapters = nn.ModuleList(Adapter(width, sizes.adapter, generator) for _ in adapted)
         self.threshold = 0.5
         self._host: HostWeights | None = None
-        self._kernels: PackedRouter | None = None
+        self._kernels: KernelWeights | None = None
 
     def _initialise(self, bias: float, generator: torch.Generator | None) -> None:
         """Default linear init; last layers of the heads small, the local bias positive."""
@@ -185,11 +191,11 @@ class HeroRouter(Router):
     def empty(self, hidden: Tensor) -> PathState:
         """The state of tokens (B, T, D) that have passed no block."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
-        folded = None
+        merged = None
         if self.variant not in LOCAL:
             parted = use_streams(hidden) and hidden.dtype is torch.bfloat16
-            folded = fold(self.formula_parameters(), self.eps, parted)
-        return PathState(folded, ones, ones)
+            merged = merge(self.formula_parameters(), self.eps, parted)
+        return PathState(merged, ones, ones)
 
     def _packed(self, first: bool) -> HostWeights:
         """Weights packed with the first token decoded behind a prompt, and kept until the next one.
@@ -197,7 +203,7 @@ class HeroRouter(Router):
         As a cache of keys and values: weights that change ask for a sequence from its start.
         """
         if first or self._host is None:
-            self._host = HostWeights(fold(self.formula_parameters(), self.eps), self.variant)
+            self._host = host_weights(merge(self.formula_parameters(), self.eps), self.variant)
         return self._host
 
     def _kernel_steps(self, hidden: Tensor) -> KernelSteps:
@@ -205,13 +211,17 @@ class HeroRouter(Router):
 
         As with a cache of keys and values, weights that change ask for a prompt of two tokens.
         """
-        if self._kernels is None or self._kernels.merged.device != self.norm_weight.device:
-            self._kernels = pack(self.formula_parameters(), self.eps, self.variant)
+        if self._kernels is None or self._kernels.wide.device != self.norm_weight.device:
+            self._kernels = self._kernel_weights()
         elif hidden.shape[1] > 1:
-            refresh(self._kernels, self.formula_parameters())
+            self._kernels.renew(self._kernel_weights())
         return KernelSteps(
             self._kernels, router_workspace(hidden.shape[:2].numel(), self._kernels), []
         )
+
+    def _kernel_weights(self) -> KernelWeights:
+        merged = merge(self.formula_parameters(), self.eps)
+        return kernel_weights(merged, self.eps, self.variant)
 
     def gate(
         self,
@@ -254,24 +264,24 @@ class HeroRouter(Router):
                 extra = zero if self.variant == "no-history" else self.second_head(hbar).squeeze(-1)
                 gate = torch.sigmoid(local + extra)
                 return Trace(gate, extra, local, zero, zero, zero, zero, zero), state
-            folded = state.folded
-            assert folded is not None
+            merged = state.merged
+            assert merged is not None
             if use_streams(hbar):
-                reading = self._read_by_kernels(hbar, state, folded)
+                reading = self._read_by_kernels(hbar, state, merged)
             else:
-                reading, state = self._read_plainly(hbar, state, folded)
-            trace, after = self._history_step(index, reading, state, folded)
+                reading, state = self._read_plainly(hbar, state, merged)
+            trace, after = self._history_step(index, reading, state, merged)
             return trace, after._replace(streams=streams)
 
     def _read_plainly(
-        self, stream: Tensor, state: PathState, folded: Folded
+        self, stream: Tensor, state: PathState, merged: MergedWeights
     ) -> tuple[Reading, PathState]:
         """Written out; the state then holds hbar and delta of this block."""
         hbar = stream.float()
         last = Derived(Tensor.float, stream, value=hbar)
-        wide = linear(hbar, folded.wide, folded.wide_bias)
+        wide = linear(hbar, merged.wide, merged.wide_bias)
         hidden, local = wide.split([self.sizes.head] * 2, dim=-1)
-        hidden = hidden / torch.hypot(hbar.norm(dim=-1, keepdim=True), folded.floor)
+        hidden = hidden / torch.hypot(hbar.norm(dim=-1, keepdim=True), merged.floor)
         if state.last is None:
             none = torch.zeros_like(state.p)
             return Reading(local, hidden, none, none), state._replace(last=last)
@@ -280,56 +290,58 @@ class HeroRouter(Router):
         if state.step is None or state.moved is None:
             bend = torch.zeros_like(moved)
         else:
-            bend = cosine((step * state.step.get()).sum(-1), moved, state.moved, folded.eps)
+            bend = cosine((step * state.step.get()).sum(-1), moved, state.moved, merged.eps)
         delta = Derived(_delta, stream, *state.streams[-1:], value=step)
         after = state._replace(last=last, step=delta, moved=moved)
         return Reading(local, hidden, moved, bend), after
 
-    def _read_by_kernels(self, hbar: Tensor, state: PathState, folded: Folded) -> Reading:
+    def _read_by_kernels(self, hbar: Tensor, state: PathState, merged: MergedWeights) -> Reading:
         """The same of the streams of this block and the two before, each read once."""
         streams = [each.flatten(0, 1).contiguous() for each in (*state.streams, hbar)]
-        projected, sums = read_streams(streams, folded.wide, folded.parts)
-        wide = projected.unflatten(0, hbar.shape[:2]) + folded.wide_bias
+        projected, sums = read_streams(streams, merged.wide, merged.parts)
+        wide = projected.unflatten(0, hbar.shape[:2]) + merged.wide_bias
         hidden, local = wide.split([self.sizes.head] * 2, dim=-1)
         sums = sums.unflatten(0, hbar.shape[:2])
         # A root has no slope at zero, where there is no delta.
         size, distance, _, before = sums.clamp(min=LEAST).sqrt().unbind(-1)
-        hidden = hidden / torch.hypot(size, folded.floor)[..., None]
-        bend = cosine(sums[..., 2], distance, before, folded.eps)
+        hidden = hidden / torch.hypot(size, merged.floor)[..., None]
+        bend = cosine(sums[..., 2], distance, before, merged.eps)
         return Reading(local, hidden, distance, bend)
 
     def _history_step(
-        self, index: int, reading: Reading, state: PathState, folded: Folded
+        self, index: int, reading: Reading, state: PathState, merged: MergedWeights
     ) -> tuple[Trace, PathState]:
-        path, inner = self._path(index, reading, state, folded), [reading.hidden]
-        if folded.path is not None:
-            inner.append(linear(path, folded.path, folded.path_bias))
-        s = linear(silu(torch.cat(inner, dim=-1)), folded.encoder, folded.encoder_bias)
+        path, inner = self._path(index, reading, state, merged), [reading.hidden]
+        if merged.path is not None:
+            inner.append(linear(path, merged.path, merged.path_bias))
+        s = linear(silu(torch.cat(inner, dim=-1)), merged.encoder, merged.encoder_bias)
         memory, head = self.sizes.memory, self.sizes.head
-        asked, value, expected, first = linear(s, folded.readers, folded.readers_bias).split(
+        asked, value, expected, first = linear(s, merged.readers, merged.readers_bias).split(
             [2 * memory, memory + 1, STATE, head], dim=-1
         )
         query, key = phi(asked).chunk(2, dim=-1)
         if index > 0 and self.variant != "no-memread":
-            context = state.memory.read(query, folded.decays[index, :index])
-            answer = linear(context, folded.answers, folded.answers_bias)
+            context = state.memory.read(query, merged.decays[index, :index])
+            answer = linear(context, merged.answers, merged.answers_bias)
             found, more = answer.split([STATE, head], dim=-1)
             sizes = expected.norm(dim=-1), found.norm(dim=-1)
-            known = cosine((expected * found).sum(-1), *sizes, folded.eps)
-            first = torch.addcmul(first + more, known[..., None], folded.novelty, value=-1)
+            known = cosine((expected * found).sum(-1), *sizes, merged.eps)
+            first = torch.addcmul(first + more, known[..., None], merged.novelty, value=-1)
         else:
             context, known = torch.zeros_like(query), torch.ones_like(state.p)
         hidden = silu(torch.cat([first, reading.local], dim=-1))
-        logits = linear(hidden, folded.heads, folded.heads_bias)
+        logits = linear(hidden, merged.heads, merged.heads_bias)
         a, b = logits[..., :2].unbind(-1)
         p, gate = torch.sigmoid(logits[..., 2:]).unbind(-1)
         m = state.m * p
         trace = Trace(gate, a, b, p, m, known, context, path)
         return trace, state._replace(p=p, m=m, memory=state.memory.write(key, value))
 
-    def _path(self, index: int, reading: Reading, state: PathState, folded: Folded) -> Tensor:
+    def _path(
+        self, index: int, reading: Reading, state: PathState, merged: MergedWeights
+    ) -> Tensor:
         """The path vector x_j (B, T, 6)."""
-        first = [folded.place[index].expand(*state.p.shape, 2)]
+        first = [merged.place[index].expand(*state.p.shape, 2)]
         first += [each[..., None] for each in (reading.distance, reading.bend)]
         if self.variant == "no-position":
             first = [torch.zeros_like(state.p)[..., None].expand(-1, -1, 4)]

@@ -8,8 +8,9 @@ import torch
 from methods.core.routing.router import Unit
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
+from methods.hero.weights import kernel_weights, merge
 from methods.kernels.decode import decode_workspace, routed_ffn_decode
-from methods.kernels.hero.router import pack, router_step, router_workspace
+from methods.kernels.hero.router import router_step, router_workspace
 from methods.kernels.weights import AdapterWeights, FfnWeights
 
 pytestmark = [
@@ -30,7 +31,8 @@ def test_a_graph_of_routed_blocks_follows_its_inputs(slim: bool, batch: int) -> 
     router = HeroRouter(units, Sizes(WIDTH, 256, 64, NARROW), 1e-5, "full", 0.0, maker)
     for name in ("local_head", "history_head"):
         torch.nn.init.normal_(getattr(router, name)[2].weight, std=0.5, generator=maker)
-    packed = pack(router.cuda().formula_parameters(), router.eps, router.variant)
+    merged = merge(router.cuda().formula_parameters(), router.eps)
+    packed = kernel_weights(merged, router.eps, router.variant)
 
     def normal(*shape: int) -> torch.Tensor:
         values = torch.randn(*shape, generator=maker) * shape[-1] ** -0.5

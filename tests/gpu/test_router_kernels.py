@@ -8,7 +8,8 @@ import torch
 from methods.core.routing.router import Unit
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
-from methods.kernels.hero.router import pack, router_step, router_workspace
+from methods.hero.weights import kernel_weights, merge
+from methods.kernels.hero.router import router_step, router_workspace
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +27,8 @@ def test_a_prompt_is_decided_as_by_the_twin(tokens: int) -> None:
     router = HeroRouter(units, Sizes(WIDTH, 256, 64, 896), 1e-5, "full", 0.0, maker)
     for name in ("local_head", "history_head"):
         torch.nn.init.normal_(getattr(router, name)[2].weight, std=0.5, generator=maker)
-    packed = pack(router.cuda().formula_parameters(), router.eps, router.variant)
+    merged = merge(router.cuda().formula_parameters(), router.eps)
+    packed = kernel_weights(merged, router.eps, router.variant)
     streams = torch.randn(ROUTED, tokens, WIDTH, generator=maker).cumsum(0)
     streams = streams.to("cuda", torch.bfloat16)
     spaces = [router_workspace(tokens, packed) for _ in range(2)]

@@ -10,9 +10,10 @@ from methods.core.model.shapes import SHAPES
 from methods.core.routing.router import Unit
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
+from methods.hero.weights import kernel_weights, merge
 from methods.kernels.choose import MOST_ROWS
 from methods.kernels.hero.formulas import Variant
-from methods.kernels.hero.router import pack, router_workspace
+from methods.kernels.hero.router import router_workspace
 from methods.kernels.launch import Launch
 from tests.compiled import Case
 
@@ -41,7 +42,8 @@ def router_cases(name: str, tokens: int, variant: Variant = "full") -> Iterator[
     units = [Unit(n, "ffn", 1) for n in range(ROUTED[name])]
     with torch.device("meta"):
         router = HeroRouter(units, Sizes(width, 256, 64, 896), 1e-5, variant, 2.0, None)
-        packed = pack(router.formula_parameters(), router.eps, router.variant)
+        merged = merge(router.formula_parameters(), router.eps)
+        packed = kernel_weights(merged, router.eps, router.variant)
         space = router_workspace(tokens, packed)
         hbar = torch.empty(tokens, width, dtype=torch.bfloat16)
         projected = torch.empty(tokens, len(packed.parts))

@@ -1,7 +1,7 @@
 """The second launch of :mod:`methods.kernels.hero.router` for prompts: tokens in tiles of sixteen.
 
-Letters as in ``PackedRouter``; a tile has TM tokens, sums over D go on by CHUNK columns, those over
-the heads by TN. Products of tiles are of float32, as three products of TF32 on tensor cores.
+Letters are as in ``KernelWeights``. A tile has TM tokens; sums over D take CHUNK columns at a time,
+sums over the heads TN. Tensor cores make a float32 product of tiles as three products of TF32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from methods.kernels.hero.router_triton import by_age, deciding, moves, phi, silu
-from methods.kernels.hero.weights import PackedRouter, RouterWorkspace
+from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 
 TOKENS, COLUMNS, WARPS = 16, 64, 4
@@ -77,7 +77,7 @@ def prompt_kernel(
     Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr, MP: tl.constexpr,
     TM: tl.constexpr, TN: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr,
-    NORM_EPS: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
+    FLOOR: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
     MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
 ):  # fmt: skip
     """TM tokens: from streams and projections to decision, memory entry, p and m."""
@@ -90,11 +90,11 @@ def prompt_kernel(
     row = projected + at * (PARTS * 2 * H)
 
     state, feature = tl.arange(0, S), tl.arange(0, MP)
-    rstd = tl.rsqrt(size / D + NORM_EPS)[:, None]
+    factor = tl.rsqrt(size + FLOOR)[:, None]
     s = tl.zeros([TM, S], tl.float32)
     for start in range(0, H, TN):
         head = start + tl.arange(0, TN)
-        z = silu(summed(row, head, head < H, H, PARTS) * rstd)
+        z = silu(summed(row, head, head < H, H, PARTS) * factor)
         s += times(z, hidden_up, state, head, Z, H)
     if AUX:
         wide = tl.arange(0, XH)
@@ -164,7 +164,7 @@ def prompt_launch(
     index: int,
     streams: Sequence[Tensor],
     projected: Tensor,
-    router: PackedRouter,
+    router: KernelWeights,
     workspace: RouterWorkspace,
     threshold: float,
 ) -> Launch:
@@ -176,5 +176,5 @@ def prompt_launch(
     given["MP"] = max(16, triton.next_power_of_2(given["M"]))
     given["TN"] = min(COLUMNS, max(16, triton.next_power_of_2(given["H"])))
     given |= {"TM": TOKENS, "CHUNK": CHUNK, "STAGES": STAGES}
-    given["PARTS"] = projected.shape[1] // len(router.merged)
+    given["PARTS"] = projected.shape[1] // len(router.wide)
     return Launch(prompt_kernel, (triton.cdiv(tokens, TOKENS),), given, WARPS)

@@ -2,7 +2,7 @@
 
 What ``HeroRouter.step`` computes with some forty operations per block are two launches:
 
-    project  the two wide projections of hbar as one matrix, [W_hd diag(w) ; W_local1] hbar
+    project  the two wide projections of hbar as one matrix, [sqrt(D) W_hd diag(w) ; W_local1] hbar
     decide   everything else: path, state, memory read over the list of earlier blocks, novelty,
              both heads, gate, decision, memory append, p and m
 
@@ -10,14 +10,14 @@ For up to 16 tokens, a step of decoding, the first launch also makes the sums be
 ||delta|| and cos(delta, previous delta), and the second has a program per token. For more, prompts,
 the first is a product of cuBLAS and the second takes sixteen tokens per program.
 
-W_hd RMSNorm(hbar) = rstd(hbar) (W_hd diag(w)) hbar: the norm's weight is folded into the columns
-beforehand, its factor is applied afterwards. All is float32; decisions are taken before any cast.
-A prompt in bfloat16 meets the merged matrix as two bfloat16 matrices, as in ``streams``.
+W_hd RMSNorm(hbar) = (sqrt(D) W_hd diag(w)) hbar / sqrt(||hbar||^2 + D eps): the matrix is made
+beforehand, and the division comes after the product. All is float32, and decisions are taken before
+any cast. A prompt in bfloat16 is multiplied by two bfloat16 matrices in its place, see ``streams``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,63 +27,15 @@ from torch.nn.functional import linear, silu
 from methods.core.routing.router import Gate
 from methods.kernels.choose import MOST_ROWS, use_triton
 from methods.kernels.decode import check_tensors
-from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, TEMPERATURE, Variant, decays, phi
-from methods.kernels.hero.streams import parts, path_sums, product
-from methods.kernels.hero.weights import PackedRouter, RouterWorkspace
-
-PACKED = ("full", "no-memread", "no-aux", "no-position")
+from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, TEMPERATURE, phi
+from methods.kernels.hero.streams import path_sums, product
+from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 
 
-def pack(weights: Mapping[str, Tensor], eps: float, variant: Variant) -> PackedRouter:
-    """The weights of a router for the kernels, copied once.
-
-    Args:
-        weights: By the names of the formulas.
-        eps: Of the RMSNorm.
-        variant: Of the router.
-
-    Raises:
-        ValueError: The variant has no history, hence nothing that these kernels compute.
-    """
-    if variant not in PACKED:
-        raise ValueError(f"variant '{variant}' has no kernels; these have: {PACKED}")
-    named = {name: w.detach().float().contiguous() for name, w in weights.items()}
-    memory, state = named["W_q"].shape
-    columns = named["hist_W1"].split([state, memory, 1], dim=1)
-    by_input = [part.contiguous() for part in columns]
-    products = decays(torch.sigmoid(named["eta"].double())).tril(-1).float()
-    merged = torch.cat([named["W_hd"] * named["rms_w"], named["local_W1"]])
-    return PackedRouter(
-        merged=merged,
-        parts=parts(merged),
-        hidden_up=named["W_hu"],
-        path_in=named.get("path_W1"),
-        path_in_bias=named.get("path_b1"),
-        path_out=named.get("path_W2"),
-        path_out_bias=named.get("path_b2"),
-        query=named["W_q"],
-        key=named["W_k"],
-        value=named["W_v"],
-        novelty_state=named["W_n"],
-        novelty_context=named["W_c"],
-        history_state=by_input[0],
-        history_context=by_input[1],
-        history_novelty=by_input[2][:, 0],
-        history_bias=named["hist_b1"],
-        history_out=named["hist_W2"][0],
-        local_bias=named["local_b1"],
-        local_out=named["local_W2"][0],
-        last_biases=torch.cat([named["hist_b2"], named["local_b2"]]),
-        decays=products,
-        eps=eps,
-        variant=variant,
-    )
-
-
-def router_workspace(tokens: int, router: PackedRouter) -> RouterWorkspace:
+def router_workspace(tokens: int, router: KernelWeights) -> RouterWorkspace:
     """Buffers for ``tokens`` tokens; one set serves all routed blocks and every step."""
     entries = (tokens, len(router.decays), len(router.key))
-    made = router.merged.new_empty
+    made = router.wide.new_empty
     return RouterWorkspace(
         keys=made(entries),
         values=made(entries),
@@ -91,7 +43,7 @@ def router_workspace(tokens: int, router: PackedRouter) -> RouterWorkspace:
         m=made(tokens),
         gate=made(tokens),
         scale=made(tokens),
-        execute=torch.empty(tokens, dtype=torch.bool, device=router.merged.device),
+        execute=torch.empty(tokens, dtype=torch.bool, device=router.wide.device),
     )
 
 
@@ -101,7 +53,7 @@ class KernelSteps(NamedTuple):
     ``streams`` are hbar of the last blocks decided, the newest last.
     """
 
-    router: PackedRouter
+    router: KernelWeights
     space: RouterWorkspace
     streams: list[Tensor]
 
@@ -117,17 +69,10 @@ class KernelSteps(NamedTuple):
         return Gate(gate.view(shape), scale.view(shape), execute.view(shape))
 
 
-def refresh(packed: PackedRouter, weights: Mapping[str, Tensor]) -> None:
-    """Put weights by the names of the formulas where ``packed`` has them, at its addresses."""
-    for old, new in zip(packed, pack(weights, packed.eps, packed.variant), strict=True):
-        if isinstance(old, Tensor) and isinstance(new, Tensor):
-            old.copy_(new)
-
-
 def router_step(
     index: int,
     streams: Sequence[Tensor],
-    router: PackedRouter,
+    router: KernelWeights,
     workspace: RouterWorkspace,
     threshold: float = 0.5,
     triton: bool | None = None,
@@ -140,7 +85,7 @@ def router_step(
         index: j - 1, 0-based among the R routed blocks.
         streams: Residual stream behind attention (N, D), of one dtype, of this block and of as many
             as there are of the two decided before, the newest last.
-        router: Of :func:`pack`.
+        router: Of ``kernel_weights`` in ``methods/hero/weights.py``.
         workspace: Of :func:`router_workspace`; results and state are written there.
         threshold: Executes at gate >= threshold.
         triton: True forces the kernels, False the twin; None lets the device decide.
@@ -159,12 +104,12 @@ def router_step(
     check_tensors(
         {
             **{f"streams[{n}]": (each, hbar.shape, hbar.dtype) for n, each in enumerate(streams)},
-            "merged": (router.merged, (len(router.merged), width), torch.float32),
+            "wide": (router.wide, (len(router.wide), width), torch.float32),
             "workspace.keys": (workspace.keys, entries, torch.float32),
             "workspace.execute": (workspace.execute, (tokens,), torch.bool),
         }
     )
-    if not use_triton(router.merged, triton):
+    if not use_triton(router.wide, triton):
         router_step_reference(index, streams, router, workspace, threshold)
     elif tokens <= MOST_ROWS:
         from methods.kernels.hero.router_triton import launches
@@ -178,27 +123,27 @@ def router_step(
         prompt_launch(index, streams, projected, router, workspace, threshold).run()
 
 
-def project(hbar: Tensor, router: PackedRouter) -> Tensor:
-    """``merged`` times a prompt (N, D), float32: (N, 2H), or (N, 4H) whose halves are to be added.
+def project(hbar: Tensor, router: KernelWeights) -> Tensor:
+    """``wide`` times a prompt (N, D), float32: (N, 2H), or (N, 4H) whose halves are to be added.
 
     The latter where hbar is bfloat16, by ``parts``.
     """
     if hbar.dtype is torch.bfloat16:
         return product(hbar, router.parts.T)
-    return linear(hbar.float(), router.merged)
+    return linear(hbar.float(), router.wide)
 
 
 def router_step_reference(
     index: int,
     streams: Sequence[Tensor],
-    router: PackedRouter,
+    router: KernelWeights,
     workspace: RouterWorkspace,
     threshold: float = 0.5,
 ) -> None:
     """The twin of :func:`router_step`, on the same buffers."""
     space = workspace
     hbar, sums = streams[-1].float(), path_sums(streams, kernel=False)
-    projected = linear(hbar, router.merged)
+    projected = linear(hbar, router.wide)
     s = _state(index, router, space, projected, sums, hbar.shape[-1])
     context = _read(index, router, space, linear(s, router.query))
     novelty = torch.zeros_like(space.p)
@@ -226,7 +171,7 @@ def router_step_reference(
 
 def _state(
     index: int,
-    router: PackedRouter,
+    router: KernelWeights,
     space: RouterWorkspace,
     projected: Tensor,
     sums: Tensor,
@@ -237,8 +182,8 @@ def _state(
     ``sums`` (N, 4) over D are of hbar^2, delta^2, delta * previous delta, previous delta^2.
     """
     heads = len(router.local_out)
-    rstd = torch.rsqrt(sums[:, :1] / width + router.eps)
-    z_hidden = linear(silu(projected[:, :heads] * rstd), router.hidden_up)
+    factor = torch.rsqrt(sums[:, :1] + width * router.eps)
+    z_hidden = linear(silu(projected[:, :heads] * factor), router.hidden_up)
     if router.path_in is None or router.path_out is None:
         return torch.cat([z_hidden, z_hidden.new_zeros(len(z_hidden), 64 - HIDDEN_OUT)], dim=-1)
     _, size, product, before = sums.unbind(-1)
@@ -252,7 +197,7 @@ def _state(
     return torch.cat([z_hidden, linear(hidden, router.path_out, router.path_out_bias)], dim=-1)
 
 
-def _read(index: int, router: PackedRouter, space: RouterWorkspace, query: Tensor) -> Tensor:
+def _read(index: int, router: KernelWeights, space: RouterWorkspace, query: Tensor) -> Tensor:
     """c_j (N, M) from the entries of the blocks before ``index``."""
     alike = torch.einsum("bm,bim->bi", phi(query), space.keys[:, :index])
     weights = router.decays[index, :index] * alike

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from methods.kernels.decode_triton import row_products, tile_of
 from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, PATH, PATH_HIDDEN, STATE, TEMPERATURE
-from methods.kernels.hero.weights import PackedRouter, RouterWorkspace
+from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 
 # Columns of hbar that the program of the sums takes at a time.
@@ -22,11 +22,11 @@ WARPS = 8
 
 @triton.jit(do_not_specialize=["index"])
 def project_kernel(
-    hbar, last, before, merged, projected, sums, index,
+    hbar, last, before, wide, projected, sums, index,
     D: tl.constexpr, N: tl.constexpr, BATCH: tl.constexpr, CHUNK: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """``merged`` (N, D) times hbar by the first programs, one more per token for its sums."""
+    """``wide`` (N, D) times hbar by the first programs, one more per token for its sums."""
     tiles: tl.constexpr = (N + ROWS - 1) // ROWS
     tile = tl.program_id(0)
     if tile < tiles:
@@ -34,7 +34,7 @@ def project_kernel(
         present = slots < BATCH
         first = tile * ROWS
         rows = first + tl.arange(0, ROWS)
-        values = row_products(merged, hbar, first, present, N, D, ROWS, DEPTH, SPLIT, SLOTS)
+        values = row_products(wide, hbar, first, present, N, D, ROWS, DEPTH, SPLIT, SLOTS)
         kept = (rows[:, None] < N) & present[None, :]
         tl.store(projected + slots[None, :] * N + rows[:, None], values, mask=kept)
     else:
@@ -132,15 +132,15 @@ def decide_kernel(
     D: tl.constexpr, H: tl.constexpr, M: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr,
     HP: tl.constexpr, MP: tl.constexpr, RP: tl.constexpr,
-    NORM_EPS: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
+    FLOOR: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
     MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
 ):  # fmt: skip
     """One token: from projections and sums to decision, memory entry, p and m."""
     token = tl.program_id(0)
     head, state, feature = tl.arange(0, HP), tl.arange(0, S), tl.arange(0, MP)
     row = projected + token * 2 * H
-    rstd = tl.rsqrt(tl.load(sums + token * 4) / D + NORM_EPS)
-    z = silu(tl.load(row + head, mask=head < H, other=0.0) * rstd)
+    factor = tl.rsqrt(tl.load(sums + token * 4) + FLOOR)
+    z = silu(tl.load(row + head, mask=head < H, other=0.0) * factor)
     s = product(hidden_up, z, Z, H, state, head)
     m_before = tl.load(m + token, mask=index > 0, other=1.0)
     if AUX:
@@ -190,24 +190,24 @@ def decide_kernel(
 def launches(
     index: int,
     streams: Sequence[Tensor],
-    router: PackedRouter,
+    router: KernelWeights,
     workspace: RouterWorkspace,
     threshold: float,
 ) -> list[Launch]:
     """The two launches of ``router_step``, whose arguments these are."""
     batch, width = streams[-1].shape
-    tile = tile_of(batch, router.merged.element_size())
-    projected = router.merged.new_empty(batch, len(router.merged))
-    sums = router.merged.new_empty(batch, 4)
-    project: dict[str, Any] = {"projected": projected, "sums": sums, "merged": router.merged}
+    tile = tile_of(batch, router.wide.element_size())
+    projected = router.wide.new_empty(batch, len(router.wide))
+    sums = router.wide.new_empty(batch, 4)
+    project: dict[str, Any] = {"projected": projected, "sums": sums, "wide": router.wide}
     project |= by_age(streams)
-    project |= {"D": width, "N": len(router.merged), "BATCH": batch, "CHUNK": CHUNK, "index": index}
+    project |= {"D": width, "N": len(router.wide), "BATCH": batch, "CHUNK": CHUNK, "index": index}
     project |= {"ROWS": tile.rows, "DEPTH": tile.depth, "SPLIT": tile.split, "SLOTS": tile.slots}
     decide = deciding(index, width, router, workspace, threshold)
     decide |= {"projected": projected, "sums": sums}
     for name, size in (("HP", "H"), ("MP", "M"), ("RP", "R")):
         decide[name] = triton.next_power_of_2(decide[size])
-    grid = (triton.cdiv(len(router.merged), tile.rows) + batch,)
+    grid = (triton.cdiv(len(router.wide), tile.rows) + batch,)
     return [
         Launch(project_kernel, grid, project, tile.warps, tile.stages),
         Launch(decide_kernel, (batch,), decide, WARPS),
@@ -221,17 +221,19 @@ def by_age(streams: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def deciding(
-    index: int, width: int, router: PackedRouter, workspace: RouterWorkspace, threshold: float
+    index: int, width: int, router: KernelWeights, workspace: RouterWorkspace, threshold: float
 ) -> dict[str, Any]:
     """What every kernel that decides is given beside its projections."""
     # Without the path MLP its pointers are never followed.
     given: dict[str, Any] = {
         name: router.hidden_up if weight is None else weight
         for name, weight in router._asdict().items()
-        if name not in ("merged", "parts", "eps", "variant")
+        if name not in ("wide", "parts", "eps", "variant")
     }
     given |= workspace._asdict()
-    given |= {"index": index, "threshold": float(threshold), "NORM_EPS": router.eps, "EPS": EPS}
+    given |= {"index": index, "threshold": float(threshold), "EPS": EPS}
+    # Inside the root of the RMSNorm, whose sum of squares is not divided by D.
+    given["FLOOR"] = width * router.eps
     given |= {"D": width, "H": len(router.local_out), "M": len(router.key)}
     given |= {"R": len(router.decays), "TEMPERATURE": TEMPERATURE}
     given |= {"S": STATE, "Z": HIDDEN_OUT, "X": PATH, "XH": PATH_HIDDEN}

@@ -1,6 +1,6 @@
 """All that HeRo's router reads of the residual streams, each read once, and its gradient.
 
-    projected  [W_hd diag(w) ; W_local1] hbar                                          (N, 2H)
+    projected  [sqrt(D) W_hd diag(w) ; W_local1] hbar                                  (N, 2H)
     sums       of hbar^2, delta^2, delta * previous delta, previous delta^2 over D     (N, 4)
 
 with delta = hbar_j - hbar_{j-1}. Nothing is kept for the backward pass but the streams, as they are
@@ -37,14 +37,14 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float()
 
 
-def parts(merged: Tensor) -> Tensor:
+def parts(wide: Tensor) -> Tensor:
     """Weights (2H, D) as bfloat16 streams meet them (4H, D): both of :func:`split`."""
-    return torch.cat(split(merged.detach()))
+    return torch.cat(split(wide.detach()))
 
 
 def read_streams(
     streams: Sequence[Tensor],
-    merged: Tensor,
+    wide: Tensor,
     parts: Tensor | None,
     triton: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,7 @@ def read_streams(
     Args:
         streams: Residual stream behind attention (N, D), contiguous and of one dtype, of this block
             and of up to two before it, the newest last; sums of a delta there is none of are 0.
-        merged: Weights (2H, D), float32.
+        wide: Weights (2H, D), float32.
         parts: What :func:`parts` makes of them where streams are bfloat16.
         triton: True forces the kernels, False plain PyTorch; None lets the device decide.
 
@@ -64,17 +64,17 @@ def read_streams(
         RuntimeError: ``triton`` is True where no kernel can run.
     """
     kernel = use_triton(streams[-1], triton)
-    with torch.autocast(merged.device.type, enabled=False):
-        made: tuple[Tensor, Tensor] = _Read.apply(merged, parts, kernel, *streams)
+    with torch.autocast(wide.device.type, enabled=False):
+        made: tuple[Tensor, Tensor] = _Read.apply(wide, parts, kernel, *streams)
     return made
 
 
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, merged: Tensor, parts: Tensor | None, kernel: bool, *streams: Tensor
+        ctx: Any, wide: Tensor, parts: Tensor | None, kernel: bool, *streams: Tensor
     ) -> tuple[Tensor, Tensor]:
-        weights = merged if parts is None else parts
+        weights = wide if parts is None else parts
         ctx.save_for_backward(weights, *streams)
         ctx.kernel = kernel
         return _project(streams[-1], weights), path_sums(streams, kernel)
@@ -85,13 +85,13 @@ class _Read(torch.autograd.Function):
         weights, *streams = ctx.saved_tensors
         learned, _, _, *through = ctx.needs_input_grad
         with torch.autocast(weights.device.type, enabled=False):
-            base, by_merged = _project_backward(
+            base, by_wide = _project_backward(
                 by_projected, streams[-1], weights, learned, any(through)
             )
             made: Sequence[Tensor | None] = [None] * len(streams)
             if base is not None:
                 made = path_gradients(streams, base, by_sums.contiguous(), ctx.kernel)
-            return by_merged, None, None, *made
+            return by_wide, None, None, *made
 
 
 def _project(hbar: Tensor, weights: Tensor) -> Tensor:
@@ -108,15 +108,15 @@ def _project_backward(
     if weights.dtype is not torch.bfloat16:
         by_hbar = gradient @ weights if through else None
         return by_hbar, gradient.T @ hbar.float() if learned else None
-    by_hbar = by_merged = None
+    by_hbar = by_wide = None
     first, second = split(gradient)
     if through:
         left, right = weights.chunk(2)
         by_hbar = product(torch.cat([first, second, first], 1), torch.cat([left, left, right]))
     if learned:
         above, below = product(torch.cat([first, second], 1).T, hbar).chunk(2)
-        by_merged = above + below
-    return by_hbar, by_merged
+        by_wide = above + below
+    return by_hbar, by_wide
 
 
 def path_sums(streams: Sequence[Tensor], kernel: bool) -> Tensor:

@@ -9,22 +9,23 @@ from torch import Tensor
 from methods.kernels.hero.formulas import Variant
 
 
-class PackedRouter(NamedTuple):
+class KernelWeights(NamedTuple):
     """The weights of a router as the kernels read them, float32 and contiguous.
 
-    H is the head width, M the memory's, R the number of routed blocks; states are 64 wide.
+    ``kernel_weights`` in ``methods/hero/weights.py`` makes them. H is the head width, M the
+    memory's, R the number of routed blocks; states are 64 wide.
 
-    ``merged`` (2H, D); ``parts`` (4H, D), bfloat16: ``merged`` rounded, and behind it what that
-    leaves, rounded too; ``hidden_up`` (48, H); ``path_in`` (64, 6), ``path_in_bias`` (64,),
-    ``path_out`` (16, 64), ``path_out_bias`` (16,), None without the path MLP; ``query``, ``key``,
-    ``value`` (M, 64); ``novelty_state`` (64, 64), ``novelty_context`` (64, M). The history head's
-    first matrix by input: ``history_state`` (H, 64), ``history_context`` (H, M),
-    ``history_novelty`` (H,); ``history_bias``, ``history_out`` (H,); ``local_bias``, ``local_out``
-    (H,); ``last_biases`` (2,) of history and local head. ``decays`` (R, R): [j, i] is the product
-    of rho over the blocks between i and j.
+    ``wide`` (2H, D) is [sqrt(D) W_hd diag(w) ; W_local1]; ``parts`` (4H, D), bfloat16, is ``wide``
+    rounded, followed by the rounded rest. ``hidden_up`` (48, H). ``path_in`` (64, 6),
+    ``path_in_bias`` (64,), ``path_out`` (16, 64) and ``path_out_bias`` (16,) are None without the
+    path MLP. ``query``, ``key``, ``value`` (M, 64); ``novelty_state`` (64, 64), ``novelty_context``
+    (64, M). The history head's first matrix, by input: ``history_state`` (H, 64),
+    ``history_context`` (H, M), ``history_novelty`` (H,). ``history_bias``, ``history_out``,
+    ``local_bias``, ``local_out`` (H,); ``last_biases`` (2,) of history and local head. ``decays``
+    (R, R): for i < j, [j, i] is the product of rho over the blocks between i and j.
     """
 
-    merged: Tensor
+    wide: Tensor
     parts: Tensor
     hidden_up: Tensor
     path_in: Tensor | None
@@ -47,6 +48,12 @@ class PackedRouter(NamedTuple):
     decays: Tensor
     eps: float
     variant: Variant
+
+    def renew(self, other: KernelWeights) -> None:
+        """Take the numbers of ``other``; addresses stay, as a CUDA graph needs it."""
+        for old, new in zip(self, other, strict=True):
+            if isinstance(old, Tensor) and isinstance(new, Tensor):
+                old.copy_(new)
 
 
 class RouterWorkspace(NamedTuple):

@@ -16,8 +16,9 @@ from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero import router as hero_router
 from methods.hero.heads import Sizes
-from methods.hero.host import HostSteps, HostWeights
+from methods.hero.host import HostSteps
 from methods.hero.router import HeroRouter, PathState, Trace
+from methods.hero.weights import host_weights
 from methods.kernels.hero import streams as hero_streams
 from methods.kernels.hero.formulas import Variant
 from tests import training_toys
@@ -159,7 +160,7 @@ def test_decoding_goes_this_way_and_equals_the_full_forward(
         HostSteps, "decide", lambda self, *args: decided.append(args[0]) or plain(self, *args)
     )
     monkeypatch.setattr(
-        hero_router, "HostWeights", lambda *args: packed.append(1) or HostWeights(*args)
+        hero_router, "host_weights", lambda *args: packed.append(1) or host_weights(*args)
     )
     model = training_toys.built("hero").eval()
     full = decoder(model)(IDS)

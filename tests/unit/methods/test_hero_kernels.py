@@ -9,13 +9,14 @@ from torch import Tensor
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
+from methods.hero.weights import kernel_weights, merge
 from methods.kernels import choose
 from methods.kernels.hero.formulas import Variant
-from methods.kernels.hero.router import PACKED, pack, project, router_step, router_workspace
-from methods.kernels.hero.weights import PackedRouter, RouterWorkspace
+from methods.kernels.hero.router import project, router_step, router_workspace
+from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 from tests.interpreted import DEVICE, mend
-from tests.unit.methods.test_hero_host import Operations
+from tests.unit.methods.test_hero_host import REMEMBERING, Operations
 
 pytest.importorskip("triton", reason="Triton is not installed")
 mend()
@@ -37,8 +38,10 @@ def make_router(variant: Variant = "full", width: int = 48, memory: int = 64) ->
     return router.to(DEVICE)
 
 
-def packed_of(router: HeroRouter) -> PackedRouter:
-    return pack(router.formula_parameters(), router.eps, router.variant)
+def packed_of(router: HeroRouter) -> KernelWeights:
+    return kernel_weights(
+        merge(router.formula_parameters(), router.eps), router.eps, router.variant
+    )
 
 
 def stream(batch: int, width: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -53,7 +56,7 @@ def up_to(index: int, streams: Tensor) -> list[Tensor]:
     return list(streams[max(0, index - 2) : index + 1])
 
 
-def poisoned(batch: int, packed: PackedRouter) -> RouterWorkspace:
+def poisoned(batch: int, packed: KernelWeights) -> RouterWorkspace:
     space = router_workspace(batch, packed)
     for part in space:
         part.fill_(float("nan") if part.is_floating_point() else True)
@@ -65,7 +68,7 @@ def near(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["triton", "twin"])
-@pytest.mark.parametrize("variant", PACKED)
+@pytest.mark.parametrize("variant", REMEMBERING)
 @pytest.mark.parametrize("batch", [1, 3, 37])
 @torch.no_grad()
 def test_equal_to_the_router(batch: int, variant: Variant, kernel: bool) -> None:
@@ -118,11 +121,11 @@ def test_two_bfloat16_matrices_stand_for_one_of_float32() -> None:
     packed = packed_of(make_router(width=1024))
     hbar = stream(64, 1024, 6, torch.bfloat16)[0]
     found = project(hbar, packed).double()
-    exact = hbar.double() @ packed.merged.double().T
-    size = hbar.double().norm(dim=1)[:, None] * packed.merged.double().norm(dim=1)
-    halves = found[:, : len(packed.merged)] + found[:, len(packed.merged) :]
+    exact = hbar.double() @ packed.wide.double().T
+    size = hbar.double().norm(dim=1)[:, None] * packed.wide.double().norm(dim=1)
+    halves = found[:, : len(packed.wide)] + found[:, len(packed.wide) :]
     assert ((halves - exact).abs() / size).max() < 2**-20
-    assert ((found[:, : len(packed.merged)] - exact).abs() / size).max() > 2**-16
+    assert ((found[:, : len(packed.wide)] - exact).abs() / size).max() > 2**-16
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["triton", "twin"])
@@ -160,10 +163,6 @@ def test_few_operations_beside_the_launches(
 
 
 def test_what_does_not_fit_is_named() -> None:
-    units = [Unit(0, "ffn", 1)]
-    plain = HeroRouter(units, Sizes(48, 32, 64, 14), 1e-5, "no-history", 2.0, None)
-    with pytest.raises(ValueError, match="'no-history' has no kernels"):
-        packed_of(plain)
     packed = packed_of(make_router())
     space = router_workspace(2, packed)
     with pytest.raises(ValueError, match="5 routed blocks, none has index 5"):

@@ -62,7 +62,7 @@ def test_every_weight_is_read_once() -> None:
         router_step(1, streams, packed, poisoned(1, packed), triton=True)
     assert read == {name: weight.nbytes for name, weight in weights.items()}
     added = sum(p.numel() for name, p in router.named_parameters() if "adapters" not in name)
-    # The norm's weight is folded into W_hd, rho into the decays.
+    # The norm's weight is merged into W_hd, rho into the decays.
     assert sum(read.values()) == pytest.approx(4 * added, rel=0.005)
 
 
