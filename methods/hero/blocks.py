@@ -8,7 +8,8 @@ from torch import Tensor
 
 from methods.api import Context, Gate, Router, Tokens, Unit
 from methods.hero.branch import Adapter
-from methods.hero.router import HeroRouter, PathState
+from methods.hero.reading import PathState
+from methods.hero.router import HeroRouter
 
 
 class LayerState(NamedTuple):

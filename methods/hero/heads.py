@@ -1,4 +1,4 @@
-"""The small networks of HeRo's router: their variants and widths, how they are made and named."""
+"""The small networks of HeRo's router: variants, widths, and parameters by the formulas' names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from methods.kernels.hero.formulas import HIDDEN_OUT, PATH, PATH_HIDDEN, PATH_OUT, STATE, Variant
 
-# Without history, and of these those with a second head in its place.
+# Variants without a history; TWINS have a second local head in its place.
 LOCAL: tuple[Variant, ...] = ("no-history", "same-size", "difference")
 TWINS: tuple[Variant, ...] = ("same-size", "difference")
 
 
 class Sizes(NamedTuple):
-    """Widths of a router: ``hidden`` D, ``head`` of both heads and W_hd, ``memory`` M."""
+    """Widths: ``hidden`` D, ``head`` of both heads and W_hd, ``memory`` M, ``adapter``."""
 
     hidden: int
     head: int
@@ -24,13 +24,13 @@ class Sizes(NamedTuple):
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Two linear maps with SiLU between."""
+    """Two linear maps with SiLU between them."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, outputs))
 
 
-def named(mlp: nn.Sequential, prefix: str) -> dict[str, Tensor]:
-    """The parameters of :func:`mlp` as the formulas call them, behind a prefix."""
-    first, last = mlp[0], mlp[2]
+def mlp_parameters(network: nn.Sequential, prefix: str) -> dict[str, Tensor]:
+    """The parameters of a network of :func:`mlp`, by the formulas' names with this prefix."""
+    first, last = network[0], network[2]
     assert isinstance(first, nn.Linear)
     assert isinstance(last, nn.Linear)
     return {
@@ -42,12 +42,12 @@ def named(mlp: nn.Sequential, prefix: str) -> dict[str, Tensor]:
 
 
 def cosine(product: Tensor, size: Tensor, other: Tensor, eps: Tensor) -> Tensor:
-    """Of two vectors, from their product and their sizes; eps in the denominator."""
+    """The cosine of two vectors from their product and their lengths; eps in the denominator."""
     return product / torch.addcmul(eps, size, other)
 
 
 def history_parameters(sizes: Sizes, routed: int) -> int:
-    """Parameters of everything that the history adds to the local head."""
+    """How many parameters the history adds to the local head."""
     width, head, memory = sizes.hidden, sizes.head, sizes.memory
     encoder = width + width * head + head * HIDDEN_OUT
     path = PATH * PATH_HIDDEN + PATH_HIDDEN + PATH_HIDDEN * PATH_OUT + PATH_OUT
