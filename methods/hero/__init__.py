@@ -29,11 +29,11 @@ from methods.api import (
     squared_use,
 )
 from methods.hero.blocks import BlockRouter
-from methods.hero.controls import RandomBypass, StaticGates, lent_rates, token_table
+from methods.hero.controls import RandomGates, StaticGates, lender_rates, token_table
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
 
-# Controls that draw, and what their rates depend on.
+# Controls that skip at random, and what their rates depend on.
 RATES: dict[str, Literal["block", "kind", "token"]] = {
     "random": "block", "by-kind": "kind", "by-token": "token",
 }  # fmt: skip
@@ -42,45 +42,46 @@ RATES: dict[str, Literal["block", "kind", "token"]] = {
 class Hero(RoutedMethod):
     """A router with a memory over depth lets each token replace late FFNs by small adapters.
 
-    Router and adapters are trained, the backbone stays frozen; training and inference use the same
+    Router and adapters are trained; the backbone stays frozen. Training and inference use the same
     hard threshold and run one branch per token. Attention is dense, so the cache is complete.
 
-    Formula: u = LN(hbar); execute where g >= 0.5:
-        h = hbar + g FFN(u)  where executed,  h = hbar + (1 - g) W2 SiLU(W1 u)  where bypassed
+    Formula: u = LN(hbar); the FFN runs where g >= 0.5:
+        h = hbar + g FFN(u)  if it runs,  h = hbar + (1 - g) W2 SiLU(W1 u)  if it is skipped
         loss = LM + alpha * mean over predicting positions of (sum over routed blocks of g)^2
-    The gate is described in ``methods/hero/router.py``. The comparison has no gradient; the factors
-    g and 1 - g carry it.
+    ``methods/hero/router.py`` describes the gate g. The comparison has no gradient: it flows
+    through the factors g and 1 - g.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        candidates: ``"auto"``: the latter half of the layers up to 30 %, the last three quarters
-            up to 45 %, else all; or 0-based layers.
-        variant: ``"full"``, an ablation of the paper (``"no-history"``, ``"no-memread"``,
-            ``"no-aux"``, ``"no-position"``), or a control: ``"same-size"`` (history replaced by a
-            second local head of as many parameters), ``"difference"`` (likewise, and both heads
-            read what was last added to the stream, as DiffSkip), ``"static"`` (one learned gate per
-            block, the lowest bypassed), or one that draws the bypass from a hash at the rates of
-            the request's lender, a fitted HeRo: ``"random"`` (by block; equal rates without a
-            lender), ``"by-kind"`` (by block and kind of position, prompt or answer) or
-            ``"by-token"`` (by block and token). What HeRo keeps above these is neither in the part
-            of an item nor in the word alone.
-        unit: ``"ffn"``, or ``"block"``: attention and FFN of a layer together, decided at its
-            input, as FlexiDepth. Not with variants that draw or are static.
-        adapter_width: Bottleneck; None: the paper's 896, in proportion below D = 4096; 0: nothing
-            runs in place of what is skipped.
-        head_width: Of both heads and W_hd; None: the paper's 256, D / 16 below, at least 32.
+        candidates: 0-based layers, or ``"auto"``: the latter half of the layers for budgets up to
+            30 %, the last three quarters up to 45 %, else all.
+        variant: ``"full"``, an ablation of the paper or a control. Ablations: ``"no-history"``,
+            ``"no-memread"``, ``"no-aux"``, ``"no-position"``. Controls without a history:
+            ``"same-size"`` has a second local head of as many parameters instead;
+            ``"difference"`` too, and both heads read what attention added, as in DiffSkip;
+            ``"static"`` has one learned gate per block and skips the blocks with the lowest.
+            Controls that skip by a hash, at the rates of the request's lender, a fitted HeRo:
+            ``"random"`` (rates by block; without a lender equal rates), ``"by-kind"`` (by block,
+            prompt and answer tokens apart) and ``"by-token"`` (by block and token id). What HeRo
+            retains above the last two comes neither from the kind of a token nor from its id.
+        unit: ``"ffn"``, or ``"block"``: attention and FFN of a layer together, decided at the
+            layer's input, as in FlexiDepth. ``"block"`` excludes ``"static"`` and the controls that
+            skip by a hash.
+        adapter_width: Of the bottleneck; None: the paper's 896, in proportion below D = 4096;
+            0: nothing runs in place of a skipped FFN.
+        head_width: Of both heads and W_hd; None: the paper's 256, or D / 16 below, at least 32.
         memory_width: M, of keys, queries and values.
-        alpha: Weight of the penalty, the paper's 1e-3; None: steered to the budget.
+        alpha: Weight of the penalty, 1e-3 in the paper; None: steered to the budget.
         initial_bias: Of the gate's logit.
-    Source: the HeRo paper (equations of its method section; no code is released). Choices where the
-        paper is silent: ``Differs``.
-    Differs from upstream: with a budget, alpha is steered in training and the threshold calibrated
-        on the validation split, where the paper tries alphas; under ``match: split`` prompts and
-        answer tokens have a penalty and an alpha each; initial gates 0.88, because gates of
-        0.5 run every FFN at half strength; the path MLP's weights of the distance start divided by
-        sqrt(D), for it grows so; no weight decay on vectors and scalars; documents are packed. A
-        steered alpha may fall slightly below zero (``routing/steering.py``), where the penalty
-        rewards open gates. The paper's loss counts every token: ``prompt_weight`` 1, the default;
-        the demo's suites set 0.1.
+    Source: the HeRo paper, equations of its method section. It released no code; the choices that
+        it leaves open are listed here.
+    Differs from upstream: the paper tries values of alpha; here, with a budget, training steers
+        alpha and the threshold is calibrated on the validation split. Under ``match: split`` prompt
+        tokens and answer tokens have a penalty and an alpha each. A steered alpha may fall slightly
+        below zero and then rewards large gates (``core/routing/steering.py``). Gates start at 0.88,
+        because gates of 0.5 run every FFN at half strength. The path MLP's weights of the distance
+        start divided by sqrt(D), because the distance grows with sqrt(D). Vectors and scalars have
+        no weight decay. Documents are packed. The loss counts every token, as in the paper
+        (``prompt_weight`` 1); the demo's suites set 0.1.
     """
 
     title = "HeRo"
@@ -121,37 +122,37 @@ class Hero(RoutedMethod):
     stand_ins = {"closed": 0, "rates": [[-1, 0.5]]}
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """The candidates may be too small for the budget, or nothing may say how much to skip."""
+        """The candidates may be too small for the budget, or neither budget nor alpha is set."""
         if request.budget is None:
             return super().skip_reason(backbone, request)
-        # Also where alpha is pinned: rates of controls follow from the budget.
-        held = float(self.shares(backbone, request.budget).sum())
-        return shortfall("candidates", held, request.budget)
+        # Checked even if alpha is set: the rates of controls follow from the budget.
+        total = float(self.shares(backbone, request.budget).sum())
+        return shortfall("candidates", total, request.budget)
 
     def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
-        """FFNs, or attention and FFN of each layer, which then share a gate."""
+        """FFNs; or attention and FFN of each layer, which then share a gate."""
         make = ffn_units if self.params.unit == "ffn" else module_units
         return make(backbone.model, layers)
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
-        """What a control takes in place of gates."""
+        """Note what a control takes in place of gates."""
         if self.params.variant in RATES:
             plan.structure["rates"] = self._rates(backbone, data, plan)
             plan.decisions["rates"] = plan.structure["rates"]
         elif self.params.variant == "static":
-            plan.structure["closed"] = self._closed(plan.budget, plan.shares)
+            plan.structure["closed"] = self._blocks_to_skip(plan.budget, plan.shares)
 
     def target(self, plan: Plan) -> Target | None:
-        """The budget, unless a control keeps it by itself."""
+        """The budget; None for a control that meets it by itself."""
         return None if self.params.variant in ("static", *RATES) else super().target(plan)
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
-        """Of the squared use, a layer's gate counted once."""
+        """The squared sum of gates; a gate that two units share counts once."""
         units = 2 if self.params.unit == "block" else 1
         return lambda gates: squared_use(gates.soft, gates.counted, units)
 
     def router(self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]) -> Router:
-        """HeRo's, or that of a control."""
+        """HeRo's router, or that of a control."""
         width, params = int(backbone.config.hidden_size), self.params
         blocks = [unit for unit in units if unit.kind == "ffn"]
         meta = backbone.model.device.type == "meta"
@@ -170,22 +171,22 @@ class Hero(RoutedMethod):
             if params.variant == "by-token":
                 rates = token_table(structure["rates"], int(backbone.config.vocab_size))
             key = RATES[params.variant]
-            return RandomBypass(units, sizes, rates, key, structure["seed"], rng)
+            return RandomGates(units, sizes, rates, key, structure["seed"], rng)
         eps = float(backbone.config.rms_norm_eps)
         router = HeroRouter(blocks, sizes, eps, params.variant, params.initial_bias, rng)
         return BlockRouter(router, units) if params.unit == "block" else router
 
-    def _closed(self, budget: float | None, shares: Tensor) -> int:
-        """The number of blocks nearest to the budget; they are equal."""
+    def _blocks_to_skip(self, budget: float | None, shares: Tensor) -> int:
+        """The number of blocks whose share is nearest to the budget; all blocks are equal."""
         if budget is None:
             raise ValueError("variant 'static' needs a budget")
         return nearest(range(len(shares) + 1), lambda n: n * float(shares.mean()), budget)[0]
 
     def _rates(self, backbone: Backbone, data: Data, plan: Plan) -> list[list[float]]:
-        """Rates of a control, (R, K), or rows of tokens with theirs."""
+        """Rates of a control (R, K); by token: rows of a token id and its R rates."""
         variant, count, lender = self.params.variant, len(plan.shares), plan.request.lender
         if lender is not None:
-            return lent_rates(lender, RATES[variant], data, str(backbone.model.device), count)
+            return lender_rates(lender, RATES[variant], data, str(backbone.model.device), count)
         if variant != "random" or plan.budget is None:
             budget = "a budget or " if variant == "random" else ""
             raise ValueError(f"variant '{variant}' needs {budget}a lender, a fitted HeRo")

@@ -1,4 +1,4 @@
-"""HeRo's gates for whole layers: attention and FFN of a layer share one, decided at its input."""
+"""HeRo's gates for whole layers: attention and FFN share one, decided at the layer's input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from methods.hero.router import HeroRouter
 
 
 class LayerState(NamedTuple):
-    """HeRo's state, the last layer's input (B, T, D), and the gate of the layer at hand (B, T)."""
+    """HeRo's state; the input of the last layer (B, T, D); the gate of this layer (B, T)."""
 
     path: PathState
     before: Tensor
@@ -21,15 +21,15 @@ class LayerState(NamedTuple):
 
 
 class BlockRouter(Router):
-    """Reads the residual stream at a layer's input where HeRo reads it behind attention.
+    """Reads the residual stream at a layer's input; HeRo reads it after attention.
 
-    Formula: as FlexiDepth's, attention is not scaled, and keys and values are made for every token:
-        executed: x = h + Attention(LN1(h)),  out = x + g FFN(LN2(x))
-        bypassed: out = h + (1 - g) Adapter(LN2(h))
+    Formula: as in FlexiDepth, attention is not scaled, and every token has its key and value:
+        run:  x = h + Attention(LN1(h)),  out = x + g FFN(LN2(x))
+        skip: out = h + (1 - g) Adapter(LN2(h))
 
     Args:
-        gates: HeRo's router with as many blocks.
-        units: Attention and FFN of its layers in turn.
+        gates: HeRo's router, with one block per layer.
+        units: Attention and FFN of each layer, in turn.
     """
 
     shared = True
@@ -45,10 +45,11 @@ class BlockRouter(Router):
 
     @threshold.setter
     def threshold(self, value: float) -> None:
+        """Set it for HeRo's gates."""
         self.gates.threshold = value
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> LayerState:
-        """An empty memory; the first routed layer's change is counted from the embeddings."""
+        """An empty memory; the first change is measured from the embeddings on."""
         return LayerState(self.gates.empty(hidden), hidden, None)
 
     def gate(
@@ -59,11 +60,11 @@ class BlockRouter(Router):
         state: LayerState,
         at: Context,
     ) -> tuple[Gate, LayerState]:
-        """Of attention: a gate, which the FFN behind it takes as well."""
+        """Decide at the attention; the FFN after it takes the same gate."""
         block, second = divmod(index, 2)
         if not second:
-            read = self.gates.read(state.before, block_input)
-            trace, path = self.gates.step(block, read, state.path)
+            stream = self.gates.read(state.before, block_input)
+            trace, path = self.gates.step(block, stream, state.path)
             state = LayerState(path, block_input, trace.gate)
         return Gate(state.gate, "gate" if second else "none"), state
 

@@ -1,4 +1,4 @@
-"""The bottleneck adapter that runs where a token bypasses a feed-forward network."""
+"""The bottleneck adapter that runs where a token skips a feed-forward network."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from methods.kernels.weights import AdapterWeights
 class Adapter(nn.Module):
     """W2 SiLU(W1 u), without biases.
 
-    W1 (width, D) starts as Kaiming, W2 (D, width) as zero: a bypass starts as plain removal of the
-    FFN and adds no noise to the residual stream.
+    W1 (width, D) starts as Kaiming, W2 (D, width) as zero: at first a skip plainly removes the FFN
+    and adds no noise to the residual stream.
 
     Args:
         hidden_size: D.

@@ -1,4 +1,4 @@
-"""Controls that keep HeRo's adapters and training but not its router."""
+"""Controls with HeRo's adapters and training, but with another router."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from methods.api import (
 from methods.hero.branch import Adapter
 from methods.hero.heads import Sizes
 
-# Training texts on which rates are counted.
-LENT = 2000
+# So many training texts are enough to count rates.
+RATE_TEXTS = 2000
 
 
 class _WithAdapters(Router):
@@ -51,16 +51,16 @@ class _WithAdapters(Router):
 
 
 class StaticGates(_WithAdapters):
-    """One learned gate per block, the same for every token: routing without tokens.
+    """One learned gate per block, the same for every token.
 
-    The blocks with the smallest gates are bypassed; in training their number grows to its target
-    over the first half, so that the gates have told the blocks apart before.
+    The blocks with the smallest gates are skipped. Their number grows to its target over the first
+    half of training, so that the gates can first learn to tell the blocks apart.
 
     Args:
         units: R feed-forward networks.
         sizes: Widths.
         initial_bias: First logit of every gate.
-        closed: Number of blocks to bypass.
+        skips: Number of blocks to skip.
         generator: Of the adapters' initial values.
     """
 
@@ -69,18 +69,18 @@ class StaticGates(_WithAdapters):
         units: list[Unit],
         sizes: Sizes,
         initial_bias: float,
-        closed: int,
+        skips: int,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__(units, sizes, generator)
         self.logits = nn.Parameter(torch.full((len(units),), initial_bias))
-        self.closed = closed
+        self.skips = skips
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
         """Which blocks run (R,)."""
         order = self.logits.detach().argsort(stable=True)
         run = torch.ones_like(self.logits, dtype=torch.bool)
-        run[order[: round(self.closed * min(1.0, 2 * at.progress))]] = False
+        run[order[: round(self.skips * min(1.0, 2 * at.progress))]] = False
         return run
 
     def gate(
@@ -97,20 +97,19 @@ class StaticGates(_WithAdapters):
         return Gate(gate, "gate", state[index].expand(shape)), state
 
 
-class RandomBypass(_WithAdapters):
-    """Tokens bypass block j at a rate that is looked up, drawn from a hash.
+class RandomGates(_WithAdapters):
+    """Each token skips block j at random, at a rate from a table.
 
-    The hash is of (seed, layer, position, token), so that cached decoding meets the same draw.
-
-    Both branches run at full strength; only the adapters are trained. The threshold t shifts all
-    rates, to sigmoid(logit(rate) + logit(t)).
+    The random number is a hash of (seed, layer, position, token), so that cached decoding repeats
+    it. Both branches run at full strength; only the adapters are trained. The threshold t shifts
+    all rates, to sigmoid(logit(rate) + logit(t)).
 
     Args:
         units: R feed-forward networks.
         sizes: Widths.
-        rates: Bypass rates in (0, 1), (R, K).
-        key: What a rate depends on: ``"block"`` alone (K = 1), the ``"kind"`` of the position (K =
-            2: prompt, answer) or the ``"token"`` (K: size of the vocabulary).
+        rates: Rates of skipping in (0, 1), (R, K).
+        key: What a rate depends on besides the block: ``"block"``: nothing (K = 1); ``"kind"``:
+            prompt or answer token (K = 2); ``"token"``: the token id (K: size of the vocabulary).
         seed: Of the hash.
         generator: Of the adapters' initial values.
     """
@@ -130,13 +129,13 @@ class RandomBypass(_WithAdapters):
 
     @property
     def reads_kinds(self) -> bool:
-        """Whether it must be told which tokens are answer tokens."""
+        """Whether it needs to know which tokens are answer tokens."""
         return self.key == "kind"
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tensor, Tensor]:
-        """The draws (B, R, T); the place (B, T) of each token among the K rates."""
+        """Uniform numbers (B, R, T); the index (B, T) of each token among the K rates."""
         if tokens.ids is None:
-            raise ValueError("random bypassing hashes token ids, so it needs input_ids")
+            raise ValueError("random skipping hashes token ids, so it needs input_ids")
         layers = [unit.layer for unit in self.units]
         draws = uniform_hash(self.seed, layers, tokens.positions, tokens.ids)
         if self.key == "token":
@@ -144,7 +143,7 @@ class RandomBypass(_WithAdapters):
         if self.key == "block":
             return draws, torch.zeros_like(tokens.ids)
         if at.answers is None:
-            raise ValueError("variant 'by-kind' must be told which tokens are answer tokens")
+            raise ValueError("variant 'by-kind' needs to know which tokens are answer tokens")
         return draws, (at.answers > 0).long()
 
     def gate(
@@ -155,64 +154,64 @@ class RandomBypass(_WithAdapters):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """The draw of block ``index``."""
-        draws, places = state
+        """Skip where the uniform number of block ``index`` is below the token's rate."""
+        draws, columns = state
         logits = self.get_buffer("logits")[index]
         shift = math.log(self.threshold / (1 - self.threshold))
-        execute = draws[:, index] >= torch.sigmoid(logits + shift)[places]
+        execute = draws[:, index] >= torch.sigmoid(logits + shift)[columns]
         return Gate(execute.float(), execute=execute), state
 
 
-def lent_rates(
+def lender_rates(
     folder: Path, key: Literal["block", "kind", "token"], data: Data, device: str, count: int
 ) -> list[list[float]]:
-    """What a fitted HeRo bypasses, as the rates of a control.
+    """How often a fitted HeRo skips, as the rates of a control.
 
     Args:
-        folder: Of its model.
-        key: What the rates depend on, see :class:`RandomBypass`.
-        data: Its training texts are counted on, except by block: there the fit has counted.
+        folder: Of the fitted model, the lender.
+        key: What the rates depend on, see :class:`RandomGates`.
+        data: Rates are counted on its training texts; but the fit itself counted those by block.
         device: Where the model runs.
-        count: R, its blocks.
+        count: R, the number of blocks of the control.
 
     Returns:
-        Rates (R, K), or by token the rows of :func:`measured_rates`.
+        Rates (R, K); by token the rows of :func:`count_rates`.
 
     Raises:
-        ValueError: The model routes other blocks, or its fit counted no rates.
+        ValueError: The lender routes another number of blocks, or its fit counted no rates.
     """
     if key == "block":
-        told = read_json(folder / DECISIONS).get("bypass_rates")
-        if not isinstance(told, list) or not all(isinstance(rate, float) for rate in told):
+        by_block = read_json(folder / DECISIONS).get("bypass_rates")
+        if not isinstance(by_block, list) or not all(isinstance(rate, float) for rate in by_block):
             raise ValueError(f"{folder / DECISIONS} holds no 'bypass_rates', numbers by block")
-        rates = [[rate] for rate in told]
-        found = len(rates)
+        rates = [[rate] for rate in by_block]
+        blocks = len(rates)
     else:
         model = load_fitted(folder, device=device).model
-        measured = measured_rates(model, data.training()[:LENT])
-        rates = measured["token_rates"]
-        found = len(rates[0]) - 1
+        counts = count_rates(model, data.training()[:RATE_TEXTS])
+        rates = counts["token_rates"]
+        blocks = len(rates[0]) - 1
         if key == "kind":
-            rates = [list(both) for both in zip(*measured["kind_rates"], strict=True)]
-    if found != count:
-        raise ValueError(f"the lender {folder} has rates of {found} blocks, the control {count}")
+            rates = [list(both) for both in zip(*counts["kind_rates"], strict=True)]
+    if blocks != count:
+        raise ValueError(f"the lender {folder} has rates of {blocks} blocks, the control {count}")
     return rates
 
 
 @torch.no_grad()
-def measured_rates(model: nn.Module, documents: Sequence[Document]) -> dict[str, list[list[float]]]:
-    """How often HeRo bypasses each block, by kind of position and by token, on training texts.
+def count_rates(model: nn.Module, documents: Sequence[Document]) -> dict[str, list[list[float]]]:
+    """How often HeRo skips each block on training texts, by kind of token and by token id.
 
-    A rate of k bypasses among n tokens is (k + 1/2) / (n + 1), so that none is 0 or 1.
+    The rate of k skips among n tokens is (k + 1/2) / (n + 1), so that no rate is 0 or 1.
 
     Args:
         model: Routed causal LM with R units.
         documents: Texts.
 
     Returns:
-        ``kind_rates``: the R rates of prompt positions and those of answer tokens.
-        ``token_rates``: rows of R + 1 numbers, a token's id and its rates; -1 stands for tokens
-        that the texts lack.
+        ``kind_rates``: the R rates of prompt tokens and those of answer tokens.
+        ``token_rates``: rows of R + 1 numbers, a token's id and its rates; the id -1 stands for
+        all tokens that the texts lack.
     """
     vocab = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     counts = torch.zeros(2, vocab, dtype=torch.float64)
@@ -223,36 +222,36 @@ def measured_rates(model: nn.Module, documents: Sequence[Document]) -> dict[str,
         output = decoder(model)(
             input_ids=rows.ids.to(device), position_ids=rows.positions.to(device), use_cache=False
         )
-        skipped = (~output.executed).double().cpu().transpose(1, 2)
-        for kind, chosen in enumerate((rows.prompting > 0, rows.answers > 0)):
-            ids = rows.ids[chosen]
+        skip_flags = (~output.executed).double().cpu().transpose(1, 2)
+        for kind, mask in enumerate((rows.prompting > 0, rows.answers > 0)):
+            ids = rows.ids[mask]
             counts[kind].index_add_(0, ids, torch.ones(len(ids), dtype=torch.float64))
-            skips[kind].index_add_(0, ids, skipped[chosen])
+            skips[kind].index_add_(0, ids, skip_flags[mask])
     by_kind = (skips.sum(dim=1) + 0.5) / (counts.sum(dim=1)[:, None] + 1)
     number, total = counts.sum(dim=0), skips.sum(dim=0)
     rates = (total + 0.5) / (number[:, None] + 1)
-    seen = number.nonzero()[:, 0].tolist()
-    unseen = (total.sum(dim=0) + 0.5) / (number.sum() + 1)
-    table = [[-1.0, *_short(unseen)], *([float(n), *_short(rates[n])] for n in seen)]
+    ids_in_texts = number.nonzero()[:, 0].tolist()
+    mean = (total.sum(dim=0) + 0.5) / (number.sum() + 1)
+    table = [[-1.0, *_short(mean)], *([float(n), *_short(rates[n])] for n in ids_in_texts)]
     return {"kind_rates": [_short(each) for each in by_kind], "token_rates": table}
 
 
 def _short(rates: Tensor) -> list[float]:
-    """Numbers of four digits, as they are lent: a large vocabulary has many."""
+    """Rates of four digits: a table for a large vocabulary is long."""
     return [float(f"{rate:.4g}") for rate in rates.tolist()]
 
 
 def token_table(rows: Sequence[Sequence[float]], vocab: int) -> Tensor:
-    """Rates (R, V) from rows of :func:`measured_rates`.
+    """Rates (R, V) from rows of :func:`count_rates`.
 
     Raises:
         ValueError: The row of tokens that the texts lack is missing, or an id is too large.
     """
-    # On the CPU also where weights have no numbers yet.
-    found = {int(row[0]): torch.tensor(row[1:], dtype=torch.float64, device="cpu") for row in rows}
-    if -1 not in found or max(found) >= vocab:
+    # On the CPU even while the model is built on meta tensors.
+    by_id = {int(row[0]): torch.tensor(row[1:], dtype=torch.float64, device="cpu") for row in rows}
+    if -1 not in by_id or max(by_id) >= vocab:
         raise ValueError(f"rates by token need a row -1 and ids below {vocab}")
-    table = found.pop(-1)[:, None].repeat(1, vocab)
-    for number, rates in found.items():
+    table = by_id.pop(-1)[:, None].repeat(1, vocab)
+    for number, rates in by_id.items():
         table[:, number] = rates
     return table

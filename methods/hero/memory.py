@@ -9,9 +9,9 @@ Unrolled, this is attention over the at most R - 1 earlier blocks with decayed, 
 
     w_ji = (prod_{r=i+1}^{j-1} rho_r) phi(q_j).phi(k_i),   c_j = sum_i w_ji v_i / (sum_i w_ji + eps)
 
-``Memory`` computes the second form: 129 numbers per token and block instead of 4,160, a quarter of
-the multiplications, and as many operations however many entries there are. The tests hold it to the
-first form, to rounding.
+``Memory`` computes the second form. It stores 129 numbers per token and block instead of 4,160,
+multiplies a quarter as often, and takes the same number of operations for any number of entries.
+Tests compare it with the first form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from methods.kernels.hero.formulas import EPS
 
 
 class Memory(NamedTuple):
-    """Written entries, oldest first: phi(k_i) (B, T, M), and v_i with a one behind it."""
+    """Entries, oldest first: keys phi(k_i) (B, T, M), values [v_i ; 1] (B, T, M + 1)."""
 
     keys: tuple[Tensor, ...] = ()
     values: tuple[Tensor, ...] = ()
@@ -35,7 +35,7 @@ class Memory(NamedTuple):
 
         Args:
             query: phi(q) (B, T, M).
-            decays: What is left of each entry (n,); there is at least one.
+            decays: The factor of each entry (n,), n at least 1.
         """
         alike = (query * torch.stack(self.keys)).sum(-1, keepdim=True)
         weights = alike * decays.view(-1, *[1] * query.dim())
@@ -43,5 +43,5 @@ class Memory(NamedTuple):
         return sums[..., :-1] / (sums[..., -1:] + EPS)
 
     def write(self, key: Tensor, value: Tensor) -> Memory:
-        """Behind phi(k) (B, T, M) and [v ; 1] (B, T, M + 1) of one more block."""
+        """The memory with one more entry: phi(k) (B, T, M) and [v ; 1] (B, T, M + 1)."""
         return Memory((*self.keys, key), (*self.values, value))

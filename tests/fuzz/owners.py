@@ -25,7 +25,7 @@ from methods.core.model.backbone import load_backbone
 from methods.core.model.checkpoint import load
 from methods.core.model.folder import read_config, read_tokenizer
 from methods.core.model.ledger import Ledger
-from methods.hero.controls import lent_rates
+from methods.hero.controls import lender_rates
 from tests import records, steps, toy
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
@@ -228,7 +228,7 @@ def read_model(folder: Path) -> None:
         logits = loaded.model(torch.tensor([[1, 2, 3]])).logits
     assert logits.isfinite().all()
     assert loaded.ledger.layers == 1
-    lent_rates(folder / "model", "block", Data(None, 8, 8), "cpu", 2)
+    lender_rates(folder / "model", "block", Data(None, 8, 8), "cpu", 2)
 
 
 COMMANDS = {

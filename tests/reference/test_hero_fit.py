@@ -17,7 +17,7 @@ from methods.core.model.checkpoint import load
 from methods.core.routing.calibration import skip_rates, weighted
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
-from methods.hero.controls import measured_rates
+from methods.hero.controls import count_rates
 from tests import steps
 
 TRAINING = {
@@ -120,7 +120,7 @@ def test_controls_take_the_rates_of_a_fitted_hero(
     assert control.decisions["threshold"] == best["threshold"]
     hero, told = load(lender), json.loads((lender / "decisions.json").read_text())
     texts = Data(hero.tokenizer, 64, 32, training_file=data_files["training"]).training()
-    counted = measured_rates(hero.model, texts[:2000])
+    counted = count_rates(hero.model, texts[:2000])
     expected = {
         "random": [[rate] for rate in told["bypass_rates"]],
         "by-kind": [list(both) for both in zip(*counted["kind_rates"], strict=True)],

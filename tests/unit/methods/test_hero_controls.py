@@ -12,7 +12,7 @@ from methods.core.data import Document
 from methods.core.routing.hashing import uniform_hash
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Tokens, Unit
-from methods.hero.controls import RandomBypass, StaticGates, measured_rates, token_table
+from methods.hero.controls import RandomGates, StaticGates, count_rates, token_table
 from methods.hero.heads import Sizes
 from tests import toy
 from tests.routing_toys import decide
@@ -42,7 +42,7 @@ def test_static_gates_are_one_number_per_block(logit: float, runs: bool) -> None
 
 def test_random_bypass_follows_the_hash_of_layer_position_and_token() -> None:
     units = [Unit(n, "ffn", 10) for n in (4, 7)]
-    router = RandomBypass(units, SIZES, torch.tensor([[0.2], [0.7]]), "block", 9, None)
+    router = RandomGates(units, SIZES, torch.tensor([[0.2], [0.7]]), "block", 9, None)
     ids = torch.arange(4000).reshape(2, 2000) % 61
     positions = torch.arange(2000).expand(2, -1)
     hidden = torch.zeros(2, 2000, 1)
@@ -58,7 +58,7 @@ def test_random_bypass_follows_the_hash_of_layer_position_and_token() -> None:
 
 
 def test_the_threshold_shifts_every_rate() -> None:
-    router = RandomBypass([Unit(4, "ffn", 10)], SIZES, torch.tensor([[0.2]]), "block", 9, None)
+    router = RandomGates([Unit(4, "ffn", 10)], SIZES, torch.tensor([[0.2]]), "block", 9, None)
     ids = torch.arange(20_000)[None] % 61
     hidden = torch.zeros(1, 20_000, 1)
     tokens = Tokens(ids, torch.arange(20_000)[None], ids >= 0)
@@ -73,7 +73,7 @@ def test_a_rate_is_looked_up_by_kind_or_token(key: str) -> None:
     ids = torch.arange(6000)[None] % 3
     tokens = Tokens(ids, torch.arange(6000)[None], ids >= 0)
     rates = torch.tensor([[0.1, 0.5, 0.9], [0.6, 0.3, 0.2]])[:, : 2 if key == "kind" else 3]
-    router = RandomBypass(units, SIZES, rates, key, 3, None)
+    router = RandomGates(units, SIZES, rates, key, 3, None)
     answers = (ids == 1) * 2.5
     hidden, at = torch.zeros(1, 6000, 1), Context(answers=answers)
     state = router.start(tokens, hidden, at)
@@ -98,7 +98,7 @@ def test_measured_rates_by_hand() -> None:
         Document([1, 2, 4, 6, 50], 3, "a", [(2, 4)]),
         Document([4, 1, 50], 1, "b", [(0, 2)]),
     ]
-    found = measured_rates(model, texts)
+    found = count_rates(model, texts)
     # Unit 0 skips odd ids, unit 1 those below 4. Prompts hold 1 and 2; 4, 6, 4 and 1 decide; what
     # closes a text is of no kind.
     assert found["kind_rates"] == [[0.5, 0.8333], [0.3, 0.3]]
