@@ -1,4 +1,4 @@
-"""BlockPruner: delete attentions and feed-forward networks one by one, by perplexity."""
+"""BlockPruner: delete attentions and FFNs one by one, by perplexity."""
 
 from __future__ import annotations
 
@@ -36,35 +36,36 @@ KINDS: tuple[Sublayer, ...] = ("attention", "ffn")
 
 
 class BlockPruner(Method):
-    """Takes a layer for two residual blocks, attention and feed-forward network, deletes the block
-    without which the calibration documents stay likeliest, then measures what is left and deletes
-    the next. Nothing is trained.
+    """Deletes the sublayer whose absence raises perplexity least, measures again, deletes the next.
 
-    Formula: in every round each block of those alive scores exp(mean of -log p(token)) of the model
-    without the deleted ones and without it, the mean over all predicted tokens of all documents;
-    the lowest score goes, of equal ones attention first, then the lower layer. A layer without its
-    attention is x + FFN(norm(x)), one without its FFN x + attention(norm(x)).
+    A sublayer, the authors' block, is the attention or the FFN of a layer. Nothing is trained.
+
+    Formula: in every round each remaining sublayer gets a score: the perplexity
+    exp(mean of -log p(token)) of the model without the deleted ones and without it. The mean is
+    over all predicted tokens of all calibration documents. The sublayer with the lowest score is
+    deleted; of equal ones attention first, then the lower layer. A layer without its attention is
+    x + FFN(norm(x)), a layer without its FFN is x + attention(norm(x)).
 
     Args of ``Params``:
-        blocks: Number of attentions and FFNs to delete; None: as many as the greedy order takes
-            until the share of deleted parameters is nearest to the budget.
-        kinds: Whether ``"both"``, only ``"attention"`` or only ``"ffn"`` may go.
-        protect: So many first and so many last layers stay whole.
-        samples: Calibration documents used, the first ones; None: all.
-        length: Tokens taken from the middle of each (cut to ``max_length``), shorter documents left
-            out; None: whole documents.
+        blocks: Number of sublayers to delete; None: sublayers are deleted until the share of
+            deleted parameters is nearest to the budget.
+        kinds: What may be deleted: ``"both"``, only ``"attention"`` or only ``"ffn"``.
+        protect: How many first and how many last layers stay whole.
+        samples: How many calibration documents are used, from the first on; None: all.
+        length: Tokens taken from the middle of each document (at most ``max_length``); shorter
+            documents are left out. None: whole documents.
 
     Memory: the model and what enters each layer for one batch of 16 documents. Time: a round runs
     the calibration documents about L times.
 
     Source: Zhong et al., BlockPruner: Fine-grained Pruning for Large Language Models, arXiv
         2406.10594, algorithm 1; the released code.
-    Differs from upstream: a budget counts parameters, there a number of blocks stops the search;
-        the states below a trial are computed once in a round; tokens of all documents are pooled,
-        there perplexity is the exponential of a mean over sequences, and tokens equal to the pad
-        are left out; documents are whole, there joined and cut to 2,048 tokens; calibration texts
-        are the suite's, not Alpaca; the attentions that are left share the cache without gaps, so
-        that decoding with it gives the same logits, which upstream runs without.
+    Differs from upstream: a budget in parameters ends the search, not a number of sublayers. The
+        states below the sublayer under trial are computed once per round. The mean is over the
+        tokens of all documents; the code takes the exponential of a mean over sequences and leaves
+        out tokens that equal the pad. Documents are whole, not joined and cut to 2,048 tokens, and
+        are the suite's calibration texts, not Alpaca. The cache has no gaps for deleted attentions,
+        so that cached decoding gives the same logits; the code decodes without a cache.
     """
 
     title = "BlockPruner"
@@ -95,46 +96,46 @@ class BlockPruner(Method):
             check_protect(self.protect)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Something must say how many blocks go, and a cache must not mind which."""
+        """No number is set, the budget is too large, or the cache needs all attentions."""
         if self.params.kinds != "ffn" and len(set(attention_kinds(backbone.config))) > 1:
             return MIXED_KINDS
         if self.params.blocks is not None:
             return None
         if request.budget is None:
             return "neither a budget nor param 'blocks' says how many blocks to delete"
-        held = sum(self._shares(backbone).values())
-        return shortfall("unprotected blocks", held, request.budget)
+        most = sum(self._shares(backbone).values())
+        return shortfall("unprotected blocks", most, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Search one block per round and delete what was found."""
+        """Find one sublayer per round, then delete them all."""
         params, sizes = self.params, self._shares(backbone)
         if params.blocks is not None and not 0 <= params.blocks <= len(sizes):
             raise ValueError(f"param 'blocks' is {params.blocks}, must be from 0 to {len(sizes)}")
         texts = list(data.calibration(rows=params.samples, length=params.length))
         rounds, shares = list[Round](), [0.0]
         search = greedy_rounds(backbone.model, texts, list(sizes))
-        for found in islice(search, params.blocks):
-            rounds.append(found)
-            shares.append(shares[-1] + sizes[found.best])
+        for one_round in islice(search, params.blocks):
+            rounds.append(one_round)
+            shares.append(shares[-1] + sizes[one_round.best])
             if params.blocks is None and shares[-1] >= (request.budget or 0.0):
                 break
         number, trace = params.blocks, list[dict[str, float]]()
         if number is None:
             assert request.budget is not None
             number, trace = nearest(range(len(shares)), shares.__getitem__, request.budget)
-        removed = [found.best for found in rounds[:number]]
+        removed = [one_round.best for one_round in rounds[:number]]
         structure: dict[str, Any] = {
             kind: sorted(layer for each, layer in removed if each == kind) for kind in KINDS
         }
         decisions = {
             "removed_blocks": [list(part) for part in removed],
-            "scores": [_by_layer(found, backbone.layer_count) for found in rounds[:number]],
+            "scores": [_by_layer(each, backbone.layer_count) for each in rounds[:number]],
             "budget_search": trace,
         }
         return Fitted(self.build(backbone, structure), structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The backbone without the removed attentions and feed-forward networks."""
+        """The backbone without the removed attentions and FFNs."""
         return remove_sublayers(backbone.model, structure["attention"], structure["ffn"])
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
@@ -147,7 +148,7 @@ class BlockPruner(Method):
         return Cost(passes, texts=params.samples, length=params.length)
 
     def _shares(self, backbone: Backbone) -> dict[Part, float]:
-        """Block that may go -> its share of the parameters, norm included; attentions first."""
+        """Sublayers that may be deleted, attentions first -> share of parameters, norm included."""
         first, last = self.params.protect
         which, stack = range(first, backbone.layer_count - last), layers(backbone.model)
         kinds = KINDS if self.params.kinds == "both" else (self.params.kinds,)
@@ -158,7 +159,7 @@ class BlockPruner(Method):
         }
 
 
-def _by_layer(found: Round, total: int) -> dict[str, list[float | None]]:
-    """Perplexities of a round by kind and layer, None where no block could go."""
-    scores = found.perplexities
+def _by_layer(one_round: Round, total: int) -> dict[str, list[float | None]]:
+    """Perplexities of a round by kind and layer; None where no sublayer could be deleted."""
+    scores = one_round.perplexities
     return {kind: [scores.get(Part(kind, number)) for number in range(total)] for kind in KINDS}

@@ -1,4 +1,4 @@
-"""The dense backbone, untouched: the reference every ratio refers to."""
+"""The dense backbone, unchanged: the reference of every ratio."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ class Dense(Method):
         return Cost()
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The backbone, frozen: nothing of it is stored again."""
+        """The backbone, frozen, so that a fit stores no weights."""
         return backbone.model.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""LoRA: the dense model trained on the same data without skipping: what training alone gives."""
+"""LoRA: the dense model trained on the same data without skipping, to show what training gives."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 
 class Lora(Method):
-    """Trains low-rank adapters on the frozen backbone with the data and updates of every other row.
+    """Trains low-rank adapters on the frozen backbone, with the data and updates of other rows.
 
-    It skips nothing: HeRo minus LoRA is the cost of skipping, LoRA minus dense what data gain.
+    It skips nothing. HeRo minus LoRA is the cost of skipping; LoRA minus dense is what the data
+    bring.
 
     Formula: y = W x + (alpha / r) B A x, A (r, in), B (out, r), B = 0 at the start.
 
@@ -44,10 +45,11 @@ class Lora(Method):
         modules: ``"mlp_candidates"`` (gate, up, down of the latter half of the layers),
             ``"attn_all"``, ``"qv_all"``, ``"mlp_all"`` or ``"all"`` (all seven of every layer).
         rank: r.
-        alpha: Scale; None: r, a scale of one.
+        alpha: Of the scale alpha / r; None: r, hence a scale of one.
     Source: Hu et al., LoRA, arXiv 2106.09685; the LoRA rows of the HeRo paper (r = 128).
-    Differs from upstream: the paper does not name its modules; ``mlp_candidates`` touches the
-        modules that HeRo routes and comes within 6 % of its trained count on Llama-3.1-8B.
+    Differs from upstream: the HeRo paper does not name the modules of its LoRA rows.
+        ``mlp_candidates`` takes the modules that HeRo routes; on Llama-3.1-8B it trains as many
+        parameters as HeRo, within 6 %.
     """
 
     title = "LoRA"
@@ -76,7 +78,7 @@ class Lora(Method):
         return Fitted(model, structure, {"training": thinned(trainer.run())})
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The frozen backbone with adapters, which alone ask for gradients."""
+        """The frozen backbone with adapters; only these need gradients."""
         params, layers = self.params, self._layers(backbone.layer_count)
         alpha = params.rank if params.alpha is None else params.alpha
         projections = MODULES[params.modules]

@@ -1,4 +1,4 @@
-"""Shortened LLaMA: delete the blocks whose absence, or whose weights, matter least to the loss."""
+"""Shortened LLaMA: delete the layers whose absence, or whose weights, matter least to the loss."""
 
 from __future__ import annotations
 
@@ -43,44 +43,45 @@ Reduction = Literal["sum", "mean", "max", "prod"]
 
 
 class ShortenedLlama(Method):
-    """Scores every block once on the dense model and deletes the lowest of the unprotected ones.
+    """Scores every layer of the dense model once and deletes the lowest of the unprotected ones.
 
-    Nothing is trained and nothing is scored again after a deletion.
+    Nothing is trained, and nothing is scored again after a deletion.
 
-    Formula: ppl: score_i = exp(mean of -log p(token)) of the model that skips block i, the mean
+    Formula: ppl: score_i = exp(mean of -log p(token)) of the model that skips layer i; the mean is
     over all predicted tokens of all documents. taylor: S_W = sum over batches of W * dloss/dW,
-    signed and element by element, loss the mean over the predicted tokens of a batch; a matrix
-    scores the ``weight_reduction`` over its outputs of the sum over inputs of |S_W|^p, a norm that
-    of |S_W|^p, a block the ``block_reduction`` over its seven matrices and two norms. magnitude:
+    signed and element by element; the loss is the mean over the predicted tokens of a batch. A
+    matrix sums |S_W|^p over its inputs, and its score is the ``weight_reduction`` of these sums
+    over its outputs. The score of a norm is the ``weight_reduction`` of |S_W|^p. The score of a
+    layer is the ``block_reduction`` of the scores of its seven matrices and two norms. magnitude:
     the same with S_W = W.
 
     Args of ``Params``:
         criterion: ``"ppl"``, ``"taylor"`` or ``"magnitude"``.
-        layers: Number of blocks to delete; None: the number nearest to the budget.
+        layers: Number of layers to delete; None: the number nearest to the budget.
         norm: p of taylor and magnitude.
         weight_reduction: From the outputs of a weight to its score.
-        block_reduction: From the nine weights of a block to its score.
-        protect: The rule that the paper marks with "+": true keeps the first round(L / 8) blocks,
-            at most 4, and the last round(L / 16), at most 2 (the authors' 4 and 2 at 32 blocks and
-            beyond); false keeps none; two numbers keep the first and the last so many.
-        samples: Calibration documents used, the first ones; None: all.
-        length: Tokens taken from the middle of each (cut to ``max_length``), shorter documents left
-            out; None: whole documents.
-        batch_size: Documents per loss of taylor; None: all in one. Scores grow with the number of
-            batches, as each adds a mean.
+        block_reduction: From the nine weights of a layer to its score.
+        protect: Which layers always stay. True, the rule that the paper marks with "+": the first
+            round(L / 8), at most 4, and the last round(L / 16), at most 2; from 32 layers on these
+            are the authors' 4 and 2. False: none. Two numbers: how many first and last ones.
+        samples: How many calibration documents are used, from the first on; None: all.
+        length: Tokens taken from the middle of each document (at most ``max_length``); shorter
+            documents are left out. None: whole documents.
+        batch_size: Documents per loss of taylor; None: one loss of all. Scores grow with the number
+            of batches, because each batch adds a mean.
 
-    Memory: the model, 16 GB at 8B in bfloat16. ppl adds what enters each block for one batch of 16
-    documents, taylor what enters each block for all documents (0.3 GB for the authors' 1,280
-    tokens) and the activations and gradients of one block (1 GB); both add the logits of 2,048
+    Memory: the model, 16 GB at 8B in bfloat16. ppl adds what enters each layer for one batch of 16
+    documents. taylor adds what enters each layer for all documents (0.3 GB for the authors' 1,280
+    tokens) and the activations and gradients of one layer (1 GB). Both add the logits of 2,048
     positions.
 
     Source: Kim et al., Shortened LLaMA: Depth Pruning for Large Language Models with Comparison of
         Retraining Methods, arXiv 2402.02834, sections 2 and 3.
-    Differs from upstream: the states below a skipped block are computed once, and no model is built
-        without each block; gradients are taken block by block; documents are batched (pads left
-        out) instead of one at a time; excerpts come from the middle of the calibration documents,
-        not from a random window of BookCorpus; the number of protected blocks shrinks with depth;
-        ties go to the lower block; no retraining follows.
+    Differs from upstream: the states below a skipped layer are computed once, and no model is built
+        for each layer. Gradients are computed layer by layer. Documents are batched, and pads do
+        not count. Excerpts come from the middle of the calibration documents, not from random
+        windows of BookCorpus. Shallow models protect fewer layers. Of equal layers the lower one is
+        deleted. No training follows.
     """
 
     title = "Shortened LLaMA ({criterion})"
@@ -121,7 +122,7 @@ class ShortenedLlama(Method):
                 )
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Something must say how many blocks go, and so many must be unprotected."""
+        """No number of layers is set, too few are unprotected, or float16 is too narrow."""
         free = len(self._unprotected(backbone.layer_count))
         reason = unremovable(backbone, request.budget, self.params.layers, free)
         if reason is not None:
@@ -131,7 +132,7 @@ class ShortenedLlama(Method):
         return None
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Score the blocks on the calibration documents and delete the lowest."""
+        """Score the layers on the calibration documents and delete the lowest."""
         total = backbone.layer_count
         free = self._unprotected(total)
         pinned = self.params.layers
@@ -140,7 +141,7 @@ class ShortenedLlama(Method):
         wrong = [index for index, score in enumerate(scores) if not math.isfinite(score)]
         if wrong:
             raise ValueError(f"criterion '{self.params.criterion}': blocks {wrong} score no number")
-        removed = sorted(free, key=lambda block: (scores[block], block))[:number]
+        removed = sorted(free, key=lambda layer: (scores[layer], layer))[:number]
         decisions = {
             "scores": scores,
             "removed_layers": removed,
@@ -151,7 +152,7 @@ class ShortenedLlama(Method):
         return Fitted(self.build(backbone, structure), structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The backbone without the removed blocks."""
+        """The backbone without the removed layers."""
         return remove_layers(backbone.model, structure["removed_layers"])
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
@@ -165,11 +166,11 @@ class ShortenedLlama(Method):
         return Cost(passes, texts=params.samples, length=params.length, batch=batch)
 
     def authors_skip(self, rates: Rates) -> float:
-        """The share of blocks removed."""
+        """The share of layers removed."""
         return 1.0 - rates.ledger.layers / rates.ledger.dense_layers
 
     def _unprotected(self, total: int) -> range:
-        """The blocks that may go."""
+        """The layers that may be deleted."""
         protect = self.params.protect
         if isinstance(protect, bool):
             protect = [min(4, round(total / 8)), min(2, round(total / 16))] if protect else [0, 0]
@@ -177,20 +178,20 @@ class ShortenedLlama(Method):
 
     def _scores(self, model: PreTrainedModel, data: Data) -> list[float]:
         params = self.params
-        chosen = {"rows": params.samples, "length": params.length}
+        excerpts = {"rows": params.samples, "length": params.length}
         if params.criterion == "ppl":
             blocks = [Part("block", number) for number in range(len(layers(model)))]
-            return perplexities(model, list(data.calibration(**chosen)), blocks)
+            return perplexities(model, list(data.calibration(**excerpts)), blocks)
         if params.criterion == "taylor":
-            batches = list(data.calibration(params.batch_size, **chosen))
+            batches = list(data.calibration(params.batch_size, **excerpts))
             weights = taylor(model, batches, self._weight_score)
         else:
             weights = [
-                [self._weight_score(w.detach().float()) for w in scored_weights(layer).values()]
+                [self._weight_score(w.detach().float()) for w in scorable_weights(layer).values()]
                 for layer in layers(model)
             ]
         reduce = REDUCTIONS[params.block_reduction]
-        return [float(reduce(torch.tensor(block, dtype=torch.float64))) for block in weights]
+        return [float(reduce(torch.tensor(layer, dtype=torch.float64))) for layer in weights]
 
     def _weight_score(self, salience: Tensor) -> float:
         """The score of one weight from its salience, (out, in) or (D,), float32."""
@@ -199,8 +200,8 @@ class ShortenedLlama(Method):
         return float(REDUCTIONS[self.params.weight_reduction](outputs.double()))
 
 
-def scored_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """The seven matrices and two norm vectors of a block; biases and head norms are not scored."""
+def scorable_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The seven matrices and two norm vectors of a layer; biases and head norms have no score."""
     norms = {"attention norm": attention_norm(layer), "ffn norm": ffn_norm(layer)}
     return projection_weights(layer) | {n: m.get_parameter("weight") for n, m in norms.items()}
 
@@ -208,21 +209,23 @@ def scored_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
 def taylor(
     model: PreTrainedModel, batches: Sequence[Batch], score: Callable[[Tensor], float]
 ) -> list[list[float]]:
-    """Scores of each block's weights from their signed products with the gradient.
+    """Scores of each layer's weights from their signed products with the gradient.
 
     Args:
         model: Dense model.
         batches: Each gives one loss, the mean over its predicted tokens.
-        score: From the products of a weight, summed over batches, in float32, to its score.
+        score: Makes the score of a weight from its products, float32, summed over batches.
 
     Returns:
-        Nine scores per block, (L, 9).
+        Nine scores per layer, (L, 9).
     """
     every = range(len(layers(model)))
     scores: list[list[float]] = [[] for _ in every]
-    for found in layer_gradients(model, batches, every, weights_of=scored_weights, by_batch=True):
-        weights = scored_weights(layers(model)[found.layer])
-        scores[found.layer] = [
-            score(weight.detach().float() * found.first[name]) for name, weight in weights.items()
+    walk = layer_gradients(model, batches, every, weights_of=scorable_weights, by_batch=True)
+    for gradients in walk:
+        weights = scorable_weights(layers(model)[gradients.layer])
+        scores[gradients.layer] = [
+            score(weight.detach().float() * gradients.first[name])
+            for name, weight in weights.items()
         ]
     return scores

@@ -1,4 +1,4 @@
-"""ShortGPT: delete the layers that turn the residual stream least."""
+"""ShortGPT: delete the layers that change the hidden states least."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from methods.api import (
 
 
 class ShortGPT(Method):
-    """Scores every layer once by its Block Influence on the dense model, deletes the lowest.
+    """Scores every layer of the dense model once, by its Block Influence, and deletes the lowest.
 
-    Nothing is trained and nothing is scored again after a deletion.
+    Nothing is trained, and nothing is scored again after a deletion.
 
-    Formula: BI_i = mean over tokens of 1 - cos(h_i, h_{i+1}), h_i (D,) the residual stream at the
-    input of layer i, h_L the last state; a cosine with a zero vector counts as 0.5.
+    Formula: BI_i = mean over tokens of 1 - cos(h_i, h_{i+1}). h_i (D,) are the hidden states at the
+    input of layer i, and h_L are the last ones. A cosine with a zero vector counts as 0.5.
 
     Args of ``Params``:
         layers: Number of layers to delete; None: the number nearest to the budget.
-        last_layer: What h_L is: ``"post_norm"`` behind the final norm, as in the authors' code, or
-            ``"raw"``, the output of the last layer.
-        distance: ``"cosine"``, or ``"angular"``: arccos(cos) / pi, which the authors' code offers
-            and does not use.
+        last_layer: What h_L is: ``"post_norm"``: after the final norm, as in the authors' code;
+            ``"raw"``: the output of the last layer.
+        distance: ``"cosine"``: 1 - cos; ``"angular"``: arccos(cos) / pi, which the authors' code
+            offers but does not use.
     Source: Men et al., ShortGPT: Layers in Large Language Models are More Redundant Than You
         Expect, arXiv 2403.03853, equation 1 and section 3.2.
-    Differs from upstream: the mean over tokens replaces the sum (same order); each document is
-        read in one piece, its first ``max_length`` tokens, not in chunks of 256; cosines in float32
-        instead of float16, whose products overflow on the first token's state; ties go to the lower
-        layer.
+    Differs from upstream: scores are a mean over tokens, not a sum (the order is the same). Each
+        document is read in one piece, its first ``max_length`` tokens, not in chunks of 256.
+        Cosines are computed in float32: in float16 products of the first token's states overflow.
+        Of equal layers the lower one is deleted.
     """
 
     title = "ShortGPT"
@@ -66,7 +66,7 @@ class ShortGPT(Method):
         distance: Literal["cosine", "angular"] = "cosine"
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """A budget or a pinned number of layers must be given."""
+        """Neither a budget nor param ``layers``, or a budget that the layers cannot meet."""
         if request.budget is None and self.params.layers is None:
             return "neither a budget nor param 'layers' says how many layers to delete"
         if request.budget is None or self.params.layers is not None:
@@ -99,11 +99,11 @@ class ShortGPT(Method):
 
 @torch.no_grad()
 def block_influence(backbone: Backbone, data: Data, last_layer: str, distance: str) -> list[float]:
-    """Block Influence of each layer, token-weighted over all calibration documents.
+    """Block Influence of each layer, a mean over all tokens of the calibration documents.
 
     Args:
         backbone: Dense model.
-        data: Gives ``calibration()``; pads are left out.
+        data: Gives ``calibration()``; pads do not count.
         last_layer: ``"post_norm"`` or ``"raw"``.
         distance: ``"cosine"`` or ``"angular"``.
 
@@ -119,21 +119,23 @@ def block_influence(backbone: Backbone, data: Data, last_layer: str, distance: s
         for batch in data.calibration():
             raw.clear()
             ids, valid = batch.ids.to(model.device), batch.valid.to(model.device)
-            # Right padding leaves real tokens untouched in a causal model.
+            # No attention mask: in a causal model no token sees the pads to its right.
             output = decoder(model)(ids, output_hidden_states=True, use_cache=False)
-            ends = raw if last_layer == "raw" else output.hidden_states[-1:]
-            kept = (s[valid].float() for s in (*output.hidden_states[:-1], *ends))
-            each = [_distance(a, b, distance).double().sum() for a, b in pairwise(kept)]
-            sums += torch.stack(each).cpu()
+            # Transformers gives the last states after the final norm.
+            last_states = raw if last_layer == "raw" else output.hidden_states[-1:]
+            states = (s[valid].float() for s in (*output.hidden_states[:-1], *last_states))
+            distances = [_distance(a, b, distance).double().sum() for a, b in pairwise(states)]
+            sums += torch.stack(distances).cpu()
             tokens += int(valid.sum())
-            del output, ends, kept  # before the next batch makes its own
+            # Free the states of this batch before the next batch makes its own.
+            del output, last_states, states
     finally:
         hook.remove()
     return [float(value) for value in sums / tokens]
 
 
 def _distance(before: Tensor, after: Tensor, distance: str) -> Tensor:
-    """Distance per token of two states (n, D): 1 - cos or arccos(cos) / pi."""
+    """Distance of two states (n, D) per token: 1 - cos or arccos(cos) / pi."""
     norms = before.norm(dim=-1) * after.norm(dim=-1)
     cosine = torch.where(norms > 0, (before * after).sum(-1) / norms, 0.5)
     if distance == "angular":

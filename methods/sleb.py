@@ -1,4 +1,4 @@
-"""SLEB: delete whole blocks one by one, and look again after every deletion."""
+"""SLEB: delete layers one by one, and measure again after every deletion."""
 
 from __future__ import annotations
 
@@ -29,31 +29,33 @@ from methods.api import (
 
 
 class Sleb(Method):
-    """Deletes the block without which the calibration documents stay likeliest, then measures what
-    is left and deletes the next. Nothing is trained.
+    """Deletes the layer whose absence raises perplexity least, measures again, deletes the next.
 
-    Formula: in every round block i of those alive scores exp(mean of -log p(token)) of the model
-    without the deleted blocks and without i, the mean over all predicted tokens of all documents;
-    the lowest score goes, the lower block of equal ones. The first round is the ppl criterion of
-    Shortened LLaMA.
+    Nothing is trained.
+
+    Formula: in every round each remaining layer i gets a score: the perplexity
+    exp(mean of -log p(token)) of the model without the deleted layers and without i. The mean is
+    over all predicted tokens of all calibration documents. The layer with the lowest score is
+    deleted, of equal ones the lower. The first round is the ppl criterion of Shortened LLaMA.
 
     Args of ``Params``:
-        layers: Number of blocks to delete; None: the number nearest to the budget.
-        protect: So many first and so many last blocks stay.
-        samples: Calibration documents used, the first ones; None: all.
-        length: Tokens taken from the middle of each (cut to ``max_length``), shorter documents left
-            out; None: whole documents.
+        layers: Number of layers to delete; None: the number nearest to the budget.
+        protect: How many first and how many last layers always stay.
+        samples: How many calibration documents are used, from the first on; None: all.
+        length: Tokens taken from the middle of each document (at most ``max_length``); shorter
+            documents are left out. None: whole documents.
 
-    Memory: the model and what enters each block for one batch of 16 documents. Time: a round runs
+    Memory: the model and what enters each layer for one batch of 16 documents. Time: a round runs
     the calibration documents about L / 2 times.
 
     Source: Song et al., SLEB: Streamlining LLMs through Redundancy Verification and Elimination of
         Transformer Blocks, arXiv 2402.09025, algorithm 1; the released code.
-    Differs from upstream: the states below a trial are computed once in a round; tokens of all
-        documents are pooled (theirs are pieces of one length, so that both are one); documents are
-        whole, where the code joins and cuts them; a score that is no number is refused, there it
-        deletes the last block; every family is searched, there blocks of unnamed ones cannot be
-        switched off and go from the front.
+    Differs from upstream: the states below the layer under trial are computed once per round. The
+        mean is over the tokens of all documents (the authors' pieces have one length, so that
+        their mean of means is the same). Documents are whole; the code joins and cuts them. A
+        score that is not finite raises an error; in the code it deletes the last layer. Every
+        model family works; the code cannot switch off layers of families that it does not know,
+        and deletes their first ones.
     """
 
     title = "SLEB"
@@ -83,12 +85,12 @@ class Sleb(Method):
             check_protect(self.protect)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Something must say how many blocks go, and so many must be unprotected."""
+        """No number of layers is set, or too few layers are unprotected."""
         free = len(self._unprotected(backbone.layer_count))
         return unremovable(backbone, request.budget, self.params.layers, free)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Search one block per round and delete what was found."""
+        """Find one layer per round, then delete them all."""
         params, total = self.params, backbone.layer_count
         free = self._unprotected(total)
         number, trace = layers_to_remove(backbone, request.budget, params.layers, len(free))
@@ -98,7 +100,9 @@ class Sleb(Method):
         removed = [best.layer for best, _ in rounds]
         decisions = {
             "removed_layers": removed,
-            "scores": [[found.get(Part("block", n)) for n in range(total)] for _, found in rounds],
+            "scores": [
+                [scores.get(Part("block", n)) for n in range(total)] for _, scores in rounds
+            ],
             "protected": sorted(set(range(total)) - set(free)),
             "budget_search": trace,
         }
@@ -106,7 +110,7 @@ class Sleb(Method):
         return Fitted(self.build(backbone, structure), structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The backbone without the removed blocks."""
+        """The backbone without the removed layers."""
         return remove_layers(backbone.model, structure["removed_layers"])
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
@@ -116,10 +120,10 @@ class Sleb(Method):
         return Cost(greedy_passes(free, rounds), texts=params.samples, length=params.length)
 
     def authors_skip(self, rates: Rates) -> float:
-        """The share of blocks removed."""
+        """The share of layers removed."""
         return 1.0 - rates.ledger.layers / rates.ledger.dense_layers
 
     def _unprotected(self, total: int) -> range:
-        """The blocks that may go."""
+        """The layers that may be deleted."""
         first, last = self.params.protect
         return range(first, total - last)
