@@ -1,4 +1,4 @@
-"""LaCo: collapse runs of layers into one as long as the last hidden states stay close."""
+"""LaCo: merge runs of layers into one while the last hidden states stay close."""
 
 from __future__ import annotations
 
@@ -35,47 +35,50 @@ HALVINGS = 12
 
 
 class LaCo(Method):
-    """Walks from late to early layers and collapses C of them into the first wherever the last
-    hidden states of some sentences stay close to those of the dense model. Nothing is trained.
+    """Walks from late to early layers and merges C of them into one if the model changes little.
 
-    Formula: with M the dense model, M* the present one and F the last state behind the final norm,
-    flattened over all tokens of a sentence: starting at layer l = H - C, merge the
-    m = min(C - 1, len(M*) - l - 1) layers behind l into l. If the mean over sentences of
-    cos(F_M, F_trial) > T, keep the trial and go to l - I, else drop it and go to l - 1, until
-    l < Lw. The merge is theta*_l = theta_l + sum over k = 1..m of (theta_{l+k} - theta_l) in the
-    paper. The authors' notebook overwrites theta_l while it adds, which leaves theta_{l+m}: layers
-    l to l+m-1 are dropped and layer l+m takes the norms of l. Equal for m = 1.
+    It compares the last hidden states of some sentences with those of the dense model. Nothing is
+    trained.
+
+    Formula: M is the dense model, M* the current one, F the last hidden states after the final
+    norm, flattened over all tokens of a sentence. Start at layer l = H - C. As a trial, merge the
+    m = min(C - 1, len(M*) - l - 1) layers after l into l. If the mean over sentences of
+    cos(F_M, F_trial) > T, the trial becomes M* and l falls by I; else l falls by 1. Stop at l < Lw.
+    The paper's merge is theta*_l = theta_l + sum over k = 1..m of (theta_{l+k} - theta_l). The
+    authors' notebook overwrites theta_l while it adds. The result is theta_{l+m}: layers l to
+    l+m-1 are dropped, and layer l+m takes the norms of l. Both are equal for m = 1.
 
     Args of ``Params``:
-        merge: ``"reference"``, the notebook's, behind the published numbers; ``"rdsc"``, the
-            paper's formula.
-        C: Layers per merge. None: of the C whose C - 1 divides the number of layers to remove, in
-            two merges or more, the nearest to L / 8 (4 of 32 in the paper), the larger at equal
-            distance. C = 2 makes both formulas one.
-        H: Layers 0 to H - 1 hold the first window. None: L - 1, the notebook's 39 of 40.
-        Lw: Lowest layer to merge into; the notebook's 0.
-        I: Layers to go down after a merge; the notebook's 1.
-        T: Threshold. None: the highest that removes the number of layers, by halving [0, 1], or
-            [-1, 0] where 0 removes too few.
+        merge: ``"reference"``: the notebook's merge, which made the published numbers; ``"rdsc"``:
+            the paper's formula.
+        C: Layers per merge. None: C - 1 divides the number of layers to remove and needs at least
+            two merges; of such C the nearest to L / 8 (the paper's 4 of 32), of two the larger.
+            With C = 2 both formulas are equal.
+        H: The first trial merges the last C of layers 0 to H - 1. None: L - 1, as the notebook's
+            39 of 40.
+        Lw: Lowest layer to merge into; 0 in the notebook.
+        I: How far l falls after a merge; 1 in the notebook.
+        T: Threshold. None: the highest that removes the number of layers, by halving [0, 1]; if
+            even 0 removes too few, by halving [-1, 0].
         layers: Number of layers to remove; None: the number nearest to the budget. The walk ends
-            there, and the last merge takes no more than is left. Under a pinned T without it the
+            at this number, and the last merge may be smaller. With T pinned and ``layers`` None the
             budget is ignored and the walk goes on to Lw.
-        clamp: The paper's bound l <= len(M*) - C after a merge, which the notebook lacks.
-        sentences: Calibration documents used, the first ones; None: all.
-        length: Tokens taken from the middle of each (cut to ``max_length``), shorter documents left
-            out; None: whole documents.
+        clamp: Whether l <= len(M*) - C after a merge, as in the paper; the notebook lacks it.
+        sentences: How many calibration documents are used, from the first on; None: all.
+        length: Tokens taken from the middle of each document (at most ``max_length``); shorter
+            documents are left out. None: whole documents.
 
-    The notebook's H, Lw and I are the defaults since they are what its merge was run with; relative
-    to depth they hold for any L. The paper has H = L, Lw = 1, I = 2.
+    The defaults of H, Lw and I are the notebook's, because its merge ran with them; counted from
+    the ends they fit any L. The paper has H = L, Lw = 1, I = 2.
 
-    Memory: the model, the last states of the sentences and the weights of each merged layer (436 MB
-    at 8B in bfloat16 under rdsc; reference shares tensors and adds none): about 17 GB.
+    Memory: the model, the last hidden states of the sentences and the weights of each merged layer
+    (436 MB at 8B in bfloat16 under rdsc; reference shares tensors and adds none): about 17 GB.
 
     Source: Yang et al., LaCo: Large Language Model Pruning via Layer Collapse, arXiv 2402.11187,
         algorithm 1.
-    Differs from upstream: trials share all modules but the merged one; documents are batched (pads
-        left out); sentences come from the calibration documents; rdsc adds up in float32; T is
-        searched for a target, where the walk ends.
+    Differs from upstream: a trial shares all modules with the model except the merged layer.
+        Documents are batched, and pads do not count. Sentences come from the calibration documents.
+        rdsc adds up in float32. T is searched for a number of layers, at which the walk ends.
     """
 
     title = "LaCo ({merge})"
@@ -114,7 +117,7 @@ class LaCo(Method):
                     raise ValueError(f"param '{name}' is {value}, must be at least {low}")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Something must say how far to go, and all layers must be of one kind."""
+        """Nothing says how much to merge, or the layers are of different kinds."""
         params = self.params
         if len(set(getattr(backbone.config, "layer_types", None) or ["one"])) > 1:
             return "its layers attend in different ways (layer_types), merging needs equal ones"
@@ -125,7 +128,7 @@ class LaCo(Method):
         return layers_shortfall(backbone, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Walk with the pinned threshold, or search the one that meets the target."""
+        """Walk with the pinned threshold, or search the threshold that meets the target."""
         params = self.params
         target: int | None = None
         sizes: list[dict[str, float]] = []
@@ -149,11 +152,11 @@ class LaCo(Method):
         }
         origins = [group[0] for group in walk.groups]
         model = replace_layers(backbone.model, walk.stack, origins)
-        gone = [layer for group in walk.groups for layer in group[1:]]
-        return Fitted(model, {"removed_layers": gone}, decisions)
+        removed = [layer for group in walk.groups for layer in group[1:]]
+        return Fitted(model, {"removed_layers": removed}, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The backbone with the first layer of every group, whose weights a file fills."""
+        """The backbone with one layer per group of merged ones; a file fills in its weights."""
         return remove_layers(backbone.model, structure["removed_layers"])
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
@@ -162,7 +165,7 @@ class LaCo(Method):
         return Cost(backbone.layer_count, texts=params.sentences, length=params.length)
 
     def _settings(self, total: int, target: int | None) -> Settings:
-        """The paper's letters, defaults filled in.
+        """The paper's letters, with defaults in place of None.
 
         Raises:
             ValueError: The first window does not lie inside the model.
@@ -191,14 +194,15 @@ class Settings:
 
 @dataclass
 class Walk:
-    """One walk, as far as it got.
+    """The state of one walk.
 
     Args:
-        settings: What it was run with.
-        stack: The present layers.
-        groups: The original layers behind each of them, 0-based.
-        merges: Every trial in its order, as JSON rows: ``layer`` is the place in the present model,
-            ``merged`` is m, ``group`` the original layers that became, or would have become, one.
+        settings: Of the walk.
+        stack: The current layers.
+        groups: The original layers that each of them stands for, 0-based.
+        merges: Every trial in its order, as JSON rows: ``layer`` is l in the current model,
+            ``merged`` is m, ``group`` are the original layers of the merged one, ``accepted`` says
+            whether it stayed.
     """
 
     settings: Settings
@@ -213,12 +217,12 @@ class Walk:
 
 
 class Trials:
-    """Walks over one model; similarities are kept, for walks at near thresholds share trials.
+    """Walks over one model. Similarities are cached: walks at near thresholds share trials.
 
     Args:
-        model: Dense model; it is left with the layers of the last trial.
+        model: Dense model; afterwards it has the layers of the last trial.
         texts: Sentences, right-padded.
-        merge: How layers merge.
+        merge: ``"reference"`` or ``"rdsc"``.
         clamp: Whether the paper's bound holds.
     """
 
@@ -228,7 +232,7 @@ class Trials:
         self.model, self.texts, self.merge, self.clamp = model, texts, merge, clamp
         self.layers = list(layers(model))
         self.dense = [last_states(model, batch) for batch in texts]
-        self.known: dict[tuple[tuple[int, int], ...], float] = {}
+        self.similarities: dict[tuple[tuple[int, int], ...], float] = {}
 
     def walk(self, settings: Settings, target: int | None) -> Walk:
         """Walk down from H - C to Lw, or until ``target`` layers are gone."""
@@ -247,12 +251,12 @@ class Trials:
         return walk
 
     def _try(self, walk: Walk, layer: int, merged: int) -> bool:
-        """Merge the ``merged`` layers behind ``layer`` into it if the model stays close."""
+        """Merge the ``merged`` layers after ``layer`` into it if the model stays close."""
         stack, end = walk.stack, layer + merged + 1
         whole = merge_layers(stack[layer], stack[layer + 1 : end], self.merge)
         trial = [*stack[:layer], whole, *stack[end:]]
-        done = tuple((row["layer"], row["merged"]) for row in walk.merges if row["accepted"])
-        similarity = self._similarity(trial, (*done, (layer, merged)))
+        before = tuple((row["layer"], row["merged"]) for row in walk.merges if row["accepted"])
+        similarity = self._similarity(trial, (*before, (layer, merged)))
         accepted = similarity > walk.settings.T
         group = [number for part in walk.groups[layer:end] for number in part]
         walk.merges.append(
@@ -265,13 +269,13 @@ class Trials:
         return accepted
 
     def _similarity(self, trial: list[nn.Module], key: tuple[tuple[int, int], ...]) -> float:
-        """Mean over sentences of the cosine between dense and trial; ``key`` names the trial."""
-        if key not in self.known:
+        """Mean over sentences of the cosine to the dense model; ``key``: the trial's merges."""
+        if key not in self.similarities:
             decoder(self.model).layers = nn.ModuleList(trial)
             now = [last_states(self.model, batch) for batch in self.texts]
             cosines = [sentence_cosines(a, b) for a, b in zip(self.dense, now, strict=True)]
-            self.known[key] = float(torch.cat(cosines).mean())
-        return self.known[key]
+            self.similarities[key] = float(torch.cat(cosines).mean())
+        return self.similarities[key]
 
 
 def search(
@@ -279,8 +283,8 @@ def search(
 ) -> tuple[Walk, list[dict[str, float | int]]]:
     """The walk at the highest threshold that removes ``target`` layers, and the trace.
 
-    Layers removed fall as T rises, though not always; halving finds one crossing. Where even -1
-    removes too few, its walk is the nearest there is.
+    A higher T mostly removes fewer layers, but not always; halving finds one of the thresholds
+    where the number changes. If even T = -1 removes too few, its walk is the nearest.
     """
     trace: list[dict[str, float | int]] = []
 
@@ -303,7 +307,7 @@ def search(
 
 
 def merge_width(target: int, total: int) -> int:
-    """C for ``target`` layers to remove of ``total``; see the class."""
+    """The default of C to remove ``target`` of ``total`` layers; see :class:`LaCo`."""
     widths = range(2, max(2, target // 2 + 1) + 1)
     fits = [width for width in widths if target % (width - 1) == 0]
     return min(fits, key=lambda width: (abs(width - total / 8), -width))
@@ -311,12 +315,12 @@ def merge_width(target: int, total: int) -> int:
 
 @torch.no_grad()
 def last_states(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """States behind the final norm (B, T, D), zero on pads."""
+    """Hidden states after the final norm (B, T, D), zero on pads."""
     ids, valid = batch.ids.to(model.device), batch.valid.to(model.device)
     states = decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
     return states * valid[..., None]
 
 
 def sentence_cosines(dense: Tensor, trial: Tensor) -> Tensor:
-    """Cosine per sentence (B,) of states (B, T, D), each sentence one vector."""
+    """Cosine per sentence (B,) of states (B, T, D); a sentence is one vector."""
     return cosine_similarity(dense.flatten(1).double(), trial.flatten(1).double())

@@ -36,47 +36,50 @@ Saliences = Iterator[tuple[str, Tensor]]
 
 
 class LLMPruner(Method):
-    """Removes coupled structures from the middle layers, each layer losing the same share.
+    """Removes the same share of heads and FFN channels from each of the middle layers.
 
-    A structure is an FFN channel (a row of gate and up, a column of down) or a key/value head with
-    the query heads that read it (their rows of q, k, v, their columns of o). Nothing is retrained.
+    An FFN channel is a row of gate and of up and a column of down. A key/value head goes together
+    with the query heads that read it: their rows of q, k and v, their columns of o. Nothing is
+    trained.
 
-    Formula: per weight w, with g the gradient of the mean loss over all calibration tokens and a
-    the mean over documents of the squared gradient of a document's own mean loss,
-    s = w g, or s = w a w (second), or s = w g - w a w / 2 (mix). A row or column scores sum |s|
-    (vectorize: |sum s|); a channel reduces over its coupled matrices; a head sums its channels.
-    Of C channels, C - int(C (1 - ratio)) are to go: FFN channels one by one, attention in whole
-    heads, rounded down, so that a small ratio removes channels only.
+    Formula: every weight w has a salience s. g is the gradient of the mean loss over all
+    calibration tokens; a is the mean over documents of the squared gradient of a document's own
+    mean loss. s = w g (first), s = w a w (second) or s = w g - w a w / 2 (mix). A row or column
+    scores sum |s| (vectorize: |sum s|). The score of a channel is a reduction over the matrices
+    that it is part of; a head sums its channels. Of C channels the C - int(C (1 - ratio)) lowest
+    are removed: FFN channels one by one, channels of attention in whole heads, rounded down. So a
+    small ratio removes FFN channels only.
 
     Args of ``Params``:
-        ratio: Share of heads and channels to remove per layer, in [0, 1); None: the thousandth
-            whose parameter count is nearest to the budget.
-        start: First layer that is pruned, 0-based; None: round(L / 8), at most the authors'
-            4.
-        end: Layer behind the last that is pruned; None: L - round(L / 16), at least L - 2.
+        ratio: Share of heads and channels to remove per layer, in [0, 1); None: the multiple of
+            1/1000 whose parameter count is nearest to the budget.
+        start: First layer to prune, 0-based; None: round(L / 8), at most 4 as the authors'.
+        end: The layer after the last one to prune; None: L - round(L / 16), at least L - 2.
         importance: ``"param_first"`` (the code's default), ``"param_second"``, ``"param_mix"``,
             ``"vectorize"``; or the authors' controls ``"l1"``, ``"l2"``: s = |w|, s = w w.
-        group_reduction: Over the coupled matrices: ``"sum"``, ``"mean"``, ``"max"``, ``"prod"``,
-            ``"first"``, ``"second"`` in the order gate, up, down and q, o, v, k (with fewer
-            key/value than query heads k, o, v, q); None: sum, for l1 and l2 mean, as released.
-        gqa_fold: Which query heads count for a key/value head j of K with R query heads each:
-            ``"coupled"``, those removed with it, j R to j R + R - 1; ``"official"``, j, j + K, ...
-        samples: Calibration documents used, the first ones; None: all. The authors take 10.
-        length: Tokens from the middle of each, shorter documents left out; None: whole documents.
-            The authors take 64.
-    Memory: the weights, one layer's gradients in float32 (0.9 GB at 8B, twice that for second and
-        mix), the states that entered each layer from ``start`` on (0.23 MB per token at 8B in 16
-        bits) and one batch within one layer. By this count Llama-3.1-8B in bfloat16 takes about
-        19 GB for the authors' 10 x 64 tokens and 50 GB for 50 x 2048.
+        group_reduction: Over the matrices of a channel: ``"sum"``, ``"mean"``, ``"max"``,
+            ``"prod"``, ``"first"``, ``"second"``, in the order gate, up, down and q, o, v, k (k, o,
+            v, q if there are fewer key/value heads than query heads). None: sum; mean for l1 and
+            l2; both as in the code.
+        gqa_fold: Which query heads count for key/value head j of K, with R query heads each:
+            ``"coupled"``: those removed with it, j R to j R + R - 1; ``"official"``: j, j + K, ...
+        samples: How many calibration documents are used, from the first on; None: all. The authors
+            use 10.
+        length: Tokens taken from the middle of each document; shorter documents are left out. None:
+            whole documents. The authors take 64.
+    Memory: the weights; one layer's gradients in float32 (0.9 GB at 8B, twice that for second and
+        mix); the states that entered each layer from ``start`` on (0.23 MB per token at 8B in 16
+        bits); one batch within one layer. So Llama-3.1-8B in bfloat16 takes about 19 GB for the
+        authors' 10 x 64 tokens and 50 GB for 50 x 2048.
     Source: Ma et al., LLM-Pruner: On the Structural Pruning of Large Language Models,
         arXiv 2305.11627, equations 3 to 6; block-wise mode with local selection.
-    Differs from upstream: with grouped queries, scores fold onto the heads that are removed (the
-        released script folds onto others: ``gqa_fold``); gradients are accumulated in float32 layer
-        by layer, at any batch size; ties go to the lower unit; a ratio that would empty a layer is
-        refused, where the code silently leaves the layer whole; it reads the suite's calibration
-        documents, where the authors take texts of BookCorpus. Without the random
-        control, the global and iterative selection and the channel- and layer-wise modes, which no
-        published command uses. The authors' skip is ours: parameters removed over all parameters.
+    Differs from upstream: with grouped queries, scores are added up for the heads that are removed;
+        the released script adds up others (``gqa_fold``). Gradients are accumulated in float32,
+        layer by layer, at any batch size. Of equal heads or channels the lower one goes. A ratio
+        that would empty a layer raises an error; the code silently leaves the layer whole. It reads
+        the suite's calibration documents, not BookCorpus. The random control, the global and the
+        iterative selection and the channel-wise and layer-wise modes are left out: no published
+        command uses them. The authors count skip as we do: removed over all parameters.
     """
 
     title = "LLM-Pruner"
@@ -108,7 +111,7 @@ class LLMPruner(Method):
                 raise ValueError(f"param 'ratio' is {self.ratio}, must be at least 0 and below 1")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """A budget or a pinned ratio must be given."""
+        """Neither a budget nor param ``ratio`` is set."""
         if request.budget is None and self.params.ratio is None:
             return "neither a budget nor param 'ratio' says how much to remove"
         return None
@@ -147,7 +150,7 @@ class LLMPruner(Method):
         return narrow(backbone.model, structure["dropped_heads"], structure["dropped_channels"])
 
     def _span(self, total: int) -> range:
-        """The layers that are pruned."""
+        """The layers to prune."""
         start, end = self.params.start, self.params.end
         start = min(4, round(total / 8)) if start is None else start
         end = total - min(2, round(total / 16)) if end is None else end
@@ -161,7 +164,7 @@ class LLMPruner(Method):
     def _ratio(
         self, backbone: Backbone, span: range, budget: float | None
     ) -> tuple[float, list[dict[str, float]]]:
-        """The ratio, and the search behind it (empty when pinned)."""
+        """The ratio, and the trace of its search (empty if pinned)."""
         layer = layers(backbone.model)[span.start]
         size, pinned = widths(layer), self.params.ratio
         if pinned is not None:
@@ -182,35 +185,36 @@ class LLMPruner(Method):
     def _saliences(
         self, backbone: Backbone, data: Data, span: range
     ) -> Iterator[tuple[int, Saliences]]:
-        """Layer by layer the salience of each coupled matrix."""
+        """The saliences of each layer's matrices, layer by layer."""
         model, kind = backbone.model, self.params.importance
         if kind in MAGNITUDES:
             for index in span:
                 yield index, magnitudes(layers(model)[index], MAGNITUDES[kind])
             return
         squared = kind in ("param_second", "param_mix")
-        chosen = {"rows": self.params.samples, "length": self.params.length}
-        batches = list(data.calibration(1 if squared else 16, **chosen))
+        excerpts = {"rows": self.params.samples, "length": self.params.length}
+        # Squared gradients are of one document's loss each.
+        batches = list(data.calibration(1 if squared else 16, **excerpts))
         for gradients in layer_gradients(model, batches, span, squared):
             yield gradients.layer, taylor(kind, layers(model)[gradients.layer], gradients)
 
     def _scores(self, layer: nn.Module, saliences: Saliences) -> tuple[list[float], list[float]]:
         """Importance of each key/value head and of each FFN channel of a layer."""
         signed = self.params.importance == "vectorize"
-        # A unit is a row of most matrices, and a column of the two that write to the stream.
+        # A channel is a row of most matrices, but a column of the two that write hidden states.
         scores = {name: unit_scores(s, name in WRITERS, signed) for name, s in saliences}
         size = widths(layer)
         for name in ("q_proj", "o_proj"):
             scores[name] = fold(scores[name], size, self.params.gqa_fold)
         has_own_keys = size.query_heads == size.key_value_heads
-        # The root, then the order in which the released code finds the others.
-        root, last = ("q_proj", "k_proj") if has_own_keys else ("k_proj", "q_proj")
-        heads = self._reduce([scores[name] for name in (root, "o_proj", "v_proj", last)])
+        # The first matrix, then the others in the order of the released code.
+        first, last = ("q_proj", "k_proj") if has_own_keys else ("k_proj", "q_proj")
+        heads = self._reduce([scores[name] for name in (first, "o_proj", "v_proj", last)])
         channels = self._reduce([scores[name] for name in ("gate_proj", "up_proj", "down_proj")])
         return heads.view(-1, size.head).sum(1).tolist(), channels.tolist()
 
     def _reduce(self, members: Sequence[Tensor]) -> Tensor:
-        """One score per channel (C,) from those of its coupled matrices, each (C,)."""
+        """One score per channel (C,) from the scores in its matrices, each (C,)."""
         default = "mean" if self.params.importance in MAGNITUDES else "sum"
         reduction = self.params.group_reduction or default
         if reduction in ("first", "second"):
@@ -220,9 +224,9 @@ class LLMPruner(Method):
 
 
 def taylor(kind: str, layer: nn.Module, gradients: LayerGradients) -> Saliences:
-    """What the loss owes to each weight: s (rows, columns) of each coupled matrix, by name.
+    """Salience from gradients: the name of each matrix and its s (rows, columns).
 
-    The gradients are float32, and so is s whatever the weights are.
+    Gradients are float32, and so is s for weights of any dtype.
     """
     for name, linear in projections(layer).items():
         weight = linear.weight.detach()
@@ -235,7 +239,7 @@ def taylor(kind: str, layer: nn.Module, gradients: LayerGradients) -> Saliences:
 
 
 def magnitudes(layer: nn.Module, power: int) -> Saliences:
-    """|w| to a power (rows, columns) of each coupled matrix, by name."""
+    """Salience without gradients: the name of each matrix and |w| to a power."""
     for name, linear in projections(layer).items():
         yield name, linear.weight.detach().float().abs() ** power
 
@@ -247,7 +251,7 @@ def unit_scores(salience: Tensor, by_column: bool, signed: bool) -> Tensor:
 
 
 def fold(scores: Tensor, size: Widths, how: str) -> Tensor:
-    """Sum the scores of query channels onto the key/value heads.
+    """Add up the scores of the query heads that count for each key/value head.
 
     Args:
         scores: (query heads * channels per head,).
@@ -263,12 +267,12 @@ def fold(scores: Tensor, size: Widths, how: str) -> Tensor:
 
 
 def lowest(scores: Sequence[float], number: int) -> list[int]:
-    """The ``number`` units of least importance, ascending by index; of equals the lower goes."""
-    return sorted(sorted(range(len(scores)), key=lambda unit: scores[unit])[:number])
+    """The ``number`` heads or channels of least importance, by index; of equal ones the lower."""
+    return sorted(sorted(range(len(scores)), key=lambda index: scores[index])[:number])
 
 
 def removals(size: Widths, ratio: float) -> tuple[int, int]:
-    """How many key/value heads and FFN channels a ratio takes from a layer, rounded as upstream."""
+    """How many key/value heads and FFN channels a ratio removes per layer, rounded as upstream."""
     rows = size.key_value_heads * size.head
     heads = (rows - int(rows * (1 - ratio))) // size.head
     return heads, size.channels - int(size.channels * (1 - ratio))

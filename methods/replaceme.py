@@ -1,4 +1,4 @@
-"""ReplaceMe: a run of layers becomes one linear map inside the FFN in front of it."""
+"""ReplaceMe: a run of layers becomes one linear map inside the FFN before it."""
 
 from __future__ import annotations
 
@@ -33,39 +33,41 @@ from methods.api import (
 
 
 class ReplaceMe(Method):
-    """Removes the n consecutive layers that turn the stream least, and multiplies what the FFN in
-    front of them writes by a matrix that leads to where they would have led. The matrix is merged
-    into that FFN's last projection, so nothing is added; only the matrix is fitted.
+    """Removes n consecutive layers, and multiplies what the FFN before them writes by a matrix.
 
-    Formula: Y_l (D,) the output of layer l, raw. d_l = mean over documents of
-    arccos(cos(Y_l, Y_{l+n})) / pi at the last token, l = 0 .. L - n - 1; i = argmin d, the lower at
-    equal distance; layers i + 1 to i + n go. With M (D,) what the FFN of layer i adds, rows over
-    all tokens, (Y_i - M) + M T shall be Y_{i+n}: T = (M^T M + ridge I)^-1 M^T (Y_{i+n} - Y_i + M).
+    The n layers are those that change the hidden states least. The matrix is fitted so that the
+    hidden states come close to what the removed layers would have made of them. It is merged into
+    the last projection of the FFN, so that the model has no new parameters. Nothing else is fitted.
+
+    Formula: Y_l (D,) is the output of layer l. d_l = mean over documents of
+    arccos(cos(Y_l, Y_{l+n})) / pi at the last token, for l = 0 .. L - n - 1. i = argmin d, the
+    lower of equal ones; layers i + 1 to i + n are removed. M (tokens, D) is what the FFN of layer i
+    adds. (Y_i - M) + M T should be Y_{i+n}, so T = (M^T M + ridge I)^-1 M^T (Y_{i+n} - Y_i + M).
     Merged: W := T^T W for the last projection W (D, F) of that FFN, b := b T for its bias. Under
-    ``cosine`` Adam starts at T = I and lowers 1 - mean cos(M T, Y_{i+n} - Y_i + M), or with
+    ``cosine`` Adam starts at T = I and minimises 1 - mean cos(M T, Y_{i+n} - Y_i + M), or with
     ``accurate`` 1 - mean cos((Y_i - M) + M T, Y_{i+n}).
 
     Args of ``Params``:
-        layers: Number n of layers to remove; None: the number nearest to the budget. Every n has a
-            run of its own, these need not contain each other.
+        layers: Number n of layers to remove; None: the number nearest to the budget. The run of n
+            layers need not contain the run of fewer.
         fit: ``"lstsq"``, or ``"cosine"``, the better of the two in the authors' tables.
-        ridge: Added to the diagonal of M^T M, as it stands (lstsq).
+        ridge: Added to the diagonal of M^T M, which is not scaled (lstsq).
         tokens: Which tokens of a document enter d: the ``"last"`` one or ``"all"``.
-        accurate: Which cosine is raised, see above (cosine).
+        accurate: Which of the two cosines is used (cosine).
         learning_rate: Of Adam (cosine).
         epochs: Passes over all tokens (cosine).
-        batch_tokens: Tokens, drawn from all documents, per step (cosine); their order is the same
+        batch_tokens: Tokens per step, drawn from all documents (cosine). Their order is the same
             under every seed.
     Memory: the model and one batch of activations; lstsq adds five matrices D x D in float64
         (0.7 GB at 8B), cosine three vectors of D per token in float32 (49 kB at 8B).
     Source: Shopkhoev et al., ReplaceMe: Network Simplification via Depth Pruning and Transformer
         Block Linearization, arXiv 2505.02819.
-    Differs from upstream: the last layer's state is taken in front of the final norm, behind which
-        the released code takes it; pads stay out of the fit; statistics come from the model as it
-        is, not from 4-bit weights; no batch is dropped; it reads the suite's calibration documents,
-        where the authors take 8,000 dialogues: few documents make few steps, so that their rate
-        leaves T near I. One run only (the authors' num_A); without their elastic net, diagonal maps
-        and general solvers. A singular M^T M is refused.
+    Differs from upstream: the output of the last layer is taken before the final norm; the released
+        code takes it after. Pads do not count. Statistics come from the model as it is, not from
+        4-bit weights. No batch is dropped. It reads the suite's calibration documents; the authors
+        take 8,000 dialogues. Fewer documents give fewer steps, and at the authors' learning rate T
+        then stays near I. It removes one run only (the authors' num_A = 1), and lacks their elastic
+        net, diagonal maps and general solvers. A singular M^T M raises an error.
     """
 
     title = "ReplaceMe ({fit})"
@@ -105,13 +107,13 @@ class ReplaceMe(Method):
                     raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 1")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """A budget or a pinned number of layers must be given."""
+        """Neither a budget nor param ``layers`` is set."""
         if request.budget is None and self.params.layers is None:
             return "neither a budget nor param 'layers' says how many layers to remove"
         return None
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Choose the run, fit the matrix, merge it and remove the run."""
+        """Choose the run of layers, fit the matrix, merge it and remove the run."""
         model = backbone.model
         number, trace = layers_to_remove(backbone, request.budget, self.params.layers)
         scores = distances(model, data, number, self.params.tokens)
@@ -137,7 +139,7 @@ class ReplaceMe(Method):
         return Fitted(self.build(backbone, structure), structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The backbone without the removed layers, whose weights a file fills."""
+        """The backbone without the removed layers; a file fills in its weights."""
         return remove_layers(backbone.model, structure["removed_layers"])
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
@@ -151,81 +153,81 @@ class ReplaceMe(Method):
     def _transform(
         self, model: PreTrainedModel, data: Data, first: int, number: int
     ) -> tuple[Tensor, list[float]]:
-        """T (D, D), float64 on the CPU, and the mean loss of each epoch, if there are any."""
+        """T (D, D), float64 on the CPU, and the mean loss of each epoch (cosine)."""
         if self.params.fit == "lstsq":
             pairs = updates(model, data, first, number, torch.float64)
             return least_squares(pairs, self.params.ridge).cpu(), []
         wide = torch.promote_types(model.dtype, torch.float32)
         parts = zip(*updates(model, data, first, number, wide), strict=True)
-        transform, curve = most_alike(Updates(*map(torch.cat, parts)), self.params)
+        transform, curve = highest_cosine(Updates(*map(torch.cat, parts)), self.params)
         return transform.double().cpu(), curve
 
 
 class Updates(NamedTuple):
-    """What the FFN of layer i does to n tokens, and what it shall do; each (n, D).
+    """What the FFN of layer i adds to the hidden states of n tokens, and what it should add.
 
-    ``made`` is M, what the FFN adds; ``wanted`` is Y_{i+n} - Y_i + M, what it should add;
-    ``stream`` is Y_i - M, what it adds to.
+    Each (n, D): ``update`` is M; ``aim`` is Y_{i+n} - Y_i + M; ``base`` is Y_i - M, the hidden
+    states that the FFN adds to.
     """
 
-    made: Tensor
-    wanted: Tensor
-    stream: Tensor
+    update: Tensor
+    aim: Tensor
+    base: Tensor
 
 
 @torch.no_grad()
 def distances(model: PreTrainedModel, data: Data, number: int, tokens: str) -> list[float]:
-    """How far ``number`` layers behind each layer l turn the stream: d_l for l = 0 .. L - n - 1."""
+    """How much the ``number`` layers after layer l turn the hidden states: d_l for every l."""
     total = len(layers(model))
-    sums, counted = torch.zeros(total - number, dtype=torch.float64), 0
+    sums, count = torch.zeros(total - number, dtype=torch.float64), 0
     for batch in data.calibration():
-        chosen = slice(None) if tokens == "all" else batch.valid.sum(1).cumsum(0) - 1
-        states = _outputs(model, batch, layers(model), chosen)
+        rows = slice(None) if tokens == "all" else batch.valid.sum(1).cumsum(0) - 1
+        states = _outputs(model, batch, layers(model), rows)
         ends = zip(states, states[number:], strict=False)
         sums += torch.stack([_angles(a.double(), b.double()).sum() for a, b in ends]).cpu()
-        counted += len(states[0])
-    return [float(value) for value in sums / counted]
+        count += len(states[0])
+    return [float(value) for value in sums / count]
 
 
 def _angles(before: Tensor, after: Tensor) -> Tensor:
-    """arccos(cos) / pi of each row (n, D); 0.5 beside a zero vector."""
+    """arccos(cos) / pi of each row (n, D); 0.5 for a zero vector."""
     return cosine_similarity(before, after, dim=-1).clamp(-1, 1).arccos() / math.pi
 
 
 def updates(
     model: PreTrainedModel, data: Data, first: int, number: int, dtype: torch.dtype
 ) -> Iterator[Updates]:
-    """What the FFN of layer ``first`` adds and should add, batch by batch; pads are left out."""
+    """What the FFN of layer ``first`` adds and should add, batch by batch, without pads."""
     stack = layers(model)
-    watched = [ffn(stack[first]), stack[first], stack[first + number]]
+    modules = [ffn(stack[first]), stack[first], stack[first + number]]
     for batch in data.calibration():
-        found = _outputs(model, batch, watched, slice(None))
-        made, before, after = (part.to(dtype) for part in found)
-        # Exactly M where the removed layers add nothing.
-        yield Updates(made, after - before + made, before - made)
+        outputs = _outputs(model, batch, modules, slice(None))
+        update, before, after = (part.to(dtype) for part in outputs)
+        # In this order the aim is exactly M if the removed layers add nothing.
+        yield Updates(update, after - before + update, before - update)
 
 
 def _outputs(
-    model: PreTrainedModel, batch: Batch, modules: Iterable[nn.Module], chosen: slice | Tensor
+    model: PreTrainedModel, batch: Batch, modules: Iterable[nn.Module], rows: slice | Tensor
 ) -> list[Tensor]:
-    """What modules make of the ``chosen`` ones of a batch's real tokens, each (n, D).
+    """The outputs of modules for these ``rows`` of a batch's real tokens, each (n, D).
 
     ``modules`` are in the order in which they run.
     """
-    found: list[Tensor] = []
-    observe(model, batch, modules, lambda _, __, made: found.append(made[chosen]))
-    return found
+    outputs: list[Tensor] = []
+    observe(model, batch, modules, lambda _, __, output: outputs.append(output[rows]))
+    return outputs
 
 
 def least_squares(pairs: Iterable[Updates], ridge: float) -> Tensor:
-    """T (D, D) with the least squared error of M T, plus ``ridge`` |T|^2; normal equations.
+    """T (D, D) that minimises |M T - aim|^2 + ``ridge`` |T|^2, by normal equations.
 
     Raises:
         ValueError: M^T M is singular.
     """
     gram = cross = torch.zeros((), dtype=torch.float64)
-    for made, wanted, _ in pairs:
-        gram, cross = gram + made.T @ made, cross + made.T @ wanted
+    for update, aim, _ in pairs:
+        gram, cross = gram + update.T @ update, cross + update.T @ aim
     gram.diagonal().add_(ridge)
     values, vectors = torch.linalg.eigh(gram)
     least = values[-1] * len(values) * torch.finfo(values.dtype).eps
@@ -238,28 +240,29 @@ def least_squares(pairs: Iterable[Updates], ridge: float) -> Tensor:
 
 
 @torch.enable_grad()
-def most_alike(pairs: Updates, params: ReplaceMe.Params) -> tuple[Tensor, list[float]]:
-    """T (D, D) that turns M towards what is wanted, by Adam from the identity.
+def highest_cosine(pairs: Updates, params: ReplaceMe.Params) -> tuple[Tensor, list[float]]:
+    """T (D, D) that turns M towards the aim, by Adam from the identity.
 
     Returns:
         T, and the mean loss of each epoch.
     """
-    made, wanted, stream = pairs
-    transform = torch.eye(made.shape[1], dtype=made.dtype, device=made.device).requires_grad_()
+    update, aim, base = pairs
+    options: dict[str, Any] = {"dtype": update.dtype, "device": update.device}
+    transform = torch.eye(update.shape[1], **options).requires_grad_()
     optimizer = torch.optim.Adam([transform], lr=params.learning_rate)
-    # One order of the tokens for every seed of a run.
-    shuffled, curve = generator(0, "replaceme tokens"), []
+    # Seed 0: the tokens have the same order under every seed of a run.
+    rng, curve = generator(0, "replaceme tokens"), []
     for _ in range(params.epochs):
         total = 0.0
-        for rows in torch.randperm(len(made), generator=shuffled).split(params.batch_tokens):
-            rows = rows.to(made.device)
-            found, aim = made[rows] @ transform, wanted[rows]
+        for rows in torch.randperm(len(update), generator=rng).split(params.batch_tokens):
+            rows = rows.to(update.device)
+            output, target = update[rows] @ transform, aim[rows]
             if params.accurate:
-                found, aim = found + stream[rows], aim + stream[rows]
-            loss = 1 - cosine_similarity(found, aim, dim=-1).mean()
+                output, target = output + base[rows], target + base[rows]
+            loss = 1 - cosine_similarity(output, target, dim=-1).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             total += float(loss.detach()) * len(rows)
-        curve.append(total / len(made))
+        curve.append(total / len(update))
     return transform.detach(), curve

@@ -1,4 +1,4 @@
-"""SliceGPT: rotate the residual stream to its principal directions and drop the last ones."""
+"""SliceGPT: rotate the hidden states to their principal directions and drop the last ones."""
 
 from __future__ import annotations
 
@@ -37,35 +37,37 @@ DAMPING = 0.01  # of the mean squared activation, added to the diagonal: as in t
 
 
 class SliceGPT(Method):
-    """Keeps the D principal directions of the residual stream and cuts every matrix to them.
+    """Keeps D principal directions of the hidden states and slices every matrix to them.
 
-    Norm weights are folded into the matrices behind the norms; an RMS norm without a weight
-    commutes with rotations. At each cut of the stream (behind the embedding, behind attention and
-    behind the FFN of every layer) a basis is fitted to what the layers in front of it, already
-    sliced, make of the calibration documents. Shortcuts carry the residual from basis to basis.
+    The weights of the norms are merged into the matrices after them; an RMS norm without weights
+    commutes with rotations. The hidden states get a new basis at every cut: after the embedding,
+    after each attention and after each FFN. A basis is fitted to what the layers before the cut,
+    already sliced, make of the calibration documents. Shortcuts carry the residual from one basis
+    to the next.
 
-    Formula: C = sum over tokens of x^T x, C := C + 0.01 mean(diag C) I, Q = the eigenvectors of C
-    by falling eigenvalue, D of them kept; x (H,) the stream before the norm, uncentred. Matrices
-    that read the stream: W := W Q; that write to it: W := Q^T W; shortcuts: Q_before^T Q_after.
+    Formula: C = sum over tokens of x^T x, C := C + 0.01 mean(diag C) I. x (H,) are the hidden
+    states before the norm, not centred. Q holds the D eigenvectors of C with the largest
+    eigenvalues. Matrices that read hidden states: W := W Q; matrices that write them: W := Q^T W;
+    shortcuts: Q_before^T Q_after.
 
     Args of ``Params``:
         slice_fraction: Share s of the H directions to drop, in [0, 1): D = int((1 - s) H), rounded
             down to a multiple of ``round_to``. It is not the share of parameters. None: the D
             whose skip is nearest to the budget.
         round_to: D is a multiple of it.
-        center_embeddings: Subtract from every embedding row its mean, as the released code does
-            for every family; a backbone with RMS norms changes its function by that.
-        orientation: ``"pca"``, or ``"random"``: the kept directions are mixed by a random rotation
-            drawn from the seed, which evens out magnitudes and leaves the function as it is.
-        do_slice_head: Slice the stream behind the last layer too, which the head reads.
+        center_embeddings: Whether to subtract from every embedding row its mean, as the released
+            code does for every family. A backbone with RMS norms then computes another function.
+        orientation: ``"pca"``, or ``"random"``: a random rotation, drawn from the seed, mixes the D
+            directions. It evens out magnitudes and does not change the function.
+        do_slice_head: Whether to slice the hidden states after the last layer, which the head
+            reads.
     Source: Ashkboos et al., SliceGPT: Compress Large Language Models by Deleting Rows and Columns,
         arXiv 2401.15024, section 3.
-    Differs from upstream: it reads the calibration documents of all rows, where the authors take
-        128 texts of WikiText-2; embeddings are not centred (exact at s = 0); eps comes from the
-        config instead of 1e-5; ``orientation`` defaults to ``"pca"``, which needs no random
-        numbers; calibration runs the layers in the dense basis with the stream projected at each
-        cut, the same function as running the sliced parts, at one forward pass per layer in place
-        of two.
+    Differs from upstream: it reads the calibration documents of all rows, not 128 texts of
+        WikiText-2. Embeddings are not centred, so that s = 0 is exact. eps comes from the config
+        instead of 1e-5. ``orientation`` defaults to ``"pca"``, which needs no random numbers.
+        Calibration runs dense layers on projected hidden states. This is the same function as
+        running sliced layers, with one forward pass per layer instead of two.
     """
 
     title = "SliceGPT"
@@ -87,21 +89,21 @@ class SliceGPT(Method):
         do_slice_head: bool = False
 
         def __post_init__(self) -> None:
-            """Refuse what fits no backbone.
+            """Check ranges.
 
             Raises:
                 ValueError: ``slice_fraction`` is outside [0, 1), or ``round_to`` is below 1.
             """
-            given = self.slice_fraction
-            if given is not None and not 0 <= given < 1:
+            share = self.slice_fraction
+            if share is not None and not 0 <= share < 1:
                 raise ValueError(
-                    f"param 'slice_fraction' is {given}, must be at least 0 and below 1"
+                    f"param 'slice_fraction' is {share}, must be at least 0 and below 1"
                 )
             if self.round_to < 1:
                 raise ValueError(f"param 'round_to' is {self.round_to}, must be at least 1")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """A budget or a pinned fraction must be given."""
+        """Neither a budget nor param ``slice_fraction`` is set."""
         if request.budget is None and self.params.slice_fraction is None:
             return "neither a budget nor param 'slice_fraction' says how much to slice"
         return None
@@ -127,7 +129,7 @@ class SliceGPT(Method):
         return Fitted(slice_stream(model, cuts), structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The sliced shape: every cut keeps the first coordinates until a file fills in weights."""
+        """The sliced shape; a file fills in its weights."""
         model = fuse_norms(backbone.model)
         options: dict[str, Any] = {"dtype": torch.float64, "device": model.device}
         full = model.config.hidden_size
@@ -140,19 +142,19 @@ class SliceGPT(Method):
         return Cost(passes=3)
 
     def authors_skip(self, rates: Rates) -> float:
-        """The share removed from the fused model with its full shortcuts, as the code prints it."""
+        """The share removed from the fused model with full shortcuts, as the code prints it."""
         assert rates.ledger.fused is not None
         return 1.0 - rates.ledger.resident / rates.ledger.fused
 
     def _width(
         self, backbone: Backbone, budget: float | None
     ) -> tuple[int, list[dict[str, float]]]:
-        """Directions to keep, and the search behind the number (empty when pinned)."""
+        """D, and the trace of its search (empty if pinned)."""
         full, step = int(backbone.config.hidden_size), self.params.round_to
         if step > full:
             raise ValueError(f"param 'round_to' is {step}, the stream has {full} directions")
         if self.params.slice_fraction is not None:
-            return kept_directions(full, self.params.slice_fraction, step), []
+            return width_for(full, self.params.slice_fraction, step), []
         assert budget is not None
 
         def skip_of(width: int) -> float:
@@ -169,10 +171,10 @@ class SliceGPT(Method):
         seed: int,
         eigenvalues: list[list[float]],
     ) -> Iterator[Tensor]:
-        """The bases (H, d) of all cuts in order; each layer runs between its own two.
+        """The bases (H, D) of all cuts in order; each layer runs between two of them.
 
-        The layers are still dense when they run: a stream projected onto a basis goes through them
-        as its coordinates go through the sliced ones.
+        The layers are still dense when they run. Hidden states projected onto a basis pass through
+        them as their coordinates would pass through the sliced ones.
         """
 
         def cut() -> Tensor:
@@ -198,7 +200,7 @@ class SliceGPT(Method):
 
 @dataclass
 class Stream:
-    """The residual stream of all calibration documents at one place, in the dense basis.
+    """The hidden states of all calibration documents at one place, in the dense basis.
 
     Args:
         states: Per batch (B, T, H), on the CPU, in the model's dtype.
@@ -211,7 +213,7 @@ class Stream:
     @classmethod
     @torch.no_grad()
     def embed(cls, model: PreTrainedModel, data: Data) -> Stream:
-        """The stream behind the embedding."""
+        """The hidden states after the embedding."""
         look_up = decoder(model).embed_tokens
         assert isinstance(look_up, nn.Embedding)
         batches = list(data.calibration())
@@ -221,7 +223,7 @@ class Stream:
     def advance(
         self, device: torch.device, basis: Tensor, step: Callable[[Tensor], Tensor]
     ) -> None:
-        """Project the stream onto ``basis`` (H, d) and take it through ``step``, batch by batch."""
+        """Project the states onto ``basis`` (H, D) and pass them through ``step``."""
         wide = torch.promote_types(self.states[0].dtype, torch.float32)
         onto = basis.to(wide)
         for number, state in enumerate(self.states):
@@ -229,15 +231,15 @@ class Stream:
             self.states[number] = step(projected.to(state.dtype)).cpu()
 
     def principal_directions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Uncentred PCA over all real tokens.
+        """PCA over all real tokens, without centring.
 
         Returns:
-            Eigenvalues (H,), falling, and eigenvectors (H, H) as columns, both float64.
+            Eigenvalues (H,), the largest first, and eigenvectors (H, H) as columns, in float64.
         """
         size = self.states[0].shape[-1]
         squares = torch.zeros(size, size, dtype=torch.float64, device=device)
         for batch, valid in zip(self.states, self.valid, strict=True):
-            # Document by document: a float64 copy of a whole batch would be large.
+            # One document at a time: a float64 copy of a whole batch would be large.
             for document, real in zip(batch, valid, strict=True):
                 rows = document[real].to(device, torch.float64)
                 squares.addmm_(rows.T, rows)
@@ -247,9 +249,9 @@ class Stream:
 
 
 def attention_half(model: PreTrainedModel, number: int) -> Callable[[Tensor], Tensor]:
-    """The first half of layer ``number``: (B, T, H) to (B, T, H), residual included.
+    """The attention of layer ``number``, residual included: (B, T, H) to (B, T, H).
 
-    Right padding needs no mask: in a causal model no real token sees a pad.
+    Pads on the right need no mask: in a causal model no real token sees them.
     """
     layer = layers(model)[number]
 
@@ -269,11 +271,11 @@ def attention_half(model: PreTrainedModel, number: int) -> Callable[[Tensor], Te
 
 
 def ffn_half(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The second half of a layer: (B, T, H) to (B, T, H), residual included."""
+    """The FFN of a layer, residual included: (B, T, H) to (B, T, H)."""
     return lambda hidden: hidden + ffn(layer)(ffn_norm(layer)(hidden))
 
 
-def kept_directions(full: int, slice_fraction: float, round_to: int) -> int:
+def width_for(full: int, slice_fraction: float, round_to: int) -> int:
     """D = int((1 - s) H), rounded down to a multiple of ``round_to``.
 
     Raises:
@@ -298,13 +300,13 @@ def center(embeddings: nn.Embedding) -> None:
 
 
 def random_rotation(size: int, seed: int, purpose: str) -> Tensor:
-    """An orthogonal matrix (size, size), float64, the Q factor of a uniform random one."""
+    """An orthogonal matrix (size, size), float64: the Q factor of a uniform random matrix."""
     uniform = torch.rand(size, size, dtype=torch.float64, generator=generator(seed, purpose))
     return torch.linalg.qr(uniform).Q
 
 
 def _widths(backbone: Backbone, structure: Mapping[str, Any]) -> list[int]:
-    """Directions kept at each of the 2 L + 1 cuts."""
+    """Number of directions at each of the 2 L + 1 cuts."""
     width = structure["width"]
     last = width if structure["slice_head"] else backbone.config.hidden_size
     return [width] * (2 * backbone.layer_count) + [last]

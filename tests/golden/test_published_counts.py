@@ -22,7 +22,7 @@ from methods.core.model.backbone import (
 )
 from methods.laco import merge_width
 from methods.llm_pruner import LLMPruner, removals
-from methods.slicegpt import SliceGPT, kept_directions
+from methods.slicegpt import SliceGPT, width_for
 from workflows.report.paper.printed import PARAMETERS
 
 # Shape, its parameters, those of a layer.
@@ -164,7 +164,7 @@ def test_fractions_that_slicegpt_prints(
     shape: str, fraction: float, width: int, removed: float, authors: float
 ) -> None:
     backbone = empty_backbone(shape_config(shape))
-    assert kept_directions(backbone.config.hidden_size, fraction, 8) == width
+    assert width_for(backbone.config.hidden_size, fraction, 8) == width
     parameters, config = sliced(shape, width)
     assert parameters == by_formula(backbone, width)
     assert 1 - parameters / backbone.parameters == pytest.approx(removed, abs=5e-4)
@@ -185,7 +185,7 @@ def test_the_width_nearest_to_a_budget(shape: str, budget: float, width: int, sk
 
 def test_slicegpt_in_the_table_of_hero() -> None:
     backbone = empty_backbone(shape_config("llama31_8b"))
-    assert kept_directions(4096, 0.33, 8) == 2744
+    assert width_for(4096, 0.33, 8) == 2744
     parameters, _ = sliced("llama31_8b", 2744)
     assert 1 - parameters / backbone.parameters == pytest.approx(0.2456, abs=5e-5)
 

@@ -86,7 +86,7 @@ def test_a_rate_is_looked_up_by_kind_or_token(key: str) -> None:
             assert found == pytest.approx(float(rates[index, place]), abs=0.04)
     assert router.reads_kinds == (key == "kind")
     if key == "kind":
-        with pytest.raises(ValueError, match="told which tokens are answer tokens"):
+        with pytest.raises(ValueError, match="needs to know which tokens are answer tokens"):
             router.start(tokens, hidden, Context())
 
 

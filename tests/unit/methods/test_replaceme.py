@@ -15,7 +15,7 @@ from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.model.backbone import ffn, layers
 from methods.core.model.ledger import Ledger, Tally
-from methods.replaceme import Updates, least_squares, most_alike, updates
+from methods.replaceme import Updates, highest_cosine, least_squares, updates
 from tests import toy
 
 # More tokens than the 32 directions of a toy, in documents that are padded together.
@@ -248,7 +248,7 @@ def test_the_cosine_fit_shuffles_alike_under_every_seed() -> None:
 def test_every_token_enters_an_epoch_once() -> None:
     made, wanted = random_pairs(10)
     params = load_method("replaceme", {"epochs": 1, "batch_tokens": 3, "learning_rate": 1e-12})
-    _, curve = most_alike(Updates(made, wanted, made), params.params)
+    _, curve = highest_cosine(Updates(made, wanted, made), params.params)
     cosines = torch.nn.functional.cosine_similarity(made, wanted, dim=-1)
     assert curve == [pytest.approx(float(1 - cosines.mean()), abs=1e-9)]
 

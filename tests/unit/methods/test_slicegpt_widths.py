@@ -15,7 +15,7 @@ from methods.base import Request
 from methods.core.model.backbone import count, decoder, empty_backbone
 from methods.core.model.ledger import Ledger, Tally
 from methods.core.surgery.sliced import fuse_norms
-from methods.slicegpt import kept_directions
+from methods.slicegpt import width_for
 from tests import steps, toy
 from tests.slicing_toys import KINDS, dense, fit, furthest, logits, wrap
 
@@ -86,7 +86,7 @@ def test_a_pinned_fraction_wins_over_the_budget() -> None:
     ],
 )
 def test_fractions_are_rounded_down(full: int, fraction: float, round_to: int, width: int) -> None:
-    assert kept_directions(full, fraction, round_to) == width
+    assert width_for(full, fraction, round_to) == width
 
 
 @pytest.mark.parametrize(
