@@ -1,4 +1,4 @@
-"""D-LLM: each token skips whole layers and leaves no key and value in those it skips."""
+"""D-LLM: each token skips whole layers, and leaves no key and value in a layer that it skips."""
 
 from __future__ import annotations
 
@@ -46,51 +46,56 @@ from methods.api import (
     thresholded,
 )
 
-# Unit of a steered lambda_max: 0.1 units are ten times the authors' weight.
+# A steered weight may reach 0.1 units: ten times the authors' lambda_max.
 STEERED = 100
 MODULES = {"qkv": ("q_proj", "k_proj", "v_proj"), "qv": ("q_proj", "v_proj")}
 
 
 class DLLM(RoutedMethod):
-    """A router per layer lets each token skip the layer; what it skips, later tokens cannot read.
+    """A router per layer lets each token skip the layer; later tokens cannot attend to it there.
 
     Routers and LoRA on every layer are trained together; the backbone stays frozen.
 
-    Formula: z = W2 SiLU(RMSNorm(W1 h)), h (B, T, D) the raw input of the layer, component 1
-    executes; training samples w with Gumbel noise at T = 1 and a straight-through gradient:
-        out = w Block(h) + (1 - w) h, attention weights times w of the key, normalised again
+    Formula: z = W2 SiLU(RMSNorm(W1 h)), where h (B, T, D) is the raw input of the layer; component
+    1 of z stands for run. In training w is sampled with Gumbel noise at T = 1 and has a
+    straight-through gradient:
+        out = w Block(h) + (1 - w) h; attention weights are multiplied by w of their key and
+        normalised again
         loss = LM + lambda(e) mean over tokens of |mean over all layers of w - Omega|
-        without the first tokens, which always execute,
-        lambda(e) = lambda_max sin(pi/2 e), e the progress of training
-    Inference: execute where softmax(z)_1 >= 1/2.
+        lambda(e) = lambda_max sin(pi/2 e), with e the progress of training
+    The mean leaves out the first tokens, which always run. Inference: a layer runs where
+    softmax(z)_1 >= 1/2.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        omega: Share of layers that a token is to run, a fraction; None: from the budget. Pinned,
-            it is the authors' recipe and nothing is calibrated.
+        omega: Share of layers that a token should run, a fraction; None: from the budget. If it is
+            set, the row is the authors' and nothing is calibrated.
         start_layer: First routed layer, 0-based, at least 1 with eviction; None: the authors' 2 of
             32, in proportion to the depth.
-        reserved: Tokens at the start of a sequence that always execute.
-        evict: Whether skipped tokens leave no key and value. Without, the cache stays complete.
-        router: ``"mlp"``, or ``"linear"``: D to 2, as in the re-implementation of the SkipGPT
-            authors. How theirs starts is not published; here as the other. From an execution of
-            one half, the start of SkipGPT's routers, 500 updates of the demo taught it little.
+        reserved: How many tokens at the start of a sequence always run.
+        evict: Whether tokens leave no key and value in layers that they skip. If not, the cache
+            stays complete.
+        router: ``"mlp"``; or ``"linear"``: D to 2, as in the re-implementation by the authors of
+            SkipGPT. They do not publish its initial values, so they are those of ``"mlp"``. It
+            learned little in 500 updates of the demo if half of the layers ran at the start, as in
+            SkipGPT.
         router_width: Of the hidden layer; None: the authors' 512 at D = 4096, D / 8 below, at
             least 32.
-        penalty: ``"token"``: every token is pulled to Omega; ``"batch"``: their mean is.
+        penalty: ``"token"``: pulls every token to Omega; ``"batch"``: pulls their mean.
         penalty_weight: lambda_max.
-        ramp: ``"sine"``, or ``"constant"``: lambda_max throughout.
-        evaluation: ``"argmax"``, or ``"sample"``: noise in inference too, from a hash of the token.
+        ramp: ``"sine"``; or ``"constant"``: lambda_max throughout.
+        evaluation: ``"argmax"``; or ``"sample"``: noise in inference too, from a hash of the token.
         modules: Projections with LoRA, in every layer: ``"qkv"`` or ``"qv"``.
         rank: Of LoRA.
-        lora_alpha: Scale of LoRA; None: the rank, a scale of one.
+        lora_alpha: LoRA is scaled by lora_alpha / rank; None: the rank, hence a scale of one.
     Source: Wang et al., D-LLM: A Token Adaptive Computing Resource Allocation Strategy for Large
         Language Models, NeurIPS 2024, and its code.
-    Differs from upstream: inference runs a skipped layer for nobody, in prefill as well, where the
-        authors mask; reserved tokens are counted from the first real token, not from column 0; with
-        a budget, Omega follows from it and from the share of reserved tokens, lambda is steered in
-        place of its ramp, under ``match: split`` for prompts and answer tokens apart, and the
-        threshold is calibrated on the validation split; data, tokens in the loss, optimizer, no
-        dropout and the start of LoRA as in every trained row.
+    Differs from upstream: inference does not run a skipped layer, in prefill neither; the authors
+        run it and mask the result. Reserved tokens are counted from the first real token, not from
+        column 0. With a budget, Omega follows from the budget and the share of reserved tokens,
+        lambda is steered instead of its ramp, and the threshold is calibrated on the validation
+        split; under ``match: split`` for prompt tokens and answer tokens apart. Data, tokens in the
+        loss, optimizer and initial values of LoRA are those of every trained row, and there is no
+        dropout.
     """
 
     title = "D-LLM"
@@ -143,7 +148,7 @@ class DLLM(RoutedMethod):
         return int(self.params.reserved)
 
     def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
-        """From param ``start_layer`` on."""
+        """All layers from param ``start_layer`` on."""
         total, start = backbone.layer_count, self.params.start_layer
         if start is None:
             start = max(1, round(2 * total / 32))
@@ -168,13 +173,13 @@ class DLLM(RoutedMethod):
         return Lora(MODULES[self.params.modules], rank, rank if alpha is None else alpha)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Eviction needs full attention, and the routed layers must hold the budget."""
+        """A sliding window, which excludes eviction, or too few routed layers for the budget."""
         if self.params.evict and "sliding_attention" in attention_kinds(backbone.config):
             return "it evicts keys and values, which a sliding window does not allow"
         return super().skip_reason(backbone, request)
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
-        """Omega of each kind of position: the param, or what the budget leaves to run."""
+        """Omega of each kind of token: the param, or what the budget leaves to run."""
         budget, omegas = plan.request.budget, dict.fromkeys(KINDS[plan.request.match], 0.0)
         for kind in omegas:
             if budget is None:
@@ -185,29 +190,29 @@ class DLLM(RoutedMethod):
         plan.decisions |= {"omega": omegas}
 
     def weight(self, target: Target | None) -> Weight:
-        """Lambda: controlled from 0, or the authors' lambda_max."""
+        """Lambda: controlled from 0; without a budget the authors' lambda_max."""
         weight = self.params.penalty_weight
         if target is None:
             return FixedWeight(weight)
         return Controller(target, 0.0, limits=(0.0, 0.1), unit=STEERED * weight)
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
-        """Pulls each token, or the mean, to omega; without a budget along the ramp."""
+        """The distance of tokens, or of their mean, from Omega; without a budget times the ramp."""
         params, skip = self.params, 1 - plan.decisions["omega"][kind]
         total = plan.structure["layers"][-1] + 1
-        counted = torch.full_like(plan.shares, 1 / total)
+        sizes = torch.full_like(plan.shares, 1 / total)
 
         def pull(gates: Gates) -> Tensor:
             aim = aim_of(skip, target)
             if params.penalty == "batch":
-                return mean_deviation(gates.soft, gates.counted, counted, aim)
+                return mean_deviation(gates.soft, gates.counted, sizes, aim)
             return depth_deviation(gates.soft, gates.counted, 1 - aim, total)
 
         ramps = params.ramp == "sine" and target is None
         return (lambda gates: ramp(gates.progress) * pull(gates)) if ramps else pull
 
     def authors_skip(self, rates: Rates) -> float:
-        """The share of layers that a token skips, of all layers."""
+        """The share of all layers that a token skips."""
         return sum(1 - share for share in rates.executed) / rates.ledger.dense_layers
 
 
@@ -216,7 +221,7 @@ def omega_for(budget: float, shares: Tensor, layers: int) -> float:
 
     Args:
         budget: Fraction to skip.
-        shares: Share of the dense parameters in each routed layer (U,), equal ones.
+        shares: Share of the dense parameters in each routed layer (U,), all equal.
         layers: Number of all layers.
     """
     return 1 - budget / (float(shares.mean()) * layers)
@@ -225,24 +230,24 @@ def omega_for(budget: float, shares: Tensor, layers: int) -> float:
 def reserved_share(
     documents: Sequence[Document], reserved: int, kind: str, sample: int = 2000
 ) -> float:
-    """Share of a kind's positions that lie among the first ``reserved`` of a document."""
+    """Share of a kind of tokens that are among the first ``reserved`` of their document."""
     part = documents[:sample]
     rows = lay_out(part, 0, 1.0, task_weights(part) if kind == "answer" else None)
-    held = rows.share(kind) * (rows.positions < reserved)
-    return float(held.sum() / rows.share(kind).sum())
+    weights = rows.share(kind) * (rows.positions < reserved)
+    return float(weights.sum() / rows.share(kind).sum())
 
 
-def depth_deviation(soft: Tensor, counted: Tensor, omega: float, layers: int) -> Tensor:
-    """Sum over counted positions of |share of all layers that run - omega|.
+def depth_deviation(soft: Tensor, weights: Tensor, omega: float, layers: int) -> Tensor:
+    """Sum over positions of |share of all layers that run - omega|.
 
     Args:
         soft: Gates (B, U, T) of the routed layers, 0 or 1 with a soft gradient; others always run.
-        counted: Positions that predict a token (B, T), but for the reserved ones.
-        omega: Share that a token is to run.
+        weights: How much each position counts (B, T); reserved ones do not.
+        omega: Share of layers that a token should run.
         layers: Number of all layers.
     """
-    ran = (soft.sum(dim=1) + layers - soft.shape[1]) / layers
-    return ((ran - omega).abs() * counted).sum()
+    use = (soft.sum(dim=1) + layers - soft.shape[1]) / layers
+    return ((use - omega).abs() * weights).sum()
 
 
 def ramp(progress: float) -> float:
@@ -251,14 +256,14 @@ def ramp(progress: float) -> float:
 
 
 class LayerRouter(Router):
-    """A router of its own for every routed layer, on the raw input of the layer.
+    """One router per routed layer, which reads the raw input of the layer.
 
     Args:
         units: U units.
         width: D.
         eps: Of the RMSNorm; the backbone's.
         params: Of the method.
-        seed: Of the initial values, and of the noise of sampled evaluation.
+        seed: Of the initial values, and of the noise in inference (``"sample"``).
     """
 
     def __init__(
@@ -268,20 +273,20 @@ class LayerRouter(Router):
         self.units, self.params, self.seed, self.threshold = units, params, seed, 0.5
         hidden = params.router_width or min(512, max(32, width // 8))
         if params.router == "linear":
-            made: list[nn.Module] = [nn.Linear(width, 2) for _ in units]
+            routers: list[nn.Module] = [nn.Linear(width, 2) for _ in units]
         else:
-            made = [
+            routers = [
                 nn.Sequential(
                     nn.Linear(width, hidden), nn.RMSNorm(hidden, eps=eps), nn.SiLU(),
                     nn.Linear(hidden, 2),
                 )
                 for _ in units
             ]  # fmt: skip
-        self.routers = nn.ModuleList(made)
+        self.routers = nn.ModuleList(routers)
         self._initialise()
 
     def _initialise(self) -> None:
-        """Default linear init; the output bias starts at (0.1, 2.0), an execution of 0.87."""
+        """Torch's initial values, but output biases of (0.1, 2.0): 0.87 of the layers run."""
         rng = generator(self.seed, "initial values")
         for linear in (m for m in self.modules() if isinstance(m, nn.Linear)):
             if linear.weight.is_meta:
@@ -293,7 +298,7 @@ class LayerRouter(Router):
                 linear.bias.data = torch.tensor([0.1, 2.0])
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tensor, Any]:
-        """Which tokens always execute (B, T), and the noise of all units (B, U, T) or None."""
+        """Which tokens always run (B, T); the noise of all units (B, U, T) or None."""
         always = tokens.valid & (tokens.positions < self.params.reserved)
         if at.generator is None and self.params.evaluation == "sample":
             return always, hashed_noise(self.seed, len(self.units), tokens)
@@ -307,7 +312,7 @@ class LayerRouter(Router):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """Decide from the layer's input, in float32; reserved tokens execute without gradient."""
+        """Decide from the input of the layer, in float32; reserved tokens run, without gradient."""
         always, noise = state
         with torch.autocast(block_input.device.type, enabled=False):
             logits = self.routers[index](block_input.float())
@@ -316,6 +321,7 @@ class LayerRouter(Router):
                 execute, soft = sampled(difference, noise[:, index], 1.0)
                 soft = torch.where(always, 1.0, soft)
                 return Gate(soft, "straight-through", execute | always), state
-            added = 0.0 if noise is None else noise[:, index]
-            execute = thresholded(difference + added, self.threshold)
+            if noise is not None:
+                difference = difference + noise[:, index]
+            execute = thresholded(difference, self.threshold)
             return Gate(execute=execute | always), state

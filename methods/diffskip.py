@@ -1,4 +1,4 @@
-"""DiffSkip: a token skips the FFN where attention has changed it in a way that says it may."""
+"""DiffSkip: a token skips the FFN by what attention has changed in its hidden states."""
 
 from __future__ import annotations
 
@@ -32,41 +32,40 @@ from methods.api import (
     layers,
 )
 
-# Of a layer, by the name of what it changes.
 PARTS = {"attention": attention, "ffn": ffn}
 
 
 class DiffSkip(RoutedMethod):
     """A router reads what attention changed and lets a token skip the FFN; a slim FFN runs instead.
 
-    Attention always runs, so the cache is complete; router and adapters are trained, the backbone
+    Attention always runs, so the cache is complete. Router and adapters are trained; the backbone
     stays frozen.
 
-    Formula: x = h + Attention(LN1(h)), delta = x - h, u = LN2(x), w = sigmoid(r(n(delta))); a token
-    runs where w > 0.5, a tie skips:
-        runs: out = x + w FFN(u),   skips: out = x + (1 - w) P(u)
+    Formula: x = h + Attention(LN1(h)), delta = x - h, u = LN2(x), w = sigmoid(r(n(delta))). The FFN
+    runs where w > 0.5, and a tie skips it:
+        run: out = x + w FFN(u),   skip: out = x + (1 - w) P(u)
         loss = LM + alpha * mean over predicting positions of (sum over routed layers of w)^2
-    n divides by the root mean square; r and P are FlexiDepth's
+    n divides by the root mean square. The router r and the slim FFN P are FlexiDepth's
     (``methods/core/routing/slim.py``).
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        candidates: ``"auto"``: the latter half of the layers up to 30 %, the last three quarters
-            up to 45 %, else all; or 0-based layers.
+        candidates: 0-based layers, or ``"auto"``: the latter half of the layers for budgets up to
+            30 %, the last three quarters up to 45 %, else all.
         router_width: Of the router's bottleneck; None: D / 16, at least 32.
         adapter_width: Of P; None: F / 16.
-        append_norm: Whether the router also reads log(rms(delta) / rms(h)), the length that n
-            takes away.
+        append_norm: Whether the router also reads log(rms(delta) / rms(h)), because n removes the
+            length.
         alpha: Weight of the penalty; None: steered to the budget.
         initial_bias: Added to the router's logit.
     Source: Luo et al., DiffSkip: Differential Layer Skipping in Large Language Models, Findings of
         ACL 2025. No training code was found.
-    Differs from upstream: this is our reading. Router and adapter are FlexiDepth's, of the same
-        group, which the parameter count of the released checkpoint bears out; n, the start (gates
-        of 0.88, P at zero) and the rates of training are choices of ours; plain factors w and
-        1 - w in place of SparseMixer, and HeRo's penalty, steered to the budget, in place of one
-        that draws to 4 or 8 skipped FFNs, so that such rows differ in the router alone. The
-        difference is taken in float32 from a stream in the backbone's dtype: in bf16 it has lost
-        digits where the stream is large.
+    Differs from upstream: this is our reading of the paper. Router and adapter are those of
+        FlexiDepth, by the same group; the parameter count of the released checkpoint agrees. n, the
+        initial values (gates of 0.88, P at zero) and the learning rates are our choices. The
+        factors are plainly w and 1 - w, not SparseMixer, and the penalty is HeRo's, steered to the
+        budget, not one that pulls to 4 or 8 skipped FFNs; so such rows differ in the router alone.
+        delta is computed in float32 from hidden states in the backbone's dtype; in bfloat16 large
+        hidden states have already lost digits.
     """
 
     title = "DiffSkip"
@@ -94,7 +93,7 @@ class DiffSkip(RoutedMethod):
             check_least(self, 1, "router_width", "adapter_width")
 
     def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
-        """FFNs."""
+        """The FFN of each layer."""
         return ffn_units(backbone.model, layers)
 
     def router(
@@ -107,23 +106,23 @@ class DiffSkip(RoutedMethod):
         )
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
-        """Note how attention and FFN go together."""
+        """Note how the changes by attention and by FFN correlate."""
         layers = plan.structure["layers"]
         plan.decisions["correlation"] = correlations(backbone, data.probe(), layers)
 
     def authors_skip(self, rates: Rates) -> float:
-        """Skipped FFNs over all layers."""
+        """FFNs that were skipped over all layers."""
         return sum(1 - ran for ran in rates.executed) / rates.ledger.dense_layers
 
 
 class DifferenceRouter(SlimRouter):
-    """Decides from the output of the layer's attention alone, in float32.
+    """Decides from what the layer's attention adds, in float32.
 
-    One number ``beside`` it is its length over that of the stream.
+    With ``beside`` = 1 the router reads one more number: log(rms(delta) / rms(h)).
     """
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
-        """A token carries nothing from layer to layer."""
+        """No state: a token carries nothing from layer to layer."""
 
     def gate(
         self,
@@ -139,11 +138,11 @@ class DifferenceRouter(SlimRouter):
             before = block_input.float()
             delta = post_attention.float() - before
             scale = torch.rsqrt(delta.pow(2).mean(-1, keepdim=True) + self.eps)
-            read = delta * scale
+            features = delta * scale
             if self.beside:
                 length = 0.5 * torch.log(before.pow(2).mean(-1, keepdim=True) + self.eps)
-                read = torch.cat([read, -scale.log() - length], dim=-1)
-            return Gate(self.weight(index, read), "gate"), state
+                features = torch.cat([features, -scale.log() - length], dim=-1)
+            return Gate(self.weight(index, features), "gate"), state
 
     def alternative(self, index: int) -> nn.Module:
         """The slim FFN of the layer."""
@@ -152,18 +151,20 @@ class DifferenceRouter(SlimRouter):
 
 @torch.no_grad()
 def correlations(
-    backbone: Backbone, documents: Sequence[Document], chosen: Sequence[int]
+    backbone: Backbone, documents: Sequence[Document], routed: Sequence[int]
 ) -> list[dict[str, float]]:
-    """How alike the changes of attention and FFN are in a dense model, the paper's observation.
+    """How similar the changes by attention and by FFN are in a dense model.
+
+    This is the observation that the paper starts from.
 
     Args:
         backbone: Dense model.
         documents: Texts to read.
-        chosen: Layers.
+        routed: Layers.
 
     Returns:
-        Per layer: ``cosine``, the mean over tokens of the cosine between both changes, and
-        ``lengths``, the correlation of their lengths over tokens.
+        Per layer: ``cosine``: the mean over tokens of the cosine between both changes; ``lengths``:
+        the correlation of their lengths over tokens.
     """
     changes: dict[tuple[int, str], Tensor] = {}
 
@@ -175,19 +176,18 @@ def correlations(
 
     hooks = [
         of(layers(backbone.model)[number]).register_forward_hook(keep(number, part))
-        for number in chosen
+        for number in routed
         for part, of in PARTS.items()
     ]
-    cosines, lengths = ({number: list[Tensor]() for number in chosen} for _ in range(2))
+    cosines, lengths = ({number: list[Tensor]() for number in routed} for _ in range(2))
     try:
         for batch in batches(documents, 32):
             device = backbone.model.device
             decoder(backbone.model)(input_ids=batch.ids.to(device), use_cache=False)
-            for number in chosen:
-                mixed, fed = (changes[number, part].cpu()[batch.valid] for part in PARTS)
-                cosines[number].append(cosine_similarity(mixed, fed, dim=-1).double())
-                both = [mixed.norm(dim=-1), fed.norm(dim=-1)]
-                lengths[number].append(torch.stack(both).double())
+            for number in routed:
+                both = [changes[number, part].cpu()[batch.valid] for part in PARTS]
+                cosines[number].append(cosine_similarity(both[0], both[1], dim=-1).double())
+                lengths[number].append(torch.stack([each.norm(dim=-1) for each in both]).double())
     finally:
         for hook in hooks:
             hook.remove()
@@ -196,5 +196,5 @@ def correlations(
             "cosine": float(torch.cat(cosines[number]).mean()),
             "lengths": float(torch.corrcoef(torch.cat(lengths[number], dim=1))[0, 1]),
         }
-        for number in chosen
+        for number in routed
     ]

@@ -1,4 +1,4 @@
-"""FlexiDepth: each token runs or skips whole layers; those it skips pass a small adapter."""
+"""FlexiDepth: each token runs or skips whole layers; a small adapter runs instead."""
 
 from __future__ import annotations
 
@@ -34,34 +34,33 @@ from methods.api import (
 class FlexiDepth(RoutedMethod):
     """A router per layer lets a token skip attention and FFN together; a slim FFN runs instead.
 
-    Router and adapters are trained, the backbone stays frozen. Keys and values are always made.
+    Router and adapters are trained; the backbone stays frozen. Keys and values are always made.
 
-    Formula: z = LN1(h), w = sigmoid(r(z)); a token runs where w > 0.5, a tie skips:
-        runs:   x = h + Attention(z),  out = x + w FFN(LN2(x))
-        skips:  out = h + (1 - w) P(LN2(h))
+    Formula: z = LN1(h), w = sigmoid(r(z)). The layer runs where w > 0.5, and a tie skips it:
+        run:   x = h + Attention(z),  out = x + w FFN(LN2(x))
+        skip:  out = h + (1 - w) P(LN2(h))
         loss = LM + alpha * mean over predicting positions of (sum over routed layers of w)^2
-    r is a bottleneck router and P a SwiGLU of F/16 (``methods/core/routing/slim.py``). The
-    comparison has no gradient; the factors w and 1 - w of the FFN carry it, attention is not
-    scaled.
+    r is a bottleneck router and P a SwiGLU of width F / 16 (``methods/core/routing/slim.py``). The
+    comparison has no gradient: it flows through the factors w and 1 - w. Attention is not scaled.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        candidates: ``"auto"``: the latter half of the layers up to 30 %, the last three quarters
-            up to 45 %, else all; or 0-based layers.
+        candidates: 0-based layers, or ``"auto"``: the latter half of the layers for budgets up to
+            30 %, the last three quarters up to 45 %, else all.
         router_width: Of the router's bottleneck; None: D / 16, at least 32.
         adapter_width: Of P; None: F / 16.
         alpha: Weight of the penalty, 1e-3 in the paper; None: steered to the budget.
         initial_bias: Added to the router's logit; 0 in the authors' code.
-        norm_place: Of the router's RMSNorm: ``"before"`` tanh, as in the released checkpoint, or
-            ``"after"``, as in the paper.
+        norm_place: Whether the router's RMSNorm comes ``"before"`` tanh, as in the released
+            checkpoint, or ``"after"`` it, as in the paper.
     Source: Luo et al., Adaptive Layer-Skipping in Pre-trained LLMs, arXiv 2503.23798, its training
         scripts and the names of its checkpoint.
     Differs from upstream: gates start at 0.88 and P at zero, because gates of one half run every
-        FFN at half strength and skip at random; the plain factors w and 1 - w of the released
-        arithmetic, where the paper names SparseMixer; router and comparison in float32; the
-        penalty leaves out pads and a document's last token; with a budget alpha is steered in
-        training and the threshold calibrated on the validation split, under ``match: split`` for
-        prompts and answer tokens apart; a skipped layer counts without its keys, values and
-        norms, which run; the same data and schedule as every trained row.
+        FFN at half strength and skip at random. The factors are plainly w and 1 - w, as the
+        released code computes them; the paper names SparseMixer. Router and comparison are in
+        float32. The penalty leaves out pads and the last token of a document. With a budget,
+        training steers alpha and the threshold is calibrated on the validation split, under
+        ``match: split`` for prompt tokens and answer tokens apart. Of a skipped layer the keys,
+        values and norms count as run. Data and schedule are those of every trained row.
     """
 
     title = "FlexiDepth"
@@ -100,20 +99,20 @@ class FlexiDepth(RoutedMethod):
         return LayerRouter(units, backbone.config, self.params, structure["seed"], tuple(norms))
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
-        """Of the squared use, a layer's gate counted once."""
+        """The squared sum of gates; attention and FFN share one, which counts once."""
         return lambda gates: squared_use(gates.soft, gates.counted, units=2)
 
     def authors_skip(self, rates: Rates) -> float:
-        """Skipped layers over all layers."""
+        """Layers that were skipped over all layers."""
         return sum(1 - ran for ran in rates.executed[::2]) / rates.ledger.dense_layers
 
 
 class LayerRouter(SlimRouter):
-    """Decides attention and FFN of a layer together, from its normed input, in float32.
+    """Decides on attention and FFN of a layer together, from its normed input, in float32.
 
     Args:
         units, config, params, seed: As :class:`SlimRouter`.
-        norms: The layers' own norms; a tuple, so that they are not registered as the router's.
+        norms: The layers' own norms; in a tuple they do not become the router's parameters.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class LayerRouter(SlimRouter):
         self.norms = norms
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
-        """A token carries nothing from layer to layer."""
+        """No state: a token carries nothing from layer to layer."""
 
     def gate(
         self,
@@ -138,7 +137,7 @@ class LayerRouter(SlimRouter):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """Of attention: w, kept for the FFN behind it, which takes the same decision."""
+        """Decide at the attention; w stays as the state, and the FFN takes the same decision."""
         block, second = divmod(index, 2)
         if not second:
             with torch.autocast(block_input.device.type, enabled=False):

@@ -41,42 +41,45 @@ UNITS: Mapping[str, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
     "mlp": ffn_units,
     "block": block_units,
 }
-# What a unit of this penalty's weight moves, against HeRo's, of a layer: its slope is 1, HeRo's is
-# twice the number of layers that run.
+# The controller is tuned to HeRo's penalty: its slope in a gate is twice the number of layers that
+# run. The slope of this penalty is 1, so its weight moves in larger units.
 STEERED = 8.0
 
 
 class MindSkip(RoutedMethod):
-    """Router tuning: routers alone are trained, a vector per layer, on the layer's normed input.
+    """Router tuning: only routers are trained, one vector per layer, on the layer's normed input.
 
-    Formula: z = LN1(h), s = sigmoid(v . z), execute m = 1[s >= 0.5], a tie executes, with the
-    gradient of s; by target:
+    Formula: z = LN1(h), s = sigmoid(v . z), m = 1[s >= 0.5] with the gradient of s; a tie runs. By
+    target:
         attention: x = h + m Attention(z),  FFN as usual
         mlp:       out = x + m FFN(LN2(x)),  m from z
         block:     out = h + m (layer(h) - h)
         loss = LM + gradient_scale * sum over routed layers of the mean of m
-    Nothing scales a branch that runs, nothing runs in place of one that does not. Keys and values
-    are made for every token.
+    A unit that runs is not scaled, and nothing runs in place of a skipped unit. Keys and values are
+    made for every token.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        target: ``"attention"`` as named, ``"mlp"`` or ``"block"``. Attention holds 13 % of
-            Llama-3.1-8B, so that budgets above need another target.
-        level: ``"token"``, or ``"sequence"`` as the authors' default: z is averaged over the
-            tokens of a document. That is not causal: an answer helps to decide its prompt, and a
-            cached step sees its own token alone.
-        candidates: ``"auto"``: the latter half of the layers up to 30 %, the last three quarters
-            up to 45 %, else all; or 0-based layers.
+        target: What is skipped: ``"attention"``, as in the name of the method, ``"mlp"`` (the FFN)
+            or ``"block"`` (the layer). Attention holds 13 % of Llama-3.1-8B; larger budgets need
+            another target.
+        level: ``"token"``; or ``"sequence"``, the authors' default: z is averaged over the tokens
+            of a document. This is not causal: the answer takes part in the decision about its
+            prompt, and a cached step sees only its own token.
+        candidates: 0-based layers, or ``"auto"``: the latter half of the layers for budgets up to
+            30 %, the last three quarters up to 45 %, else all.
         gradient_scale: Of the penalty; None: steered to the budget. The shipped script has 0.
-        target_capacity: Mean of m below which a layer's penalty is silent; None: never.
-        initial: Of v: ``"zero"``, where the tie executes everything, or ``"normal"`` (0.02).
+        target_capacity: A layer has no penalty while its mean of m is below this; None: always a
+            penalty.
+        initial: Initial values of v: ``"zero"``, so that by the tie everything runs, or
+            ``"normal"`` with deviation 0.02.
     Source: He et al., Router-Tuning, arXiv 2410.13184, and both states of its code.
-    Differs from upstream: skipped branches send a gradient to their router, as in the later code;
-        the mean of a sequence leaves out pads and ends with its document, nothing stays on modules
-        between calls; the shared schedule in place of 15 updates at 1e-5; with a budget the weight
-        of the penalty is steered and the threshold calibrated on the validation split, under
-        ``match: split`` for prompts and answer tokens apart; the last layer may be routed,
-        which the authors leave out; ``prompt_weight`` is 1, where they train on answers alone.
-        Trained are D numbers per layer, far fewer than in any other row.
+    Differs from upstream: a skipped unit gives its router a gradient, as in the later code. The
+        mean over a sequence leaves out pads and other documents, and modules store nothing between
+        calls. The schedule is that of every trained row, not 15 updates at 1e-5. With a budget,
+        training steers the weight of the penalty and the threshold is calibrated on the validation
+        split, under ``match: split`` for prompt tokens and answer tokens apart. The last layer may
+        be routed; the authors leave it out. ``prompt_weight`` is 1; the authors train on answers
+        only. It trains D numbers per layer, far fewer than any other row.
     """
 
     title = "MindSkip ({target})"
@@ -113,7 +116,7 @@ class MindSkip(RoutedMethod):
 
     @property
     def parts(self) -> str:
-        """Attentions, FFNs or layers."""
+        """What the routed parts are called in messages."""
         return f"{self.params.target} targets"
 
     def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
@@ -135,34 +138,34 @@ class MindSkip(RoutedMethod):
         return Controller(target, 0.0, unit=STEERED)
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
-        """Of the mean gates."""
+        """The mean gates, added up over layers."""
         capacity = self.params.target_capacity
         return lambda gates: mean_use(gates.soft, gates.counted, capacity)
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
-        """Note how long the vectors have become."""
+        """Train, then note how long the vectors have become."""
         super().train(model, data, plan)
         router = router_of(model)
         assert isinstance(router, VectorRouter)
         plan.decisions["router_norms"] = [float(v.detach().norm()) for v in router.parameters()]
 
     def batchable(self) -> bool:
-        """Pads of a batch would enter the mean of a sequence: lm-eval masks none."""
+        """Not by sequence: lm-eval masks no pads, so they would enter the mean."""
         return self.params.level == "token"
 
     def authors_skip(self, rates: Rates) -> float:
-        """Skipped targets over all layers."""
+        """Units that were skipped over all layers."""
         return sum(1 - ran for ran in rates.executed) / rates.ledger.dense_layers
 
 
 class VectorRouter(Router):
-    """A vector of its own for every routed layer.
+    """One vector per routed layer.
 
     Args:
         units: U units.
         width: D.
         params: Of the method.
-        norms: The input norms of the units' layers; a tuple, so that they stay the backbone's.
+        norms: The input norms of the layers; in a tuple they do not become the router's parameters.
         seed: Of the initial values.
     """
 
@@ -188,11 +191,11 @@ class VectorRouter(Router):
                 nn.init.zeros_(vector.weight)
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor | None:
-        """Which document each token belongs to (B, T), pads to none (0); None by token."""
+        """The number of each token's document (B, T), 0 for pads; None at level ``"token"``."""
         if not self.averages:
             return None
         starts = (tokens.positions == 0) & tokens.valid
-        # A cached step starts no document; its token is one of its own.
+        # A cached step starts no document: its token then counts as one.
         return torch.where(tokens.valid, starts.cumsum(dim=1).clamp(min=1), 0)
 
     def gate(
@@ -203,7 +206,7 @@ class VectorRouter(Router):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """Decide from the layer's normed input, in float32."""
+        """Decide from the normed input of the layer, in float32."""
         with torch.autocast(block_input.device.type, enabled=False):
             normed = self.norms[index](block_input).float()
             logit = self.vectors[index](normed).squeeze(-1)
@@ -216,7 +219,9 @@ class VectorRouter(Router):
 
 
 def mean_by(groups: Tensor, values: Tensor) -> Tensor:
-    """Each value's mean over its group, (B, T); the mean of products is the product of the mean.
+    """The mean over each value's group (B, T).
+
+    The mean of v . z over tokens is v . (mean of z), so averaging the logits is enough.
 
     Args:
         groups: Number of the group (B, T), within a row.
@@ -228,13 +233,13 @@ def mean_by(groups: Tensor, values: Tensor) -> Tensor:
     return (sums / counts.clamp(min=1)).gather(1, groups)
 
 
-def mean_use(soft: Tensor, counted: Tensor, capacity: float | None) -> Tensor:
-    """Sum over routed layers of the mean of m over counted positions, times their number.
+def mean_use(soft: Tensor, weights: Tensor, capacity: float | None) -> Tensor:
+    """Sum over routed layers of m at the positions that count.
 
     Args:
         soft: Gates (B, U, T), 0 or 1 with a soft gradient.
-        counted: Positions that predict a token (B, T).
-        capacity: What a layer's mean must exceed to count; None: nothing.
+        weights: How much each position counts (B, T); 0: it predicts no token.
+        capacity: A layer counts only what exceeds this share; None: everything.
     """
-    ran = (soft * counted[:, None]).sum(dim=(0, 2))
-    return (ran if capacity is None else torch.relu(ran - capacity * counted.sum())).sum()
+    use = (soft * weights[:, None]).sum(dim=(0, 2))
+    return (use if capacity is None else torch.relu(use - capacity * weights.sum())).sum()

@@ -1,4 +1,4 @@
-"""Controls that skip at random: what a budget costs when nothing decides."""
+"""Controls that skip at random: they show what a budget costs without any choice."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 class RandomSkip(Method):
-    """Each token skips randomly chosen units, without training and without an adapter.
+    """Each token skips random units. Nothing is trained, and nothing runs instead.
 
-    Which units a token skips follows from a hash of (seed, layer, position, token id), so that it
-    meets the same draw in a full forward, in cached decoding and in any batch.
+    A hash of (seed, layer, position, token id) chooses the units, so that a token skips the same
+    ones in a full forward pass, in cached decoding and in any batch.
 
-    Formula: with U units of equal size s (a fraction of the dense parameters) and b = budget / s,
-    the token at position t skips the floor(b + v_t) units whose hashes are smallest, with
-    v_t = frac(t * golden ratio + v_0). The v_t fill [0, 1) evenly over any stretch of positions, so
-    the mean over n tokens meets the budget up to the order of one unit in n.
+    Formula: U units have equal size s, a fraction of the dense parameters; b = budget / s. The
+    token at position t skips the floor(b + v_t) units with the smallest hashes, where
+    v_t = frac(t * golden ratio + v_0). Over any stretch of positions the v_t fill [0, 1) evenly, so
+    the mean over n tokens meets the budget up to about one unit in n.
 
     Args of ``Params``:
-        unit: ``"ffn"`` skips feed-forward networks of candidate layers, ``"block"`` whole layers.
-        candidates: ``"auto"`` (latter half up to 30 %, last three quarters up to 45 %, else all)
-            or 0-based layers. Blocks use every layer but the first and the last under ``"auto"``.
+        unit: ``"ffn"`` skips FFNs of candidate layers, ``"block"`` whole layers.
+        candidates: 0-based layers, or ``"auto"``: for FFNs the latter half of the layers for
+            budgets up to 30 %, the last three quarters up to 45 %, else all; for whole layers all
+            except the first and the last.
     Source: control of this suite.
     Differs from upstream: there is none.
     """
@@ -73,11 +74,11 @@ class RandomSkip(Method):
         if request.budget is None:
             return "random skipping needs a budget"
         units = self._units(backbone, self._candidates(backbone, request.budget))
-        held = sum(unit.parameters for unit in units) / backbone.parameters
-        return shortfall("candidates", held, request.budget)
+        most = sum(unit.parameters for unit in units) / backbone.parameters
+        return shortfall("candidates", most, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Derive the number of units to skip from the budget."""
+        """Compute the number of units to skip from the budget."""
         assert request.budget is not None
         layers = self._candidates(backbone, request.budget)
         sizes = [unit.parameters for unit in self._units(backbone, layers)]
@@ -93,7 +94,7 @@ class RandomSkip(Method):
         return Cost()
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The routed backbone; nothing is trained, so nothing asks for a gradient."""
+        """The routed backbone; nothing is trained, so nothing needs a gradient."""
         units = self._units(backbone, structure["layers"])
         router = RandomRouter(units, structure["seed"], structure["skipped_units"])
         return route(backbone.model.requires_grad_(False), router)
@@ -115,22 +116,22 @@ class RandomRouter(Router):
     Args:
         units: U units.
         seed: Part of every hash.
-        skipped: Mean number of units a token skips, in [0, U].
+        skips: Mean number of units that a token skips, in [0, U].
     """
 
-    def __init__(self, units: list[Unit], seed: int, skipped: float) -> None:
+    def __init__(self, units: list[Unit], seed: int, skips: float) -> None:
         super().__init__()
-        self.units, self.seed, self.skipped = units, seed, skipped
+        self.units, self.seed, self.skips = units, seed, skips
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
-        """Draw all decisions of the pass: executed units (B, U, T), bool."""
+        """Draw all decisions of the pass: which units run (B, U, T), bool."""
         if tokens.ids is None:
             raise ValueError("random skipping hashes token ids, so it needs input_ids")
-        places, layers = tokens.positions, [unit.layer for unit in self.units]
-        draws = uniform_hash(self.seed, layers, places, tokens.ids)
+        positions, layers = tokens.positions, [unit.layer for unit in self.units]
+        draws = uniform_hash(self.seed, layers, positions, tokens.ids)
         rank = draws.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
         start = seed_for(self.seed, "random skip") * 2.0**-63
-        number = torch.floor(self.skipped + torch.frac(places.double() * GOLDEN + start))
+        number = torch.floor(self.skips + torch.frac(positions.double() * GOLDEN + start))
         return rank >= number[:, None]
 
     def gate(
@@ -141,5 +142,5 @@ class RandomRouter(Router):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """Read the draw."""
+        """The decision that was drawn."""
         return Gate(execute=state[:, index]), state

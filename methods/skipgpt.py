@@ -1,4 +1,4 @@
-"""SkipGPT: each token skips attention and feed-forward network of every layer on their own."""
+"""SkipGPT: in every layer each token skips the attention, the FFN, both or neither."""
 
 from __future__ import annotations
 
@@ -34,43 +34,46 @@ from methods.api import (
     thresholded,
 )
 
-# Temperatures at the first update and behind the last.
+# Temperatures at the first update and after the last.
 FIRST, LAST = 5.0, 1.0
 
 
 class SkipGPT(RoutedMethod):
     """Two routers per layer, one for attention and one for the FFN, let each token skip either.
 
-    RT ("router tuning") trains the routers on a frozen backbone; Joint trains LoRA beside them.
+    RT ("router tuning") trains the routers alone, on a frozen backbone. Joint also trains LoRA.
 
-    Formula: z = router(h), h (B, T, D) the raw input of the layer for both routers, component 0
-    executes. Training: y = softmax((z + Gumbel) / T), e = 1[y_0 >= 1/2] with the gradient of y_0;
+    Formula: z = router(h) has two components; component 0 stands for run. Both routers of a layer
+    read its raw input h (B, T, D). Training: y = softmax((z + Gumbel) / T), and e = 1[y_0 >= 1/2]
+    with the gradient of y_0;
         h1 = h + e_attention Attention(LN1(h)),  h2 = h1 + e_ffn FFN(LN2(h1))
-        loss = LM + 20 |mean skipped share - target|
-    T falls linearly from 5 to 1 over the updates. Inference: execute where softmax(z)_0 >= 1/2.
+        loss = LM + 20 |mean share skipped - target|
+    T falls linearly from 5 to 1 over the updates. Inference: a unit runs where
+    softmax(z)_0 >= 1/2.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
         tuning: ``"RT"`` (router tuning) or ``"Joint"``.
-        router: ``"linear"``, D to 2, as in the paper and its checkpoint, or ``"mlp"``, D to D/4 to
-            2 with ReLU, as in the released training code.
-        measure: What the penalty counts: ``"params"``, the share of the dense parameters that does
-            not run, or ``"module"``, the share of skipped modules, as in the authors' code.
-        sparsity: Target of the penalty in its measure, a fraction; None: the budget. Pinned, it is
-            the authors' recipe and nothing is calibrated.
+        router: ``"linear"``: D to 2, as in the paper and its checkpoint; ``"mlp"``: D to D/4 to 2
+            with ReLU, as in the released training code.
+        measure: What the penalty counts: ``"params"``: the share of the dense parameters that does
+            not run; ``"module"``: the share of modules skipped, as in the authors' code.
+        sparsity: Target of the penalty, a fraction of what ``measure`` counts; None: the budget. If
+            it is set, the row is the authors' and nothing is calibrated.
         penalty_weight: Of the penalty.
-        evaluation: ``"argmax"``, or ``"sample"``: noise at T = 1 in inference too, as in the
-            released code, drawn from a hash of the token so that cached decoding meets it again.
+        evaluation: ``"argmax"``; or ``"sample"``: noise at T = 1 in inference too, as in the
+            released code, but from a hash of the token, so that cached decoding repeats it.
         rank: Of LoRA on the query and value projections of every layer (Joint).
-        lora_alpha: Scale of LoRA; None: twice the rank, as 32 to 16 in the paper.
+        lora_alpha: LoRA is scaled by lora_alpha / rank; None: twice the rank, as the paper's 32
+            for 16.
     Source: Zhao et al., SkipGPT: Each Token is One of a Kind, arXiv 2506.04179, and its code.
-    Differs from upstream: noise and softmax in float32, so that no tie is made by rounding; the
-        temperature follows the optimizer's step, which survives replay and resume; pads enter
-        neither penalty nor rates, nor does a document's last token, which predicts nothing; with a
-        budget, the penalty counts parameters, its target is corrected by what inference skips on
-        the validation split, and the threshold is calibrated there; under ``match: split`` it is
-        taken over prompts and answer tokens apart; the same data, schedule and no dropout, as
-        every trained row. Attention that is skipped still makes keys and values, which count as
-        used.
+    Differs from upstream: noise and softmax are in float32, so that rounding makes no ties. The
+        temperature follows the optimizer's step, which survives an interrupted run. Pads and the
+        last token of a document, which predicts nothing, count neither in the penalty nor in the
+        rates. With a budget, the penalty counts parameters; its target is corrected by what
+        inference skips on the validation split, and the threshold is calibrated there. Under
+        ``match: split`` prompt tokens and answer tokens have a penalty each. Data and schedule are
+        those of every trained row, and there is no dropout. A skipped attention still makes keys
+        and values, which count as run.
     """
 
     title = "SkipGPT-{tuning}"
@@ -105,7 +108,7 @@ class SkipGPT(RoutedMethod):
     parts = "modules"
 
     def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
-        """All of them."""
+        """All layers."""
         return list(range(backbone.layer_count))
 
     def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
@@ -119,38 +122,37 @@ class SkipGPT(RoutedMethod):
         return PairRouter(units, int(backbone.config.hidden_size), self.params, structure["seed"])
 
     def lora(self) -> Lora | None:
-        """For Joint: on queries and values."""
+        """None for RT; for Joint on queries and values."""
         rank, alpha = self.params.rank, self.params.lora_alpha
         if self.params.tuning == "RT":
             return None
         return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
 
     def weight(self, target: Target | None) -> FixedWeight:
-        """It stays: the penalty itself has the target."""
+        """A fixed weight: the penalty itself has the target."""
         return FixedWeight(self.params.penalty_weight, target)
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
-        """Pulls the mean skipped share to the target."""
-        params, shares = self.params, plan.shares
+        """The distance of the mean share skipped from the target."""
+        params, sizes = self.params, plan.shares
         skip = params.sparsity if target is None else target.budget
-        counted = shares if params.measure == "params" else torch.full_like(shares, 1 / len(shares))
-        return lambda gates: mean_deviation(
-            gates.soft, gates.counted, counted, aim_of(skip, target)
-        )
+        if params.measure == "module":
+            sizes = torch.full_like(sizes, 1 / len(sizes))
+        return lambda gates: mean_deviation(gates.soft, gates.counted, sizes, aim_of(skip, target))
 
     def authors_skip(self, rates: Rates) -> float:
-        """The share of modules skipped, attention and FFN alike."""
+        """The share of modules skipped; an attention counts as much as an FFN."""
         return 1.0 - sum(rates.executed) / len(rates.executed)
 
 
 class PairRouter(Router):
-    """A router of its own for every unit, on the raw input of its layer.
+    """One router per unit, which reads the raw input of its layer.
 
     Args:
         units: U units.
         width: D.
         params: Of the method.
-        seed: Of the initial values, and of the noise of sampled evaluation.
+        seed: Of the initial values, and of the noise in inference (``"sample"``).
     """
 
     def __init__(self, units: list[Unit], width: int, params: SkipGPT.Params, seed: int) -> None:
@@ -161,7 +163,7 @@ class PairRouter(Router):
         for linear in (m for m in self.modules() if isinstance(m, nn.Linear)):
             nn.init.zeros_(linear.bias)
             if not linear.weight.is_meta:
-                # Bound sqrt(3 / inputs); the hidden layer's gain for ReLU is sqrt(2).
+                # Bound sqrt(3 / inputs); times sqrt(2) before a ReLU.
                 bound = (3 if linear.out_features == 2 else 6) ** 0.5 * linear.in_features**-0.5
                 nn.init.uniform_(linear.weight, -bound, bound, generator=rng)
 
@@ -171,7 +173,7 @@ class PairRouter(Router):
         return nn.Sequential(nn.Linear(width, width // 4), nn.ReLU(), nn.Linear(width // 4, 2))
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
-        """The noise of all units (B, U, T), None without noise."""
+        """The noise of all units (B, U, T); None without noise."""
         if at.generator is None and self.params.evaluation == "sample":
             return hashed_noise(self.seed, len(self.units), tokens)
         return logistic_noise(len(self.units), tokens, at)
@@ -184,7 +186,7 @@ class PairRouter(Router):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """Decide from the layer's input, in float32."""
+        """Decide from the input of the layer, in float32."""
         with torch.autocast(block_input.device.type, enabled=False):
             logits = self.routers[index](block_input.float())
             difference = logits[..., 0] - logits[..., 1]

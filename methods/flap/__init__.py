@@ -29,50 +29,53 @@ from methods.api import (
 )
 from methods.flap.statistics import Statistics, fluctuations
 
-# Of [0, 1): finer than one channel of any backbone.
+# So many halvings of [0, 1) are finer than one channel of any backbone.
 HALVINGS = 30
 
 
 class FLAP(Method):
-    """Scores what enters the last projection of attention and of the FFN by how much it varies, and
-    removes the lowest heads and FFN channels of all layers together. What varies little is as good
-    as its mean, which moves into a bias. Nothing is trained, all statistics are the dense model's.
+    """Removes the heads and FFN channels whose values vary least, over all layers together.
 
-    Formula: X (C,) the input of o_proj or down_proj with weight W (D, C), one channel c per
-    query-head channel or FFN channel. S_c = Var(X_c) * sum over outputs of W_{o,c}^2, of attention
-    S_c^2; z = (S - mean S) / std S per layer and kind. A channel of the FFN scores z_c and weighs
-    1, a key/value head with its R query heads of h channels scores the mean of their z and weighs
-    h (2 R + 2) / 3 (its weights in channels). In one list from high to low the threshold is the
-    score at which the running sum of weights is nearest to (1 - p) of the total; what scores above
-    it stays. Biases: b = W (m * removed), m (C,) the mean of X.
+    Values that hardly vary can be replaced by their mean, which moves into a bias. Nothing is
+    trained, and all statistics are those of the dense model.
+
+    Formula: X (C,) is the input of o_proj or down_proj, W (D, C) the weight of the projection; a
+    channel c belongs to a query head or to the FFN. S_c = Var(X_c) * sum over outputs of W_{o,c}^2;
+    for attention S_c is squared. z = (S - mean S) / std S, per layer and projection. An FFN channel
+    scores z_c and weighs 1. A key/value head with its R query heads of h channels scores the mean
+    of their z, and weighs h (2 R + 2) / 3, its parameters counted in channels. All of them form one
+    list, from high to low. The threshold is the score at which the running sum of weights is
+    nearest to (1 - p) of the total; scores above it stay. Biases: b = W (m * removed), with m (C,)
+    the mean of X.
 
     Args of ``Params``:
-        ratio: Share p of the layers' linear weights to remove, in [0, 1); None: by halving the one
-            whose skip, biases charged, is nearest to the budget.
+        ratio: Share p of the layers' linear weights to remove, in [0, 1); None: found by halving,
+            so that the skip, less the new biases, is nearest to the budget.
         metric: ``"WIFV"`` as above; ``"IFV"``: Var(X_c) alone; ``"WIFN"``: mean over outputs of
             |W_{o,c}| times the norm of X_c.
-        structure: ``"AL-AM"``, the list above. ``"UL-UM"``: every layer loses its int(p K) lowest
-            of K heads and its int(p F) lowest of F channels. With ``remove_heads`` given,
-            ``"AL-MM"``: so many lowest heads of all layers, ``"UL-MM"``: an equal part of them in
-            every layer, and channels for the rest of p, of all layers or in every layer.
-        remove_heads: Key/value heads that AL-MM and UL-MM remove, over all layers; 0 leaves
-            attention alone, for backbones whose few heads are each a large part of it.
-        fluctuation: ``"variance"`` over all tokens, or ``"released"``, what the released code
-            computes of N documents in their order: F_c = sum over n = 2 .. N of (n - 1) / n
-            * (sum over the tokens of document n of (X_c - mu_n)^2) / (N - 1), mu_n the mean over
-            documents 1 .. n of their means, and m = mu_N.
+        structure: ``"AL-AM"``: the list above. ``"UL-UM"``: every layer loses its int(p K) lowest
+            of K heads and its int(p F) lowest of F channels. ``"AL-MM"``: the ``remove_heads``
+            lowest heads of all layers, and the lowest channels of all layers for the rest of p.
+            ``"UL-MM"``: the same, with equal numbers in every layer.
+        remove_heads: How many key/value heads AL-MM and UL-MM remove, over all layers. 0 leaves
+            attention whole, for backbones with few and therefore large heads.
+        fluctuation: ``"variance"`` over all tokens; or ``"released"``, which is what the released
+            code computes from N documents in their order: F_c = sum over n = 2 .. N of (n - 1) / n
+            * (sum over the tokens of document n of (X_c - mu_n)^2) / (N - 1), with mu_n the mean of
+            the means of documents 1 .. n, and m = mu_N.
         square_attention: Whether S is squared for attention, as in the released code.
-        compensate: Whether the biases are made.
-    Memory: the model, one batch of activations and in float64 2,048 tokens of one projection's
-        input and one weight (1 GB at 8B).
+        compensate: Whether to make the biases.
+    Memory: the model, one batch of activations, and in float64 one weight and 2,048 tokens of one
+        projection's input (1 GB at 8B).
     Source: An et al., Fluctuation-based Adaptive Structured Pruning for Large Language Models,
         arXiv 2312.11983; formulas as in the released code (CASIA-IVA-Lab/FLAP).
-    Differs from upstream: the variance is pooled (the released update reads the mean that it has
-        just changed, so that the first document counts for nothing); the weight of a head is no
-        integer; with grouped queries a key/value head goes with its query heads, where the released
-        code fails; every layer keeps its best head and its best channel; at p = 0 nothing goes,
-        where the threshold's own unit would; statistics in float64, not float16; it reads the
-        suite's calibration documents, where the authors take 1,024 windows of WikiText-2.
+    Differs from upstream: the variance is over all tokens; the released update reads the mean that
+        it has just changed, so that the first document does not count. The weight of a head is not
+        rounded. With grouped queries a key/value head goes together with its query heads; the
+        released code fails there. Every layer keeps its best head and its best channel. p = 0
+        removes nothing; the released code then removes the one at the threshold. Statistics are in
+        float64, not float16. It reads the suite's calibration documents, not 1,024 windows of
+        WikiText-2.
     """
 
     title = "FLAP"
@@ -107,7 +110,7 @@ class FLAP(Method):
                 raise ValueError(f"param 'remove_heads' is {self.remove_heads}, must be at least 0")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """A budget or a pinned ratio must be given, and the structure must reach the budget."""
+        """Neither a budget nor param ``ratio`` is set, or the budget is out of reach."""
         if self.params.ratio is not None:
             return None
         if request.budget is None:
@@ -116,11 +119,11 @@ class FLAP(Method):
         heads = total * (size.key_value_heads - 1)
         if self.params.structure in ("AL-MM", "UL-MM"):
             heads = min(heads, self.params.remove_heads)
-        held = self._skip(backbone, heads, total * (size.channels - 1))
-        return shortfall("heads and channels in reach", held, request.budget)
+        most = self._skip(backbone, heads, total * (size.channels - 1))
+        return shortfall("heads and channels in reach", most, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Score heads and channels, choose the cut, make the biases and narrow the layers."""
+        """Score heads and channels, choose the lowest, make the biases and narrow the layers."""
         params, model = self.params, backbone.model
         statistics = fluctuations(model, data, params.fluctuation)
         units = self._units(model, statistics)
@@ -130,15 +133,15 @@ class FLAP(Method):
             ratio, trace = self._search(backbone, units, request.budget)
         cut = choose(units, ratio, params.structure, params.remove_heads)
         structure = {
-            "dropped_heads": _places(cut.heads),
-            "dropped_channels": _places(cut.channels),
+            "dropped_heads": _indices(cut.heads),
+            "dropped_channels": _indices(cut.channels),
             "biases": params.compensate,
         }
         norms: dict[str, list[float]] = {"attention": [], "ffn": []}
         if params.compensate:
             norms = compensate(model, statistics, cut)
         decisions = {
-            "kept": {"heads": _places(~cut.heads), "channels": _places(~cut.channels)},
+            "kept": {"heads": _indices(~cut.heads), "channels": _indices(~cut.channels)},
             "scores": {"heads": units.heads.tolist(), "channels": units.channels.tolist()},
             "threshold": cut.threshold,
             "bias_norms": norms,
@@ -148,19 +151,19 @@ class FLAP(Method):
         return Fitted(self.build(backbone, structure), structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The narrowed backbone, with biases where the fit made them."""
+        """The backbone without the removed heads and channels, with biases if the fit made them."""
         if structure["biases"]:
             add_output_biases(backbone.model)
         return narrow(backbone.model, structure["dropped_heads"], structure["dropped_channels"])
 
     def authors_skip(self, rates: Rates) -> float:
-        """The share of the layers' linear weights removed, the new biases counted as left."""
+        """The share of the layers' linear weights removed; new biases count as staying."""
         book = rates.ledger
         removed = book.total - book.resident
         return removed / (removed + book.linear)
 
     def _skip(self, backbone: Backbone, heads: int, channels: int) -> float:
-        """The skip without so many heads and channels, biases charged."""
+        """The skip when so many heads and channels are removed, less the new biases."""
         head, channel = unit_sizes(layers(backbone.model)[0])
         added = 0
         if self.params.compensate:
@@ -170,7 +173,7 @@ class FLAP(Method):
     def _search(
         self, backbone: Backbone, units: Units, budget: float
     ) -> tuple[float, list[dict[str, float]]]:
-        """The share whose skip is nearest to the budget, and the halvings behind it."""
+        """The ratio whose skip is nearest to the budget, and the trace of its search."""
         low, high = 0.0, 1.0
         trace: list[dict[str, float]] = []
         for _ in range(HALVINGS):
@@ -183,17 +186,17 @@ class FLAP(Method):
         return best["setting"], trace
 
     def _units(self, model: PreTrainedModel, statistics: list[dict[str, Statistics]]) -> Units:
-        """Scores of all heads and channels."""
+        """The scores of all heads and channels."""
         size = widths(layers(model)[0])
-        found: dict[str, list[Tensor]] = {name: [] for name in WRITERS}
+        scores: dict[str, list[Tensor]] = {name: [] for name in WRITERS}
         for layer, parts in zip(layers(model), statistics, strict=True):
             for name in WRITERS:
                 weight = projections(layer)[name].weight.detach()
                 salience = METRICS[self.params.metric](parts[name], weight.double())
                 if name == "o_proj" and self.params.square_attention:
                     salience = salience**2
-                found[name].append(standardised(salience).cpu())
-        heads, channels = (torch.stack(found[name]) for name in WRITERS)
+                scores[name].append(standardise(salience).cpu())
+        heads, channels = (torch.stack(scores[name]) for name in WRITERS)
         group = size.query_heads // size.key_value_heads
         return Units(
             heads.view(len(heads), size.key_value_heads, -1).mean(2),
@@ -203,22 +206,22 @@ class FLAP(Method):
 
 
 METRICS: Mapping[str, Callable[[Statistics, Tensor], Tensor]] = {
-    "WIFV": lambda seen, weight: seen.fluctuation * weight.square().sum(0),
-    "IFV": lambda seen, weight: seen.fluctuation,
-    "WIFN": lambda seen, weight: weight.abs().mean(0) * seen.energy.sqrt(),
+    "WIFV": lambda inputs, weight: inputs.fluctuation * weight.square().sum(0),
+    "IFV": lambda inputs, weight: inputs.fluctuation,
+    "WIFN": lambda inputs, weight: weight.abs().mean(0) * inputs.energy.sqrt(),
 }
 
 
-def standardised(salience: Tensor) -> Tensor:
-    """Scores (C,) of mean 0 and standard deviation 1; zeros where all are equal."""
-    apart, spread = salience - salience.mean(), salience.std()
-    return apart / spread if spread > 0 else torch.zeros_like(salience)
+def standardise(salience: Tensor) -> Tensor:
+    """Scores (C,) with mean 0 and standard deviation 1; zeros if all are equal."""
+    deviation, spread = salience - salience.mean(), salience.std()
+    return deviation / spread if spread > 0 else torch.zeros_like(salience)
 
 
 class Units(NamedTuple):
-    """What may go: scores of ``heads`` (L, K) and ``channels`` (L, F), float64.
+    """Scores of all ``heads`` (L, K) and ``channels`` (L, F), float64.
 
-    ``weight``: what a head weighs in channels.
+    ``weight``: how many channels a head counts for.
     """
 
     heads: Tensor
@@ -227,7 +230,7 @@ class Units(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What goes: ``heads`` (L, K) and ``channels`` (L, F), bool; ``threshold`` of the list."""
+    """What is removed: ``heads`` (L, K), ``channels`` (L, F), bool; ``threshold`` of the list."""
 
     heads: Tensor
     channels: Tensor
@@ -235,7 +238,7 @@ class Cut(NamedTuple):
 
 
 def choose(units: Units, ratio: float, structure: str, remove_heads: int) -> Cut:
-    """The heads and channels that a share takes; see :class:`FLAP`."""
+    """The heads and channels that a ratio removes; see :class:`FLAP`."""
     heads, channels = keep_best(units.heads), keep_best(units.channels)
     if ratio == 0:
         return Cut(torch.zeros_like(heads).bool(), torch.zeros_like(channels).bool(), None)
@@ -251,31 +254,30 @@ def choose(units: Units, ratio: float, structure: str, remove_heads: int) -> Cut
         fewer = int(ratio * whole - fewer_heads * units.weight)
     if structure == "AL-MM":
         heads, channels = heads.view(1, -1), channels.view(1, -1)
-    gone = lowest(heads, fewer_heads), lowest(channels, fewer)
-    return Cut(gone[0].view(total, per_layer), gone[1].view(total, width), None)
+    removed = lowest(heads, fewer_heads), lowest(channels, fewer)
+    return Cut(removed[0].view(total, per_layer), removed[1].view(total, width), None)
 
 
 def choose_from_list(heads: Tensor, channels: Tensor, weight: float, ratio: float) -> Cut:
-    """One threshold for all; units that score infinity stay."""
+    """The cut by one threshold for all; scores of infinity stay."""
     scores = torch.cat([heads.flatten(), channels.flatten()])
     weights = torch.ones_like(scores)
     weights[: heads.numel()] = weight
     order = scores.argsort(descending=True)
     running = weights[order].cumsum(0)
-    place = int((running - (1 - ratio) * running[-1]).abs().argmin())
-    threshold = scores[order[max(place, int(scores.isinf().sum()))]]
-    gone = scores <= threshold
-    parts = gone.split([heads.numel(), channels.numel()])
+    position = int((running - (1 - ratio) * running[-1]).abs().argmin())
+    threshold = scores[order[max(position, int(scores.isinf().sum()))]]
+    parts = (scores <= threshold).split([heads.numel(), channels.numel()])
     return Cut(parts[0].view_as(heads), parts[1].view_as(channels), float(threshold))
 
 
 def keep_best(scores: Tensor) -> Tensor:
-    """Scores (L, n) with infinity at the best of each layer: a layer cannot lose all."""
+    """Scores (L, n) with infinity for the best of each layer, so that no layer loses all."""
     return scores.scatter(1, scores.argmax(1, keepdim=True), torch.inf)
 
 
 def lowest(scores: Tensor, number: int) -> Tensor:
-    """Marks the ``number`` lowest of each row (m, n), as far as they are finite; bool."""
+    """Mark the ``number`` lowest finite scores of each row (m, n); bool."""
     order = scores.argsort(dim=1, stable=True)
     free = int(scores.isfinite().sum(1).min())
     return torch.zeros_like(scores).scatter(1, order[:, : max(0, min(number, free))], 1).bool()
@@ -285,25 +287,25 @@ def lowest(scores: Tensor, number: int) -> Tensor:
 def compensate(
     model: PreTrainedModel, statistics: list[dict[str, Statistics]], cut: Cut
 ) -> dict[str, list[float]]:
-    """Add the mean of what goes, as the whole matrices write it, to biases made for it.
+    """Add to new biases what the dense matrices make of the mean of the removed channels.
 
     Returns:
-        The norms of what was added, for attention and FFN of each layer.
+        The norms of the added vectors, for attention and FFN of each layer.
     """
     add_output_biases(model)
     group = projections(layers(model)[0])["o_proj"].in_features // cut.heads.shape[1]
-    gone = {"o_proj": cut.heads.repeat_interleave(group, dim=1), "down_proj": cut.channels}
+    removed = {"o_proj": cut.heads.repeat_interleave(group, dim=1), "down_proj": cut.channels}
     norms: dict[str, list[float]] = {name: [] for name in WRITERS}
     for number, layer in enumerate(layers(model)):
         for name in WRITERS:
             linear = projections(layer)[name]
-            mean = statistics[number][name].mean * gone[name][number].to(model.device)
-            added = linear.weight.double() @ mean
-            linear.bias.add_(added.to(linear.bias.dtype))
-            norms[name].append(float(added.norm()))
+            mean = statistics[number][name].mean * removed[name][number].to(model.device)
+            bias = linear.weight.double() @ mean
+            linear.bias.add_(bias.to(linear.bias.dtype))
+            norms[name].append(float(bias.norm()))
     return dict(zip(("attention", "ffn"), norms.values(), strict=True))
 
 
-def _places(marks: Tensor) -> list[list[int]]:
-    """The marked places of each row, ascending."""
+def _indices(marks: Tensor) -> list[list[int]]:
+    """The indices of the marked entries of each row, ascending."""
     return [row.nonzero().flatten().tolist() for row in marks]

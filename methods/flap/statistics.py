@@ -1,4 +1,4 @@
-"""How much what enters a projection varies, and around which mean."""
+"""Mean and variation of the inputs of a projection."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from transformers import PreTrainedModel
 
 from methods.api import WRITERS, Data, layers, observe, projections
 
-# Tokens whose activations are held in float64 at a time.
+# So many tokens at a time are in float64.
 CHUNK = 2048
 
 
 class Statistics:
-    """Mean, fluctuation and energy of channels, in float64.
+    """Mean, fluctuation and energy of each channel, in float64.
 
     Attributes:
         mean: (C,), over tokens or over documents.
-        fluctuation: (C,), up to a factor that all channels share.
+        fluctuation: (C,), up to a factor that is the same for all channels.
         energy: (C,), sum of squares over all tokens.
     """
 
@@ -26,45 +26,45 @@ class Statistics:
     energy: Tensor
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.count = 0
         self.mean = self.fluctuation = self.energy = torch.zeros((), dtype=torch.float64)
 
     def add(self, rows: Tensor) -> None:
-        """Count the tokens (n, C) of one document."""
+        """Add the tokens (n, C) of one document."""
         raise NotImplementedError
 
 
 class Pooled(Statistics):
-    """Every token counts the same; ``fluctuation`` is the sum of squared deviations."""
+    """Every token has the same weight; ``fluctuation`` is the sum of squared deviations."""
 
     def add(self, rows: Tensor) -> None:
-        """Merge means and deviations; documents may come in any order and in parts."""
+        """Merge means and deviations, in parts; the order of documents does not matter."""
         for part in rows.split(CHUNK):
             exact = part.double()
-            mean, total = exact.mean(0), self.seen + len(part)
+            mean, total = exact.mean(0), self.count + len(part)
             shift = mean - self.mean
-            between = shift**2 * (self.seen * len(part) / total)
+            between = shift**2 * (self.count * len(part) / total)
             self.fluctuation = self.fluctuation + (exact - mean).square().sum(0) + between
             self.mean = self.mean + shift * (len(part) / total)
             self.energy = self.energy + exact.square().sum(0)
-            self.seen = total
+            self.count = total
 
 
 class Released(Statistics):
-    """As the released code counts: documents one by one, each against the mean so far."""
+    """As in the released code: one document at a time, against the mean of those so far."""
 
     def add(self, rows: Tensor) -> None:
-        """The first document only moves the mean."""
+        """Add a document; the first one only sets the mean."""
         exact = rows.double()
-        before, self.seen = self.seen, self.seen + 1
-        self.mean = (self.mean * before + exact.mean(0)) / self.seen
-        apart = (exact - self.mean).square().sum(0)
-        self.fluctuation = self.fluctuation + apart * (before / self.seen)
+        before, self.count = self.count, self.count + 1
+        self.mean = (self.mean * before + exact.mean(0)) / self.count
+        squares = (exact - self.mean).square().sum(0)
+        self.fluctuation = self.fluctuation + squares * (before / self.count)
         self.energy = self.energy + exact.square().sum(0)
 
 
 def fluctuations(model: PreTrainedModel, data: Data, kind: str) -> list[dict[str, Statistics]]:
-    """Statistics of what enters o_proj and down_proj of each layer, over all real tokens.
+    """Statistics of the inputs of o_proj and down_proj in each layer, over all real tokens.
 
     Args:
         model: Dense model.
@@ -72,17 +72,17 @@ def fluctuations(model: PreTrainedModel, data: Data, kind: str) -> list[dict[str
         kind: ``"variance"`` or ``"released"``.
 
     Raises:
-        ValueError: There is nothing to vary over: one token, or one document as released.
+        ValueError: One token, or one document if ``"released"``, has no variation.
     """
     pooled = kind == "variance"
-    found: list[dict[str, Statistics]] = [
+    statistics: list[dict[str, Statistics]] = [
         {name: Pooled() if pooled else Released() for name in WRITERS} for _ in layers(model)
     ]
     modules = [projections(layer)[name] for layer in layers(model) for name in WRITERS]
-    parts = [part[name] for part in found for name in WRITERS]
+    parts = [by_name[name] for by_name in statistics for name in WRITERS]
     for batch in data.calibration(16 if pooled else 1):
-        observe(model, batch, modules, lambda number, given, _: parts[number].add(given))
-    if parts[0].seen < 2:
+        observe(model, batch, modules, lambda number, inputs, _: parts[number].add(inputs))
+    if parts[0].count < 2:
         least = "tokens" if pooled else "documents"
         raise ValueError(f"param 'fluctuation' is '{kind}', which needs two calibration {least}")
-    return found
+    return statistics

@@ -112,7 +112,7 @@ def ffn_share(folder: Path, closed: list[int]) -> float:
 def left_out(folder: Path, closed: list[int]) -> PreTrainedModel:
     """The backbone without the FFNs of some layers."""
     model = load_backbone(folder).model
-    return route(model, RandomRouter(ffn_units(model, closed), seed=0, skipped=len(closed)))
+    return route(model, RandomRouter(ffn_units(model, closed), seed=0, skips=len(closed)))
 
 
 def with_adapters(

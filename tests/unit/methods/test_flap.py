@@ -16,7 +16,7 @@ from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.model.backbone import count, layers, projections, widths
 from methods.core.model.ledger import Ledger, Tally
-from methods.flap import Units, choose, standardised
+from methods.flap import Units, choose, standardise
 from methods.flap.statistics import Pooled, Released
 from tests import toy
 
@@ -232,7 +232,7 @@ def test_scores_have_mean_0_and_deviation_1_and_no_scale() -> None:
     torch.testing.assert_close(values.mean(1), torch.zeros(4).double(), rtol=0, atol=1e-12)
     torch.testing.assert_close(values.std(1), torch.ones(4).double(), rtol=0, atol=1e-12)
     assert found[0]["kept"] == found[1]["kept"]
-    assert standardised(torch.ones(4)).tolist() == [0, 0, 0, 0]
+    assert standardise(torch.ones(4)).tolist() == [0, 0, 0, 0]
 
 
 def kept_units(fitted: Fitted) -> set[tuple[str, int, int]]:

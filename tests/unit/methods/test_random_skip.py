@@ -89,7 +89,7 @@ def test_every_argument_matters_and_draws_are_uncorrelated() -> None:
 
 @pytest.mark.parametrize("skipped", [0.0, 0.37, 2.37, 3.0, 5.5, 6.0])
 def test_mean_skip_meets_the_request_over_any_stretch(skipped: float) -> None:
-    router = RandomRouter(UNITS, seed=3, skipped=skipped)
+    router = RandomRouter(UNITS, seed=3, skips=skipped)
     ids = torch.randint(0, 60, (1, 1000), generator=torch.Generator().manual_seed(0))
     executed = draw(router, ids, torch.arange(1000)[None])
     numbers = (~executed[0]).sum(dim=0).double()
@@ -139,7 +139,7 @@ def test_fit_asks_for_as_many_units_as_the_budget_holds(row: str, llama: Path) -
     router = router_of(fitted.model)
     sizes = fitted.decisions["unit_parameters"]
     assert len(set(sizes)) == 1
-    assert router.skipped * sizes[0] == pytest.approx(0.25 * total)
+    assert router.skips * sizes[0] == pytest.approx(0.25 * total)
     kinds = {unit.kind for unit in router.units}
     assert kinds == {"ffn" if row == "random-skip" else "block"}
     layers = [unit.layer for unit in router.units]
