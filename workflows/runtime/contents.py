@@ -1,4 +1,4 @@
-"""What files hold: hashes that are read once, and the files of a model's folder that count."""
+"""Hashes of files' contents, and which files of a model's folder count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workflows.runtime.files import whole_file
+from methods.core.facts import file_facts, sha256
+from workflows.runtime.files import write_text
 
 SETTINGS = ("config.json", "generation_config.json", "*.safetensors.index.json")
 TOKENIZER = (
@@ -17,68 +18,60 @@ TOKENIZER = (
     "chat_template*", "additional_chat_templates/*",
 )  # fmt: skip
 WEIGHTS = ("*.safetensors",)
-# A rule reads files of up to so many bytes before each run; larger ones count by their size.
+# Bytes. Before each run a rule hashes its input files up to this size; of larger ones it takes
+# the size alone.
 LARGE = 2**24
 
 
 class Contents:
-    """Hashes of files; a known one holds while size and time of the last change stay.
+    """Hashes of files; a file is read again only if its size or the time of its change differs.
 
     Args:
-        file: Where :meth:`save` puts what is known, and where an earlier run put it; None: nowhere.
+        file: JSON file for the hashes: read here, written by :meth:`save`. None: no file.
     """
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
-        self.known: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         if file is not None and file.is_file():
-            self.known = json.loads(file.read_text(encoding="utf-8"))
+            self.facts = json.loads(file.read_text(encoding="utf-8"))
 
     def of(self, files: Iterable[Path]) -> list[list[str]]:
         """Name and sha256 of each file."""
         return [[file.name, self._sha256(file)] for file in files]
 
     def save(self) -> None:
-        """Keep what is known for the next run."""
+        """Write all hashes for the next run."""
         if self.file is not None:
-            with whole_file(self.file) as temporary:
-                temporary.write_text(json.dumps(self.known, indent=1) + "\n", encoding="utf-8")
+            write_text(self.file, json.dumps(self.facts, indent=1) + "\n")
 
     def _sha256(self, file: Path) -> str:
-        # Asked before the file is read: a change while it is read is seen by the next call.
-        status, key = file.stat(), str(file.absolute())
-        told = [status.st_size, status.st_mtime_ns]
-        if self.known.get(key, {}).get("told") != told:
-            self.known[key] = {"told": told, "sha256": _read(file)}
-        return str(self.known[key]["sha256"])
-
-
-def _read(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        key = str(file.absolute())
+        self.facts[key] = file_facts(file, self.facts.get(key))
+        return str(self.facts[key]["sha256"])
 
 
 def digest(files: Sequence[str]) -> str:
-    """What a rule holds of the files it waits for; folders and files still to be made count not.
+    """One hash over the input files of a rule; folders and missing files count as empty.
 
-    The time alone would not show a file that an older one took the place of.
+    Snakemake compares times, which do not change when an older file replaces a newer one.
     """
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     for name in files:
-        found.update(f"{name}\0{_held(name)}\0".encode())
-    return found.hexdigest()[:16]
+        total.update(f"{name}\0{_content(name)}\0".encode())
+    return total.hexdigest()[:16]
 
 
 @cache
-def _held(name: str) -> str:
+def _content(name: str) -> str:
+    """Hash of a file, the size of a large one, nothing if there is no file."""
     file = Path(name)
     if not file.is_file():
         return ""
     size = file.stat().st_size
-    return _read(file) if size <= LARGE else str(size)
+    return sha256(file) if size <= LARGE else str(size)
 
 
 def model_files(folder: Path, *patterns: str) -> list[Path]:
-    """Files of a model's folder by ``SETTINGS``, ``TOKENIZER``, ``WEIGHTS``, in a fixed order."""
-    found = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-    return sorted(found)
+    """Sorted files of a model's folder; patterns are ``SETTINGS``, ``TOKENIZER``, ``WEIGHTS``."""
+    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from methods.core.model.folder import file_facts
+from methods.core.facts import file_facts
 
 # Split of a data set in front of a slice such as [:500].
 SLICE = "["

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from methods.core.facts import file_facts
 from methods.core.jsonfile import write_json
-from methods.core.model.folder import FETCHED, file_facts, read_config
+from methods.core.model.folder import FETCHED, read_config
 from workflows.runtime.files import kept_folder
 from workflows.runtime.hub import one_sentence
 from workflows.runtime.program import json_argument, run, step_parser

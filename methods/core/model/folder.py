@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from methods.core.facts import file_facts
 from methods.core.jsonfile import first_line, read_json
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -133,11 +134,7 @@ def hash_folder(path: Path) -> str:
     known = fetched(path).get("files", {})
     digest = hashlib.sha256()
     for file in [path / "config.json", *weight_files(path)]:
-        facts = known.get(file.name, {})
-        told = facts.get("size"), facts.get("mtime_ns")
-        status = file.stat()
-        if told != (status.st_size, status.st_mtime_ns):
-            facts = file_facts(file)
+        facts = file_facts(file, known.get(file.name))
         digest.update(bytes.fromhex(facts["sha256"]))
     return digest.hexdigest()[:16]
 
@@ -146,15 +143,6 @@ def fetched(path: Path) -> dict[str, Any]:
     """What the fetch step wrote of a folder: repository, commit, facts of its files; else empty."""
     file = path / FETCHED
     return read_json(file) if file.is_file() else {}
-
-
-def file_facts(file: Path) -> dict[str, Any]:
-    """Size, time of the last change, sha256: the first two say whether the third still holds."""
-    # Before the file is read: what changes meanwhile is seen by the next call.
-    status = file.stat()
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
 
 
 def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase | None:

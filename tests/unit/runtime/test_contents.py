@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from methods.core import facts
 from workflows.runtime import contents
 from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, Contents, digest, model_files
 
@@ -20,7 +21,7 @@ def test_a_known_hash_holds_while_size_and_time_stay(
     told = first.of([file])
     first.save()
     with monkeypatch.context() as patch:
-        patch.setattr(contents, "_read", None)
+        patch.setattr(facts, "sha256", None)
         assert Contents(known).of([file]) == told
     before = file.stat()
     file.write_text("two")
@@ -34,7 +35,7 @@ def test_a_rule_sees_an_older_file_in_the_place_of_a_newer_one(
     file = tmp_path / "text.txt"
 
     def told() -> str:
-        contents._held.cache_clear()
+        contents._content.cache_clear()
         return digest([str(file), str(tmp_path), str(tmp_path / "to be made")])
 
     file.write_text("one")
