@@ -1,4 +1,4 @@
-"""Prompts of tasks in a chat template, the same ones where they are scored and in a probe."""
+"""Prompts of tasks in a chat template, used for scored items and for probe texts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from methods.core.chat import Turn, templated
 def task_prompt(
     tokenizer: PreTrainedTokenizerBase, messages: list[Turn], add_generation_prompt: bool = True
 ) -> str:
-    """A prompt as lm-eval makes it: a template that takes no system turn is given none.
+    """A prompt as lm-eval makes it; without its system turn if the template refuses that.
 
     Args:
-        tokenizer: Has a template.
+        tokenizer: With a template.
         messages: Description, demonstrations and question of a task as turns.
-        add_generation_prompt: Whether the head of the answer follows; else the last turn goes on.
+        add_generation_prompt: True: the head of the answer follows. False: the answer continues the
+            last turn.
 
     Raises:
-        ValueError: The template refuses the turns, or what is left of them.
+        ValueError: The template refuses the turns, also without the system turn.
     """
     options = {
         "add_generation_prompt": add_generation_prompt,

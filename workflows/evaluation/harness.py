@@ -1,11 +1,17 @@
 """lm-eval on any causal LM, counting exactly which units ran for which tokens.
 
-``CountingLM`` is lm-eval's own Hugging Face class with four hooks. Log-likelihood batches are right
-padded and pads are told apart by length, never by id; generation is left padded with a mask, and a
-row counts until its first stop. What is counted is what was computed, once: answers of one token
-that share a context are scored from one forward pass, with ``share_prefix`` all that share one
-(``shared.py``). Every model writes greedily, whatever settings its folder ships; the
-``generation_kwargs`` of a task go over that.
+``CountingLM`` is lm-eval's own Hugging Face class. It reads the decisions of every forward pass and
+adds them to a tally per kind of token:
+
+- Log-likelihood. Batches are padded on the right. Tokens are told from pads by the length of the
+  row, because the id of a pad may also be that of a token.
+- Generation. Batches are padded on the left, with a mask. A row counts until its first stop string.
+- A token counts once if it was computed once. lm-eval scores answers of one token with the same
+  context from one forward pass. With ``share_prefix`` this holds for answers of any length
+  (``prefix.py``).
+
+Every model decodes greedily, whatever its folder says; only ``generation_kwargs`` of a task can
+change that.
 """
 
 from __future__ import annotations
@@ -29,19 +35,18 @@ from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
 from methods.core.routing.router import Context
 from methods.core.tokens import Encoder
 from workflows.evaluation.chat import task_prompt
-from workflows.evaluation.shared import answer_requests, check_lengths
+from workflows.evaluation.prefix import answer_requests, check_lengths
 
-# A token is an answer token where its output is scored: it predicts a token of an answer that is
-# compared, or of one that is generated. The others are prompt.
+# Kinds of tokens. The output of an answer token is scored: it predicts a token of an answer that is
+# compared by likelihood, or of one that is generated. All other tokens are prompt tokens.
 ANSWER = ("likelihood", "generated")
 KINDS = ("prompt", *ANSWER)
 
 
 class ExecutionLog:
-    """Collects the decisions (B, U, T) of every forward pass of a model.
+    """Collects the decisions (B, U, T) of every forward pass of a model; None without a router.
 
-    It listens from outside: a forward hook on the routed decoder reads the output, the model
-    itself keeps nothing.
+    A forward hook on the decoder reads its output, so the model itself stores nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -56,19 +61,22 @@ class ExecutionLog:
         self.passes.append(output.executed if isinstance(output, RoutedOutput) else None)
 
 
-class KindTeller:
-    """Tells a router that asks for it which tokens are answer tokens; no other one can know."""
+class AnswerMarker:
+    """Marks the answer tokens of a batch for a control whose router reads them.
+
+    All other routers see the tokens alone.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        # Column of the first answer token in the batch at hand.
+        # Column of the first answer token in the current batch.
         self.first = 0
-        self.asked = bool(getattr(router_of(model), "reads_kinds", False))
-        if self.asked:
+        self.active = bool(getattr(router_of(model), "reads_kinds", False))
+        if self.active:
             inner = model.model
             assert isinstance(inner, nn.Module)
-            inner.register_forward_pre_hook(self._tell, with_kwargs=True)
+            inner.register_forward_pre_hook(self._mark, with_kwargs=True)
 
-    def _tell(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _mark(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         cache, ids = kwargs.get("past_key_values"), kwargs["input_ids"]
         past = 0 if cache is None else cache.get_seq_length()
         columns = torch.arange(past, past + ids.shape[1], device=ids.device).expand_as(ids)
@@ -76,17 +84,17 @@ class KindTeller:
 
 
 class CountingLM(HFLM):
-    """A causal LM under lm-eval with tallies of prompt, answer and generated positions.
+    """A causal LM in lm-eval that counts what ran, for each kind of tokens.
 
     Args:
-        model: Ready on its device; its generation config gives way to :func:`greedy`.
+        model: On its device; its generation config is replaced by :func:`greedy`.
         tokenizer: Of the model.
         ledger: Sizes of the model's units.
-        batch_size: Fixed; a changed batch size changes last bits.
+        batch_size: Fixed, because another batch size changes last bits.
         max_length: Context window, at most the config's; None: the config's.
         pads: Whether sequences of different lengths may share a batch.
-        share_prefix: Run a context once for all its answers; of no effect without ``pads``, where
-            what follows a token may decide with it.
+        share_prefix: Run a context once for all its answers. It has no effect without ``pads``:
+            there later tokens may change the decision about earlier ones.
 
     Raises:
         ValueError: The context window is longer than the config's.
@@ -112,21 +120,21 @@ class CountingLM(HFLM):
         self.pads = pads
         self.share_prefix = share_prefix
         model.generation_config = greedy(model)
-        # Either ends a text: lm-eval's own end of text stops it as a string.
+        # lm-eval's own end of text also ends a text: lm-eval passes it as a stop string.
         self.ends = {*end_tokens(model), self.eot_token_id} - {None}
         self.log = ExecutionLog(model)
-        self.kinds = KindTeller(model)
+        self.marker = AnswerMarker(model)
         self._row = 0
         self.reset()
 
     def reset(self) -> None:
-        """Empty the tallies and the counts of requests, before a task."""
+        """Set the tallies and the counts of requests to zero, before a task."""
         self.tallies = {kind: Tally(self.ledger) for kind in KINDS}
-        # Requests, and those of which the context window holds the end alone.
-        self.asked = self.cut = 0
+        # All requests, and those that are longer than the context window and lose their beginning.
+        self.requests = self.long_requests = 0
 
     def get_model_info(self) -> dict[str, Any]:
-        """Nothing: records carry the model's identity, and lm-eval would ask the hub for it."""
+        """Nothing: records have the model's identity, and lm-eval would ask the hub for it."""
         return {}
 
     def apply_chat_template(
@@ -139,34 +147,45 @@ class CountingLM(HFLM):
         self.tallies[kind].add(executed, tokens)
 
     def loglikelihood(self, requests: list[Any], **options: Any) -> list[Any]:
-        """lm-eval's own, which takes the first token of an answer without a context."""
+        """lm-eval's own method; an answer that has no token gets one sentence as its error.
+
+        Without a context lm-eval takes the first token of the answer as the context.
+        """
         for context, answer in (request.args for request in requests):
             if not context and not self.tok_encode(answer, add_special_tokens=False):
                 check_lengths(0, 0, self.max_length)
         return list(super().loglikelihood(requests, **options))
 
     def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[Any]:
-        self._see([len(context) + len(answer) - 1 for _, context, answer in requests])
+        self._count_requests([len(context) + len(answer) - 1 for _, context, answer in requests])
         for _, context, answer in requests:
             check_lengths(len(context), len(answer), self.max_length)
-        found = self._likelihoods(requests, **options)
-        check_finite([float(likelihood) for likelihood, _ in found], "log-likelihood of a request")
-        return found
+        answers = self._likelihoods(requests, **options)
+        check_finite([float(value) for value, _ in answers], "log-likelihood of a request")
+        return answers
 
-    def _see(self, lengths: Sequence[int]) -> None:
-        """Count requests by the tokens that they need of the context window.
+    def _count_requests(self, lengths: Sequence[int]) -> None:
+        """Count requests, and those that do not fit into the context window.
+
+        Args:
+            lengths: Tokens of each request.
 
         Raises:
-            ValueError: None fits.
+            ValueError: No request fits.
         """
         if lengths and min(lengths) > self.max_length:
             raise ValueError(
                 f"every prompt is longer than the context window of {self.max_length} tokens"
             )
-        self.asked += len(lengths)
-        self.cut += sum(length > self.max_length for length in lengths)
+        self.requests += len(lengths)
+        self.long_requests += sum(length > self.max_length for length in lengths)
 
     def _likelihoods(self, requests: list[Any], **options: Any) -> list[Any]:
+        """Log-likelihoods, in batches that the model's router allows.
+
+        A batch has one length where pads would change routes, and one column of the first answer
+        token where the router reads the marks.
+        """
         if self.share_prefix and self.pads:
             return answer_requests(self, requests, bool(options.get("disable_tqdm")))
 
@@ -177,40 +196,43 @@ class CountingLM(HFLM):
             return min(length(request) - 1, self.max_length) - len(request[2])
 
         def answer(part: list[Any], **options: Any) -> list[Any]:
-            self.kinds.first = first(part[0]) if part else 0
+            self.marker.first = first(part[0]) if part else 0
             return super(CountingLM, self)._loglikelihood_tokens(part, **options)
 
-        key = first if self.kinds.asked else None if self.pads else length
+        key = first if self.marker.active else None if self.pads else length
         keys = None if key is None else list(map(key, requests))
-        return self._grouped(answer, requests, keys, options)
+        return self._answer_by_key(answer, requests, keys, options)
 
     def generate_until(self, requests: list[Any], **options: Any) -> list[Any]:
-        """lm-eval's own, which adds a BOS to all contexts of a batch or to none.
+        """lm-eval's own method, on batches in which either all contexts begin with a BOS or none.
 
-        One length of contexts follows the other where pads would change routes.
+        lm-eval adds a BOS to a whole batch or to no context of it. Where pads would change routes,
+        a batch has contexts of one length.
         """
         lengths = [len(self.tok_encode(request.args[0])) for request in requests]
         if not all(lengths):
             raise ValueError(
                 "a prompt has no token, and a model writes from one; this tokenizer adds none"
             )
-        # A task may call the length by any of the names that lm-eval knows.
-        given = [normalize_gen_kwargs(r.args[1], self.max_gen_toks) for r in requests]
-        limits = [kwargs["max_gen_toks"] for kwargs in given]
-        self._see([length + limit for length, limit in zip(lengths, limits, strict=True)])
+        # lm-eval has several names for the largest number of generated tokens.
+        settings = [normalize_gen_kwargs(r.args[1], self.max_gen_toks) for r in requests]
+        limits = [kwargs["max_gen_toks"] for kwargs in settings]
+        self._count_requests(
+            [length + limit for length, limit in zip(lengths, limits, strict=True)]
+        )
         begins = Encoder(self.tokenizer).begins
-        own = [begins(request.args[0]) for request in requests]
-        keys = [(has, 0 if self.pads else n) for has, n in zip(own, lengths, strict=True)]
-        return self._grouped(super().generate_until, requests, keys, options)
+        has_bos = [begins(request.args[0]) for request in requests]
+        keys = [(bos, 0 if self.pads else n) for bos, n in zip(has_bos, lengths, strict=True)]
+        return self._answer_by_key(super().generate_until, requests, keys, options)
 
-    def _grouped(
+    def _answer_by_key(
         self,
         answer: Callable[..., list[Any]],
         requests: list[Any],
         keys: Sequence[Hashable] | None,
         options: dict[str, Any],
     ) -> list[Any]:
-        """Results in the order of requests; those of one key share batches, without keys all."""
+        """Results in the order of requests; only requests with the same key share a batch."""
         if keys is None:
             return answer(requests, **options)
         groups = defaultdict(list)
@@ -218,8 +240,8 @@ class CountingLM(HFLM):
             groups[key].append(number)
         results: dict[int, Any] = {}
         for numbers in groups.values():
-            found = answer([requests[number] for number in numbers], **options)
-            results |= dict(zip(numbers, found, strict=True))
+            group = answer([requests[number] for number in numbers], **options)
+            results |= dict(zip(numbers, group, strict=True))
         return [results[number] for number in range(len(requests))]
 
     def _model_call(self, inps: Tensor, attn_mask: Any = None, labels: Any = None) -> Tensor:
@@ -230,7 +252,7 @@ class CountingLM(HFLM):
     def _select_cont_toks(
         self, logits: Tensor, contlen: int | None = None, inplen: int | None = None
     ) -> Tensor:
-        # lm-eval calls this once per row of the batch, in order, with the row's true length.
+        # lm-eval calls this once per row of the batch, in order; inplen has no pads.
         assert contlen is not None
         assert inplen is not None
         executed = self.log.passes[-1]
@@ -248,68 +270,69 @@ class CountingLM(HFLM):
             if generation_kwargs.get(name, 1) != 1:
                 raise ValueError(f"generation_kwargs of a task: {name} must be 1 to count what ran")
         self.log.passes.clear()
-        self.kinds.first = context.shape[1] - 1
+        self.marker.first = context.shape[1] - 1
         output = super()._model_generate(context, max_length, stop, **generation_kwargs)
         mask = generation_kwargs["attention_mask"].bool()
         ends = self._ends(generation_kwargs.get("eos_token_id"))
         first, later = self.log.passes[0], self.log.passes[1:]
         for row in range(len(context)):
             real = mask[row]
-            seen = None if first is None else first[row][:, real]
+            prompt = None if first is None else first[row][:, real]
             split = int(real.sum()) - 1
-            self._count("prompt", None if seen is None else seen[:, :split], split)
-            # The token that completes a stop, or the last one, is never fed back.
+            self._count("prompt", None if prompt is None else prompt[:, :split], split)
+            # The last token, which completes a stop string or is the end, is not fed to the model.
             fed = min(len(later), self._length(output[row, context.shape[1] :], stop, ends) - 1)
             steps = [p[row] for p in later[: max(fed, 0)] if p is not None]
-            # The last token of the context is what the first generated one is read from.
-            ran = None if seen is None else torch.cat([seen[:, split:], *steps], dim=1)
-            self._count("generated", ran, 1 + max(fed, 0))
+            # The first generated token is predicted by the last token of the context.
+            executed = None if prompt is None else torch.cat([prompt[:, split:], *steps], dim=1)
+            self._count("generated", executed, 1 + max(fed, 0))
         return output
 
-    def _ends(self, given: int | list[int] | None) -> set[int]:
-        """Tokens at which a text ends; those that a task gives take the place of the model's."""
-        if given is None:
+    def _ends(self, override: int | list[int] | None) -> set[int]:
+        """Tokens at which a text ends; a task's ``generation_kwargs`` may override the model's."""
+        if override is None:
             return self.ends
-        return {*(given if isinstance(given, list) else [given]), self.eot_token_id}
+        return {*(override if isinstance(override, list) else [override]), self.eot_token_id}
 
     def _length(self, tokens: Tensor, stop: Sequence[str], ends: Collection[int]) -> int:
-        """Generated tokens of one row up to and with the one that completes its first stop."""
+        """Number of generated tokens of one row, up to and with the end of its first stop."""
         ids = tokens.tolist()
         ids = ids[: next((n + 1 for n, token in enumerate(ids) if token in ends), len(ids))]
 
-        def stopped(length: int) -> bool:
-            # As lm-eval's stopping rule reads it, special tokens and all: some are stop strings.
+        def has_stop(length: int) -> bool:
+            # lm-eval's stopping rule keeps special tokens too, because some are stop strings.
             text = self.tok_decode(ids[:length], skip_special_tokens=False)
             return any(word and word in text for word in stop)
 
-        # Containing a stop string is monotone in the length, so bisection finds the first.
+        # A text that has a stop string still has it when it grows, so bisection finds the first.
         lengths = range(1, len(ids) + 1)
         return (
-            1 + bisect_left(lengths, True, key=stopped) if ids and stopped(len(ids)) else len(ids)
+            1 + bisect_left(lengths, True, key=has_stop) if ids and has_stop(len(ids)) else len(ids)
         )
 
 
 def end_tokens(model: PreTrainedModel) -> list[int]:
-    """The ids at which the model ends a text: of its generation config, else of its config."""
-    given = model.generation_config.eos_token_id
-    found = getattr(model.config, "eos_token_id", None) if given is None else given
-    return [] if found is None else list(found) if isinstance(found, list) else [found]
+    """The ids at which the model ends a text: from its generation config, else from its config."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = getattr(model.config, "eos_token_id", None)
+    return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]
 
 
 def greedy(model: PreTrainedModel) -> GenerationConfig:
-    """Greedy decoding with the model's special tokens and nothing else of its settings."""
-    given = model.generation_config
+    """Greedy decoding with the model's special tokens and without its other settings."""
+    own = model.generation_config
     return GenerationConfig(
         do_sample=False,
         num_beams=1,
-        bos_token_id=given.bos_token_id,
-        pad_token_id=given.pad_token_id,
+        bos_token_id=own.bos_token_id,
+        pad_token_id=own.pad_token_id,
         eos_token_id=end_tokens(model) or None,
     )
 
 
 def without_environment_report(results: dict[str, Any]) -> None:
-    """Takes the place of lm-eval's report of the environment, which runs ``pip list`` per call."""
+    """Replaces lm-eval's report of the environment, which runs ``pip list`` at every call."""
 
 
 lm_eval.evaluator.add_env_info = without_environment_report

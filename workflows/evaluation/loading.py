@@ -1,4 +1,8 @@
-"""Building the tasks of an entry, and why that may fail on a machine where others are scored."""
+"""Building the tasks of an entry with lm-eval.
+
+A task that lacks something on this machine (a package, a data set, a sandbox) is reported as not
+run, with the reason; all other tasks are scored.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +16,64 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from methods.core.jsonfile import cut, read_json
-from workflows.evaluation.stock import UNGUARDED
-from workflows.evaluation.tasklist import PROGRAM_TASKS, TaskEntry, own_task_names
+from workflows.evaluation.stock import UNGUARDED, stock_names
+from workflows.evaluation.taskfiles import check_files, read_index
+from workflows.evaluation.tasklist import (
+    OWN_TASKS,
+    PROGRAM_TASKS,
+    TaskEntry,
+    names_outside,
+    own_task_names,
+)
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
     from lm_eval.tasks import TaskManager
 
-# Packages with which metrics of lm-eval fetch code or word lists.
+# Packages that metrics of lm-eval use to fetch code or word lists.
 FETCHING = ("evaluate", "nltk")
 
 
 class CannotRun(ValueError):
-    """A task cannot be scored here; the message says why, after "it was not run:"."""
+    """A task cannot be scored here. The message says why; "it was not run:" stands before it."""
+
+
+def task_manager(entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> TaskManager:
+    """lm-eval's index of tasks, with own tasks and as few of lm-eval's folders as possible.
+
+    It takes many seconds to index all of lm-eval's tasks. That is necessary only for a group, whose
+    members may be in any folder, and for a tag that an own group lists.
+    """
+    from lm_eval.tasks import TaskManager
+
+    folders = [OWN_TASKS, *task_folders]
+    for folder in folders:
+        check_files(folder)
+    others = names_outside(entries, read_index(folders))
+    stock = stock_names(tuple(others))
+    tag = any(name not in stock and not is_defined for name, is_defined in others.items())
+    every = tag or any(task.group for task in stock.values())
+    more = set() if every else {task.folder for task in stock.values()}
+    return TaskManager(
+        include_path=[str(folder) for folder in (*sorted(more), *folders)],
+        include_defaults=every,
+    )
 
 
 def load(entry: TaskEntry, manager: TaskManager) -> Group:
-    """The tasks of an entry in a group of their own, their data loaded.
+    """A group with the tasks of an entry, with their data.
 
     Raises:
-        CannotRun: A package, a metric or a data set cannot be had, or the task would run what a
-            model writes without a sandbox.
+        CannotRun: A package, a metric or a data set is missing and cannot be fetched, or the task
+            would run what a model writes without a sandbox.
     """
     confine_templates()
     with explained(entry.task):
-        group = _built(entry, manager)
-    guarded = own_task_names([PROGRAM_TASKS])
+        group = _build(entry, manager)
+    sandboxed = own_task_names([PROGRAM_TASKS])
     for task in group.get_all_tasks():
         name = task.task_name
-        if name not in guarded and (
+        if name not in sandboxed and (
             UNGUARDED.fullmatch(name) or getattr(task, "UNSAFE_CODE", False)
         ):
             raise CannotRun(f"'{name}' of lm-eval runs what a model writes without a sandbox")
@@ -50,35 +83,35 @@ def load(entry: TaskEntry, manager: TaskManager) -> Group:
 
 
 def confine_templates() -> None:
-    """Let templates of tasks read their documents alone: lm-eval's would reach all of Python."""
+    """Let templates of tasks read only their documents; those of lm-eval reach all of Python."""
     from lm_eval import utils
 
-    confined = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    confined.filters.update(utils.env.filters)
-    utils.env = confined
+    sandbox = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    sandbox.filters.update(utils.env.filters)
+    utils.env = sandbox
 
 
-def _built(entry: TaskEntry, manager: TaskManager) -> Group:
+def _build(entry: TaskEntry, manager: TaskManager) -> Group:
     if entry.task not in manager.all_groups:
         return next(iter(manager.load([entry.lm_eval_spec])["groups"].values()))
-    # A group inside another takes its members for overrides, so it is built as lm-eval builds it
-    # by name.
+    # If a group is put into another group, lm-eval takes its list of tasks for an override. So it
+    # is built in the way in which lm-eval builds a group by its name.
     index = manager.task_index
-    built = manager._factory.build(index[entry.task], overrides=entry.overrides, registry=index)
-    return cast("Group", built)
+    group = manager._factory.build(index[entry.task], overrides=entry.overrides, registry=index)
+    return cast("Group", group)
 
 
 @contextmanager
 def explained(task: str) -> Iterator[None]:
-    """Turn what a task lacks on this machine, or says wrongly, into one sentence.
+    """Turn an error of a task into one sentence.
 
     Args:
         task: Its name.
 
     Raises:
-        CannotRun: A Python package is not installed, a metric's own files cannot be fetched, or a
-            data set is a program.
-        ValueError: lm-eval cannot make or score the task that its file describes.
+        CannotRun: The machine lacks something: a Python package is not installed, a metric's own
+            files cannot be fetched, or a data set is a program.
+        ValueError: The task's file is wrong: lm-eval cannot build or score the task.
     """
     from datasets.exceptions import DatasetGenerationError
 
@@ -94,7 +127,7 @@ def explained(task: str) -> Iterator[None]:
         if package is None and isinstance(error, OSError):
             raise
         if package is None:
-            raise _wrong(task, error) from error
+            raise _wrong_task(task, error) from error
         raise CannotRun(
             f"its metric fetches files of its own with the package '{package}', not here yet"
         ) from error
@@ -109,37 +142,38 @@ def explained(task: str) -> Iterator[None]:
         ArithmeticError, AssertionError, AttributeError, DatasetGenerationError, SyntaxError,
         TemplateError, TypeError, ValueError,
     ) as error:  # fmt: skip
-        raise _wrong(task, error) from error
+        raise _wrong_task(task, error) from error
 
 
-def _wrong(task: str, error: Exception) -> ValueError:
+def _wrong_task(task: str, error: Exception) -> ValueError:
+    """An error in a task's file or data as one sentence."""
     if isinstance(error, KeyError):
         return ValueError(f"the data of task '{task}' lack {error}")
-    told = " ".join(str(error).split())
-    return ValueError(f"task '{task}' cannot be scored: {type(error).__name__}: {cut(told)}")
+    message = " ".join(str(error).split())
+    return ValueError(f"task '{task}' cannot be scored: {type(error).__name__}: {cut(message)}")
 
 
 def _fetching(error: BaseException) -> str | None:
-    """The package of ``FETCHING`` in which an error arose."""
-    passed = {
+    """The package of ``FETCHING`` in which an error arose; None if it is none of them."""
+    packages = {
         str(frame.f_globals.get("__name__")).split(".")[0]
         for frame, _ in traceback.walk_tb(error.__traceback__)
     }
-    return next((package for package in FETCHING if package in passed), None)
+    return next((package for package in FETCHING if package in packages), None)
 
 
-def known_reasons(folder: Path | None, entries: Sequence[TaskEntry]) -> dict[str, str]:
-    """Task -> why its data could not be prepared, as the prepare stage told.
+def reasons_not_to_run(folder: Path | None, entries: Sequence[TaskEntry]) -> dict[str, str]:
+    """Task -> why the prepare stage could not prepare its data.
 
     Args:
-        folder: Its files by task; None: there was no such stage.
-        entries: Whose files are read.
+        folder: With a file per task from the prepare stage; None: there was no such stage.
+        entries: Tasks to look up.
     """
-    told = {entry.task: prepared(folder, entry) for entry in entries}
-    return {task: facts["not_run"] for task, facts in told.items() if "not_run" in facts}
+    facts = {entry.task: data_facts(folder, entry) for entry in entries}
+    return {task: known["not_run"] for task, known in facts.items() if "not_run" in known}
 
 
-def prepared(folder: Path | None, entry: TaskEntry) -> dict[str, Any]:
-    """What the prepare stage told of an entry's data; empty where it told nothing."""
+def data_facts(folder: Path | None, entry: TaskEntry) -> dict[str, Any]:
+    """What the prepare stage wrote about an entry's data; empty if it wrote nothing."""
     file = None if folder is None else folder / f"{entry.task}.json"
     return {} if file is None or not file.is_file() else read_json(file)

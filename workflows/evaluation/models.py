@@ -1,4 +1,4 @@
-"""The model that is scored: of a compressed or a plain Hugging Face folder."""
+"""The model that is scored: from a compressed folder or a plain Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS = ("path", "relative_path", "revision")
 
 
 def describe_model(folder: Path) -> Card:
-    """The card of a compressed model, or one made for a plain Hugging Face folder (row dense)."""
+    """The card of a compressed model; for a plain Hugging Face folder a new one, of row dense."""
     if (folder / CARD).is_file():
         return read_card(folder)
     return _dense_card(load_backbone(folder))
@@ -33,12 +33,12 @@ def _dense_card(backbone: Backbone) -> Card:
 
 
 def load_any(folder: Path, backbone: Path | None, device: str) -> Loaded:
-    """A compressed model, or a plain folder as row dense.
+    """Load a compressed model, or a plain folder as row dense.
 
     Args:
         folder: With a tokenizer.
-        backbone: Where the dense backbone lies now, if it moved.
-        device: Where the model goes.
+        backbone: Folder of the dense backbone, if it has moved since the fit.
+        device: Of the model.
 
     Raises:
         ValueError: The folder cannot be read or has no tokenizer.
@@ -58,30 +58,32 @@ def load_any(folder: Path, backbone: Path | None, device: str) -> Loaded:
 def model_identity(
     folder: Path, backbone: Path | None, card: Card, contents: Contents
 ) -> list[Any]:
-    """What scores depend on of a model, wherever it lies.
+    """Everything of a model on which its scores depend; not where its folder is.
 
     Args:
-        folder: That :func:`load_any` read.
-        backbone: Where the dense backbone lies now, if it moved.
-        card: By :func:`describe_model`.
+        folder: As for :func:`load_any`.
+        backbone: Folder of the dense backbone, if it has moved since the fit.
+        card: From :func:`describe_model`.
         contents: Hashes of files.
 
     Returns:
-        JSON value: of its card what decides which weights run, and its files by what they hold.
+        JSON value: keys of the card that decide which weights run, and hashes of the model's files.
     """
     fits = [card] if card.start is None else [card, card.start]
     facts = []
     for fit in fits:
         dense = {key: value for key, value in vars(fit.backbone).items() if key not in LABELS}
         facts.append([fit.row, fit.params, fit.structure, dense])
-    # The hash of a backbone, which loading has held against its weights, stands for them.
-    own = model_files(folder, *WEIGHTS) if (folder / CARD).is_file() else []
-    read = [model_files(place, *SETTINGS, *TOKENIZER) for place in _places(folder, backbone, card)]
-    return [facts, contents.of(own), *map(contents.of, read)]
+    # The card has the hash of the backbone's weights, and loading has compared it with them.
+    weights = model_files(folder, *WEIGHTS) if (folder / CARD).is_file() else []
+    settings = [
+        model_files(place, *SETTINGS, *TOKENIZER) for place in _folders(folder, backbone, card)
+    ]
+    return [facts, contents.of(weights), *map(contents.of, settings)]
 
 
-def _places(folder: Path, backbone: Path | None, card: Card) -> list[Path]:
-    """A model's folder, and the one from which :func:`load_any` read what it does not hold."""
+def _folders(folder: Path, backbone: Path | None, card: Card) -> list[Path]:
+    """A model's folder and, unless it has all weights, the folder of its backbone."""
     if any((folder / name).is_file() for name in (WHOLE, INDEX)):
         return [folder]
     places = backbone_places(folder, card, backbone)
@@ -89,7 +91,7 @@ def _places(folder: Path, backbone: Path | None, card: Card) -> list[Path]:
 
 
 def harness_arguments(loaded: Loaded) -> dict[str, Any]:
-    """What a :class:`workflows.evaluation.harness.CountingLM` takes of a model."""
+    """Arguments of :class:`workflows.evaluation.harness.CountingLM` that depend on the model."""
     return {
         "model": loaded.model,
         "tokenizer": loaded.tokenizer,

@@ -1,11 +1,19 @@
-"""Probe rows from what tasks hold beside their scored split, in the form the harness feeds.
+"""Probe texts: documents of the tasks that are not scored, in the form in which tasks are scored.
 
-Contexts, demonstrations and choices come from lm-eval's own task objects, set on the training split
-(else on the validation split) with the entry's shots and template. A row holds one text that is
-fed: a context and one answer without its last word, which stands for its last token; an answer to
-be written is the task's own target, whole, for its end is one more token. Its ``counts`` say how
-many scored tokens a token stands for: as many as scored items come on one that was drawn, and where
-a context is run once for all its answers, that of a context is shared among their rows.
+Thresholds of routers are calibrated on them. lm-eval's own task objects make contexts,
+demonstrations and choices, from the training split (else the validation split), with the entry's
+number of demonstrations and its chat template.
+
+A row has the input text of one request: a context and one answer.
+
+- An answer that is compared lacks its last word. That stands for its last token, which the harness
+  does not run.
+- An answer that is generated is the task's own target, complete: after it the model would write the
+  token that ends the text.
+
+``counts`` weigh the tokens of a row, first those of the context, then those of the answer. Each
+token counts scored items / drawn documents. If a context runs once for all its answers, its weight
+is divided among their rows.
 """
 
 from __future__ import annotations
@@ -23,13 +31,13 @@ from transformers import PreTrainedTokenizerBase
 
 from methods.core.seeds import seed_for
 from workflows.evaluation.chat import task_prompt
-from workflows.evaluation.loading import CannotRun, explained, load
-from workflows.evaluation.score import SEEDS, task_manager
+from workflows.evaluation.loading import CannotRun, explained, load, task_manager
+from workflows.evaluation.score import SEEDS
 from workflows.evaluation.tasklist import TaskEntry
 
 Template = Callable[..., str]
-# Context, and what stands behind it.
-Fed = tuple[str, str]
+# Context, and the text after it.
+Texts = tuple[str, str]
 
 
 def probe_rows(
@@ -38,58 +46,64 @@ def probe_rows(
     documents: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
     seed: int = 0,
-    left_out: Collection[str] = (),
+    exclude: Collection[str] = (),
     share_prefix: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Rows of the form ``fed`` (``methods/core/data.py``), task after task.
 
     Args:
-        entries: Tasks as they are scored; texts of a perplexity are scored whole and left out, and
-            so is what says ``probe: false``.
+        entries: Tasks as they are scored. Entries with ``probe: false`` have no rows, and neither
+            have perplexities, because their whole text is scored.
         task_folders: Folders of own tasks.
-        documents: Of each task, drawn without order; all where there are fewer. Tasks of a group
-            share them, one each at least.
-        tokenizer: Whose chat template is meant; None where no entry asks for one.
+        documents: Number of documents per entry, drawn at random; all if there are fewer. The tasks
+            of a group divide the number among them, at least one each.
+        tokenizer: With the chat template; None if no entry uses one.
         seed: Of the draw.
-        left_out: Tasks that cannot be scored here.
-        share_prefix: Whether a context is run, and counted, once for all its answers.
+        exclude: Tasks that cannot be scored here.
+        share_prefix: Whether the harness runs, and counts, a context once for all its answers.
 
     Raises:
-        ValueError: A task's data are not here, or hold nothing beside the scored split; or there is
-            no chat template where an entry asks for one.
+        ValueError: A task's data are not on this machine, or are all scored; or an entry asks for a
+            chat template and the tokenizer has none.
     """
-    wanted = [
+    chosen = [
         entry
         for entry in entries
-        if entry.probe and not entry.is_perplexity and entry.task not in left_out
+        if entry.probe and not entry.is_perplexity and entry.task not in exclude
     ]
-    manager = task_manager(wanted, task_folders)
-    for entry in wanted:
+    manager = task_manager(chosen, task_folders)
+    for entry in chosen:
         template = _template(entry, tokenizer)
         try:
             tasks = load(entry, manager).get_all_tasks()
             each = -(-documents // len(tasks))
-            drawn = [_drawn(entry, task, each, seed, template) for task in tasks]
+            weights = [_draw(entry, task, each, seed, template) for task in tasks]
         except CannotRun:
             continue
         except OSError as error:
             raise ValueError(f"the data of task '{entry.task}' are not here: {error}") from error
-        for task, stands_for in drawn:
-            fed = dict.fromkeys(_fed(task, instance, entry) for instance in task.instances)
-            rows = Counter(context for context, _ in fed)
-            for prompt, rest in fed:
-                sharing = rows[prompt] if share_prefix else 1
-                if prompt + rest:
-                    yield {
-                        "fed": prompt + rest,
-                        "prompt": prompt,
-                        "task": entry.task,
-                        "counts": [stands_for / sharing, stands_for],
-                    }
+        for task, weight in zip(tasks, weights, strict=True):
+            yield from _rows(entry, task, weight, share_prefix)
+
+
+def _rows(
+    entry: TaskEntry, task: Any, weight: float, share_prefix: bool
+) -> Iterator[dict[str, Any]]:
+    """Rows of the documents that were drawn from one task; equal requests make one row."""
+    texts = dict.fromkeys(_texts(task, instance, entry) for instance in task.instances)
+    answers = Counter(context for context, _ in texts)
+    for context, rest in texts:
+        if context + rest:
+            yield {
+                "fed": context + rest,
+                "prompt": context,
+                "task": entry.task,
+                "counts": [weight / (answers[context] if share_prefix else 1), weight],
+            }
 
 
 def _template(entry: TaskEntry, tokenizer: PreTrainedTokenizerBase | None) -> Template | None:
-    """What turns messages into a text, as lm-eval calls it."""
+    """A function from messages to a text, in the form in which lm-eval calls it."""
     if not entry.chat_template:
         return None
     if tokenizer is None or not tokenizer.chat_template:
@@ -97,24 +111,28 @@ def _template(entry: TaskEntry, tokenizer: PreTrainedTokenizerBase | None) -> Te
     return partial(task_prompt, tokenizer)
 
 
-def _drawn(
+def _draw(
     entry: TaskEntry, task: Any, documents: int, seed: int, template: Template | None
-) -> tuple[Any, float]:
-    """The task with the requests of documents that are not scored; scored ones per each of them."""
+) -> float:
+    """Draw documents that are not scored, and build their requests in the task.
+
+    Returns:
+        Scored items per drawn document.
+    """
     task.set_fewshot_seed(SEEDS["fewshot_random_seed"])
     config = task.config
     scored = config.test_split or config.validation_split
     others = (config.training_split, config.validation_split)
     split = next((name for name in others if name not in (None, scored)), None)
-    asked = task.eval_docs
-    kept = {_key(doc) for doc in asked}
+    scored_docs = task.eval_docs
+    scored_keys = {_key(doc) for doc in scored_docs}
     if task.fewshot_cfg.split is None and task.fewshot_cfg.samples is None:
-        # Where lm-eval looks for demonstrations; said aloud, it leaves out the document at hand.
+        # lm-eval's own default; if it is set, a document is never a demonstration of itself.
         task.fewshot_cfg.split = others[0] or others[1]
-    # lm-eval scores the test split.
+    # lm-eval builds requests from the test split.
     task.set_config("test_split", split)
     docs = [] if split is None else task.eval_docs
-    free = [number for number, doc in enumerate(docs) if _key(doc) not in kept]
+    free = [number for number, doc in enumerate(docs) if _key(doc) not in scored_keys]
     if not free:
         raise ValueError(
             f"task '{task.task_name}' has no document beside its scored split '{scored}', "
@@ -129,23 +147,23 @@ def _drawn(
             fewshot_as_multiturn=True,
             chat_template=template,
         )
-    return task, min(len(asked), entry.limit or len(asked)) / len(drawn)
+    return min(len(scored_docs), entry.limit or len(scored_docs)) / len(drawn)
 
 
 def _key(doc: Any) -> str:
     return json.dumps(doc, sort_keys=True, default=str)
 
 
-def _fed(task: Any, instance: Any, entry: TaskEntry) -> Fed:
-    """What the harness feeds for a request: its context, and what follows."""
+def _texts(task: Any, instance: Any, entry: TaskEntry) -> Texts:
+    """The input of a request: its context, and the part of the answer that runs after it."""
     if instance.request_type == "generate_until":
         target = task.doc_to_target(instance.doc)
         answer = target[0] if isinstance(target, list) else str(target)
-        # A template ends where the answer begins.
+        # With a template the prompt ends where the answer begins; no delimiter is between them.
         space = "" if entry.chat_template else task.config.target_delimiter
         return instance.args[0], space + answer
-    # Texts of a rolling likelihood are answers without a context.
+    # A text with a rolling likelihood is an answer without a context.
     context, answer = instance.args if len(instance.args) > 1 else ("", *instance.args)
-    # Spaces that end a context belong to its answer, as in lm-eval.
+    # As in lm-eval, spaces at the end of a context belong to its answer.
     prompt = context.rstrip()
     return prompt, re.sub(r"\s*\S+\s*$", "", context[len(prompt) :] + answer)

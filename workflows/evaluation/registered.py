@@ -1,4 +1,4 @@
-"""The model class that lm-eval knows as ``skipbench`` once this module is imported."""
+"""The model class ``skipbench`` of lm-eval; an import of this module registers it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class SkipbenchLM(CountingLM):
 
     Args:
         pretrained: The folder.
-        backbone: Where the dense backbone lies now, if it moved.
+        backbone: Folder of the dense backbone, if it has moved since the fit.
         batch_size: Fixed; lm-eval's own default, and not ``auto``.
         max_length: Context window; None: the config's.
-        device: The CPU is taken where there is no GPU.
+        device: Without a GPU it is always the CPU.
         share_prefix: Run a context once for all its answers.
 
     Raises:
@@ -38,10 +38,10 @@ class SkipbenchLM(CountingLM):
     ) -> None:
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size is {batch_size}, must be a number of at least 1")
-        place = device if torch.cuda.is_available() else "cpu"
+        own_device = device if torch.cuda.is_available() else "cpu"
         moved = None if backbone is None else Path(backbone)
         super().__init__(
-            **harness_arguments(load_any(Path(pretrained), moved, place)),
+            **harness_arguments(load_any(Path(pretrained), moved, own_device)),
             batch_size=int(batch_size),
             max_length=max_length,
             share_prefix=share_prefix,

@@ -1,4 +1,9 @@
-"""Scoring a loaded model: tasks through lm-eval, text files by perplexity; frames and numbers."""
+"""Scoring a loaded model: tasks with lm-eval, text files by their perplexity.
+
+lm-eval builds the prompts, calls the model and computes the metrics. This file asks it for one task
+at a time, and turns its answer into scores (one mapping per metric), items (one row per item and
+metric, for the paired statistics) and tallies (what ran for how many tokens).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +25,9 @@ from tqdm import tqdm
 from methods.core.model.ledger import Rates, Tally
 from workflows.evaluation import sandbox
 from workflows.evaluation.harness import ANSWER, KINDS, CountingLM, simple_evaluate
-from workflows.evaluation.kept import KeptTasks
-from workflows.evaluation.loading import CannotRun, explained, load
-from workflows.evaluation.stock import stock_names
-from workflows.evaluation.taskfiles import check_files, read_index
-from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, foreign
+from workflows.evaluation.loading import CannotRun, explained, load, task_manager
+from workflows.evaluation.store import ScoreStore, TaskScores
+from workflows.evaluation.tasklist import TaskEntry
 from workflows.evaluation.traces import sample_text
 from workflows.records import SAMPLE
 from workflows.runtime.files import read_text
@@ -35,24 +38,22 @@ SEEDS = {
     "torch_random_seed": 1234,
     "fewshot_random_seed": 1234,
 }
-# Metrics whose items are pairs: a log-likelihood, and the words or bytes that it is of.
+# Metrics whose items are pairs: a log-likelihood, and its number of words or bytes.
 PER_UNIT = ("word_perplexity", "byte_perplexity", "bits_per_byte")
 
-# How far the mean of items may be from the value that lm-eval made of them.
+# Largest difference of lm-eval's value and the mean over items, if the value is such a mean.
 CLOSE = 1e-6
-
-Found = tuple[list[dict[str, Any]], pd.DataFrame, dict[str, Tally]]
 
 
 @dataclass
-class Scored:
-    """Scores of one model.
+class Scores:
+    """Scores of one model on all tasks.
 
     Args:
         scores: One mapping per task and metric.
-        items: One line per task, item, metric: what paired statistics need.
-        tallies: Counted tokens per kind, pooled over tasks.
-        not_run: ``task`` and ``reason`` of each that could not be scored here.
+        items: One frame per task, with one row per item and metric.
+        tallies: Counted tokens per kind, summed over tasks.
+        not_run: ``task`` and ``reason`` of each task that cannot be scored here.
     """
 
     scores: list[dict[str, Any]] = field(default_factory=list)
@@ -65,92 +66,78 @@ def score(
     lm: CountingLM,
     entries: Sequence[TaskEntry],
     task_folders: Sequence[Path],
-    kept: KeptTasks | None = None,
+    store: ScoreStore | None = None,
     reasons: Mapping[str, str] = MappingProxyType({}),
-) -> Scored:
-    """Score every entry, one lm-eval call per task.
+) -> Scores:
+    """Score every entry, with one call of lm-eval per entry.
 
-    One call per task keeps routing statistics apart and lets each task have its own number of
-    demonstrations and its own template.
+    So each entry has its own skip rates, its own number of demonstrations and its own template.
 
     Args:
-        lm: The model under the harness.
+        lm: The model in the harness.
         entries: What to score.
-        task_folders: Folders of own tasks beside this project's.
-        kept: Where tasks that were scored before lie, and this one's are put.
-        reasons: Task -> why it cannot be scored, as far as known before.
+        task_folders: Folders of own tasks, in addition to this project's.
+        store: Read first; new scores are written to it. None: every entry is scored.
+        reasons: Task -> why it cannot be scored, if that is known before it is tried.
 
     Raises:
-        ValueError: A metric is not among the task's, a task has no items, or none can be run.
+        ValueError: A task does not have the metric, has no items, or no task can be run.
     """
     manager = task_manager(entries, task_folders)
-    result = Scored(tallies={kind: Tally(lm.ledger) for kind in KINDS})
+    total = Scores(tallies={kind: Tally(lm.ledger) for kind in KINDS})
     for entry in tqdm(entries, desc="tasks"):
-        found = None if kept is None else kept.read(entry)
-        if found is None:
+        result = None if store is None else store.read(entry)
+        if result is None:
             try:
-                found = _score_one(lm, entry, manager, reasons.get(entry.task))
+                result = _score_one(lm, entry, manager, reasons.get(entry.task))
             except CannotRun as error:
-                result.not_run.append({"task": entry.task, "reason": str(error)})
+                total.not_run.append({"task": entry.task, "reason": str(error)})
                 continue
-            if kept is not None:
-                kept.write(entry, *found)
-        scores, items, tallies = found
-        result.scores += [s | {"rates": rates_by_kind(tallies)} for s in scores]
-        result.items.append(items)
+            if store is not None:
+                store.write(entry, result)
+        rates = rates_by_kind(result.tallies)
+        total.scores += [score | {"rates": rates} for score in result.scores]
+        total.items.append(result.items)
         for kind in KINDS:
-            result.tallies[kind].merge(tallies[kind])
-    if not result.scores:
-        told = "; ".join(f"'{task['task']}': {task['reason']}" for task in result.not_run)
-        raise ValueError(f"no task can be run here ({told})")
-    return result
+            total.tallies[kind].merge(result.tallies[kind])
+    if not total.scores:
+        why = "; ".join(f"'{task['task']}': {task['reason']}" for task in total.not_run)
+        raise ValueError(f"no task can be run here ({why})")
+    return total
 
 
-def _score_one(lm: CountingLM, entry: TaskEntry, manager: TaskManager, reason: str | None) -> Found:
-    """Scores, items and tallies of an entry; a reason against it holds before anything runs."""
+def _score_one(
+    lm: CountingLM, entry: TaskEntry, manager: TaskManager, reason: str | None
+) -> TaskScores:
+    """Score an entry, unless there is a reason why it cannot be scored.
+
+    Raises:
+        CannotRun: With the reason.
+        ValueError: See :func:`score`.
+    """
     if reason is None and entry.runs_programs:
         reason = sandbox.reason_not_to_run()
     if reason is not None:
         raise CannotRun(reason)
     lm.reset()
-    run = perplexity(lm, entry) if entry.is_perplexity else run_task(lm, entry, manager)
-    if lm.cut:
+    result = perplexity(lm, entry) if entry.is_perplexity else run_task(lm, entry, manager)
+    if lm.long_requests:
         warnings.warn(
-            f"task '{entry.task}': {lm.cut} of {lm.asked} prompts are longer than the context "
-            f"window of {lm.max_length} tokens and cut",
+            f"task '{entry.task}': {lm.long_requests} of {lm.requests} prompts are longer than the "
+            f"context window of {lm.max_length} tokens and cut",
             stacklevel=2,
         )
-    return (*run, lm.tallies)
-
-
-def task_manager(entries: Sequence[TaskEntry], task_folders: Sequence[Path]) -> TaskManager:
-    """Knows the tasks here, and those of lm-eval beside the ones that entries name.
-
-    To read all of lm-eval's takes many seconds; only a group may have members anywhere among them,
-    and a tag, which an own group may list.
-    """
-    folders = [OWN_TASKS, *task_folders]
-    for folder in folders:
-        check_files(folder)
-    others = foreign(entries, read_index(folders))
-    stock = stock_names(tuple(others))
-    tag = any(name not in stock and not defined for name, defined in others.items())
-    every = tag or any(found.group for found in stock.values())
-    beside = set() if every else {found.folder for found in stock.values()}
-    return TaskManager(
-        include_path=[str(folder) for folder in (*sorted(beside), *folders)],
-        include_defaults=every,
-    )
+    return TaskScores(*result, lm.tallies)
 
 
 def run_task(
     lm: CountingLM, entry: TaskEntry, manager: TaskManager
 ) -> tuple[list[dict[str, Any]], pd.DataFrame]:
-    """One lm-eval task or group: its metrics and one line per item and metric.
+    """Scores and items of one task or group of lm-eval.
 
     Raises:
-        CannotRun: It cannot be built here, or its headline metric has no value per item.
-        ValueError: It has no such metric.
+        CannotRun: It cannot be built here, or its headline metric is no mean over items.
+        ValueError: It does not have the entry's metric.
     """
     group = load(entry, manager)
     with explained(entry.task):
@@ -177,9 +164,9 @@ def run_task(
     frames, scores = [], []
     primary = next(key for key in metrics if key.split(",")[0] == headline)
     for key in metrics:
-        metric, chosen = key.split(",", 1)
-        frame = _items(entry.task, samples, metric, chosen)
-        # lm-eval knows no direction of a metric that is a task's own and says none.
+        metric, filter_name = key.split(",", 1)
+        frame = _items(entry.task, samples, metric, filter_name)
+        # lm-eval gives no direction for a metric that a task's own code computes.
         value, more = float(values[key]), better.get(metric) is not False
         valueless = frame["value"].isna().any()
         if key == primary and (valueless or (more and abs(value - frame["value"].mean()) > CLOSE)):
@@ -189,13 +176,13 @@ def run_task(
                 f"(other metrics: {names or 'none'})"
             )
         if not valueless:
-            # Texts stand once, beside the headline metric.
+            # Texts are stored once, with the headline metric.
             frames.append(frame if key == primary else frame.drop(columns=SAMPLE))
         scores.append(
             {
                 "task": entry.task,
                 "metric": metric,
-                "filter": chosen,
+                "filter": filter_name,
                 "primary": key == primary,
                 "higher_is_better": more,
                 "value": value,
@@ -211,21 +198,22 @@ def run_task(
 
 
 def _items(
-    task: str, samples: Mapping[str, list[dict[str, Any]]], metric: str, chosen: str
+    task: str, samples: Mapping[str, list[dict[str, Any]]], metric: str, filter_name: str
 ) -> pd.DataFrame:
-    """One line per item of one metric and filter; those of a group are numbered through.
+    """One row per item, for one metric and filter.
 
     Args:
         task: Name of the entry.
-        samples: Task -> what lm-eval kept of its items; several of a group.
-        metric: Its values are NaN where an item has none of its own.
-        chosen: The filter.
+        samples: Task -> lm-eval's log of its items. A group has several tasks; its items get new
+            numbers from 0.
+        metric: An item without a value of its own gets NaN.
+        filter_name: Of lm-eval: what it extracts from a generated text.
     """
     rows = [
         {
             "task": task,
             "metric": metric,
-            "filter": chosen,
+            "filter": filter_name,
             "subtask": name,
             "item": int(sample["doc_id"]),
             "value": _number(metric, sample[metric]),
@@ -237,7 +225,7 @@ def _items(
         for number, sample in enumerate(
             sorted(samples[name], key=lambda sample: int(sample["doc_id"]))
         )
-        if sample["filter"] == chosen and metric in sample
+        if sample["filter"] == filter_name and metric in sample
     ]
     frame = pd.DataFrame(rows)
     if list(samples) == [task]:
@@ -246,16 +234,16 @@ def _items(
 
 
 def _number(metric: str, value: Any) -> float:
-    """Value of one item: of a likelihood, nats per word or byte; NaN of what is no number."""
+    """Value of one item: a number, or nats per word or byte; NaN if it is neither."""
     if metric in PER_UNIT:
         loglikelihood, units = value
-        # An empty document has no byte, and no nats to share among them.
+        # An empty document has no bytes and no nats.
         return float(-loglikelihood / max(units, 1))
     return math.nan if isinstance(value, Sequence) else float(value)
 
 
 def _spread(values: pd.Series[float]) -> dict[str, Any]:
-    """Items n, successes k where items are right or wrong, and the standard error of the mean."""
+    """Number of items n, number k of right ones if all are 0 or 1, standard error of the mean."""
     n = len(values)
     if values.isna().any():
         return {"n": n, "k": None, "stderr": None}
@@ -265,10 +253,10 @@ def _spread(values: pd.Series[float]) -> dict[str, Any]:
 
 
 def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], pd.DataFrame]:
-    """Perplexity per token of a text file, in windows that do not overlap.
+    """Perplexity per token of a text file: exp of the mean negative log-likelihood.
 
-    The text is tokenised once and cut into windows of the context length; each window's first
-    token is given, every other is predicted. exp of the mean negative log-likelihood.
+    The text is tokenized once and cut into windows of the context length, which do not overlap. In
+    each window every token but the first is predicted.
 
     Raises:
         ValueError: The text is shorter than two tokens.
@@ -278,7 +266,7 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
     windows = [w for w in ids.split(lm.max_length) if len(w) > 1][: entry.limit]
     if not windows:
         raise ValueError(f"text file {entry.file} holds fewer than two tokens")
-    lines = []
+    rows = []
     for number, window in enumerate(tqdm(windows, desc=entry.task, leave=False)):
         lm.log.passes.clear()
         with torch.no_grad():
@@ -286,7 +274,7 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
         loss = cross_entropy(logits, window[1:].to(lm.device), reduction="sum").item()
         executed = lm.log.passes[-1]
         lm.tallies["prompt"].add(None if executed is None else executed[0], len(window))
-        lines.append(
+        rows.append(
             {
                 "task": entry.task,
                 "metric": "perplexity",
@@ -297,11 +285,11 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
                 "tokens": len(window) - 1,
             }
         )
-    frame = pd.DataFrame(lines)
+    frame = pd.DataFrame(rows)
     frame["prompt_hash"] = frame["doc_hash"]
     tokens = int(frame["tokens"].sum())
     mean = float((frame["value"] * frame["tokens"]).sum() / tokens)
-    described = {
+    score = {
         "task": entry.task,
         "metric": "perplexity",
         "filter": "none",
@@ -317,19 +305,19 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
         "version": 1,
         "prompt_hash": _digest(frame["prompt_hash"]),
     }
-    return [described], frame.drop(columns="tokens")
+    return [score], frame.drop(columns="tokens")
 
 
 def pool(tallies: dict[str, Tally]) -> Tally:
-    """All counted tokens of a run in one tally."""
-    pooled = Tally(next(iter(tallies.values())).ledger)
+    """One tally over all counted tokens."""
+    total = Tally(next(iter(tallies.values())).ledger)
     for tally in tallies.values():
-        pooled.merge(tally)
-    return pooled
+        total.merge(tally)
+    return total
 
 
 def rates_by_kind(tallies: dict[str, Tally]) -> dict[str, Any]:
-    """Skip rates as JSON: over all counted tokens, per kind, and of the answer kinds together."""
+    """Skip rates as JSON: of each kind of tokens, of both kinds of answer tokens, of all tokens."""
     answers = pool({kind: tallies[kind] for kind in ANSWER})
     kinds = {**tallies, "answer": answers, "all": pool(tallies)}
     return {kind: _rates(tally.rates()) for kind, tally in kinds.items() if tally.tokens}

@@ -1,4 +1,4 @@
-"""Names of the installed lm-eval, read from its task files; nothing of it is imported."""
+"""Names of lm-eval's tasks, read from the task files of its package, without importing it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from workflows.evaluation.taskfiles import TAG, index_of, listed, member_name
+from workflows.evaluation.taskfiles import TAG, as_list, index_of, member_name
 
-# Tasks that run or eval what a model writes; lm-eval marks only some of them.
+# Tasks that run or eval what a model writes, without a sandbox. lm-eval marks only some of them.
 UNGUARDED = re.compile(
     r"humaneval.*|mbpp.*|cruxeval.*|longproc(_countdown.*|_pseudo_to_code.*)?"
     r"|.*robustness_math.*|score_robustness"
@@ -29,69 +29,74 @@ _Plain.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
 class Stock(NamedTuple):
-    """A task or group of lm-eval: the folder of its file, and a group's content (empty: a task)."""
+    """A task or group of lm-eval.
+
+    Args:
+        folder: Of its file.
+        group: Content of a group's file; empty for a task.
+    """
 
     folder: Path
     group: Mapping[str, Any]
 
 
 @cache
-def stock_names(wanted: tuple[str, ...]) -> dict[str, Stock]:
-    """Those of ``wanted``, tasks or groups, that lm-eval knows; of equal names the first file."""
-    if not wanted:
+def stock_names(names: tuple[str, ...]) -> dict[str, Stock]:
+    """Those of the names that are tasks or groups of lm-eval; of equal names the first file."""
+    if not names:
         return {}
     line = re.compile(
-        rf"""^["']?(task|group)["']?:[ \t]*["']?({_any(wanted)})["']?[ \t]*(?:\#.*)?$""".encode(),
+        rf"""^["']?(task|group)["']?:[ \t]*["']?({_any(names)})["']?[ \t]*(?:\#.*)?$""".encode(),
         re.M,
     )
-    found: dict[str, Stock] = {}
+    stock: dict[str, Stock] = {}
     for file, text in _files():
         for kind, name in line.findall(text):
             group = yaml.load(text, _Plain) if kind == b"group" else {}
-            found.setdefault(name.decode(), Stock(file.parent, group))
-        if len(found) == len(set(wanted)):
+            stock.setdefault(name.decode(), Stock(file.parent, group))
+        if len(stock) == len(set(names)):
             break
-    return found
+    return stock
 
 
-def tagged(tag: str) -> list[str]:
-    """Names of lm-eval's tasks that carry a tag, also by a file that they include, sorted."""
+def tasks_of_tag(tag: str) -> list[str]:
+    """Sorted names of lm-eval's tasks with a tag, which their file or an included file gives."""
     quoted = rf"""["']?{re.escape(tag)}["']?[ \t]*(?:\#.*)?$"""
     name = re.compile(rf"""^(?:["']?tag["']?:|[ \t]*-)[ \t]+{quoted}""".encode(), re.M)
     texts = dict(_files(templates=True))
     more = {str(file) for file, text in texts.items() if name.search(text)}
-    carry = set(more)
+    files = set(more)
     while more:
         more = {
-            str(f) for f, text in texts.items() if more.intersection(_included(f, text))
-        } - carry
-        carry |= more
-    index = index_of(file for file in texts if str(file) in carry and file.suffix == ".yaml")
-    return sorted(index[tag].told["task"]) if tag in index and index[tag].kind == TAG else []
+            str(f) for f, text in texts.items() if more.intersection(_includes(f, text))
+        } - files
+        files |= more
+    index = index_of(file for file in texts if str(file) in files and file.suffix == ".yaml")
+    return sorted(index[tag].content["task"]) if tag in index and index[tag].kind == TAG else []
 
 
-def _included(file: Path, text: bytes) -> Iterator[str]:
-    """Files that a text may include: all that stands behind the key or in a list."""
+def _includes(file: Path, text: bytes) -> Iterator[str]:
+    """Files that a task file may include: values of the key ``include``, and items of any list."""
     for name in re.findall(
         rb"""^(?:["']?include["']?:|[ \t]*-)[ \t]+["']?([^\s"']+)""", text, re.M
     ):
         yield os.path.normpath(file.parent / os.fsdecode(name))
 
 
-def check_group(name: str, told: Mapping[str, Any]) -> None:
-    """A group is scored where its metrics are means over the items of all its tasks.
+def check_group(name: str, content: Mapping[str, Any]) -> None:
+    """Refuse a group whose metrics are not means over the items of all its tasks.
 
     Args:
         name: Of the group.
-        told: Content of its file.
+        content: Of its file.
 
     Raises:
-        ValueError: It has no metric, or one that weighs small tasks as much as large ones.
+        ValueError: It has no metric, or one that gives small and large tasks the same weight.
     """
-    metrics = listed(told.get("aggregate_metric_list"))
+    metrics = as_list(content.get("aggregate_metric_list"))
     means = [isinstance(metric, dict) and metric.get("weight_by_size", True) for metric in metrics]
     if not metrics or not all(means):
-        members = ", ".join(map(member_name, listed(told.get("task"))))
+        members = ", ".join(map(member_name, as_list(content.get("task"))))
         raise ValueError(
             f"group '{name}' has no metric that is a mean over the items of all its tasks; name "
             f"what it holds instead ({members})"
@@ -99,10 +104,10 @@ def check_group(name: str, told: Mapping[str, Any]) -> None:
 
 
 def _files(templates: bool = False) -> Iterator[tuple[Path, bytes]]:
-    """Each task file of lm-eval with its content, in lm-eval's order; none without it.
+    """Task files of lm-eval with their texts, in lm-eval's order; nothing without lm-eval.
 
     Args:
-        templates: Also what they include, files without an ending.
+        templates: Also files without an ending, which task files include.
     """
     spec = find_spec("lm_eval")
     if spec is not None and spec.origin is not None:

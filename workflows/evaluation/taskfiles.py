@@ -1,7 +1,8 @@
-"""Own task files: the tasks, groups and tags of a folder, and what its files name.
+"""Own task files: the tasks, groups and tags that the YAML files of a folder define.
 
-They are found as lm-eval's index finds them, without importing it: to list jobs needs no torch.
-Files may name functions and files of their own folder, nothing else; and data.
+They are indexed in the same way as by lm-eval, without importing it, because the jobs of a suite
+are listed without torch. A task file may name functions and files of its own folder, and data;
+nothing else.
 """
 
 from __future__ import annotations
@@ -16,31 +17,32 @@ from typing import Any, NamedTuple
 
 import yaml
 
-# Folders in which lm-eval looks for no task.
+# Folders that lm-eval skips when it looks for tasks.
 IGNORED = {"__pycache__", ".ipynb_checkpoints"}
 TASK, GROUP, TAG = "task", "group", "tag"
 
 
-class Own(NamedTuple):
+class Definition(NamedTuple):
     """A task, group or tag of a folder.
 
     Args:
         kind: ``TASK``, ``GROUP`` or ``TAG``.
-        told: Its file with what that includes; of a tag ``task``, the names of its tasks.
-        files: These; none of a tag.
+        content: Keys of its file and of the files that it includes. A tag has one key, ``task``:
+            the names of its tasks.
+        files: These files; a tag has none.
     """
 
     kind: str
-    told: Mapping[str, Any]
+    content: Mapping[str, Any]
     files: Sequence[Path] = ()
 
 
 class _Function(str):
-    """What stands behind ``!function``."""
+    """A value after ``!function``."""
 
 
 class _Reader(yaml.SafeLoader):
-    """Reads a task file; a function stays its name."""
+    """Reads a task file; of a function it reads the name only."""
 
 
 _Reader.add_constructor(
@@ -50,17 +52,17 @@ _Reader.add_constructor(
 
 
 def check_files(folder: Path) -> None:
-    """Hold a folder of task files against the rule that nothing outside it is run or read.
+    """Refuse a folder of task files that runs or reads anything outside itself.
 
-    A task file that names a function is code: lm-eval imports the file that holds it. It would
-    also import any installed module, and include any file.
+    lm-eval imports the Python file of each function that a task file names. Without this check it
+    would also import any installed module and include any file.
 
     Args:
         folder: Of lm-eval tasks.
 
     Raises:
-        ValueError: A file is no YAML mapping, ``!function`` names no function of a Python file
-            beside it, ``include`` a file outside the folder, or a metric a file.
+        ValueError: A file is no YAML mapping, ``!function`` does not name a function of a Python
+            file of the folder, ``include`` names a file outside the folder, or a metric is a file.
     """
     waiting, seen = list(_files(folder)), set[Path]()
     while waiting:
@@ -68,48 +70,49 @@ def check_files(folder: Path) -> None:
         if file in seen:
             continue
         seen.add(file)
-        told = _read(file)
-        for value in _values(told):
+        content = _read(file)
+        for value in _values(content):
             if isinstance(value, _Function):
                 _check_function(value, file, folder)
-        for part in _mappings(told):
-            for metric in listed(part.get("metric_list")):
+        for part in _mappings(content):
+            for metric in as_list(part.get("metric_list")):
                 _check_metric(metric, file)
-        waiting += [_included(name, file, folder) for name in listed(told.get("include"))]
+        waiting += [_include_path(name, file, folder) for name in as_list(content.get("include"))]
 
 
 def task_files(name: str, folder: Path) -> tuple[list[Path], list[dict[str, Any]]]:
-    """Files of a folder that describe a task or a group, and the keys that they give.
+    """Files of a folder that define a task or a group, and the keys of its tasks.
 
     Args:
         name: Of the task or group.
         folder: Of lm-eval tasks.
 
     Returns:
-        Task file, files that it includes, Python files of the functions that they name, and those
-        of a group's members; the keys of each task. Nothing where the name is of another folder.
+        Files: the task file, the files that it includes, the Python files of the functions that
+        these name, and the same for each member of a group. Keys: one mapping per task. Both are
+        empty if the folder does not define the name.
     """
     index, files = read_index([folder]), dict[Path, Path]()
     keys: list[dict[str, Any]] = []
     waiting: list[Any] = [name]
-    opened = set[str]()
+    seen = set[str]()
     for member in waiting:
-        called = member_name(member)
+        label = member_name(member)
         if isinstance(member, dict):
             keys.append(member)
             waiting += member["task"] if isinstance(member.get("task"), list) else []
-        if called in index and called not in opened:
-            opened.add(called)
-            own = index[called]
-            keys += [] if own.kind == TAG else [dict(own.told)]
-            waiting += [] if own.kind == TASK else listed(own.told.get("task"))
-            for file in own.files:
+        if label in index and label not in seen:
+            seen.add(label)
+            definition = index[label]
+            keys += [] if definition.kind == TAG else [dict(definition.content)]
+            waiting += [] if definition.kind == TASK else as_list(definition.content.get("task"))
+            for file in definition.files:
                 _collect(file, folder, files)
     return list(files.values()), keys
 
 
 def _collect(file: Path, folder: Path, files: dict[Path, Path]) -> None:
-    """A task file joins ``files`` with the Python files of the functions that it names."""
+    """Add a task file and the Python files of its functions to ``files``."""
     files[file.resolve()] = file
     for value in _values(_read(file)):
         if isinstance(value, _Function):
@@ -117,7 +120,10 @@ def _collect(file: Path, folder: Path, files: dict[Path, Path]) -> None:
 
 
 def _collect_code(file: Path, folder: Path, files: dict[Path, Path]) -> None:
-    """A Python file joins ``files``, and so do those of the folder that it imports, by name."""
+    """Add a Python file and the files of the folder that it imports to ``files``.
+
+    Only names in its import statements are compared, so a file too many may be added.
+    """
     if file.resolve() in files or not file.is_file():
         return
     files[file.resolve()] = file
@@ -129,40 +135,43 @@ def _collect_code(file: Path, folder: Path, files: dict[Path, Path]) -> None:
 
 
 def local_files(keys: Mapping[str, Any]) -> list[Path]:
-    """Files here that a task reads, by its keys: its data, and a prompt of its own.
+    """Local files that a task reads: its data, and its prompt if that is in a file.
 
-    Names are patterns below ``data_dir`` and below a data set that is a folder, as the library
-    datasets takes them.
+    As in the library datasets, ``data_files`` are patterns. They are tried below ``data_dir``, and
+    below ``dataset_path`` in case that is a folder.
     """
-    told = keys.get("dataset_kwargs") or {}
-    within, source = str(told.get("data_dir") or ""), str(keys.get("dataset_path") or "")
-    names = [str(name) for name in _values(told.get("data_files")) if name]
-    places = [within] if names or within else []
-    places += [os.path.join(source, within)] if source else []
+    options = keys.get("dataset_kwargs") or {}
+    subfolder, source = str(options.get("data_dir") or ""), str(keys.get("dataset_path") or "")
+    names = [str(name) for name in _values(options.get("data_files")) if name]
+    places = [subfolder] if names or subfolder else []
+    places += [os.path.join(source, subfolder)] if source else []
     patterns = [os.path.join(place, name) for place in places for name in names or ["**/*"]]
     patterns.append(str(keys.get("use_prompt") or "").split(":")[0])
-    found = {Path(name) for pattern in patterns for name in glob(pattern, recursive=True)}
-    return sorted(file for file in found if file.is_file())
+    paths = {Path(name) for pattern in patterns for name in glob(pattern, recursive=True)}
+    return sorted(path for path in paths if path.is_file())
 
 
-def read_index(folders: Sequence[Path]) -> dict[str, Own]:
-    """Name -> task, group or tag of the folders, of equal names that of the last folder."""
-    found: dict[str, Own] = {}
+def read_index(folders: Sequence[Path]) -> dict[str, Definition]:
+    """Name -> task, group or tag of the folders; the last folder wins if names are equal."""
+    index: dict[str, Definition] = {}
     for folder in folders:
-        found |= index_of(_files(folder))
-    return found
+        index |= index_of(_files(folder))
+    return index
 
 
-def index_of(files: Iterable[Path]) -> dict[str, Own]:
-    """Name -> what the files define, of equal names the first; what lm-eval cannot read is none."""
-    found: dict[str, Own] = {}
+def index_of(files: Iterable[Path]) -> dict[str, Definition]:
+    """Name -> definition in the files; the first one wins if names are equal.
+
+    Files that lm-eval cannot read define nothing, as in lm-eval.
+    """
+    index: dict[str, Definition] = {}
     for file in files:
-        read: dict[Path, Path] = {}
+        sources: dict[Path, Path] = {}
         try:
-            _enter(found, _whole(file, read), list(read.values()))
+            _add(index, _merge_includes(file, sources), list(sources.values()))
         except (OSError, TypeError, ValueError):
             continue
-    return found
+    return index
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -172,73 +181,73 @@ def _files(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _whole(file: Path, read: dict[Path, Path]) -> dict[str, Any]:
-    """A file over what it includes.
+def _merge_includes(file: Path, sources: dict[Path, Path]) -> dict[str, Any]:
+    """Keys of a file, and keys of the files that it includes; its own have priority.
 
     Args:
-        file: As it is named.
-        read: File without links -> as it is named; grows.
+        file: A task file, perhaps a link.
+        sources: Path without links -> path, of the files that were read; this adds to it.
 
     Raises:
         ValueError: It is no mapping in YAML, or a file is included twice.
     """
     place = file.resolve()
-    if place in read:
+    if place in sources:
         raise ValueError(f"task file {file} is included twice")
-    read[place] = file
-    told = dict(_read(file))
-    names = told.pop("include", [])
+    sources[place] = file
+    content = dict(_read(file))
+    names = content.pop("include", [])
     merged: dict[str, Any] = {}
     for name in names if isinstance(names, list) else [names]:
-        # As lm-eval: beside the file that a link leads to, though mostly there is none.
+        # As in lm-eval, names are relative to the target of a link, not to the link.
         near, inner = file.parent / name, place.parent / name
-        merged |= _whole(near if near.resolve() == inner.resolve() else inner, read)
-    return merged | told
+        merged |= _merge_includes(near if near.resolve() == inner.resolve() else inner, sources)
+    return merged | content
 
 
-def _enter(found: dict[str, Own], told: dict[str, Any], files: Sequence[Path]) -> None:
-    """Put what a file defines into an index; a template defines nothing."""
-    kind = GROUP if "group" in told and "class" not in told else TASK
-    name = told.get(kind)
-    if not isinstance(name, str) or name in found:
+def _add(index: dict[str, Definition], content: dict[str, Any], files: Sequence[Path]) -> None:
+    """Add the task or group of a file, and its tags, to an index; a template has no name."""
+    kind = GROUP if "group" in content and "class" not in content else TASK
+    name = content.get(kind)
+    if not isinstance(name, str) or name in index:
         return
-    found[name] = Own(kind, told, files)
-    for tag in listed(told.get("tag")) if kind == TASK else []:
-        entry = found.setdefault(tag, Own(TAG, {"task": []}))
+    index[name] = Definition(kind, content, files)
+    for tag in as_list(content.get("tag")) if kind == TASK else []:
+        entry = index.setdefault(tag, Definition(TAG, {"task": []}))
         if entry.kind == TAG:
-            entry.told["task"].append(name)
+            entry.content["task"].append(name)
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        told = _parse(file.read_bytes())
+        content = _parse(file.read_bytes())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"task file {file} is not valid YAML: {error}") from error
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"task file {file} is no mapping of keys")
-    return told
+    return content
 
 
 @cache
 def _parse(text: bytes) -> Any:
-    """What a file says, read once however often it is asked for; nobody changes it."""
+    """Content of a task file; cached, so callers must not change it."""
     return yaml.load(text, _Reader)
 
 
-def listed(value: Any) -> list[Any]:
-    """A list as it is, anything else as a list of one, nothing as an empty one."""
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, None as an empty list, any other value as a list of one."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
 def member_name(member: Any) -> str:
-    """What a group calls one of its members: by name alone, or in front of more keys."""
+    """Name of a member of a group, which is a name or a mapping with a name and more keys."""
     return str(member.get("group", member.get("task")) if isinstance(member, dict) else member)
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Everything inside a value."""
+    """Every value inside nested mappings and lists."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -254,7 +263,7 @@ def _code(name: str, file: Path) -> Path:
 
 
 def _mappings(value: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping inside a value, itself among them: a group defines tasks in its list."""
+    """Every mapping inside a value, and the value itself; a group's list may define tasks."""
     if isinstance(value, dict):
         yield value
         value = list(value.values())
@@ -272,15 +281,15 @@ def _check_function(name: str, file: Path, folder: Path) -> None:
 
 
 def _check_metric(metric: Any, file: Path) -> None:
-    """A metric is looked up by its name; from a path, the library evaluate would import it."""
+    """Refuse a metric that is a path: the library evaluate would import the file."""
     name = metric.get("metric") if isinstance(metric, dict) else metric
-    plain = isinstance(name, str) and not set(name) & set("/\\")
-    if not plain and not isinstance(name, _Function):
+    is_name = isinstance(name, str) and not set(name) & set("/\\")
+    if not is_name and not isinstance(name, _Function):
         raise ValueError(f"task file {file}: metric {name!r} must be a name")
 
 
-def _included(name: Any, file: Path, folder: Path) -> Path:
-    found = (file.parent / str(name)).resolve()
-    if not found.is_relative_to(folder.resolve()) or not found.is_file():
+def _include_path(name: Any, file: Path, folder: Path) -> Path:
+    path = (file.parent / str(name)).resolve()
+    if not path.is_relative_to(folder.resolve()) or not path.is_file():
         raise ValueError(f"task file {file}: include {name!r} must be a file in {folder}")
-    return found
+    return path

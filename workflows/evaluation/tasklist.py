@@ -1,4 +1,4 @@
-"""What to score: entries of a suite or of the command line, checked before any model is loaded."""
+"""What to score: task entries of a suite or a command line, checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workflows.evaluation.stock import UNGUARDED, Stock, check_group, stock_names, tagged
+from workflows.evaluation.stock import UNGUARDED, Stock, check_group, stock_names, tasks_of_tag
 from workflows.evaluation.taskfiles import (
     GROUP,
     TAG,
     TASK,
-    Own,
+    Definition,
+    as_list,
     check_files,
-    listed,
     local_files,
     member_name,
     read_index,
@@ -24,7 +24,7 @@ from workflows.evaluation.taskfiles import (
 )
 
 OWN_TASKS = Path(__file__).resolve().parent / "tasks"
-# Tasks that run what a model wrote, in the sandbox.
+# Tasks that run what a model writes, in the sandbox.
 PROGRAM_TASKS = OWN_TASKS / "code"
 KEYS: dict[str, type] = {
     "task": str,
@@ -50,9 +50,10 @@ class TaskEntry:
         num_fewshot: Demonstrations; None: the task's own number.
         limit: First items only, of each task of a group; None: all.
         chat_template: Whether prompts go through the tokenizer's chat template.
-        split: ``"test"`` scores the split the task scores, ``"validation"`` its validation split.
-        config: Keys of the lm-eval task to replace, such as its ``dataset_path``.
-        probe: Whether a probe that is made of the tasks has documents of this one.
+        split: ``"test"``: the split that the task itself scores; ``"validation"``: its validation
+            split.
+        config: Keys that replace those of the lm-eval task, such as ``dataset_path``.
+        probe: Whether probe texts are made of this task.
         file: Text file of a perplexity entry.
     """
 
@@ -68,7 +69,7 @@ class TaskEntry:
 
     @property
     def is_perplexity(self) -> bool:
-        """Whether this is a text file to predict instead of a task."""
+        """Whether this is a text file whose tokens are predicted, not a task."""
         return self.task.split(":")[0] == PERPLEXITY
 
     @property
@@ -78,12 +79,12 @@ class TaskEntry:
 
     @property
     def is_local(self) -> bool:
-        """Whether its data are files that the entry names, so that nothing is to be fetched."""
+        """Whether its data are local files that the entry names, so nothing is fetched."""
         return "data_files" in self.config.get("dataset_kwargs", {})
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Keys of the lm-eval task, or of each of a group, with the values that go over its own."""
+        """Keys and values that replace those of the lm-eval task, or of each task of a group."""
         spec: dict[str, Any] = dict(self.config)
         if self.num_fewshot is not None:
             spec["num_fewshot"] = self.num_fewshot
@@ -93,19 +94,19 @@ class TaskEntry:
 
     @property
     def lm_eval_spec(self) -> dict[str, Any]:
-        """A task for lm-eval: a group of one, the form in which overrides are merged."""
+        """The task for lm-eval: as a group of one, because only a group merges overrides."""
         return {"group": f"entry_{self.task}", "task": [{"task": self.task, **self.overrides}]}
 
 
 def add_task_folder(parser: argparse.ArgumentParser) -> None:
-    """``--task-dir``, which :func:`task_folders` reads."""
+    """Add ``--task-dir``, which :func:`task_folders` reads."""
     parser.add_argument(
         "--task-dir", type=Path, metavar="DIR", help="folder of own lm-eval tasks; default: none"
     )
 
 
 def add_task_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--task-dir`` and ``--task-data``."""
+    """Add ``--task-dir`` and ``--task-data``."""
     add_task_folder(parser)
     parser.add_argument(
         "--task-data", type=Path, metavar="DIR",
@@ -114,7 +115,7 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def task_folders(args: argparse.Namespace) -> list[Path]:
-    """The folder of ``--task-dir``, if one was given.
+    """The folder of ``--task-dir``; empty without that option.
 
     Raises:
         ValueError: It is no folder.
@@ -127,7 +128,7 @@ def task_folders(args: argparse.Namespace) -> list[Path]:
 def parse_tasks(text: str) -> list[TaskEntry]:
     """Entries from ``a,b``, from ``perplexity:FILE`` or from a JSON list.
 
-    A text is named after its file; texts of one such name bear their whole paths.
+    A perplexity is named after its file; if two files have the same name, after their paths.
 
     Raises:
         ValueError: Not JSON, an entry is malformed, or two share a name.
@@ -141,7 +142,7 @@ def parse_tasks(text: str) -> list[TaskEntry]:
         ]
         _check_names_apart(entries)
         return entries
-    # A job list comes without what fits models share.
+    # Imported here, because jobs are listed without methods/core.
     from methods.core.jsonfile import parse_json
 
     return read_entries(parse_json(text, "--tasks"))
@@ -173,40 +174,40 @@ def _check_names_apart(entries: Sequence[TaskEntry]) -> None:
 
 
 def entry_files(entry: TaskEntry, folders: Sequence[Path]) -> list[Path]:
-    """Files here, named by a path, that the score of an entry follows from.
+    """Local files on which the score of an entry depends.
 
     Args:
         entry: What is scored.
-        folders: Of own tasks, beside this project's.
+        folders: Of own tasks, in addition to this project's.
 
     Returns:
-        Its text, or what describes its task in the folders and the data that are no data set of
-        the hub.
+        For a perplexity its text. For a task the files that define it in the folders, and its data
+        if they are local.
     """
     if entry.is_perplexity:
         return [Path(str(entry.file))]
-    found: list[Path] = []
-    described: list[dict[str, Any]] = []
+    files: list[Path] = []
+    tasks: list[dict[str, Any]] = []
     for folder in folders:
-        files, keys = task_files(entry.task, folder)
-        found, described = found + files, described + keys
-    for keys_of_one in described or [{}]:
-        found += local_files(keys_of_one | dict(entry.config))
-    return list(dict.fromkeys(found))
+        more_files, more_tasks = task_files(entry.task, folder)
+        files, tasks = files + more_files, tasks + more_tasks
+    for keys in tasks or [{}]:
+        files += local_files(keys | dict(entry.config))
+    return list(dict.fromkeys(files))
 
 
 def _entry(item: Any) -> TaskEntry:
-    """One entry, its keys and the types of its values checked."""
-    given: Any = {"task": item} if isinstance(item, str) else item
-    if not isinstance(given, Mapping) or set(given) - set(KEYS) or "task" not in given:
+    """One entry, after a check of its keys and the types of their values."""
+    keys: Any = {"task": item} if isinstance(item, str) else item
+    if not isinstance(keys, Mapping) or set(keys) - set(KEYS) or "task" not in keys:
         raise ValueError(f"task entry {item!r}: keys are {', '.join(KEYS)}; task is required")
-    for key, value in given.items():
+    for key, value in keys.items():
         kind = KEYS[key]
         if not isinstance(value, kind) or (kind is int and (value is True or value is False)):
             raise ValueError(f"task entry {item!r}: {key} must be of type {kind.__name__}")
-    if given.get("limit", 1) < 1 or given.get("num_fewshot", 0) < 0:
+    if keys.get("limit", 1) < 1 or keys.get("num_fewshot", 0) < 0:
         raise ValueError(f"task entry {item!r}: limit is at least 1, num_fewshot at least 0")
-    return TaskEntry(**given)
+    return TaskEntry(**keys)
 
 
 def _label(word: str) -> str:
@@ -220,54 +221,54 @@ def _from_word(word: str, name: str) -> TaskEntry:
 
 
 def own_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
-    """Names of the tasks and groups defined in YAML files below the folders."""
-    return {name for name, own in read_index(folders).items() if own.kind != TAG}
+    """Names of the tasks and groups that the YAML files of the folders define."""
+    return {name for name, task in read_index(folders).items() if task.kind != TAG}
 
 
-def foreign(entries: Sequence[TaskEntry], own: Mapping[str, Own]) -> dict[str, bool]:
-    """Names that are lm-eval's if anybody's, of entries and of what their own groups hold.
+def names_outside(entries: Sequence[TaskEntry], own: Mapping[str, Definition]) -> dict[str, bool]:
+    """Names that the folders do not define: of entries, and of members of their own groups.
 
     Args:
-        entries: In whose order the names go; texts have none.
+        entries: What is scored; texts have no such name.
         own: Tasks, groups and tags of the folders.
 
     Returns:
-        Name -> whether a group defines a task by it if lm-eval has none.
+        Name -> whether the group that lists it defines it. If not, it must be a name of lm-eval.
     """
     waiting = [(entry.task, False) for entry in entries if not entry.is_perplexity]
-    found: dict[str, bool] = {}
-    opened = set()
-    for name, defined in waiting:
+    names: dict[str, bool] = {}
+    groups = set()
+    for name, is_defined in waiting:
         if name not in own:
-            found[name] = found.get(name, True) and defined
-        elif own[name].kind == GROUP and name not in opened:
-            opened.add(name)
-            waiting += _members(own[name].told)
-    return found
+            names[name] = names.get(name, True) and is_defined
+        elif own[name].kind == GROUP and name not in groups:
+            groups.add(name)
+            waiting += _members(own[name].content)
+    return names
 
 
 def _members(group: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Names that a group lists, each with whether it comes with a content."""
-    found = []
-    for member in listed(group.get("task")):
-        found.append((member_name(member), isinstance(member, dict)))
+    """Names that a group lists, each with whether the group defines it there."""
+    members = []
+    for member in as_list(group.get("task")):
+        members.append((member_name(member), isinstance(member, dict)))
         if isinstance(member, dict) and isinstance(member.get("task"), list):
-            found += _members(member)
-    return found
+            members += _members(member)
+    return members
 
 
-def fetched_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
-    """Those of the tasks below the folders that may load a data set of the hub.
+def hub_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
+    """Names of the folders' tasks and groups that may load a data set of the hub.
 
-    Its file names one, or says in Python or by other tasks what it loads.
+    A task does if its file names such a data set. A group, and a task in Python, may do so.
     """
     data = re.compile(r"[\w.-]+/[\w.-]+")
     return {
         name
-        for name, own in read_index(folders).items()
-        if own.kind == GROUP
-        or (own.kind == TASK and "class" in own.told)
-        or data.fullmatch(str(own.told.get("dataset_path")))
+        for name, task in read_index(folders).items()
+        if task.kind == GROUP
+        or (task.kind == TASK and "class" in task.content)
+        or data.fullmatch(str(task.content.get("dataset_path")))
     }
 
 
@@ -275,9 +276,9 @@ def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TAS
     """Refuse names that cannot be scored on any machine, and text files that do not exist.
 
     Raises:
-        ValueError: The first name, also in an own group, that neither this suite nor lm-eval
-            knows, with the suite's own names; a tag, or a group without a mean over its items, with
-            what it holds; or a task that runs what a model writes without a sandbox.
+        ValueError: A name, of an entry or in an own group, is unknown here and to lm-eval; it is a
+            tag, or a group without a mean over its items; or it runs what a model writes without a
+            sandbox. The message lists the names that are possible instead.
     """
     for entry in entries:
         if entry.is_perplexity and not Path(str(entry.file)).is_file():
@@ -285,19 +286,19 @@ def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TAS
     for folder in folders:
         check_files(folder)
     own = read_index(folders)
-    others = foreign(entries, own)
+    others = names_outside(entries, own)
     for name in filter(UNGUARDED.fullmatch, others):
-        guarded = ", ".join(sorted(own_task_names([PROGRAM_TASKS])))
+        sandboxed = ", ".join(sorted(own_task_names([PROGRAM_TASKS])))
         raise ValueError(
             f"task '{name}' of lm-eval runs what a model writes without a sandbox; "
-            f"those that run in one are {guarded}"
+            f"those that run in one are {sandboxed}"
         )
     stock = stock_names(tuple(others))
-    asked = [entry.task for entry in entries]
-    _check_scored(asked, own, stock)
+    tasks = [entry.task for entry in entries]
+    _check_tags_and_groups(tasks, own, stock)
     unknown = sorted(name for name in others if name not in stock and not others[name])
-    for name, members in ((name, tagged(name)) for name in unknown):
-        if members and name in asked:
+    for name, members in ((name, tasks_of_tag(name)) for name in unknown):
+        if members and name in tasks:
             _refuse_tag(name, members)
         if not members:
             raise ValueError(
@@ -306,17 +307,19 @@ def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TAS
             )
 
 
-def _check_scored(asked: Sequence[str], own: Mapping[str, Own], stock: Mapping[str, Stock]) -> None:
-    """Refuse own tags, and groups without a score."""
-    groups = {name: found.group for name, found in stock.items() if found.group}
-    for name in asked:
-        held = own.get(name)
-        if held is not None and held.kind == TAG:
-            _refuse_tag(name, held.told["task"])
+def _check_tags_and_groups(
+    tasks: Sequence[str], own: Mapping[str, Definition], stock: Mapping[str, Stock]
+) -> None:
+    """Refuse own tags, and groups without a score of their own."""
+    groups = {name: task.group for name, task in stock.items() if task.group}
+    for name in tasks:
+        definition = own.get(name)
+        if definition is not None and definition.kind == TAG:
+            _refuse_tag(name, definition.content["task"])
         if name in groups:
             check_group(name, groups[name])
-        if held is not None and held.kind == GROUP:
-            check_group(name, held.told)
+        if definition is not None and definition.kind == GROUP:
+            check_group(name, definition.content)
 
 
 def _refuse_tag(name: str, members: Sequence[str]) -> None:

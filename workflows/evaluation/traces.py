@@ -1,4 +1,4 @@
-"""What a page shows of a run beside its numbers: texts of items, and routes of a few prompts."""
+"""What a page shows of a run in addition to its numbers: texts of items, routes of some prompts."""
 
 from __future__ import annotations
 
@@ -12,102 +12,105 @@ import torch
 from workflows.evaluation.harness import CountingLM
 from workflows.records import SAMPLE
 
-# Of a prompt its end is kept, but of the first item of a task everything: it is routed again.
+# Characters that are stored of a prompt, from its end. The prompt of a task's first item is stored
+# as a whole, because :func:`routes` runs it again.
 CHARACTERS = 2000
-# Of a routed prompt the last tokens are kept.
+# Tokens that are stored of a routed prompt, from its end.
 TOKENS = 128
 
 
 def sample_text(sample: Mapping[str, Any], first: bool) -> str:
-    """What one item asked and got, as JSON.
+    """Texts of one item, as JSON.
 
     Args:
-        sample: What lm-eval kept of the item.
+        sample: lm-eval's log of the item.
         first: Whether it is the first of its task.
 
     Returns:
-        ``prompt``; ``choices`` (continuations that were compared) with their ``scores``
-        (log-likelihoods), or the ``text`` that was written; ``target``: the number of the right
-        choice, else the text that was wanted.
+        ``prompt``; either ``choices`` (the continuations that were compared) with their ``scores``
+        (log-likelihoods), or the generated ``text``; ``target``: the number of the right choice,
+        else the right text.
     """
     contexts = [str(arguments[0]) for arguments in sample["arguments"]]
     choices = [str(a[1]) for a in sample["arguments"] if len(a) > 1 and isinstance(a[1], str)]
     if len(set(contexts)) > 1:
-        # Contexts that differ are compared, as in WinoGrande.
+        # The contexts differ and the continuation is the same, as in WinoGrande.
         choices = [c + rest for c, rest in zip(contexts, choices, strict=False)]
     prompt = contexts[0] if len(set(contexts)) == 1 else ""
-    found = list(sample["filtered_resps"])
-    told: dict[str, Any] = {
+    responses = list(sample["filtered_resps"])
+    texts: dict[str, Any] = {
         "prompt": prompt if first else prompt[-CHARACTERS:],
         "target": _target(sample["target"], choices),
     }
     if choices:
-        told |= {"choices": choices, "scores": [_score(one) for one in found[: len(choices)]]}
-    elif found:
-        while isinstance(found, Sequence) and not isinstance(found, str) and found:
-            found = found[0]
-        told["text"] = str(found)[:CHARACTERS]
-    return json.dumps(told, ensure_ascii=False)
+        texts |= {"choices": choices, "scores": [_score(one) for one in responses[: len(choices)]]}
+    elif responses:
+        text: Any = responses
+        while isinstance(text, Sequence) and not isinstance(text, str) and text:
+            text = text[0]
+        texts["text"] = str(text)[:CHARACTERS]
+    return json.dumps(texts, ensure_ascii=False)
 
 
 def _score(answer: Any) -> float:
-    """A log-likelihood, alone or beside whether it is the greedy one."""
+    """A log-likelihood, given alone or in a pair with whether the answer is the greedy one."""
     return round(float(answer[0] if isinstance(answer, Sequence) else answer), 4)
 
 
 def _target(target: Any, choices: Sequence[str]) -> int | str:
+    """Number of the right choice, or the right text if that is no choice."""
     if isinstance(target, int) and not isinstance(target, bool) and target < len(choices):
         return target
     stripped = [choice.strip() for choice in choices]
-    told = str(target)
-    return stripped.index(told.strip()) if told.strip() in stripped else told[:CHARACTERS]
+    text = str(target)
+    return stripped.index(text.strip()) if text.strip() in stripped else text[:CHARACTERS]
 
 
 @torch.no_grad()
 def routes(lm: CountingLM, items: pd.DataFrame) -> list[dict[str, Any]]:
-    """What ran for each token of the first item of each task, with the answer that was wanted.
+    """What runs for each token of the first item of each task, with the right answer as its end.
 
     Args:
-        lm: A routed model under the harness.
-        items: With their :data:`SAMPLE`.
+        lm: A routed model in the harness.
+        items: With the column :data:`SAMPLE`.
 
     Returns:
-        Per task ``task``, ``tokens`` (the last :data:`TOKENS` that are fed, as text),
-        ``first_answer`` (number of the first one whose output is scored) and ``executed``: per
-        unit a string of ``0`` and ``1``, one per token.
+        Per task ``task``, ``tokens`` (the last :data:`TOKENS` input tokens, as text),
+        ``first_answer`` (number of the first answer token) and ``executed``: per unit a string of
+        ``0`` and ``1``, one per token.
     """
-    known = items[items[SAMPLE].notna()] if SAMPLE in items else items[:0]
-    found = []
-    for task, part in known.groupby("task", sort=False):
-        prompt, answer = _fed(json.loads(part.sort_values("item")[SAMPLE].iloc[0]))
+    texts = items[items[SAMPLE].notna()] if SAMPLE in items else items[:0]
+    lines = []
+    for task, part in texts.groupby("task", sort=False):
+        prompt, answer = _prompt_and_answer(json.loads(part.sort_values("item")[SAMPLE].iloc[0]))
         if not prompt or not answer:
             continue
         context, rest = lm._encode_pair(prompt, answer)
         ids = (context + rest)[:-1][-lm.max_length :]
         first = len(ids) - len(rest)
-        lm.kinds.first = first
+        lm.marker.first = first
         lm.log.passes.clear()
         lm.model(torch.tensor([ids], device=lm.device))
         executed = lm.log.passes[-1]
         assert executed is not None
-        left = max(0, len(ids) - TOKENS)
-        found.append(
+        start = max(0, len(ids) - TOKENS)
+        lines.append(
             {
                 "task": str(task),
                 "tokens": [
-                    lm.tok_decode([token], skip_special_tokens=False) for token in ids[left:]
+                    lm.tok_decode([token], skip_special_tokens=False) for token in ids[start:]
                 ],
-                "first_answer": max(0, first - left),
+                "first_answer": max(0, first - start),
                 "executed": [
-                    "".join("01"[ran] for ran in unit[left:]) for unit in executed[0].tolist()
+                    "".join("01"[ran] for ran in unit[start:]) for unit in executed[0].tolist()
                 ],
             }
         )
-    return found
+    return lines
 
 
-def _fed(sample: Mapping[str, Any]) -> tuple[str, str]:
-    """Context and wanted answer."""
+def _prompt_and_answer(sample: Mapping[str, Any]) -> tuple[str, str]:
+    """Prompt of an item and its right answer."""
     prompt, target = sample["prompt"], sample["target"]
     if isinstance(target, int):
         return prompt, sample["choices"][target]

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from methods.core.model.folder import read_config, read_tokenizer
-from workflows.evaluation.loading import known_reasons
+from workflows.evaluation.loading import reasons_not_to_run
 from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.tasklist import (
     OWN_TASKS,
@@ -60,7 +60,7 @@ def main() -> None:
         tokenizer = read_tokenizer(args.backbone, read_config(args.backbone))
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
-        gone = known_reasons(args.task_data, entries)
+        gone = reasons_not_to_run(args.task_data, entries)
         rows = probe_rows(
             entries, folders, args.rows, tokenizer, args.seed, gone, args.share_prefix
         )

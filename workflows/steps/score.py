@@ -4,7 +4,7 @@ DIR is a folder of the fit step or any plain Hugging Face causal LM. The record 
 says everything about the run; beside it, FILE.items.parquet holds one line per item and
 FILE.decisions.json what the fit decided. FILE.tasks/ keeps each task's scores: called again, only
 what is new, was cut, or follows from files (model, text, data, task) that now hold something else
-is scored.
+is scores.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import pandas as pd
 from methods.core.jsonfile import write_json
 from methods.core.model.checkpoint import Loaded
 from workflows.evaluation.harness import CountingLM
-from workflows.evaluation.kept import KNOWN, KeptTasks
-from workflows.evaluation.loading import known_reasons
+from workflows.evaluation.loading import reasons_not_to_run
 from workflows.evaluation.models import (
     describe_model,
     harness_arguments,
     load_any,
     model_identity,
 )
-from workflows.evaluation.score import Scored, pool, rates_by_kind, score
+from workflows.evaluation.score import Scores, pool, rates_by_kind, score
+from workflows.evaluation.store import HASHES, ScoreStore
 from workflows.evaluation.tasklist import (
     OWN_TASKS,
     TaskEntry,
@@ -145,7 +145,7 @@ def evaluate(
         share_prefix=args.share_prefix,
     )
     folder = args.out.with_suffix(".tasks")
-    contents = Contents(folder / KNOWN)
+    contents = Contents(folder / HASHES)
     identity = {
         "model": model_identity(args.model, args.backbone, card, contents),
         "batch_size": args.batch_size,
@@ -156,8 +156,8 @@ def evaluate(
         "code": made_by["code"],
         "versions": made_by["versions"],
     }
-    kept = KeptTasks(folder, loaded.ledger, identity, folders, args.task_data, contents)
-    scored = score(lm, entries, folders, kept, known_reasons(args.task_data, entries))
+    store = ScoreStore(folder, loaded.ledger, identity, folders, args.task_data, contents)
+    result = score(lm, entries, folders, store, reasons_not_to_run(args.task_data, entries))
     evaluation = Evaluation(
         batch_size=args.batch_size,
         equal_lengths=not lm.pads,
@@ -169,12 +169,12 @@ def evaluate(
         seconds=round(time.perf_counter() - start, 2),
         peak_memory_mb=peak_memory_mb(),
     )
-    items = pd.concat(scored.items, ignore_index=True)
+    items = pd.concat(result.items, ignore_index=True)
     finished = dataclasses.replace(
         record,
         status="ok",
-        scores=[Score.of(entries) for entries in scored.scores],
-        not_run=[NotRun(**entries) for entries in scored.not_run],
+        scores=[Score.of(entries) for entries in result.scores],
+        not_run=[NotRun(**entries) for entries in result.not_run],
         layers=Layers(
             kept=loaded.ledger.layers,
             dense=loaded.ledger.dense_layers,
@@ -183,15 +183,15 @@ def evaluate(
         evaluation=evaluation,
         routes=[Route(**entries) for entries in routes(lm, items)] if lm.log.routed else [],
     )
-    return with_skip(finished, loaded, scored), items
+    return with_skip(finished, loaded, result), items
 
 
-def with_skip(record: Record, loaded: Loaded, scored: Scored) -> Record:
+def with_skip(record: Record, loaded: Loaded, scores: Scores) -> Record:
     """The record with what was skipped: by kind of token, by the authors' measure, by unit."""
-    rates = pool(scored.tallies).rates()
+    rates = pool(scores.tallies).rates()
     return dataclasses.replace(
         record,
-        rates=to_rates(rates_by_kind(scored.tallies)),
+        rates=to_rates(rates_by_kind(scores.tallies)),
         skip_authors=loaded.method.authors_skip(rates),
         units=[
             Unit(layer=u.layer, kind=u.kind, parameters=u.parameters, executed=share)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.core.jsonfile import write_json
-from workflows.evaluation.loading import CannotRun, load
-from workflows.evaluation.score import task_manager
+from workflows.evaluation.loading import CannotRun, load, task_manager
 from workflows.evaluation.tasklist import TaskEntry, add_task_folder, read_entries, task_folders
 from workflows.runtime.files import whole_file
 from workflows.runtime.hub import data_files, described, fetch_files, one_sentence, parts

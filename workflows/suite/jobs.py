@@ -20,7 +20,7 @@ from workflows.evaluation.tasklist import (
     OWN_TASKS,
     TaskEntry,
     check_names,
-    fetched_task_names,
+    hub_task_names,
     own_task_names,
     read_entries,
 )
@@ -180,7 +180,7 @@ class Suite:
         """
         folders = [ROOT / self.config["task_folder"]] if "task_folder" in self.config else []
         places = [OWN_TASKS, *folders]
-        own_tasks = own_task_names(places) - fetched_task_names(places)
+        own_tasks = own_task_names(places) - hub_task_names(places)
         return {
             entry.task: raw
             for entry, raw in zip(self.entries, self.config["tasks"], strict=True)

@@ -16,12 +16,12 @@ from tests import toy
 from workflows import ROOT
 from workflows.evaluation import sandbox
 from workflows.evaluation.harness import CountingLM
-from workflows.evaluation.score import Scored, score
+from workflows.evaluation.score import Scores, score
 from workflows.evaluation.tasklist import (
     OWN_TASKS,
     TaskEntry,
     check_names,
-    fetched_task_names,
+    hub_task_names,
     own_task_names,
     parse_tasks,
 )
@@ -49,12 +49,12 @@ PROBLEMS = [problem("double", "2 * x", 0), problem("square", "x * x", 1)]
 @pytest.fixture
 def scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task_folder: Path
-) -> Callable[..., tuple[Scored, list[Any]]]:
+) -> Callable[..., tuple[Scores, list[Any]]]:
     """Scores a code task and ``toy_choice``; the model writes what a test says, by prompt."""
     file = toy.write_jsonl(tmp_path / "problems.jsonl", PROBLEMS)
     asked: list[Any] = []
 
-    def go(task: str, answers: dict[str, list[str]], **config: Any) -> tuple[Scored, list[Any]]:
+    def go(task: str, answers: dict[str, list[str]], **config: Any) -> tuple[Scores, list[Any]]:
         left = {name: list(texts) for name, texts in answers.items()}
 
         def write(lm: CountingLM, requests: list[Any], **options: Any) -> list[str]:
@@ -74,7 +74,7 @@ def scored(
     return go
 
 
-def values(found: Scored, metric: str) -> list[float]:
+def values(found: Scores, metric: str) -> list[float]:
     return [
         float(value)
         for frame in found.items
@@ -186,7 +186,7 @@ def test_names_do_not_hide_those_of_the_harness() -> None:
 
 
 def test_its_data_are_fetched_like_those_of_a_stock_task() -> None:
-    assert set(TASKS) < fetched_task_names()
+    assert set(TASKS) < hub_task_names()
     config = yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text())
     suite = read_suite(config | {"tasks": ["demo_facts", "piqa", "code_humaneval"]})
     assert suite.task_data_files() == [

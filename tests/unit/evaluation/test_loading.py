@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 from methods.core.model.ledger import Ledger
 from tests import toy
 from workflows.evaluation.harness import CountingLM, simple_evaluate
-from workflows.evaluation.loading import CannotRun, explained, known_reasons
+from workflows.evaluation.loading import CannotRun, explained, reasons_not_to_run
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry, check_names, parse_tasks
 
@@ -207,11 +207,11 @@ def test_a_reason_that_is_known_before_is_told_again(folder: Path, tmp_path: Pat
     told = {"task": "toy_write", "files": [], "not_run": "it has no data"}
     (tmp_path / "toy_write.json").write_text(json.dumps(told))
     entries = parse_tasks("toy_write,toy_choice")
-    reasons = known_reasons(tmp_path, entries)
+    reasons = reasons_not_to_run(tmp_path, entries)
     assert reasons == {"toy_write": "it has no data"}
     found = score(harness(toy.make_model(seed=0)), entries, [folder], reasons=reasons)
     assert found.not_run == [{"task": "toy_write", "reason": "it has no data"}]
-    assert known_reasons(None, entries) == {}
+    assert reasons_not_to_run(None, entries) == {}
 
 
 @pytest.mark.parametrize("package", ["evaluate", "nltk"])

@@ -299,4 +299,4 @@ def test_tasks_of_a_group_share_the_documents_and_what_cannot_be_scored_has_none
     prompts = {row["prompt"] for row in found}
     assert 3 <= len(prompts) <= 6
     assert prompts <= {doc["question"] for doc in TRAIN}
-    assert list(probe_rows([TaskEntry("both")], [folder], 5, left_out=["both"])) == []
+    assert list(probe_rows([TaskEntry("both")], [folder], 5, exclude=["both"])) == []

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from lm_eval.tasks import TaskManager
 
-from workflows.evaluation import score, tasklist
-from workflows.evaluation.score import task_manager
-from workflows.evaluation.stock import UNGUARDED, Stock, check_group, stock_names, tagged
+from workflows.evaluation import tasklist
+from workflows.evaluation.loading import task_manager
+from workflows.evaluation.stock import UNGUARDED, Stock, check_group, stock_names, tasks_of_tag
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
 
 
@@ -36,7 +36,7 @@ def test_a_group_has_members_anywhere_and_each_file_is_read_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = list[dict[str, Any]]()
-    monkeypatch.setattr(score, "TaskManager", lambda **given: asked.append(given))
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **given: asked.append(given))
     task_manager(parse_tasks("piqa,mmlu"), [])
     assert asked == [{"include_path": [str(OWN_TASKS)], "include_defaults": True}]
     # So have own groups, by the names that they list.
@@ -69,8 +69,10 @@ def test_a_group_needs_a_mean_over_its_items() -> None:
 def test_a_tag_is_refused_with_its_tasks() -> None:
     # The last one, and all of mastermind, get their tag from a file that they include.
     names = ["truthfulqa_gen", "truthfulqa_mc1", "truthfulqa_mc2"]
-    assert tagged("truthfulqa") == names
-    assert tagged("mastermind_easy") == sorted(TaskManager().task_index["mastermind_easy"].tags)
+    assert tasks_of_tag("truthfulqa") == names
+    assert tasks_of_tag("mastermind_easy") == sorted(
+        TaskManager().task_index["mastermind_easy"].tags
+    )
     said = rf"'truthfulqa' is a tag, .* \({', '.join(names)}\)"
     with pytest.raises(ValueError, match=said):
         check_names(parse_tasks("truthfulqa"))

@@ -98,7 +98,7 @@ ODD = {
 
 def kinds(folders: list[Path]) -> dict[str, tuple[str, list[str]]]:
     return {
-        name: (own.kind, sorted(own.told["task"]) if own.kind == "tag" else [])
+        name: (own.kind, sorted(own.content["task"]) if own.kind == "tag" else [])
         for name, own in read_index(folders).items()
     }
 

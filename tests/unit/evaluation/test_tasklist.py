@@ -7,7 +7,7 @@ import pytest
 from workflows.evaluation.tasklist import (
     TaskEntry,
     check_names,
-    fetched_task_names,
+    hub_task_names,
     own_task_names,
     parse_tasks,
 )
@@ -104,7 +104,7 @@ def test_own_names_are_found_as_yaml_reads_them(tmp_path: Path) -> None:
     tasks = {"quoted", "drawn", "python", "child", "rows"}
     groups = {"pair", "none", "lacks", "runs"}
     assert own_task_names([tmp_path]) == tasks | groups
-    assert fetched_task_names([tmp_path]) == {"quoted", "python", "child"} | groups
+    assert hub_task_names([tmp_path]) == {"quoted", "python", "child"} | groups
     check_names(parse_tasks(",".join([*tasks, "pair"])), [tmp_path])
     for name, said in {
         "mine": r"'mine' is a tag, without a score of its own; name its tasks instead \(drawn\)",

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.records import dense, record, score, write_run
-from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, fetched_task_names, own_task_names
+from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, hub_task_names, own_task_names
 from workflows.report.results import read_results
 from workflows.suite import commands
 from workflows.suite.config import read_configs
@@ -56,8 +56,8 @@ def test_no_fit_and_no_probe_knows_of_it(plain: Suite, suite: Suite) -> None:
 
 def test_their_data_are_fetched(suite: Suite) -> None:
     assert set(VALIDATION.values()) <= {Path(file).stem for file in suite.task_data_files()}
-    assert set(VALIDATION.values()) <= fetched_task_names() <= own_task_names()
-    assert not {name for name in fetched_task_names() if name.startswith(("demo", "small"))}
+    assert set(VALIDATION.values()) <= hub_task_names() <= own_task_names()
+    assert not {name for name in hub_task_names() if name.startswith(("demo", "small"))}
 
 
 @pytest.mark.parametrize("name", VALIDATION)

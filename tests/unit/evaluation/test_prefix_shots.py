@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests import steps, toy
 from tests.sharing_toys import Request, ask, make, random_skip, same_answers
-from workflows.evaluation.score import Scored, score
+from workflows.evaluation.score import Scores, score
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.records import SAMPLE
 from workflows.records.files import read_record
@@ -69,7 +69,7 @@ def fed(args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Tensor:
 
 def test_few_shot_choices_cost_a_quarter_and_stay_the_same(task: Path) -> None:
     entry = TaskEntry("toy_shots", metric="acc", num_fewshot=SHOTS)
-    computed, results = list[int](), list[Scored]()
+    computed, results = list[int](), list[Scores]()
     for share in (False, True):
         model, seen = random_skip(max_position_embeddings=1024), list[int]()
         positions(model, seen)

@@ -16,7 +16,7 @@ from tests import toy
 from tests.routing_toys import VARIANTS, Spared, shaken, wrap
 from tests.sharing_toys import WINDOW, Request, ask, make, random_skip, same_answers
 from workflows.evaluation import harness
-from workflows.evaluation.shared import Asked, Row, by_context, continuations
+from workflows.evaluation.prefix import Answer, Row, by_context, continuations
 
 
 def hero() -> Any:
@@ -150,7 +150,7 @@ def test_a_router_that_knows_answer_tokens_meets_them_from_the_end_of_the_contex
     requests = requests_of(model)
     ask(lm, requests)
     assert lm.tallies["likelihood"].executed.tolist() == [lm.tallies["likelihood"].tokens]
-    places = [place for row in by_context(requests, WINDOW) for place in range(len(row.fed) - 1)]
+    places = [place for row in by_context(requests, WINDOW) for place in range(len(row.ids) - 1)]
     ran = sum(place % 10 >= 3 for place in places)
     assert lm.tallies["prompt"].tokens == len(places)
     assert lm.tallies["prompt"].executed.tolist() == [ran]
@@ -175,7 +175,7 @@ def test_the_head_runs_where_a_token_is_scored_and_nowhere_else() -> None:
     ask(lm, requests)
     assert sum(rows) == lm.tallies["likelihood"].tokens
     contexts = by_context(requests, WINDOW)
-    following = [len(row.fed) for context in contexts for row in continuations(context)]
+    following = [len(row.ids) for context in contexts for row in continuations(context)]
     assert sum(rows) == len(contexts) + sum(following)
 
 
@@ -218,18 +218,18 @@ def test_every_answer_reaches_the_cache_of_lm_eval() -> None:
 def test_contexts_are_the_longest_first_and_cut_from_the_left() -> None:
     asked = [(None, [1, 2, 3], [4]), (None, [5], [6, 7]), (None, [1, 2, 3], [8, 9, 4])]
     assert by_context(asked, 8) == [
-        Row([1, 2, 3], [Asked(0, [4]), Asked(2, [8, 9, 4])]), Row([5], [Asked(1, [6, 7])])
+        Row([1, 2, 3], [Answer(0, [4]), Answer(2, [8, 9, 4])]), Row([5], [Answer(1, [6, 7])])
     ]  # fmt: skip
-    assert [row.fed for row in by_context(asked, 3)] == [[1, 2, 3], [3], [5]]
+    assert [row.ids for row in by_context(asked, 3)] == [[1, 2, 3], [3], [5]]
 
 
 def test_an_answer_follows_in_the_row_of_one_that_it_begins() -> None:
     answers = [[1], [1, 2, 3], [1, 2], [1, 2, 3, 4], [5, 6], [1, 3, 1], [1, 2, 3]]
-    rows = continuations(Row([9], [Asked(n, answer) for n, answer in enumerate(answers)]))
-    assert [(row.fed, sorted(asked.number for asked in row.asked)) for row in rows] == [
+    rows = continuations(Row([9], [Answer(n, answer) for n, answer in enumerate(answers)]))
+    assert [(row.ids, sorted(answer.number for answer in row.answers)) for row in rows] == [
         ([5], [4]), ([1, 3], [5]), ([1, 2, 3], [1, 2, 3, 6]),
     ]  # fmt: skip
-    assert continuations(Row([9], [Asked(0, [1]), Asked(1, [2])])) == []
+    assert continuations(Row([9], [Answer(0, [1]), Answer(1, [2])])) == []
 
 
 @pytest.mark.parametrize(("context", "answer"), [([], [1]), ([1], []), ([1], [1] * 33)])
