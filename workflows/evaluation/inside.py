@@ -1,8 +1,8 @@
 """What runs inside the two sandboxes of ``sandbox.py``; standard library only.
 
-``judge`` holds the tests, ``program`` the text that a model wrote. They share two pipes and nothing
-else: the judge calls the program's function with JSON and gets JSON back, so that what comes back
-has plain types, whatever the program made of its own.
+The sandbox ``judge`` has the tests, the sandbox ``program`` has the text that a model wrote. They
+share two pipes and nothing else. The judge calls the program's function with JSON and gets JSON
+back, so all values have plain types, whatever types the program defines.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Decoder = Callable[[Any], Any]
 
 
 class CallFailed(Exception):
-    """The program's function raised, gave what cannot be told, or is no more."""
+    """The program's function raised, returned a value that JSON cannot carry, or has ended."""
 
 
 def encode(value: Any) -> Any:
-    """A value as JSON that keeps its type; a subclass counts as the plain type below it.
+    """A value as JSON, with its type; a value of a subclass becomes one of the plain type.
 
     Raises:
-        TypeError: It is of another type than numbers, texts, containers, iterators and None.
+        TypeError: It is no number, text, container, iterator or None.
     """
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
@@ -41,48 +41,48 @@ def encode(value: Any) -> Any:
     if isinstance(value, bytes):
         return ["bytes", value.hex()]
     if isinstance(value, dict):
-        return ["dict", [[encode(key), encode(held)] for key, held in value.items()]]
+        return ["dict", [[encode(key), encode(item)] for key, item in value.items()]]
     for name, container in SEQUENCES.items():
         if isinstance(value, container):
             return [name, [encode(item) for item in value]]
     if isinstance(value, (Iterator, range)):
         return ["iterator", [encode(item) for item in value]]
-    raise TypeError(f"a value of type {type(value).__name__} cannot be told")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
 
 
-def decode(told: Any) -> Any:
-    """What :func:`encode` told.
+def decode(data: Any) -> Any:
+    """The value that :func:`encode` turned into JSON.
 
     Raises:
-        ValueError, TypeError, LookupError: Nothing that it tells.
+        ValueError, TypeError, LookupError: The JSON is of another form.
     """
-    if not isinstance(told, list):
-        if isinstance(told, dict):
+    if not isinstance(data, list):
+        if isinstance(data, dict):
             raise ValueError("not a value")
-        return told
-    name, *rest = told
-    made: dict[str, Decoder] = {
+        return data
+    name, *rest = data
+    decoders: dict[str, Decoder] = {
         "complex": lambda parts: complex(*parts),
         "bytes": lambda parts: bytes.fromhex(*parts),
-        "dict": lambda parts: {decode(key): decode(held) for key, held in parts[0]},
+        "dict": lambda parts: {decode(key): decode(item) for key, item in parts[0]},
         "iterator": lambda parts: iter([decode(item) for item in parts[0]]),
     }
     if name in SEQUENCES:
         return SEQUENCES[name](decode(item) for item in rest[0])
-    return made[name](rest)
+    return decoders[name](rest)
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Set hard limits, by the names of ``resource`` without their prefix; lower ones stay."""
-    for name, most in limits.items():
+    """Set hard limits, named as in ``resource`` without the prefix; a lower limit stays."""
+    for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
-        held = resource.getrlimit(kind)[1]
-        least = most if held == resource.RLIM_INFINITY else min(most, held)
-        resource.setrlimit(kind, (least, least))
+        old = resource.getrlimit(kind)[1]
+        new = value if old == resource.RLIM_INFINITY else min(value, old)
+        resource.setrlimit(kind, (new, new))
 
 
 def silence(*streams: int) -> list[int]:
-    """Point standard streams at nothing; numbers of copies of those that are asked for."""
+    """Redirect all standard streams to nothing; returns copies of those that are listed."""
     copies = [os.dup(stream) for stream in streams]
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -92,14 +92,14 @@ def silence(*streams: int) -> list[int]:
 
 
 def run_program() -> None:
-    """Define what the first line holds, then answer calls of its function until they end."""
+    """Run the program of the first line, then answer calls of its function, one per line."""
     calls, replies = silence(0, 1)
     lines = os.fdopen(calls, "rb")
 
-    def reply(told: dict[str, Any]) -> None:
-        left = json.dumps(told).encode() + b"\n"
-        while left:
-            left = left[os.write(replies, left) :]
+    def reply(message: dict[str, Any]) -> None:
+        rest = json.dumps(message).encode() + b"\n"
+        while rest:
+            rest = rest[os.write(replies, rest) :]
 
     try:
         first = json.loads(lines.readline())
@@ -127,26 +127,26 @@ class Candidate:
     """The program's function as the tests call it.
 
     Args:
-        replies: What the program writes: anything.
-        calls: What it reads.
-        longest: Bytes of a reply that are read.
+        replies: Pipe from the program, which may write anything.
+        calls: Pipe to the program.
+        longest: Largest number of bytes that are read of a reply.
     """
 
     def __init__(self, replies: BinaryIO, calls: BinaryIO, longest: int) -> None:
         self.replies, self.calls, self.longest = replies, calls, longest
 
     def __call__(self, *arguments: Any) -> Any:
-        """The function's value.
+        """Call the function.
 
         Raises:
-            CallFailed: It has none.
+            CallFailed: It returned no value.
         """
         return self.ask(encode(arguments))
 
-    def ask(self, told: Any) -> Any:
-        """Send one line, read one."""
+    def ask(self, message: Any) -> Any:
+        """Send one line and read one line."""
         try:
-            self.calls.write(json.dumps(told).encode() + b"\n")
+            self.calls.write(json.dumps(message).encode() + b"\n")
             self.calls.flush()
         except OSError:
             raise CallFailed("the program ended before its answer") from None
@@ -164,22 +164,22 @@ class Candidate:
 
 
 def run_judge(replies: int, calls: int, longest: int) -> None:
-    """Run the tests on standard input against the program; say the marker when they are through."""
-    told = json.load(sys.stdin)
+    """Run the tests from standard input on the program; write the marker if all pass."""
+    task = json.load(sys.stdin)
     (verdict,) = silence(1)
     random.seed(0)
     candidate = Candidate(os.fdopen(replies, "rb"), os.fdopen(calls, "wb"), longest)
     names: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     try:
-        candidate.ask({key: told[key] for key in ("program", "entry_point")})
-        exec(compile(told["helpers"], "helpers", "exec"), names)
-        names[told["entry_point"]] = candidate
-        exec(compile(told["tests"], "tests", "exec"), names)
+        candidate.ask({key: task[key] for key in ("program", "entry_point")})
+        exec(compile(task["helpers"], "helpers", "exec"), names)
+        names[task["entry_point"]] = candidate
+        exec(compile(task["tests"], "tests", "exec"), names)
         names["check"](candidate)
-        said = told["marker"]
+        result = task["marker"]
     except BaseException as error:
-        said = describe(error)
-    os.write(verdict, said.encode(errors="replace"))
+        result = describe(error)
+    os.write(verdict, result.encode(errors="replace"))
 
 
 if __name__ == "__main__":

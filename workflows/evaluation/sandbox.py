@@ -1,23 +1,30 @@
-"""Running text that a model wrote, and judging it, under bubblewrap.
+"""Programs that a model wrote are run and judged in a sandbox of bubblewrap.
 
-Two sandboxes run per program, each with namespaces of its own (user, pid, net, ipc, uts, mount), no
-capability, an empty environment, a filter of system calls (``syscalls.py``), hard limits, and a
-read-only system of the interpreter and its libraries. One holds the program; the other, the judge,
-holds the tests. Two pipes join them: the judge calls the program's function over them
-(``inside.py``). A program passes if the judge wrote, as its last act, a random marker of this run.
+Each program has two sandboxes: one runs the program, the other one, the judge, runs the tests. The
+judge calls the program's function over two pipes (``inside.py``). The program passes if the last
+thing that the judge writes is a random marker, which is new for each run.
 
-Why a program cannot claim a pass. Tests and marker never enter its sandbox: not its memory, its
-arguments, its files, nor a process it can see. To exit early, to patch ``print`` or ``assert``, to
-walk frames or to trace a parent reaches nothing but itself. All that leaves it is bytes on one
-pipe, read up to a length, as JSON, into plain types: an object that equals everything arrives as a
-plain value or not at all. So it passes only by giving, call by call, what the tests accept.
+Each sandbox has its own namespaces (user, pid, net, ipc, uts, mount), no capability, an empty
+environment, a filter of system calls (``syscalls.py``), hard limits, and read-only files: the
+interpreter and its libraries. Programs can import the standard library only.
 
-What that does not hold off: a program that knows the data set's answers by heart, tests so weak
-that a wrong value suits them, a hole in the kernel. Empty files in ``/tmp`` are not counted: in its
-seconds a program can make a million, a gigabyte of the kernel's memory, until it ends. Tests
-see copies, so one that looks at what a program did to its arguments would not see it, and values of
-other types than ``inside.encode`` tells fail; no test of HumanEval rests on either. Programs have
-the standard library and no other package.
+Why a program cannot fake a pass: tests and marker never enter its sandbox. They are not in its
+memory, its arguments, its files, or a process that it can see. If it exits early, patches ``print``
+or ``assert``, walks frames or traces its parent, it reaches only itself. Nothing leaves its sandbox
+but bytes on one pipe. They are read up to a fixed length, as JSON, into plain types, so an object
+that equals everything arrives as a plain value or not at all. So a program passes only if each call
+returns a value that the tests accept.
+
+What the sandbox does not prevent:
+
+- A model may know the data set's answers by heart.
+- Tests may be so weak that they accept a wrong value.
+- The kernel may have a hole.
+- No limit counts empty files in ``/tmp``. A program has time to make a million of them, which take
+  a gigabyte of the kernel's memory until it ends.
+
+Two limits for tests: they see copies, so they cannot check what a program did to its arguments; and
+values of types that ``inside.encode`` does not know fail. No test of HumanEval needs either.
 """
 
 from __future__ import annotations
@@ -47,11 +54,11 @@ NAMESPACES = [f"--unshare-{name}" for name in ("user", "pid", "net", "ipc", "uts
 FIXED = [
     *NAMESPACES, "--disable-userns", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
     "--hostname", "sandbox", "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv",
-    # Sets of strings have one order in every run.
+    # Otherwise sets of strings have another order in every run.
     "--setenv", "PYTHONHASHSEED", "0", "--setenv", "LC_ALL", "C.UTF-8", "--setenv", "HOME", "/tmp",
 ]  # fmt: skip
 PACKAGES = ("site-packages", "dist-packages")
-# Bytes that are read of a verdict, which is a marker or a few words, and of an error.
+# Largest number of bytes that are read of a verdict (the marker, or a few words) and of an error.
 SHORT = 4096
 
 
@@ -61,12 +68,12 @@ class Limits:
 
     Args:
         wall: Seconds until both sandboxes are killed.
-        cpu: Seconds of one process.
+        cpu: Seconds of CPU time of one process.
         memory: Bytes of address space.
         file: Bytes of one file.
         files: Open files.
         folder: Bytes of ``/tmp``.
-        reply: Bytes of one value that the program's function gives, as JSON.
+        reply: Bytes of one return value of the program's function, as JSON.
     """
 
     wall: float = 30.0
@@ -80,14 +87,14 @@ class Limits:
     @property
     def of_process(self) -> dict[str, int]:
         """Hard limits by their names in ``resource``."""
-        none = dict.fromkeys(("CORE", "MEMLOCK", "MSGQUEUE", "NPROC"), 0)
+        zero = dict.fromkeys(("CORE", "MEMLOCK", "MSGQUEUE", "NPROC"), 0)
         own = {"CPU": self.cpu, "AS": self.memory, "FSIZE": self.file, "NOFILE": self.files}
-        return none | own
+        return zero | own
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a program passed, and in a few words why not."""
+    """Whether a program passed; if not, the reason in a few words."""
 
     passed: bool
     reason: str = ""
@@ -99,11 +106,11 @@ def run(
     """Whether a program's function passes its tests.
 
     Args:
-        program: Python source that a model wrote; nothing of it is trusted.
+        program: Python source that a model wrote, not trusted.
         entry_point: Name of the function that it defines.
-        tests: Source of ``check(candidate)``, which returns if all is well.
-        helpers: Source of what the tests name beside the function, such as the problem's text.
-        limits: Of each of both sandboxes; default: ``Limits()``.
+        tests: Source of ``check(candidate)``, which returns if all tests pass.
+        helpers: Source that the tests need in addition, such as the problem's text.
+        limits: Of each of the two sandboxes; default: ``Limits()``.
 
     Raises:
         ValueError: No sandbox can be made here; nothing was run.
@@ -116,10 +123,10 @@ def run(
 
 @cache
 def reason_not_to_run() -> str | None:
-    """One clause that says why no sandbox can be made here; None where one can."""
+    """Why no sandbox can be made here, as a clause; None if one can be made."""
     if sys.platform != "linux" or platform.machine() not in syscalls.ARCHITECTURES:
-        known = " and ".join(syscalls.ARCHITECTURES)
-        return f"the sandbox is for Linux on {known}, not {sys.platform} on {platform.machine()}"
+        machines = " and ".join(syscalls.ARCHITECTURES)
+        return f"the sandbox is for Linux on {machines}, not {sys.platform} on {platform.machine()}"
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed (there is no bwrap on the PATH)"
     try:
@@ -136,52 +143,56 @@ def _run(program: str, entry_point: str, tests: str, helpers: str, limits: Limit
         ValueError: A sandbox cannot be made.
     """
     marker = secrets.token_hex(32)
-    told = {
+    task = {
         "program": program, "entry_point": entry_point, "tests": tests, "helpers": helpers,
         "marker": marker,
     }  # fmt: skip
     deadline = time.monotonic() + limits.wall
-    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile() as errors:
-        json.dump(told, given)
-        given.seek(0)
-        with _sandboxes(given, errors, limits) as output:
-            said = _read(output, deadline)
+    with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile() as errors:
+        json.dump(task, stdin)
+        stdin.seek(0)
+        with _sandboxes(stdin, errors, limits) as output:
+            verdict = _read(output, deadline)
         errors.seek(0)
         trouble = errors.read(SHORT).decode(errors="replace").strip()
     if trouble:
         raise ValueError(f"bubblewrap cannot make a sandbox here: {trouble.splitlines()[-1]}")
-    if said is None:
+    if verdict is None:
         return Verdict(False, f"ran longer than {limits.wall:g} s")
-    if said == marker.encode():
+    if verdict == marker.encode():
         return Verdict(True)
-    return Verdict(False, said.decode(errors="replace") or "the judge ended without a word")
+    return Verdict(False, verdict.decode(errors="replace") or "the judge ended without a word")
 
 
 @contextmanager
-def _sandboxes(given: IO[str], errors: IO[bytes], limits: Limits) -> Iterator[int]:
-    """What the judge says, to be read; all that lives in a sandbox is killed when the block ends.
+def _sandboxes(stdin: IO[str], errors: IO[bytes], limits: Limits) -> Iterator[int]:
+    """Both sandboxes, for the length of the block; then all their processes are killed.
 
     Args:
-        given: What the judge reads.
-        errors: Where bubblewrap says what it cannot do.
+        stdin: Input of the judge.
+        errors: For messages of bubblewrap.
         limits: Of each sandbox.
+
+    Yields:
+        The pipe with the verdict of the judge.
     """
     (call_out, call_in), (reply_out, reply_in), (output, verdict) = (os.pipe() for _ in range(3))
     options = {"limits": limits.of_process, "longest": limits.reply}
     ends = {"replies": reply_out, "calls": call_in}
-    started: list[subprocess.Popen[bytes]] = []
+    sandboxes: list[subprocess.Popen[bytes]] = []
     try:
         try:
-            started.append(_start("program", options, limits, (call_out, reply_in, errors)))
-            judged = options | ends
-            started.append(_start("judge", judged, limits, (given, verdict, errors), ends.values()))
+            sandboxes.append(_start("program", options, limits, (call_out, reply_in, errors)))
+            streams = (stdin, verdict, errors)
+            sandboxes.append(_start("judge", options | ends, limits, streams, ends.values()))
         finally:
-            # What is left of a pipe when one sandbox ends must be in the other one alone.
+            # Only the sandboxes may have these ends: then a reader sees the end of a pipe when the
+            # sandbox that writes to it ends.
             for end in (call_out, call_in, reply_out, reply_in, verdict):
                 os.close(end)
         yield output
     finally:
-        for sandbox in started:
+        for sandbox in sandboxes:
             sandbox.kill()
             sandbox.wait()
         os.close(output)
@@ -192,17 +203,18 @@ def _start(
     options: Mapping[str, Any],
     limits: Limits,
     streams: tuple[Any, Any, Any],
-    kept: Iterable[int] = (),
+    pipes: Iterable[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """A sandbox with one of the two roles of ``inside.py``.
+    """Start a sandbox for one of the two roles of ``inside.py``.
 
     Args:
         role: ``judge`` or ``program``.
-        options: What it is told of limits and pipes.
+        options: Limits and numbers of pipes, for ``inside.py``.
         limits: Of the sandbox.
         streams: Standard input, output and error.
-        kept: Numbers of further pipes that it has.
+        pipes: Numbers of more pipes that the sandbox gets.
     """
+    # bubblewrap reads the filter of system calls from a pipe.
     calls, end = os.pipe()
     try:
         os.write(end, syscalls.program(platform.machine()))
@@ -210,9 +222,9 @@ def _start(
         words = [str(shutil.which("bwrap")), *FIXED, *_mounts(limits.folder)]
         words += ["--seccomp", str(calls), "--", str(INTERPRETER), "-s", "-S", "-P", "-B", SCRIPT]
         words += [role, json.dumps(options)]
-        given, output, errors = streams
+        stdin, stdout, stderr = streams
         return subprocess.Popen(
-            words, stdin=given, stdout=output, stderr=errors, pass_fds=(calls, *kept), env={}
+            words, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=(calls, *pipes), env={}
         )
     finally:
         os.close(calls)
@@ -223,12 +235,12 @@ def _mounts(folder: int) -> list[str]:
     prefix = Path(sys.base_prefix).resolve()
     trees = {Path("/usr/lib"), Path("/usr/lib64"), prefix / "lib", prefix / sys.platlibdir}
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    # A shared interpreter finds its library here, wherever its environment had it from.
+    # An interpreter that is built as a shared library finds it here.
     words = ["--setenv", "LD_LIBRARY_PATH", str(prefix / "lib")]
     for tree in sorted(tree for tree in trees if tree.is_dir()):
         words += ["--ro-bind", str(tree), str(tree)]
     for name in ("/lib", "/lib64"):
-        # Of one piece with /usr on most systems.
+        # On most systems these are links into /usr.
         kind = "--symlink" if Path(name).is_symlink() else "--ro-bind-try"
         words += [kind, os.readlink(name) if kind == "--symlink" else name, name]
     hidden = {
@@ -243,14 +255,14 @@ def _mounts(folder: int) -> list[str]:
 
 
 def _read(output: int, deadline: float) -> bytes | None:
-    """What is written until the end, no more than a verdict has; None if the end is late."""
-    said = b""
-    while len(said) <= SHORT:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([output], [], [], left)[0]:
+    """Bytes of a pipe up to its end or the length of a verdict; None after the deadline."""
+    data = b""
+    while len(data) <= SHORT:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0 or not select.select([output], [], [], seconds)[0]:
             return None
         part = os.read(output, SHORT)
         if not part:
             break
-        said += part
-    return said
+        data += part
+    return data

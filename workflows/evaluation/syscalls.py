@@ -1,9 +1,14 @@
-"""A filter of system calls for the sandbox: a program of classic BPF, as ``bwrap --seccomp`` reads.
+"""A filter of system calls for the sandbox: a program of classic BPF for ``bwrap --seccomp``.
 
-Everything is allowed but what a computation has no use for and namespaces and limits do not bound:
-a new process or thread (limits of their number do not bind a run by root), memory that no limit of
-a process counts, another process' memory, other namespaces, and parts of the kernel where most of
-its holes were found. A refused call fails with EPERM, one of another architecture ends the process.
+It refuses calls that a computation does not need and that namespaces and limits do not restrict:
+
+- a new process or thread (the limit of their number does not hold for root),
+- memory that no limit of a process counts,
+- another process's memory, other namespaces,
+- parts of the kernel that had most of its holes.
+
+All other calls are allowed. A refused call fails with EPERM; a call of another architecture kills
+the process.
 
 Source: numbers from the kernel's ``asm/unistd_64.h`` and ``asm-generic/unistd.h``; form from
 ``linux/filter.h``, ``linux/seccomp.h`` and ``linux/audit.h``.
@@ -16,7 +21,7 @@ import struct
 
 # Machine -> its number in a filter (AUDIT_ARCH_*).
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# Name -> number on x86_64 and on aarch64; None where there is no such call.
+# Name -> number on x86_64 and on aarch64; None: there is no such call.
 REFUSED: dict[str, tuple[int, int | None]] = {
     "clone": (56, 220), "fork": (57, None), "vfork": (58, None), "clone3": (435, 435),
     "unshare": (272, 97), "setns": (308, 268),
@@ -31,11 +36,11 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     "mount": (165, 40), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
 }  # fmt: skip
 PRCTL, SET_DEATH_SIGNAL = (157, 167), 1
-# Calls of the x32 form of x86_64 have this bit.
+# Calls of x86_64's x32 form have this bit.
 X32 = 0x40000000
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 KILL, REFUSE, ALLOW = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
-# Where a filter finds the number of a call, the architecture, and the first argument's lower half.
+# Offsets of the number of a call, the architecture, and the lower half of the first argument.
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16
 
 
@@ -55,7 +60,7 @@ def program(machine: str) -> bytes:
         (EQUAL, 0, 2, PRCTL[column]), (LOAD, 0, 0, ARGUMENT), (EQUAL, 1, 0, SET_DEATH_SIGNAL),
         (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE),
     ]  # fmt: skip
-    # Steps between the first comparison of a number and REFUSE.
+    # Number of steps from the first comparison of a number to REFUSE.
     away = len(refused) + len(last) - 1
     steps = [
         (LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL),

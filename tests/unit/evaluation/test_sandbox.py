@@ -163,7 +163,7 @@ def test_a_right_program_passes(name: str) -> None:
     [
         ("def f(x): return x", hostile.TESTS, "AssertionError"),
         ("def f(x): return 1 / 0", hostile.TESTS, "ZeroDivisionError: division by zero"),
-        ("def f(x): return object()", hostile.TESTS, "a value of type object cannot be told"),
+        ("def f(x): return object()", hostile.TESTS, "a value of type object cannot be sent"),
         ("def f(x:", hostile.TESTS, "CallFailed: SyntaxError"),
         ("def g(x): return x", hostile.TESTS, "CallFailed: KeyError: 'f'"),
         (DOUBLE, "def check(c): raise SystemExit(0)", "SystemExit"),
