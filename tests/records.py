@@ -26,7 +26,7 @@ from workflows.report.paper.printed import (
     families,
     numbers_of,
     of_group,
-    printed,
+    printed_frame,
 )
 from workflows.stats.lines import Panel, make_panels
 
@@ -299,7 +299,7 @@ def paper_runs(
         changes: Fields of every run but dense's.
     """
     rows = next(own for own in families(group) if own.name == family).rows
-    frame = of_group(printed(), group)
+    frame = of_group(printed_frame(), group)
     for method, (row, *_) in rows.items():
         own = frame[(frame["method"] == method) & frame["std"].notna()]
         spread = dict(zip(own["metric"], own["std"], strict=True))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from workflows.report.paper.printed import ARC, BENCHMARKS, Group, printed, split_of
+from workflows.report.paper.printed import ARC, BENCHMARKS, Group, printed_frame, split_of
 from workflows.stats.ranking import places
 from workflows.stats.retain import retain
 
@@ -29,7 +29,7 @@ SEVEN, THIRTEEN, EIGHT = "Llama-2-7B", "Llama-2-13B", "Llama-3.1-8B"
 EIGHT_B = Group(MAIN, EIGHT, "25%")
 OUTSIDE_ROUNDING = {(SEVEN, "25%"), (THIRTEEN, "25%"), (EIGHT, "40%")}
 
-PAPER = printed()
+PAPER = printed_frame()
 MARKS = pd.read_csv(HERE / "hero_marks.csv")
 
 
@@ -82,7 +82,7 @@ def test_retain_of_sweep_and_ablation(name: str) -> None:
     assert (frame["retain"] - recomputed(frame, REFERENCES[name])).abs().max() < 0.003
 
 
-def test_a_ratio_of_means_is_not_what_was_printed() -> None:
+def test_a_ratio_of_means_is_not_what_was_printed_frame() -> None:
     gaps = []
     for key in MAIN_GROUPS:
         frame = table(MAIN, *key)

@@ -23,20 +23,20 @@ def cautions(records: Sequence[Record]) -> list[str]:
     Settings that differ between records and may move last digits, code that was not committed, and
     rows whose seed matters and that ran under one.
     """
-    done = [record for record in records if record.done]
+    finished = [record for record in records if record.done]
     sentences = []
-    for name, mixtures in _by_backbone(done):
+    for name, mixtures in _by_backbone(finished):
         sentences += [
-            f"The records of '{name}' differ in {what}: {_listed(groups)}."
+            f"The records of '{name}' differ in {what}: {_list_rows(groups)}."
             for what, groups in mixtures.items()
             if not what.startswith(CODE)
         ]
         if parts := code_parts({what: _sizes(groups) for what, groups in mixtures.items()}):
             sentences.append(f"The records of '{name}' differ in code: {parts}.")
-    dirty = dict.fromkeys(record.row for record in done if record.dirty)
+    dirty = dict.fromkeys(record.row for record in finished if record.dirty)
     if dirty:
         sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
-    if alone := _one_seed(done):
+    if alone := _one_seed(finished):
         sentences.append(
             f"One seed only: {alone}. Intervals, ranks and ≈ that rest on them say what other "
             "items would do, not what another seed or another kind of CPU would."
@@ -46,10 +46,10 @@ def cautions(records: Sequence[Record]) -> list[str]:
 
 def code_differences(records: Sequence[Record]) -> list[str]:
     """What :func:`cautions` says of code, part by part: hashes and the rows of each."""
-    done = [record for record in records if record.done]
+    finished = [record for record in records if record.done]
     return [
-        f"{name}, {what}: {_listed(groups)}"
-        for name, mixtures in _by_backbone(done)
+        f"{name}, {what}: {_list_rows(groups)}"
+        for name, mixtures in _by_backbone(finished)
         for what, groups in mixtures.items()
         if what.startswith(CODE)
     ]
@@ -61,14 +61,14 @@ def code_parts(sizes: Mapping[str, Sequence[int]]) -> str:
     Args:
         sizes: Setting -> rows of each of its values; what is no code is left out.
     """
-    found: dict[str, list[str]] = {}
+    parts_of: dict[str, list[str]] = {}
     for what, (*most, last) in sizes.items():
         part = what.removeprefix(CODE)
         between = f"between {', '.join(map(str, most))} and {last} rows"
-        told = part.removesuffix(FITTED) in found.get(between, [])
-        if what.startswith(CODE) and not told:
-            found.setdefault(between, []).append(part)
-    return "; ".join(f"{', '.join(parts)} {between}" for between, parts in found.items())
+        repeats = part.removesuffix(FITTED) in parts_of.get(between, [])
+        if what.startswith(CODE) and not repeats:
+            parts_of.setdefault(between, []).append(part)
+    return "; ".join(f"{', '.join(parts)} {between}" for between, parts in parts_of.items())
 
 
 def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator[str]:
@@ -92,8 +92,8 @@ def _one_seed(records: Sequence[Record]) -> str:
         if record.stochastic:
             key = record.backbone.name, record.row, record.budget, record.match
             seeds.setdefault(key, set()).add(record.seed)
-    alone = [row for (_, row, _, _), found in seeds.items() if len(found) == 1]
-    return "all rows that train or draw" if len(alone) == len(seeds) > 1 else _named(alone)
+    alone = [row for (_, row, _, _), numbers in seeds.items() if len(numbers) == 1]
+    return "all rows that train or draw" if len(alone) == len(seeds) > 1 else _name_rows(alone)
 
 
 def _by_backbone(records: Sequence[Record]) -> Iterator[tuple[str, Mixtures]]:
@@ -116,7 +116,7 @@ def settings(record: Record) -> dict[str, Any]:
     Code goes by file or folder, so that a method's own is held against that method's only.
     """
     evaluation, hardware = record.evaluation, record.hardware
-    found = {
+    values = {
         **{f"{CODE}{part}": code for part, code in record.code.items()},
         **{f"{CODE}{part}{FITTED}": code for part, code in (record.fit_code or {}).items()},
         "backbone": record.backbone.hash,
@@ -129,14 +129,14 @@ def settings(record: Record) -> dict[str, Any]:
         "instruction set": hardware.get("cpu_capability"),
         **{f"version of {name}": number for name, number in record.versions.items()},
     }
-    return {what: value for what, value in found.items() if value is not None}
+    return {what: value for what, value in values.items() if value is not None}
 
 
-def _listed(groups: dict[Any, list[str]]) -> str:
+def _list_rows(groups: dict[Any, list[str]]) -> str:
     """``a (dense, lora), b (hero)``; long lists are counted."""
-    return ", ".join(f"{value} ({_named(rows)})" for value, rows in groups.items())
+    return ", ".join(f"{value} ({_name_rows(rows)})" for value, rows in groups.items())
 
 
-def _named(rows: Sequence[str]) -> str:
+def _name_rows(rows: Sequence[str]) -> str:
     names = list(dict.fromkeys(rows))
     return ", ".join(names) if len(names) <= NAMED else f"{len(names)} rows"

@@ -63,10 +63,10 @@ class Table:
     groups: Mapping[str, str] = field(default_factory=dict)
 
 
-def line_id(told: Mapping[Any, Any]) -> str:
+def line_id(line: Mapping[Any, Any]) -> str:
     """What a line of a frame is called on a page: ``backbone/row/target/match``."""
-    parts = [number(told["target"], "{:g}"), number(told["match"], "{}")]
-    return "/".join([told["backbone"], told["row"], *parts]).replace("–", "")
+    parts = [number(line["target"], "{:g}"), number(line["match"], "{}")]
+    return "/".join([line["backbone"], line["row"], *parts]).replace("–", "")
 
 
 @dataclass
@@ -78,15 +78,15 @@ class Builder:
     groups: dict[str, str] = field(default_factory=dict)
     group: str = ""
 
-    def add(self, name: str, texts: Sequence[Any], found: Sequence[Mark] | None = None) -> None:
+    def add(self, name: str, texts: Sequence[Any], marks: Sequence[Mark] | None = None) -> None:
         """One column of texts, with marks where they are given, in the group at hand."""
-        given = found or [Mark()] * len(texts)
-        self.columns[name] = [Cell(str(t), m) for t, m in zip(texts, given, strict=True)]
+        all_marks = marks or [Mark()] * len(texts)
+        self.columns[name] = [Cell(str(t), m) for t, m in zip(texts, all_marks, strict=True)]
         self.groups |= {name: self.group} if self.group else {}
 
     def lead(self, frame: pd.DataFrame) -> None:
         """The columns that name a line."""
-        self.ids = [line_id(told) for told in frame.to_dict("records")]
+        self.ids = [line_id(line) for line in frame.to_dict("records")]
         if frame["backbone"].nunique() > 1:
             self.add("Backbone", frame["backbone"].tolist())
         self.add("Row", frame["title"].tolist())
@@ -100,9 +100,9 @@ class Builder:
             spread = frame[f"{name}_std"] if deviations else [None] * len(frame)
             self.add(head, [plus(v, s) for v, s in zip(frame[name], spread, strict=True)])
 
-    def numbers(self, frame: pd.DataFrame, named: Mapping[str, tuple[str, str]]) -> None:
+    def numbers(self, frame: pd.DataFrame, heads: Mapping[str, tuple[str, str]]) -> None:
         """Head -> (column, form) of plain numbers."""
-        for name, (column, form) in named.items():
+        for name, (column, form) in heads.items():
             self.add(name, [number(value, form) for value in frame[column]])
 
     def table(self, name: str, title: str, note: str) -> Table:

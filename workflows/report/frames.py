@@ -21,7 +21,7 @@ def make_frames(results: Results, spread: SeedSpread | None = None) -> Frames:
         results: Records and what they are compared by.
         spread: How far seeds lie apart, for rows that ran one; None where nothing is known.
     """
-    rounded = {
+    frames = {
         "ranks": rank_frame(results.panels),
         "differences": difference_frame(results.panels),
         "budgets": budget_frame(results.panels),
@@ -31,10 +31,10 @@ def make_frames(results: Results, spread: SeedSpread | None = None) -> Frames:
     }
     retain = with_seed_deviation(retain_frame(results.panels), results.records, spread)
     order = order_frame(retain, known_backbones(results.panels))
-    rounded["paper_order"], rounded["paper_agreement"] = order, agreement_frame(order)
+    frames["paper_order"], frames["paper_agreement"] = order, agreement_frame(order)
     return {
         "retain": retain,
         "scores": score_frame(results.records),
         "paper_values": value_frame(results.panels),
-        **{name: frame.round(4) for name, frame in rounded.items()},
+        **{name: frame.round(4) for name, frame in frames.items()},
     }

@@ -29,11 +29,11 @@ def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
     """
     fields = list(_fields(frames["ranks"]))
     if not fields:
-        told = "No row has a budget to be compared at."
-        return [("Who leads", told), ("How sure", told), ("On the clock", _clock([], frames))]
+        clauses = "No row has a budget to be compared at."
+        return [("Who leads", clauses), ("How sure", clauses), ("On the clock", _clock([], frames))]
     several = len({leader["backbone"] for leader, _ in fields}) > 1
     leads: dict[str, list[str]] = {}
-    sure: dict[str, list[str]] = {}
+    certainty: dict[str, list[str]] = {}
     for leader, others in fields:
         on = f"{leader['backbone']}, " if several else ""
         at, match = f"at {leader['target']:g} %", leader["match"]
@@ -41,11 +41,11 @@ def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
             f"{leader['title']} leads {at} with {leader['retain']:.1f} % of the scores of "
             f"{reference} ({leader['retain_low']:.1f} to {leader['retain_high']:.1f})"
         )
-        sure.setdefault(f"{on}{match}: ", []).append(f"{at} {_certainty(leader, others)}")
+        certainty.setdefault(f"{on}{match}: ", []).append(f"{at} {_certainty(leader, others)}")
     leaders = [leader for leader, _ in fields]
     return [
-        ("Who leads", _sentence([how + ", ".join(told) for how, told in leads.items()])),
-        ("How sure", _sentence([how + ", ".join(told) for how, told in sure.items()])),
+        ("Who leads", _sentence([how + ", ".join(clauses) for how, clauses in leads.items()])),
+        ("How sure", _sentence([how + ", ".join(clauses) for how, clauses in certainty.items()])),
         ("On the clock", _clock(leaders, frames)),
     ]
 
@@ -60,11 +60,13 @@ def _fields(ranks: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], list[dict[Any
 def _certainty(leader: Mapping[Any, Any], others: list[dict[Any, Any]]) -> str:
     if not others:
         return f"{leader['title']} is alone"
-    tied = [line["title"] for line in others if line["tied"]]
-    told = f"not told from {' and '.join(tied)}" if tied else f"told from all {len(others)} others"
+    titles = [line["title"] for line in others if line["tied"]]
+    text = (
+        f"not told from {' and '.join(titles)}" if titles else f"told from all {len(others)} others"
+    )
     # Of one seed an interval knows the items alone.
-    told += ", by items alone" if any(line["one_seed"] for line in others) else ""
-    return f"{leader['title']} is first in {leader['first']:.0f} % of resamples ({told})"
+    text += ", by items alone" if any(line["one_seed"] for line in others) else ""
+    return f"{leader['title']} is first in {leader['first']:.0f} % of resamples ({text})"
 
 
 def _clock(leaders: list[dict[Any, Any]], frames: Frames) -> str:
@@ -72,7 +74,7 @@ def _clock(leaders: list[dict[Any, Any]], frames: Frames) -> str:
     speeds = frames["speeds"]
     if speeds.empty:
         return "No row was timed; a skip rate is no speed-up."
-    told = {}
+    clauses = {}
     for leader in leaders:
         own = speeds[(speeds["row"] == leader["row"]) & (speeds["backbone"] == leader["backbone"])]
         own = own[(own["target"] == leader["target"]) & (own["match"] == leader["match"])]
@@ -82,8 +84,8 @@ def _clock(leaders: list[dict[Any, Any]], frames: Frames) -> str:
             for line in first.to_dict("records")
         ]
         name = f"{leader['title']} at {leader['target']:g} % ({leader['match']})"
-        told[name] = f"{name} takes {' and '.join(times)}" if times else f"{name} was not timed"
-    return _sentence(list(told.values())) if told else "The references alone were timed."
+        clauses[name] = f"{name} takes {' and '.join(times)}" if times else f"{name} was not timed"
+    return _sentence(list(clauses.values())) if clauses else "The references alone were timed."
 
 
 def _sentence(clauses: list[str]) -> str:
@@ -101,21 +103,21 @@ def without_twins(retain: pd.DataFrame) -> pd.DataFrame:
     for line in retain.fillna({"same_weights": ""}).to_dict("records"):
         keys = [line["backbone"], line["target"], line["match"], line["retain"]]
         titles = line["same_weights"].split("; ")
-        known = [
+        twins = [
             other
             for other in lines
             if other["alone"] in titles
             and [other[k] for k in ("backbone", "target", "match", "retain")] == keys
         ]
-        if known:
-            known[0]["title"] += f" = {line['title']}"
-            rest = known[0]["same_weights"].split("; ")
-            known[0]["same_weights"] = "; ".join(t for t in rest if t != line["title"])
-            known[0]["also"].append(line_id(line))
+        if twins:
+            twins[0]["title"] += f" = {line['title']}"
+            rest = twins[0]["same_weights"].split("; ")
+            twins[0]["same_weights"] = "; ".join(t for t in rest if t != line["title"])
+            twins[0]["also"].append(line_id(line))
         else:
             lines.append(line | {"alone": line["title"], "also": []})
-    kept = pd.DataFrame(lines, columns=[*retain.columns, "also", "alone"]).drop(columns="alone")
-    return kept.assign(note=notes(kept))
+    frame = pd.DataFrame(lines, columns=[*retain.columns, "also", "alone"]).drop(columns="alone")
+    return frame.assign(note=notes(frame))
 
 
 def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
@@ -133,58 +135,58 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
         "costs": ["trained_parameters", "fit_seconds", "fit_memory_mb", "scoring_seconds"],
     }.items():
         # A suite of pinned rows has no target at all.
-        found = frames[name].astype({"target": float})
-        both = both.merge(found[[*KEYS, *columns]], on=KEYS, how="left")
-    made = Builder()
-    made.lead(both)
-    given, made.columns = made.columns, {}
-    made.columns["Row"] = given.pop("Row")
-    made.add("Note", both["note"].tolist())
-    made.columns |= given
-    _add_scores(made, both)
-    made.group = "skip"
+        frame = frames[name].astype({"target": float})
+        both = both.merge(frame[[*KEYS, *columns]], on=KEYS, how="left")
+    builder = Builder()
+    builder.lead(both)
+    columns_of, builder.columns = builder.columns, {}
+    builder.columns["Row"] = columns_of.pop("Row")
+    builder.add("Note", both["note"].tolist())
+    builder.columns |= columns_of
+    _add_scores(builder, both)
+    builder.group = "skip"
     skips = [plus(v, s) for v, s in zip(both["skip"], both["skip_std"], strict=True)]
-    made.add("Skip", skips)
-    made.skips(both)
-    made.numbers(both, {"Net": ("skip_net", "{:.2f}")})
-    made.group = "scores"
+    builder.add("Skip", skips)
+    builder.skips(both)
+    builder.numbers(both, {"Net": ("skip_net", "{:.2f}")})
+    builder.group = "scores"
     for column in (name for name in both.columns if ":" in name):
-        made.add(short_name(column), [number(value) for value in both[column]])
-    made.group = "speed"
+        builder.add(short_name(column), [number(value) for value in both[column]])
+    builder.group = "speed"
     if both[["prefill", "decode"]].notna().any(axis=None):
-        named = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
-        made.numbers(both, named)
-    made.group = "cost"
-    named = {
+        heads = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
+        builder.numbers(both, heads)
+    builder.group = "cost"
+    heads = {
         "Trained parameters": ("trained_parameters", "{:,.0f}"),
         "Fit (s)": ("fit_seconds", "{:,.1f}"),
         "Fit (MB)": ("fit_memory_mb", "{:,.0f}"),
         "Scoring (s)": ("scoring_seconds", "{:,.1f}"),
     }
-    made.numbers(both, named)
+    builder.numbers(both, heads)
     note = " ".join([MATCHES[match], DEFINED, SKIPS, MARKED])  # type: ignore[index]
-    if "Between seeds" in made.columns:
+    if "Between seeds" in builder.columns:
         note += f" {seeds_note(seeds_of)}"
-    return made.table(
-        "lead", "Everything", f"{note} {SPEEDS}" if "Decode" in made.columns else note
+    return builder.table(
+        "lead", "Everything", f"{note} {SPEEDS}" if "Decode" in builder.columns else note
     )
 
 
-def _add_scores(made: Builder, both: pd.DataFrame) -> None:
+def _add_scores(builder: Builder, both: pd.DataFrame) -> None:
     """Retain with what is known of its spread, and the rank."""
-    kept = [plus(v, s) for v, s in zip(both["retain"], both["retain_std"], strict=True)]
-    made.add("Retain", kept, retain_marks(both))
-    made.add("95 % interval", spans(both, "retain_low", "retain_high"))
+    retains = [plus(v, s) for v, s in zip(both["retain"], both["retain_std"], strict=True)]
+    builder.add("Retain", retains, retain_marks(both))
+    builder.add("95 % interval", spans(both, "retain_low", "retain_high"))
     if both["seed_std"].notna().any():
-        made.numbers(both, {"Between seeds": ("seed_std", "± {:.2f}")})
-    made.numbers(both, {"Rank": ("rank", "{:.0f}")})
-    made.add("95 % of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
+        builder.numbers(both, {"Between seeds": ("seed_std", "± {:.2f}")})
+    builder.numbers(both, {"Rank": ("rank", "{:.0f}")})
+    builder.add("95 % of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
 
 
 def retain_marks(both: pd.DataFrame) -> list[Mark]:
     """Of Retain among the ranked lines of each backbone and target of one protocol."""
-    found = [Mark()] * len(both)
+    marks = [Mark()] * len(both)
     for _, field in both[both["rank"].notna()].groupby(["backbone", "target"]):
         for line, place in zip(field.index, places(field["retain"].tolist()), strict=True):
-            found[line] = Mark(place, bool(field.loc[line, "tied"]) and place != 1)
-    return found
+            marks[line] = Mark(place, bool(field.loc[line, "tied"]) and place != 1)
+    return marks

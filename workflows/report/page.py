@@ -30,7 +30,7 @@ LARGE = 1_000_000
 def page(
     frames: Frames,
     tables: Mapping[str, Sequence[Table]],
-    told: Mapping[str, Any],
+    origin: Mapping[str, Any],
     results: Results | None = None,
     figures: Path | None = None,
     home: str = "../index.html",
@@ -49,22 +49,22 @@ def page(
     """
     matches = list(dict.fromkeys(frames["retain"]["match"]))
     lead = [lead_table(frames, match, seeds_of) for match in matches]
-    reference = str(told.get("reference_row", "dense"))
+    reference = str(origin.get("reference_row", "dense"))
     return environment().get_template("index.html").render(
-        told=told,
+        origin=origin,
         reference=reference,
         verdict=verdict(frames, reference),
-        lead=[(match, table, rendered(table)) for match, table in zip(matches, lead, strict=True)],
+        lead=[(match, table, to_html(table)) for match, table in zip(matches, lead, strict=True)],
         groups=list(dict.fromkeys(group for table in lead for group in table.groups.values())),
         tables={
-            name: [(table, rendered(table)) for table in same] for name, same in tables.items()
+            name: [(table, to_html(table)) for table in same] for name, same in tables.items()
         },
         strange=sorted({*frames["retain"]["backbone"]} - {*frames["paper_values"]["backbone"]}),
         home=home,
         beside="" if figures is None else "tables/",
         lacking=without_record(frames["paper_values"]),
         figures=_images(figures),
-        data=embedded(page_data(frames, results) | {"seeds_of": seeds_of}),
+        data=embed(page_data(frames, results) | {"seeds_of": seeds_of}),
         style=asset("page.css"),
         script=asset("page.js"),
     )  # fmt: skip
@@ -77,7 +77,7 @@ def environment() -> jinja2.Environment:
     )
 
 
-def rendered(table: Table) -> Markup:
+def to_html(table: Table) -> Markup:
     """A table as HTML."""
     return Markup(html_table(table))
 
@@ -87,7 +87,7 @@ def asset(name: str) -> Markup:
     return Markup((PAGES / name).read_text(encoding="utf-8"))
 
 
-def embedded(value: Any) -> Markup:
+def embed(value: Any) -> Markup:
     """JSON for a script element, which no text in it can end."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
@@ -97,41 +97,41 @@ def embedded(value: Any) -> Markup:
 
 def _images(folder: Path | None) -> dict[str, str]:
     """Name of a figure -> its PNG as an address that needs no file; empty where it is large."""
-    found = {}
+    images = {}
     files = [] if folder is None else [folder / f"{name}.png" for name in SHOWN]
     for file in (file for file in files if file.is_file()):
         small = file.stat().st_size <= LARGE
-        coded = base64.b64encode(file.read_bytes()).decode() if small else ""
-        found[file.stem] = f"data:image/png;base64,{coded}" if small else ""
-    return found
+        text = base64.b64encode(file.read_bytes()).decode() if small else ""
+        images[file.stem] = f"data:image/png;base64,{text}" if small else ""
+    return images
 
 
-def source(results: Results, warned: Sequence[str]) -> dict[str, Any]:
+def source(results: Results, cautions: Sequence[str]) -> dict[str, Any]:
     """Where the numbers come from.
 
     Args:
         results: All records of a suite.
         warned: What a reader must know of them.
     """
-    done = [record for record in results.records if record.done]
+    records = [record for record in results.records if record.done]
     return {
         "suite": results.settings["suite"],
-        "runs": len(done),
-        "commits": sorted({str(record.commit) for record in done}),
-        "code": code_by_part(done),
-        "versions": done[0].versions,
-        "hardware": done[0].hardware,
-        "code_differences": code_differences(done),
-        "cautions": list(warned),
+        "runs": len(records),
+        "commits": sorted({str(record.commit) for record in records}),
+        "code": code_by_part(records),
+        "versions": records[0].versions,
+        "hardware": records[0].hardware,
+        "code_differences": code_differences(records),
+        "cautions": list(cautions),
         "training": results.settings.get("training", {}),
         "retain_tasks": results.settings["retain_tasks"],
         "reference_row": results.settings["reference_row"],
-        "tokens": done[0].rates["all"].tokens,
-        "limits": sorted({s.n for record in done for s in record.scores if s.k is not None}),
+        "tokens": records[0].rates["all"].tokens,
+        "limits": sorted({s.n for record in records for s in record.scores if s.k is not None}),
         "backbones": {
             record.backbone.name: {
                 name: getattr(record.backbone, name) for name in ("parameters", "layers", "hash")
             }
-            for record in done
+            for record in records
         },
     }

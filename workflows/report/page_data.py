@@ -59,10 +59,10 @@ def page_data(frames: Frames, results: Results | None = None) -> dict[str, Any]:
         line for match in dict.fromkeys(frames["retain"]["match"]) for line in _lines(frames, match)
     ]
     tasks = [name for name in frames["retain"].columns if ":" in name]
-    timed = {name for line in lines for name in AXES if line["numbers"].get(name) is not None}
+    axes = {name for line in lines for name in AXES if line["numbers"].get(name) is not None}
     data: dict[str, Any] = {
         "lines": lines,
-        "axes": {name: told for name, told in AXES.items() if name in timed},
+        "axes": {name: label for name, label in AXES.items() if name in axes},
         "measures": {"retain": "Retain (%)"} | {name: short_name(name) for name in tasks},
         "latex": LATEX,
         "runs": {}, "run_of": {}, "items": {}, "prompts": {},
@@ -74,21 +74,21 @@ def _lines(frames: Frames, match: str) -> list[dict[str, Any]]:
     """The lines of one protocol; those of the same weights are one."""
     retain, speeds = frames["retain"], frames["speeds"]
     own = without_twins(retain[retain["match"] == match].reset_index(drop=True))
-    known = set(discover())
+    names = set(discover())
     lines = []
-    for told in with_speed(own, speeds[speeds["match"] == match]).to_dict("records"):
-        numbers = {k: told[k] for k in told if k in NUMBERS or ":" in str(k)}
+    for line in with_speed(own, speeds[speeds["match"] == match]).to_dict("records"):
+        numbers = {k: line[k] for k in line if k in NUMBERS or ":" in str(k)}
         for mode in ("prefill", "decode"):
-            numbers[f"{mode}_time"] = 1 / told[mode] if told[mode] else None
+            numbers[f"{mode}_time"] = 1 / line[mode] if line[mode] else None
         lines.append(
             {
-                "id": line_id(told),
+                "id": line_id(line),
                 **{
-                    k: told[k]
+                    k: line[k]
                     for k in ("backbone", "row", "title", "kind", "match", "note", "also")
                 },
-                "target": _value(told["target"]),
-                "variant": told["row"] not in known,
+                "target": _value(line["target"]),
+                "variant": line["row"] not in names,
                 "numbers": {k: _value(v) for k, v in numbers.items()},
             }
         )
@@ -105,7 +105,7 @@ def _value(value: Any) -> Any:
 def _behind(results: Results) -> dict[str, Any]:
     """Runs, items and prompts of the lines' first seeds."""
     files = {id(r): f for r, f in zip(results.records, results.files, strict=True)}
-    found: dict[str, Any] = {"runs": {}, "run_of": {}, "items": {}, "prompts": {}}
+    data: dict[str, Any] = {"runs": {}, "run_of": {}, "items": {}, "prompts": {}}
     pairs = [(panel, line) for panel in results.panels for line in panel.done]
     most = max(1, min(MOST, TEXTS // (2 * sum(len(line.runs[0]) for _, line in pairs))))
     commands = Again.of(results.folder)
@@ -113,21 +113,21 @@ def _behind(results: Results) -> dict[str, Any]:
     for panel, line in pairs:
         file = files[id(line.first)]
         name = file.parent.relative_to(results.folder).as_posix()
-        found["run_of"][line_id(line.labels)] = name
-        if name in found["runs"]:
+        data["run_of"][line_id(line.labels)] = name
+        if name in data["runs"]:
             continue
         base = files[id(panel.reference.first)]
         if base not in texts:
             texts[base] = Texts(base)
-        told = found["items"].setdefault(line.backbone, {})
-        found["runs"][name] = {
+        texts_of = data["items"].setdefault(line.backbone, {})
+        data["runs"][name] = {
             "file": f"{name}/record.json",
             **_record(line, file),
             "commands": commands.of_file(file),
-            "items": _items(panel, line, Texts(file), texts[base], most, told),
+            "items": _items(panel, line, Texts(file), texts[base], most, texts_of),
         }
-    _add_routes(pairs, found)
-    return found
+    _add_routes(pairs, data)
+    return data
 
 
 def _record(line: Line, file: Path) -> dict[str, Any]:
@@ -138,10 +138,10 @@ def _record(line: Line, file: Path) -> dict[str, Any]:
         | {"skip": {kind: rate.skip for kind, rate in score.rates.items()}}
         for score in record.headlines.values()
     ]
-    copied = ("row", "method", "params", "start", "seed", "fit", "rates", "layers", "commit")
+    names = ("row", "method", "params", "start", "seed", "fit", "rates", "layers", "commit")
     return _short(
         {
-            **{k: entries[k] for k in copied},
+            **{k: entries[k] for k in names},
             "parameters": record.backbone.parameters,
             "units": [[u.layer, u.kind, u.parameters, u.executed] for u in record.units],
             "scores": scores,
@@ -165,9 +165,9 @@ def _short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if np.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _short(held) for key, held in value.items()}
+        return {key: _short(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_short(held) for held in value]
+        return [_short(part) for part in value]
     return value
 
 
@@ -217,7 +217,7 @@ class Texts:
 
 
 def _items(
-    panel: Panel, line: Line, own: Texts, theirs: Texts, most: int, told: dict[str, Any]
+    panel: Panel, line: Line, own: Texts, theirs: Texts, most: int, questions: dict[str, Any]
 ) -> dict[str, Any]:
     """Task -> items won from and lost to the reference: how many, and the first with texts.
 
@@ -229,20 +229,20 @@ def _items(
         most: Texts of won and of lost items each.
         told: Task -> item -> what was asked and what the reference answered; grows.
     """
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     base = panel.reference.runs[0]
     sides: dict[str, Callable[[Any], Any]] = {"won": lambda x: x > 0, "lost": lambda x: x < 0}
     for task, values in line.runs[0].items() if line is not panel.reference else ():
-        gain, found[task] = values - base[task], {}
+        gain, items[task] = values - base[task], {}
         for side, is_side in sides.items():
             places = np.flatnonzero(is_side(gain)).tolist()
             pairs = [(own.at(task, p), theirs.at(task, p)) for p in places[:most]]
-            shown = [(mine, asked) for mine, asked in pairs if mine and asked]
-            for _, (item, asked) in shown:
-                told.setdefault(task, {})[item] = asked
-            answers = {item: _answer(mine) for (item, mine), _ in shown}
-            found[task][side] = {"number": len(places), "items": answers}
-    return found
+            answers_of = [(mine, question) for mine, question in pairs if mine and question]
+            for _, (item, question) in answers_of:
+                questions.setdefault(task, {})[item] = question
+            answers = {item: _answer(mine) for (item, mine), _ in answers_of}
+            items[task][side] = {"number": len(places), "items": answers}
+    return items
 
 
 def _answer(sample: Mapping[str, Any]) -> Any:
@@ -250,19 +250,17 @@ def _answer(sample: Mapping[str, Any]) -> Any:
     return sample.get("scores", sample.get("text"))
 
 
-def _add_routes(pairs: Sequence[tuple[Panel, Line]], found: dict[str, Any]) -> None:
+def _add_routes(pairs: Sequence[tuple[Panel, Line]], data: dict[str, Any]) -> None:
     """Prompts that rows were routed on, and per run what ran, as many as there is room for."""
-    runs = {found["run_of"][line_id(line.labels)]: line for _, line in pairs}
-    routed = {name: line for name, line in runs.items() if line.first.routes}
-    sizes = [
-        len("".join(route.executed)) for line in routed.values() for route in line.first.routes
-    ]
-    most = max(1, ROUTES * len(sizes) // max(1, sum(sizes)) // max(1, len(routed)))
-    for name, line in routed.items():
-        prompts = found["prompts"].setdefault(line.backbone, {})
-        ran = found["runs"][name]["routes"] = {}
+    runs = {data["run_of"][line_id(line.labels)]: line for _, line in pairs}
+    lines = {name: line for name, line in runs.items() if line.first.routes}
+    sizes = [len("".join(route.executed)) for line in lines.values() for route in line.first.routes]
+    most = max(1, ROUTES * len(sizes) // max(1, sum(sizes)) // max(1, len(lines)))
+    for name, line in lines.items():
+        prompts = data["prompts"].setdefault(line.backbone, {})
+        routes = data["runs"][name]["routes"] = {}
         for route in line.first.routes[:most]:
-            fed = {"tokens": route.tokens, "first_answer": route.first_answer}
+            prompt = {"tokens": route.tokens, "first_answer": route.first_answer}
             # The same tokens for every row of a backbone, unless its tokenizer was changed since.
-            if prompts.setdefault(route.task, fed) == fed:
-                ran[route.task] = route.executed
+            if prompts.setdefault(route.task, prompt) == prompt:
+                routes[route.task] = route.executed

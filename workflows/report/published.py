@@ -36,10 +36,10 @@ def read_frames(folder: Path) -> Frames:
     Raises:
         ValueError: A table is missing; ``speeds`` may be.
     """
-    return {name: _read(folder / f"{name}.csv") for name in FRAMES}
+    return {name: _read_frame(folder / f"{name}.csv") for name in FRAMES}
 
 
-def _read(file: Path) -> pd.DataFrame:
+def _read_frame(file: Path) -> pd.DataFrame:
     name = file.stem
     if name == "speeds" and not file.is_file():
         return pd.DataFrame(columns=COLUMNS)
@@ -62,13 +62,13 @@ def stale(folder: Path, suite: Suite) -> list[str]:
     source = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
     table = pd.read_csv(folder / "retain.csv")
     lines = zip(table["row"], protocol_column(table), strict=True)
-    shown = {_named(row, match) for row, match in lines}
-    listed = {_named(job.row, job.match) for job in suite.jobs}
+    rows = {_label(row, match) for row, match in lines}
+    jobs = {_label(job.row, job.match) for job in suite.jobs}
     sentences = []
-    if listed - shown:
-        sentences.append(f"the table lacks rows of the suite: {', '.join(sorted(listed - shown))}")
-    if shown - listed:
-        sentences.append(f"the suite lacks rows of the table: {', '.join(sorted(shown - listed))}")
+    if jobs - rows:
+        sentences.append(f"the table lacks rows of the suite: {', '.join(sorted(jobs - rows))}")
+    if rows - jobs:
+        sentences.append(f"the suite lacks rows of the table: {', '.join(sorted(rows - jobs))}")
     if "code" not in source:
         sentences.append("its records do not say which parts of the code made them")
     changed = [
@@ -79,5 +79,5 @@ def stale(folder: Path, suite: Suite) -> list[str]:
     return sentences
 
 
-def _named(row: str, match: str | None) -> str:
+def _label(row: str, match: str | None) -> str:
     return f"{row} (match split)" if match == "split" else row

@@ -20,13 +20,15 @@ LATEX = {
 }  # fmt: skip
 
 
-def markdown(table: Table, warned: Sequence[str] = ()) -> str:
+def markdown(table: Table, cautions: Sequence[str] = ()) -> str:
     """A Markdown table, its note and what warns of it below."""
     heads = [escape_markdown(name) for name in table.columns]
     rule = [":--" if name in table.words else "--:" for name in table.columns]
     lines = [heads, rule, *[[markdown_cell(cell) for cell in line] for line in table.lines]]
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-    return text + "".join(f"\n{escape_markdown(note)}\n" for note in (table.note, *warned) if note)
+    return text + "".join(
+        f"\n{escape_markdown(note)}\n" for note in (table.note, *cautions) if note
+    )
 
 
 def markdown_cell(cell: Cell) -> str:
@@ -44,7 +46,7 @@ def escape_markdown(text: str) -> str:
     return text
 
 
-def latex(table: Table, warned: Sequence[str] = ()) -> str:
+def latex(table: Table, cautions: Sequence[str] = ()) -> str:
     """A tabular of the booktabs package; its note and what warns of it below, in one box."""
     columns = "".join("l" if name in table.words else "r" for name in table.columns)
     body = [" & ".join(map(latex_cell, line)) + r" \\" for line in table.lines]
@@ -53,7 +55,7 @@ def latex(table: Table, warned: Sequence[str] = ()) -> str:
         rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule",
         r"\end{tabular}",
     ]  # fmt: skip
-    if notes := [escape_latex(note) for note in (table.note, *warned) if note]:
+    if notes := [escape_latex(note) for note in (table.note, *cautions) if note]:
         lines = [
             r"\begin{tabular}{@{}l@{}}", *lines, r"\\[1ex]",
             r"\begin{minipage}{\linewidth}\footnotesize", "\n\n".join(notes), r"\end{minipage}",

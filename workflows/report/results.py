@@ -58,20 +58,22 @@ def read_results(folder: Path) -> Results:
         ValueError: There is no record, one breaks the schema, its items are missing or others, two
             are of one run, or they cannot stand in one table.
     """
-    known = {name: position for position, name in enumerate(ORDER)}
-    found, noise, missing = _wanted(folder)
-    loaded = [(read_record(file), file) for file in found]
-    loaded.sort(key=lambda pair: _position(pair[0], known))
+    order = {name: position for position, name in enumerate(ORDER)}
+    runs, noise, missing = _files(folder)
+    loaded = [(read_record(file), file) for file in runs]
+    loaded.sort(key=lambda pair: _position(pair[0], order))
     records, files = [record for record, _ in loaded], [file for _, file in loaded]
     _check_twins(records, files)
     repeats = [read_record(file) for file in noise]
-    gone = {task.task for record in (*records, *repeats) for task in record.not_run}
-    records, repeats = ([_without(record, gone) for record in kind] for kind in (records, repeats))
+    absent = {task.task for record in (*records, *repeats) for task in record.not_run}
+    records, repeats = (
+        [_without(record, absent) for record in kind] for kind in (records, repeats)
+    )
     every = [*records, *repeats]
     check_comparable(every)
     items = _read_items(records, files)
     settings = read_settings(folder, records)
-    tasks = _compared(settings["retain_tasks"], every)
+    tasks = _retain_tasks(settings["retain_tasks"], every)
     panels = make_panels(records, items, tasks, settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
     speeds = _read_speeds(records, files)
@@ -80,27 +82,29 @@ def read_results(folder: Path) -> Results:
 
 def gaps(results: Results) -> list[str]:
     """What tables do without: runs without a record, tasks not run or beyond the reference."""
-    told = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
+    sentences = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
     every = [*results.records, *results.repeats]
     rows: dict[tuple[str, str], list[str]] = {}
     for record in every:
         for task, reason in _not_run(record):
             rows.setdefault((task, reason), []).append(record.row)
-    done = {record.row for record in every if record.done}
+    rows_with_scores = {record.row for record in every if record.done}
     for (task, reason), names in rows.items():
-        of = "" if set(names) == done else f" for {', '.join(dict.fromkeys(names))}"
-        told.append(f"{task} stands in no table, it was not run{of}: {reason}.")
-    if falling := _falling(results.settings["retain_tasks"], every):
-        told.append(
-            f"Retain leaves out {', '.join(falling)}: the headline metric falls as it improves."
+        of = "" if set(names) == rows_with_scores else f" for {', '.join(dict.fromkeys(names))}"
+        sentences.append(f"{task} stands in no table, it was not run{of}: {reason}.")
+    if perplexities := _falling_tasks(results.settings["retain_tasks"], every):
+        sentences.append(
+            f"Retain leaves out {', '.join(perplexities)}: of the headline metric less is better."
         )
     for panel in results.panels:
-        wanted = _compared(results.settings["retain_tasks"], every)
-        tasks = [task for task in wanted if task not in panel.retain_tasks]
+        tasks_of_suite = _retain_tasks(results.settings["retain_tasks"], every)
+        tasks = [task for task in tasks_of_suite if task not in panel.retain_tasks]
         row = results.settings["reference_row"]
         if tasks:
-            told.append(f"Retain leaves out {', '.join(tasks)}: '{row}' solves none of its items.")
-    return list(dict.fromkeys(told))
+            sentences.append(
+                f"Retain leaves out {', '.join(tasks)}: '{row}' solves none of its items."
+            )
+    return list(dict.fromkeys(sentences))
 
 
 def _not_run(record: Record) -> list[tuple[str, str]]:
@@ -113,33 +117,33 @@ def _without(record: Record, tasks: Container[str]) -> Record:
     return replace(record, scores=[score for score in record.scores if score.task not in tasks])
 
 
-def _compared(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
+def _retain_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
     """Those of the tasks that every record has, with a metric of which more is better.
 
     Raises:
         ValueError: There is none.
     """
-    gone = dict(told for record in records for told in _not_run(record))
-    falling = _falling(tasks, records)
-    kept = [task for task in tasks if task not in gone and task not in falling]
-    if not kept:
-        why = next(iter(gone.values()), "of each headline metric less is better")
+    reasons = dict(task for record in records for task in _not_run(record))
+    perplexities = _falling_tasks(tasks, records)
+    rest = [task for task in tasks if task not in reasons and task not in perplexities]
+    if not rest:
+        why = next(iter(reasons.values()), "of each headline metric less is better")
         raise ValueError(f"no task of the Retain was run: {why}")
-    return kept
+    return rest
 
 
-def _falling(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
+def _falling_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
     """Those of the tasks whose headline metric is better where it is less, as perplexities are."""
-    found = {
+    names = {
         task
         for record in records
         for task, score in record.headlines.items()
         if not score.higher_is_better
     }
-    return [task for task in tasks if task in found]
+    return [task for task in tasks if task in names]
 
 
-def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
+def _files(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
     """Records of runs, of the noise floor, and the runs without one.
 
     What a suite no longer lists stays out.
@@ -155,30 +159,30 @@ def _wanted(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
         # No suite, or one that cannot run here, say without its backbone: every record counts.
         return files, noise, []
     names = [*(f"{job.folder}/record.json" for job in suite.jobs), *suite.noise_files()]
-    listed = {folder.joinpath(*Path(name).parts[2:]) for name in names}
-    runs, floor = ([f for f in kind if f in listed] for kind in (files, noise))
+    paths = {folder.joinpath(*Path(name).parts[2:]) for name in names}
+    runs, floor = ([f for f in kind if f in paths] for kind in (files, noise))
     here = {str(file.relative_to(folder).parent) for file in runs}
-    absent = [job for job in suite.jobs if "/".join(job.key) not in here]
-    told = [*_named(absent, suite.jobs), *_failed(folder, absent)]
-    return runs or files, floor, told if runs else []
+    missing = [job for job in suite.jobs if "/".join(job.key) not in here]
+    words = [*_label_runs(missing, suite.jobs), *_failed(folder, missing)]
+    return runs or files, floor, words if runs else []
 
 
-def _named(absent: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
+def _label_runs(missing: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
     """Absent runs as row, budget and seeds; a budget of which nothing is here by itself."""
-    gone = {job.label for job in absent} - {job.label for job in jobs if job not in absent}
-    names: dict[str, list[str]] = {f"all of {label}": [] for label in sorted(gone)}
-    for job in (job for job in absent if job.label not in gone):
+    labels = {job.label for job in missing} - {job.label for job in jobs if job not in missing}
+    names: dict[str, list[str]] = {f"all of {label}": [] for label in sorted(labels)}
+    for job in (job for job in missing if job.label not in labels):
         names.setdefault(f"{job.row} {job.label}", []).append(f"s{job.seed}")
     return [" ".join([name, *seeds]) for name, seeds in names.items()]
 
 
-def _failed(folder: Path, absent: Sequence[Job]) -> Iterator[str]:
+def _failed(folder: Path, missing: Sequence[Job]) -> Iterator[str]:
     """Those of the absent runs whose fit or score failed, each with its reason."""
-    for job in absent:
+    for job in missing:
         logs = folder.joinpath("logs", *job.key)
-        for told in map(read_status, (logs / "fit.log", logs / "score.log")):
-            if told is not None and told["status"] == "failed":
-                yield f"{job.row} {job.label} s{job.seed} failed ({told['reason'].rstrip('.')})"
+        for status in map(read_status, (logs / "fit.log", logs / "score.log")):
+            if status is not None and status["status"] == "failed":
+                yield f"{job.row} {job.label} s{job.seed} failed ({status['reason'].rstrip('.')})"
 
 
 def read_suite_file(folder: Path) -> dict[str, Any]:
@@ -191,28 +195,28 @@ def read_suite_file(folder: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def _position(record: Record, known: dict[str, int]) -> tuple[Any, ...]:
-    order = known.get(record.method, len(known))
+def _position(record: Record, order: dict[str, int]) -> tuple[Any, ...]:
+    place = order.get(record.method, len(order))
     budget = -1.0 if record.budget is None else record.budget
-    return (record.backbone.name, budget, order, record.row, record.seed)
+    return (record.backbone.name, budget, place, record.row, record.seed)
 
 
 def _read_speeds(records: Sequence[Record], files: Sequence[Path]) -> Speeds:
     """What lies beside the records of runs that were timed."""
-    timed = [
+    pairs = [
         (record, file.with_name("speed.json")) for record, file in zip(records, files, strict=True)
     ]
-    return {key(record): read_speeds(file) for record, file in timed if file.is_file()}
+    return {key(record): read_speeds(file) for record, file in pairs if file.is_file()}
 
 
 def _check_twins(records: Sequence[Record], files: Sequence[Path]) -> None:
     """A run must not count twice."""
-    seen: dict[Any, Path] = {}
+    files_of: dict[Any, Path] = {}
     for record, file in zip(records, files, strict=True):
         run = key(record)
-        if run in seen:
-            raise ValueError(f"{seen[run]} and {file} are records of one run; name one folder")
-        seen[run] = file
+        if run in files_of:
+            raise ValueError(f"{files_of[run]} and {file} are records of one run; name one folder")
+        files_of[run] = file
 
 
 def _read_items(records: Sequence[Record], files: Sequence[Path]) -> dict[int, pd.DataFrame]:
@@ -227,8 +231,8 @@ def _read_items(records: Sequence[Record], files: Sequence[Path]) -> dict[int, p
         items[number] = _read_frame(frame)
         for score in record.scores:
             _, values = headline_items(items[number], score)
-            told = score.k is None or (len(values), values.sum()) == (score.n, score.k)
-            if not told:
+            same = score.k is None or (len(values), values.sum()) == (score.n, score.k)
+            if not same:
                 raise ValueError(f"{frame} does not hold the items behind {file.name}")
     return items
 
@@ -246,7 +250,7 @@ def read_texts(file: Path) -> pd.DataFrame:
     return frame.reindex(columns=["task", "item", SAMPLE]).dropna(subset=SAMPLE)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
@@ -256,7 +260,7 @@ def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     Raises:
         ValueError: The tasks of the Retain are of two splits of ARC.
     """
-    scored = [
+    tasks = [
         task
         for record in records
         for task, score in record.headlines.items()
@@ -264,11 +268,11 @@ def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     ]
     settings = {
         "suite": records[0].suite,
-        "retain_tasks": of_one_split(dict.fromkeys(scored)),
+        "retain_tasks": of_one_split(dict.fromkeys(tasks)),
         "reference_row": "dense",
     }
     settings |= read_suite_file(folder)
-    names = [settings["reference_row"], *_listed(settings["retain_tasks"])]
+    names = [settings["reference_row"], *_as_list(settings["retain_tasks"])]
     if not names[1:] or not all(isinstance(name, str) for name in names):
         raise ValueError(
             f"{folder / 'suite.json'}: retain_tasks must be a list of names, reference_row a name"

@@ -88,16 +88,16 @@ def with_seed_deviation(
     Returns:
         ``seed_std`` in points; where nothing is known the note says so.
     """
-    trained = {
+    trained_rows = {
         (record.backbone.name, record.row)
         for record in records
         if record.fit is not None and record.fit.trained_parameters
     }
-    known = retain.head(0) if spread is None else spread.retain
-    there = retain[KEYS].merge(known[[*KEYS, "retain_std"]], on=KEYS, how="left")["retain_std"]
+    published = retain.head(0) if spread is None else spread.retain
+    there = retain[KEYS].merge(published[[*KEYS, "retain_std"]], on=KEYS, how="left")["retain_std"]
     deviations, notes = [], []
     for line, deviation in zip(retain.to_dict("records"), there, strict=True):
-        alone = line["seeds"] == 1 and (line["backbone"], line["row"]) in trained
+        alone = line["seeds"] == 1 and (line["backbone"], line["row"]) in trained_rows
         silent = ["between seeds: not known"] if alone and pd.isna(deviation) else []
         deviations.append(deviation if alone else None)
         notes.append("; ".join(filter(None, [line["note"], *silent])))

@@ -67,83 +67,83 @@ def notes(frame: pd.DataFrame) -> list[str]:
     words = [
         (note, f"same weights as {same.replace('; ', ', ')}" if same else "") for note, same in both
     ]
-    return ["; ".join(filter(None, told)) for told in words]
+    return ["; ".join(filter(None, pair)) for pair in words]
 
 
 def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], seeds_of: str = "") -> Table:
     """The main table of one protocol's panels, one line per line of the frame."""
-    found = [marks(panel) for panel in panels]
+    marks_of = [marks(panel) for panel in panels]
     order = [(n, line.name) for n, panel in enumerate(panels) for line in panel.lines]
 
-    def marked(measure: str) -> list[Mark]:
-        return [found[n].get((name, measure), Mark()) for n, name in order]
+    def column_marks(measure: str) -> list[Mark]:
+        return [marks_of[n].get((name, measure), Mark()) for n, name in order]
 
-    made = Builder()
-    made.lead(frame)
+    builder = Builder()
+    builder.lead(frame)
     skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
-    kept = [plus(v, s) for v, s in zip(frame["retain"], frame["retain_std"], strict=True)]
-    made.add("Skip", skips)
-    made.skips(frame)
-    made.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
-    made.add("Retain", kept, marked(RETAIN))
+    retains = [plus(v, s) for v, s in zip(frame["retain"], frame["retain_std"], strict=True)]
+    builder.add("Skip", skips)
+    builder.skips(frame)
+    builder.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
+    builder.add("Retain", retains, column_marks(RETAIN))
     note = f"{DEFINED} {SKIPS} {MARKED}"
     if frame["seed_std"].notna().any():
-        made.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
+        builder.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
         note += f" {seeds_note(seeds_of)}"
-    made.add("95 % interval", spans(frame, "retain_low", "retain_high"))
+    builder.add("95 % interval", spans(frame, "retain_low", "retain_high"))
     if frame[["prefill", "decode"]].notna().any(axis=None):
-        named = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
-        made.numbers(frame, named)
+        heads = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
+        builder.numbers(frame, heads)
         note += f" {SPEEDS}"
     # Before the tasks: where a table is cut, its scores may go, the caveats may not.
-    made.add("Note", notes(frame))
+    builder.add("Note", notes(frame))
     for column in (name for name in frame.columns if ":" in name):
         values = [number(value) for value in frame[column]]
-        made.add(short_name(column), values, marked(column.rsplit(":", 1)[0]))
-    return made.table("retain", "Retain and scores", note)
+        builder.add(short_name(column), values, column_marks(column.rsplit(":", 1)[0]))
+    return builder.table("retain", "Retain and scores", note)
 
 
 def rank_table(frame: pd.DataFrame) -> Table:
     """Ranks by Retain with their intervals."""
-    made = Builder()
-    made.lead(frame)
-    made.numbers(frame, {"Retain": ("retain", "{:.2f}"), "Rank": ("rank", "{:d}")})
-    made.add("95 % interval of the rank", spans(frame, "rank_low", "rank_high", "{:d}"))
-    made.numbers(
+    builder = Builder()
+    builder.lead(frame)
+    builder.numbers(frame, {"Retain": ("retain", "{:.2f}"), "Rank": ("rank", "{:d}")})
+    builder.add("95 % interval of the rank", spans(frame, "rank_low", "rank_high", "{:d}"))
+    builder.numbers(
         frame, {"Is first (%)": ("first", "{:.1f}"), "Behind the best": ("behind", "{:.2f}")}
     )
-    made.add("95 % interval", spans(frame, "behind_low", "behind_high"))
-    told = [
+    builder.add("95 % interval", spans(frame, "behind_low", "behind_high"))
+    answers = [
         "–" if behind == 0 else "no" if tied else "yes, of one seed" if one_seed else "yes"
         for behind, tied, one_seed in frame[["behind", "tied", "one_seed"]].to_numpy()
     ]
-    made.add("Differs from the best", told)
+    builder.add("Differs from the best", answers)
     note = (
         "Ranks among the rows of one target. Is first: share of resamples in which a row leads. "
         "Differs from the best: the 95 % interval of the points behind it leaves out zero; of one "
         "seed: by the items alone, and another seed may undo it."
     )
-    return made.table("ranks", "Ranks", note)
+    return builder.table("ranks", "Ranks", note)
 
 
 def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
     """Every row against one opponent, its title given: Retain with its interval, then tasks."""
     part = frame[frame["against"] == against]
     main = part[part["measure"] == RETAIN].reset_index(drop=True)
-    made = Builder()
-    made.lead(main)
-    made.numbers(main, {"Retain": ("difference", "{:+.2f}")})
-    made.add("95 % interval", spans(main, "low", "high", "{:+.1f}"))
-    made.add("p (Holm)", p_texts(main, "p_holm"))
-    made.add("Items needed", [number(n, "{:,.0f}") for n in main["items_needed"]])
-    add_tasks(made, main, part, "p_holm")
+    builder = Builder()
+    builder.lead(main)
+    builder.numbers(main, {"Retain": ("difference", "{:+.2f}")})
+    builder.add("95 % interval", spans(main, "low", "high", "{:+.1f}"))
+    builder.add("p (Holm)", p_texts(main, "p_holm"))
+    builder.add("Items needed", [number(n, "{:,.0f}") for n in main["items_needed"]])
+    add_tasks(builder, main, part, "p_holm")
     note = (
         f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
         "target, not over the tasks (tasks of two single runs: exact McNemar test; else bootstrap "
         f"over items and, of rows with several, seeds). {LEAST} Items needed: to see one point of "
         "Retain in four of five cases, were items alone at chance."
     )
-    return made.table(f"differences_{against}", f"Differences from {title}", note)
+    return builder.table(f"differences_{against}", f"Differences from {title}", note)
 
 
 def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
@@ -152,44 +152,44 @@ def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
     keys = ["backbone", "row", "target", "match", "seed"]
     runs = part[keys].drop_duplicates().reset_index(drop=True)
     lead = runs.assign(title=[titles[row] for row in runs["row"]], target=100 * runs["target"])
-    made = Builder()
-    made.lead(lead)
-    made.add("Seed", runs["seed"].tolist())
+    builder = Builder()
+    builder.lead(lead)
+    builder.add("Seed", runs["seed"].tolist())
     for task in dict.fromkeys(part["task"]):
         same = runs.merge(part[part["task"] == task], on=keys, how="left")
         texts = [
             "–" if pd.isna(k) else f"{k}/{n:.0f}" for k, n in zip(same["k"], same["n"], strict=True)
         ]
-        made.add(task_name(task), texts)
-    return made.table("scores", "Items solved", "k of n items, one line per run.")
+        builder.add(task_name(task), texts)
+    return builder.table("scores", "Items solved", "k of n items, one line per run.")
 
 
 def budget_table(frame: pd.DataFrame) -> Table:
     """Asked, realised, by kind of token, net, the authors' measure, spread over tokens."""
-    made = Builder()
-    made.lead(frame)
+    builder = Builder()
+    builder.lead(frame)
     skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
-    made.add("Realised", skips)
-    made.skips(frame, deviations=True)
-    named = {
+    builder.add("Realised", skips)
+    builder.skips(frame, deviations=True)
+    heads = {
         "Net": "skip_net", "Authors' measure": "skip_authors", "Spread over tokens": "token_std",
         "Likelihood": "skip_likelihood", "Generated": "skip_generated",
     }  # fmt: skip
-    made.numbers(frame, {name: (column, "{:.2f}") for name, column in named.items()})
-    made.add("Missed", frame["missed"].tolist())
+    builder.numbers(frame, {name: (column, "{:.2f}") for name, column in heads.items()})
+    builder.add("Missed", frame["missed"].tolist())
     note = (
         "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
         "Missed: runs more than one point off the target (split: answer tokens one, prompts "
         f"three). {SKIPS}"
     )
-    return made.table("budgets", "Budgets", note)
+    return builder.table("budgets", "Budgets", note)
 
 
 def cost_table(frame: pd.DataFrame) -> Table:
     """What training and scoring took."""
-    made = Builder()
-    made.lead(frame)
-    named = {
+    builder = Builder()
+    builder.lead(frame)
+    heads = {
         "Trained parameters": ("trained_parameters", "{:,}"),
         "Training tokens": ("training_tokens", "{:,}"),
         "Fit (s)": ("fit_seconds", "{:,.1f}"),
@@ -198,82 +198,84 @@ def cost_table(frame: pd.DataFrame) -> Table:
         "Scoring (s)": ("scoring_seconds", "{:,.1f}"),
         "Scoring (MB)": ("scoring_memory_mb", "{:,.0f}"),
     }
-    made.numbers(frame, named)
-    made.add("Device", frame["device"].tolist())
+    builder.numbers(frame, heads)
+    builder.add("Device", frame["device"].tolist())
     note = "Means over seeds. Seconds of one machine under its load of the day, no benchmark."
-    return made.table("costs", "Cost", note)
+    return builder.table("costs", "Cost", note)
 
 
 def noise_table(frame: pd.DataFrame) -> Table:
     """The reference at other batch sizes."""
-    made = Builder()
+    builder = Builder()
     if frame["backbone"].nunique() > 1:
-        made.add("Backbone", frame["backbone"].tolist())
-    made.add("Row", frame["row"].tolist())
-    named = {
+        builder.add("Backbone", frame["backbone"].tolist())
+    builder.add("Row", frame["row"].tolist())
+    heads = {
         "Batch size": ("batch_size", "{:d}"), "Against": ("against", "{:d}"),
         "Items": ("items", "{:,d}"), "Changed": ("changed", "{:,d}"),
         "Retain": ("retain", "{:.2f}"), "Largest change of a task": ("largest", "{:.2f}"),
     }  # fmt: skip
-    made.numbers(frame, named)
+    builder.numbers(frame, heads)
     note = (
         "The reference again at another batch size: differences below this are no differences. "
         f"{FLOOR}"
     )
-    return made.table("noise", "Noise floor", note)
+    return builder.table("noise", "Noise floor", note)
 
 
-def comparison_table(frame: pd.DataFrame, agreed: pd.DataFrame, folders: Sequence[str]) -> Table:
+def comparison_table(frame: pd.DataFrame, equality: pd.DataFrame, folders: Sequence[str]) -> Table:
     """Two folders side by side: Retain of both, the differences of every task, what is equal."""
     main = frame[frame["measure"] == RETAIN].reset_index(drop=True)
-    made = Builder()
-    made.lead(main)
+    builder = Builder()
+    builder.lead(main)
     for side in "ab":
-        made.numbers(main, {f"Retain {side.upper()}": (side, "{:.2f}")})
-        made.add(f"95 % interval {side.upper()}", spans(main, f"{side}_low", f"{side}_high"))
-    made.numbers(main, {"B - A": ("difference", "{:+.2f}")})
-    made.add("95 % interval", spans(main, "low", "high", "{:+.2f}"))
-    made.add("p", p_texts(main, "p"))
-    add_tasks(made, main, frame, "p")
+        builder.numbers(main, {f"Retain {side.upper()}": (side, "{:.2f}")})
+        builder.add(f"95 % interval {side.upper()}", spans(main, f"{side}_low", f"{side}_high"))
+    builder.numbers(main, {"B - A": ("difference", "{:+.2f}")})
+    builder.add("95 % interval", spans(main, "low", "high", "{:+.2f}"))
+    builder.add("p", p_texts(main, "p"))
+    add_tasks(builder, main, frame, "p")
     note = (
         f"A: {folders[0]}, B: {folders[1]}, match {' and '.join(frame['match'].unique())}. Task "
         "columns: points, B minus A; *: p below 5 % (single runs, which know the items alone: "
         "exact McNemar test; several seeds: bootstrap over items and seeds; not corrected). "
         + f"{LEAST} "
-        + " ".join(_agreement_sentences(agreed))
+        + " ".join(_agreement_sentences(equality))
     )
-    return made.table("compare", "Two folders", note)
+    return builder.table("compare", "Two folders", note)
 
 
 def _agreement_sentences(frame: pd.DataFrame) -> list[str]:
     return [
-        f"Of {found['runs']} runs of {found['rows']} rows in both, {found['weights']} have the "
-        f"same weights, {found['items']} every item scored alike; Retain differs by up "
-        f"to {found['retain']:.2f} points."
-        for found in frame.to_dict("records")
+        f"Of {line['runs']} runs of {line['rows']} rows in both, {line['weights']} have the "
+        f"same weights, {line['items']} every item scored alike; Retain differs by up "
+        f"to {line['retain']:.2f} points."
+        for line in frame.to_dict("records")
     ]
 
 
-def add_tasks(made: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:
+def add_tasks(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:
     """Differences of every task beside the lines of ``main``; * where ``p`` is below 5 %."""
     keys = ["backbone", "target", "match", "row"]
     for task in (name for name in dict.fromkeys(frame["measure"]) if name != RETAIN):
         same = main[keys].merge(frame[frame["measure"] == task], on=keys, how="left")
         stars = ["*" if value < LEVEL else "" for value in same[p]]
         texts = [number(value, "{:+.1f}") for value in same["difference"]]
-        made.add(task_name(task), [text + star for text, star in zip(texts, stars, strict=True)])
+        builder.add(task_name(task), [text + star for text, star in zip(texts, stars, strict=True)])
 
 
 def speed_table(frame: pd.DataFrame) -> Table:
     """Speed beside its bound."""
-    made = Builder()
-    made.lead(frame)
-    made.add("Mode", frame["mode"].tolist())
-    made.add("Case", [case.replace("x", " x ") for case in frame["case"]])
-    made.numbers(frame, {"Units skipped (%)": ("bypass", "{:.1f}"), "Speed": ("speed", "{:.2f}")})
-    made.add("95 % interval", spans(frame, "speed_low", "speed_high", "{:.2f}"))
-    made.numbers(frame, {"Bound": ("bound", "{:.2f}")})
+    builder = Builder()
+    builder.lead(frame)
+    builder.add("Mode", frame["mode"].tolist())
+    builder.add("Case", [case.replace("x", " x ") for case in frame["case"]])
+    builder.numbers(
+        frame, {"Units skipped (%)": ("bypass", "{:.1f}"), "Speed": ("speed", "{:.2f}")}
+    )
+    builder.add("95 % interval", spans(frame, "speed_low", "speed_high", "{:.2f}"))
+    builder.numbers(frame, {"Bound": ("bound", "{:.2f}")})
     faster = frame["realised"].where(frame["realised"] >= 0)
-    made.add("Realised (%)", [number(value, "{:.0f}") for value in faster])
-    made.add("Predicted", [number(value) for value in frame["predicted"]])
-    return made.table("speeds", "Speed", CLOCK)
+    builder.add("Realised (%)", [number(value, "{:.0f}") for value in faster])
+    builder.add("Predicted", [number(value) for value in frame["predicted"]])
+    return builder.table("speeds", "Speed", CLOCK)

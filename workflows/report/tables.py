@@ -40,18 +40,18 @@ def make_tables(results: Results, frames: Frames, seeds_of: str = "") -> Tables:
 
 def retain_tables(results: Results, frames: Frames, seeds_of: str) -> Tables:
     """The main table per protocol, with the marks of every task."""
-    found: Tables = {}
+    tables: Tables = {}
     for match, own in _by_match(frames):
         panels = [panel for panel in results.panels if panel.match == match]
         both = with_speed(own["retain"], own["speeds"])
-        _add(found, retain_table(both, panels, seeds_of), match)
-    return found
+        _add(tables, retain_table(both, panels, seeds_of), match)
+    return tables
 
 
 def frame_tables(frames: Frames) -> Tables:
     """Name -> the tables that follow from frames alone, in the page's order; none is empty."""
     titles = dict(zip(frames["retain"]["row"], frames["retain"]["title"], strict=True))
-    found: Tables = {}
+    tables: Tables = {}
     for match, own in _by_match(frames):
         opponents = dict.fromkeys(own["differences"]["against"])
         for table in (
@@ -61,18 +61,18 @@ def frame_tables(frames: Frames) -> Tables:
             cost_table(own["costs"]),
             speed_table(own["speeds"]),
         ):
-            _add(found, table, match)
+            _add(tables, table, match)
     for table in (noise_table(frames["noise"]), score_table(frames["scores"], titles)):
-        found[table.name] = [table]
+        tables[table.name] = [table]
     for table in (
         *order_tables(frames["paper_order"], frames["paper_agreement"]),
         *value_tables(frames["paper_values"]),
     ):
-        same = found.setdefault(table.name, [])
+        same = tables.setdefault(table.name, [])
         same.append(
             dataclasses.replace(table, name=f"{table.name}_{table.match}") if same else table
         )
-    full = {name: [table for table in same if table.lines] for name, same in found.items()}
+    full = {name: [table for table in same if table.lines] for name, same in tables.items()}
     return {name: same for name, same in full.items() if same}
 
 
@@ -90,9 +90,9 @@ def _by_match(frames: Frames) -> list[tuple[str, Frames]]:
     ]
 
 
-def _add(found: Tables, table: Table, match: str) -> None:
+def _add(tables: Tables, table: Table, match: str) -> None:
     """Under its name; the first protocol keeps the plain names of the files."""
-    same = found.setdefault(table.name, [])
+    same = tables.setdefault(table.name, [])
     name = f"{table.name}_{match}" if same else table.name
     note = f"{MATCHES[match]} {table.note}"  # type: ignore[index]
     same.append(dataclasses.replace(table, name=name, match=match, note=note))

@@ -46,10 +46,10 @@ def _out_of_order(sizes: tuple[int, ...]) -> list[int]:
     The coefficients of the Gaussian multinomial [n; sizes] (MacMahon), a product of Gaussian
     binomials.
     """
-    counts, placed = [1], 0
+    counts, total = [1], 0
     for size in sizes:
-        placed += size
-        counts = _product(counts, _gaussian(placed, size))
+        total += size
+        counts = _product(counts, _gaussian(total, size))
     return counts
 
 
@@ -64,8 +64,8 @@ def _gaussian(n: int, k: int) -> list[int]:
 
 def _product(first: Sequence[int], second: Sequence[int]) -> list[int]:
     """Of two polynomials."""
-    found = [0] * (len(first) + len(second) - 1)
+    product = [0] * (len(first) + len(second) - 1)
     for i, a in enumerate(first):
         for j, b in enumerate(second):
-            found[i + j] += a * b
-    return found
+            product[i + j] += a * b
+    return product

@@ -36,8 +36,8 @@ class Shape:
     def matrices(self, bypass: float) -> float:
         """Parameters of the layers that multiply one token's state, mean over tokens."""
         routed = (1 - bypass) * self.ffn + bypass * self.adapter + self.router
-        kept = self.layers - self.routed
-        return self.layers * self.attention + kept * self.ffn + self.routed * routed
+        dense = self.layers - self.routed
+        return self.layers * self.attention + dense * self.ffn + self.routed * routed
 
 
 def prefill_flops(shape: Shape, sequences: int, length: int, bypass: float) -> float:

@@ -70,10 +70,10 @@ def far_in_training(record: Record) -> dict[str, float]:
 
     Such a row was brought to its budget by the threshold alone, at which it was not trained.
     """
-    trained = record.fit.trained_skip if record.fit is not None else None
+    skips = record.fit.trained_skip if record.fit is not None else None
     return {
         kind: skip
-        for kind, skip in (trained or {}).items()
+        for kind, skip in (skips or {}).items()
         if not met(record.budget, skip, TRAINED_TOLERANCE)
     }
 

@@ -35,20 +35,20 @@ def check_comparable(records: Sequence[Record]) -> None:
     """
     for record in records:
         _check_protocol(record)
-    done = [record for record in records if record.done]
-    seen: dict[Any, tuple[Score, Record]] = {}
-    for record in done:
+    finished = [record for record in records if record.done]
+    columns: dict[Any, tuple[Score, Record]] = {}
+    for record in finished:
         for key, score, fields in _columns(record):
-            known, other = seen.setdefault(key, (score, record))
-            difference = score_difference(known, score, fields)
+            first, other = columns.setdefault(key, (score, record))
+            difference = score_difference(first, score, fields)
             if difference:
                 raise ValueError(
                     f"rows '{other.row}' and '{record.row}' were scored {difference}; "
                     "evaluate them again under one suite"
                 )
-    _refuse(done, "harness versions (lm_eval)", lambda record: record.versions.get("lm_eval"))
+    _refuse(finished, "harness versions (lm_eval)", lambda record: record.versions.get("lm_eval"))
     counted = "ways of counting a context of several answers (share_prefix)"
-    _refuse(done, counted, lambda record: record.evaluation.share_prefix)
+    _refuse(finished, counted, lambda record: record.evaluation.share_prefix)
     for name in dict.fromkeys(record.backbone.name for record in records):
         same = [record for record in records if record.backbone.name == name]
         _refuse(same, f"backbones under the name '{name}'", lambda record: record.backbone.hash)
@@ -67,37 +67,37 @@ def _check_protocol(record: Record) -> None:
     """A row that decides per token meets a budget by one protocol; every other run names none."""
     applies = record.kind == "dynamic" and record.budget is not None
     if applies != (record.match is not None):
-        said = "says no protocol of matching" if applies else f"says '{record.match}'"
+        statement = "says no protocol of matching" if applies else f"says '{record.match}'"
         raise ValueError(
-            f"row '{record.row}' {said} (match), {'pooled or split' if applies else 'null'} "
+            f"row '{record.row}' {statement} (match), {'pooled or split' if applies else 'null'} "
             "belongs there; fit it again"
         )
 
 
 def score_difference(
-    known: Score, score: Score, fields: Mapping[str, str] = MappingProxyType(SAME_SCORE)
+    first: Score, score: Score, fields: Mapping[str, str] = MappingProxyType(SAME_SCORE)
 ) -> str:
     """What two scores do not share, as words behind "were scored"; mostly empty."""
     for field, words in fields.items():
-        values = getattr(known, field), getattr(score, field)
+        values = getattr(first, field), getattr(score, field)
         if values[0] != values[1]:
             return f"{words} '{score.task}' ({values[0]} and {values[1]})"
     return ""
 
 
-def _refuse(records: Sequence[Record], what: str, read: Callable[[Record], Any]) -> None:
+def _refuse(records: Sequence[Record], what: str, setting: Callable[[Record], Any]) -> None:
     for record in records:
-        if read(record) != read(records[0]):
+        if setting(record) != setting(records[0]):
             raise ValueError(
                 f"rows '{records[0].row}' and '{record.row}' have different {what}: "
-                f"{read(records[0])} and {read(record)}; evaluate them again"
+                f"{setting(records[0])} and {setting(record)}; evaluate them again"
             )
 
 
 def code_by_part(records: Sequence[Record]) -> dict[str, list[str]]:
     """File or folder of the checkout -> hashes of what stood there when records were made."""
-    found: dict[str, set[str]] = {}
+    hashes: dict[str, set[str]] = {}
     for record in records:
         for part, code in [*record.code.items(), *(record.fit_code or {}).items()]:
-            found.setdefault(part, set()).add(code)
-    return {part: sorted(found[part]) for part in sorted(found)}
+            hashes.setdefault(part, set()).add(code)
+    return {part: sorted(hashes[part]) for part in sorted(hashes)}

@@ -12,7 +12,7 @@ import pandas as pd
 from workflows.stats.comparable import SAME_HEADLINE, score_difference
 from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import difference, interval, paired_difference
-from workflows.stats.versus import tested
+from workflows.stats.versus import test_columns
 
 
 def comparison_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
@@ -43,11 +43,11 @@ def _lines(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
     _check(one, two)
     mine, theirs = ({line.name: line for line in panel.done} for panel in (one, two))
     for name, measure in product(dict.fromkeys([*mine, *theirs]), one.samples):
-        compared = _line(one, mine.get(name), measure, "a")
-        compared |= _line(two, theirs.get(name), measure, "b")
+        columns = _line(one, mine.get(name), measure, "a")
+        columns |= _line(two, theirs.get(name), measure, "b")
         if name in mine and name in theirs:
-            compared |= _difference(one, mine[name], two, theirs[name], measure)
-        yield compared
+            columns |= _difference(one, mine[name], two, theirs[name], measure)
+        yield columns
 
 
 def shared_panels(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple[Panel, Panel]]:
@@ -70,17 +70,17 @@ def _check(one: Panel, two: Panel) -> None:
         )
     first, second = (panel.reference.first for panel in (one, two))
     heads, others = first.headlines, second.headlines
-    known = {(s.task, s.metric, s.filter): s for s in first.scores}
-    told = [
+    scores = {(s.task, s.metric, s.filter): s for s in first.scores}
+    differences = [
         score_difference(heads[task], others[task], SAME_HEADLINE)
         for task in one.samples
         if task in heads
     ]
     for score in second.scores:
-        other = known.get((score.task, score.metric, score.filter), score)
-        told.append(score_difference(other, score))
-    if found := next(filter(None, told), None):
-        raise ValueError(f"the folders were scored {found}")
+        other = scores.get((score.task, score.metric, score.filter), score)
+        differences.append(score_difference(other, score))
+    if words := next(filter(None, differences), None):
+        raise ValueError(f"the folders were scored {words}")
 
 
 def _line(panel: Panel, line: Line | None, measure: str, side: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) 
         "difference": 100 * (after.value - before.value),
         "low": 100 * low,
         "high": 100 * high,
-        **tested(theirs, mine, measure, draws),
+        **test_columns(theirs, mine, measure, draws),
     }
 
 
@@ -119,7 +119,7 @@ def equality_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFr
     runs = [run for pair in shared_panels(first, second) for run in _shared_runs(*pair)]
     frame = pd.DataFrame(runs, columns=["key", "rows", "weights", "items", "retain"])
     # A run that is the same under every protocol stands in the panels of all.
-    found = (
+    counts = (
         frame.drop_duplicates("key")
         .groupby("rows")
         .agg(
@@ -129,7 +129,7 @@ def equality_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFr
             retain=("retain", "max"),
         )
     )
-    return found.reset_index()
+    return counts.reset_index()
 
 
 def _shared_runs(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:

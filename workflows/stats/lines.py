@@ -137,28 +137,28 @@ def make_panels(
     panels = []
     for backbone, match in _panels(records):
         lines = _lines(records, items, backbone, match)
-        found = [line for line in lines if line.row == reference_row and line.done]
-        if not found:
+        references = [line for line in lines if line.row == reference_row and line.done]
+        if not references:
             raise ValueError(f"backbone '{backbone}' has no record of the row '{reference_row}'")
         runs = {line.name: line.runs for line in lines if line.done}
-        base = found[0].runs
+        base = references[0].runs
         tasks = [t for t in retain_tasks if any(t not in run or run[t].any() for run in base)]
         if not tasks:
             raise ValueError(f"'{reference_row}' on '{backbone}' solves nothing, so no Retain is")
-        samples = bootstrap(runs, found[0].name, tasks, resamples)
-        panels.append(Panel(match, lines, found[0], tasks, samples))
+        samples = bootstrap(runs, references[0].name, tasks, resamples)
+        panels.append(Panel(match, lines, references[0], tasks, samples))
     return panels
 
 
 def _panels(records: Sequence[Record]) -> list[tuple[str, Protocol]]:
     """Backbone and protocol of every panel; pooled where no row tells two kinds of token apart."""
-    asked = dict.fromkeys((record.backbone.name, record.match) for record in records)
-    backbones = dict.fromkeys(backbone for backbone, _ in asked)
+    pairs = dict.fromkeys((record.backbone.name, record.match) for record in records)
+    backbones = dict.fromkeys(backbone for backbone, _ in pairs)
     return [
         (backbone, match)
         for match in PROTOCOLS
         for backbone in backbones
-        if (backbone, match) in asked or (match == "pooled" and (backbone, "split") not in asked)
+        if (backbone, match) in pairs or (match == "pooled" and (backbone, "split") not in pairs)
     ]
 
 

@@ -38,7 +38,7 @@ def noise_frame(
         means, base = (
             {task: float(part[task].mean()) for task in retain_tasks} for part in (again, run)
         )
-        moved = [abs(float(again[task].mean() - run[task].mean())) for task in run]
+        changes = [abs(float(again[task].mean() - run[task].mean())) for task in run]
         lines.append(
             {
                 "backbone": repeat.backbone.name,
@@ -48,7 +48,7 @@ def noise_frame(
                 "items": sum(len(values) for values in run.values()),
                 "changed": sum(int(np.sum(again[task] != run[task])) for task in run),
                 "retain": 100 * float(retain(means, base)),
-                "largest": 100 * max(moved),
+                "largest": 100 * max(changes),
             }
         )
     columns = "backbone row batch_size against items changed retain largest".split()
@@ -67,10 +67,10 @@ def _same_items(frame: pd.DataFrame, repeat: Record, run: Run) -> Run:
 
 def _reference(panels: Sequence[Panel], repeat: Record) -> tuple[Record, Run, Sequence[str]]:
     """The record that a repeat repeats, with its items and the tasks of the Retain."""
-    wanted = repeat.backbone.name, repeat.row, repeat.seed
+    key = repeat.backbone.name, repeat.row, repeat.seed
     for panel in panels:
         for record, run in panel.reference.pairs:
-            if wanted == (panel.reference.backbone, record.row, record.seed):
+            if key == (panel.reference.backbone, record.row, record.seed):
                 return record, run, panel.retain_tasks
     raise ValueError(
         f"a noise record of row '{repeat.row}', seed {repeat.seed}, on "

@@ -44,9 +44,9 @@ def holm(values: Sequence[float]) -> Floats:
     """
     p = np.asarray(values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
-    stepped = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
+    products = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
     adjusted = np.empty_like(p)
-    adjusted[order] = np.maximum.accumulate(stepped)
+    adjusted[order] = np.maximum.accumulate(products)
     return adjusted
 
 

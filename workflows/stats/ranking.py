@@ -33,10 +33,10 @@ def places(values: Sequence[float], lower_is_better: bool = False) -> list[int]:
         values: One number per competitor; NaN never gets a place.
         lower_is_better: Whether the smallest is best.
     """
-    printed = np.round(np.asarray(values, dtype=np.float64), DIGITS)
-    order = np.unique(printed[~np.isnan(printed)])
-    ranked = [float(value) for value in (order if lower_is_better else order[::-1])[:2]]
-    return [ranked.index(value) + 1 if value in ranked else 0 for value in printed.tolist()]
+    rounded = np.round(np.asarray(values, dtype=np.float64), DIGITS)
+    order = np.unique(rounded[~np.isnan(rounded)])
+    best = [float(value) for value in (order if lower_is_better else order[::-1])[:2]]
+    return [best.index(value) + 1 if value in best else 0 for value in rounded.tolist()]
 
 
 def fields(panel: Panel) -> list[list[Line]]:
@@ -54,9 +54,9 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
     A headline metric of which less is better, as a perplexity, is no mean over items here, so
     nothing says who is tied.
     """
-    found = {}
+    marks_of = {}
     heads = panel.reference.first.headlines
-    falling = [task for task, score in heads.items() if not score.higher_is_better]
+    perplexities = [task for task, score in heads.items() if not score.higher_is_better]
     for field in fields(panel):
         for measure, samples in panel.samples.items():
             values = [100 * samples[line.name].value for line in field]
@@ -64,18 +64,18 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
             for line, place in zip(field, places(values), strict=True):
                 apart = difference(samples[line.name], best)
                 tied = place != 1 and interval(apart)[0] <= 0
-                found[line.name, measure] = Mark(place, tied)
-        for task in falling:
+                marks_of[line.name, measure] = Mark(place, tied)
+        for task in perplexities:
             values = [_mean_score(line, task) for line in field]
             for line, place in zip(field, places(values, lower_is_better=True), strict=True):
-                found[line.name, task] = Mark(place)
-    return found
+                marks_of[line.name, task] = Mark(place)
+    return marks_of
 
 
 def _mean_score(line: Line, task: str) -> float:
     """Of its headline metric, over seeds."""
-    found = [record.headlines for record in line.records]
-    values = [heads[task].value for heads in found if task in heads]
+    headlines = [record.headlines for record in line.records]
+    values = [heads[task].value for heads in headlines if task in heads]
     return float(np.mean(values)) if values else float("nan")
 
 
@@ -100,12 +100,12 @@ def _ranks(panel: Panel, field: Sequence[Line]) -> Iterator[dict[str, Any]]:
     samples = [panel.samples[RETAIN][line.name] for line in field]
     values = np.array([sample.value for sample in samples])
     ranks = stats.rankdata(-values, method="min")
-    drawn = stats.rankdata([-sample.draws for sample in samples], method="min", axis=0)
+    rank_draws = stats.rankdata([-sample.draws for sample in samples], method="min", axis=0)
     best = int(np.argmax(values))
     for number, (line, sample) in enumerate(zip(field, samples, strict=True)):
         apart = difference(sample, samples[best]) if number != best else np.zeros(1)
         (low, high), behind = interval(sample.draws), interval(apart)
-        place = np.quantile(drawn[number], [0.025, 0.975], method="nearest")
+        place = np.quantile(rank_draws[number], [0.025, 0.975], method="nearest")
         yield line.labels | {
             "retain": 100 * sample.value,
             "retain_low": 100 * low,
@@ -113,7 +113,7 @@ def _ranks(panel: Panel, field: Sequence[Line]) -> Iterator[dict[str, Any]]:
             "rank": int(ranks[number]),
             "rank_low": int(place[0]),
             "rank_high": int(place[1]),
-            "first": 100 * float((drawn[number] == 1).mean()),
+            "first": 100 * float((rank_draws[number] == 1).mean()),
             "behind": 100 * float(values[best] - sample.value),
             "behind_low": 100 * behind[0],
             "behind_high": 100 * behind[1],

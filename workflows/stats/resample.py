@@ -134,20 +134,20 @@ def bootstrap(
         for (name, runs), end in zip(lines.items(), ends, strict=True)
     }
     first = next(iter(lines.values()))[0]
-    points, drawn, base, drawn_base = {}, {}, {}, {}
+    points, replicates, base, base_replicates = {}, {}, {}, {}
     for task in dict.fromkeys([*retain_tasks, *first]):
         values = _stack(lines, task)
         mean = values[parts[reference]].mean(axis=0)
         rng = _generator(seed, "items", task)
         points[task], base[task] = values.mean(axis=1), float(mean.mean())
-        drawn[task], solved = _resample(values, mean, resamples, rng)
+        replicates[task], base_means = _resample(values, mean, resamples, rng)
         # A draw in which the reference solves nothing counts half an item: few items have them.
-        drawn_base[task] = np.maximum(solved, 0.5 / len(mean))
+        base_replicates[task] = np.maximum(base_means, 0.5 / len(mean))
     points[RETAIN] = retain({task: points[task] for task in retain_tasks}, base)
-    drawn[RETAIN] = retain({task: drawn[task] for task in retain_tasks}, drawn_base)
+    replicates[RETAIN] = retain({task: replicates[task] for task in retain_tasks}, base_replicates)
     return {
         measure: {
-            name: _sample(values[part], drawn[measure][part], seed, measure, name)
+            name: _sample(values[part], replicates[measure][part], seed, measure, name)
             for name, part in parts.items()
         }
         for measure, values in points.items()
@@ -172,18 +172,18 @@ def mean_of_tasks(
     Raises:
         ValueError: The reference solves nothing of a task.
     """
-    points, drawn = {}, {}
-    base, drawn_base = dict.fromkeys(tasks, 1.0), {task: np.ones(1) for task in tasks}
+    points, replicates = {}, {}
+    base, base_replicates = dict.fromkeys(tasks, 1.0), {task: np.ones(1) for task in tasks}
     for task in tasks:
         points[task] = samples[task][name].points
-        drawn[task] = samples[task][name].replicates
+        replicates[task] = samples[task][name].replicates
         if reference is not None:
             other = samples[task][reference]
             base[task], by_items = other.value, other.chance.by_items
             # A draw in which it solves nothing takes the smallest of the others.
-            drawn_base[task] = np.maximum(by_items, by_items[by_items > 0].min(initial=1.0))
-    found, replicates = retain(points, base), retain(drawn, drawn_base)
-    return _sample(found, replicates, seed, "mean of tasks", name)
+            base_replicates[task] = np.maximum(by_items, by_items[by_items > 0].min(initial=1.0))
+    means = retain(points, base)
+    return _sample(means, retain(replicates, base_replicates), seed, "mean of tasks", name)
 
 
 def difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
@@ -205,17 +205,17 @@ def interval(draws: Floats) -> tuple[float, float]:
 
 def _stack(lines: Mapping[str, Sequence[Run]], task: str) -> Floats:
     """Item values of one task, (runs, n)."""
-    stacked: list[Floats] = []
+    rows: list[Floats] = []
     for name, runs in lines.items():
         for run in runs:
             if task not in run:
                 raise ValueError(f"'{name}' was not scored on task '{task}'")
-            if stacked and len(run[task]) != len(stacked[0]):
+            if rows and len(run[task]) != len(rows[0]):
                 raise ValueError(
-                    f"task '{task}': '{name}' has {len(run[task])} items, others {len(stacked[0])}"
+                    f"task '{task}': '{name}' has {len(run[task])} items, others {len(rows[0])}"
                 )
-            stacked.append(run[task])
-    return np.stack(stacked)
+            rows.append(run[task])
+    return np.stack(rows)
 
 
 def _resample(

@@ -32,10 +32,10 @@ def speed_frame(panels: Sequence[Panel], speeds: Speeds) -> pd.DataFrame:
     ``speed`` is dense over row; ``bypass`` (units left out) and ``realised`` are in percent.
     """
     lines = [
-        line.labels | _measured(found)
+        line.labels | _columns(measurement)
         for panel in panels
         for line in panel.done
-        for found in _of(line.records, speeds)
+        for measurement in _of(line.records, speeds)
     ]
     # A suite of pinned rows has no target at all.
     return pd.DataFrame(lines, columns=COLUMNS).astype({"target": float})
@@ -43,20 +43,24 @@ def speed_frame(panels: Sequence[Panel], speeds: Speeds) -> pd.DataFrame:
 
 def _of(records: Sequence[Record], speeds: Speeds) -> Sequence[Mapping[str, Any]]:
     """The measurements of a line's first run that was timed."""
-    timed = [speeds[key(record)] for record in records if key(record) in speeds]
-    return timed[0] if timed else []
+    measurements = [speeds[key(record)] for record in records if key(record) in speeds]
+    return measurements[0] if measurements else []
 
 
-def _measured(found: Mapping[str, Any]) -> dict[str, Any]:
-    low, high = found["interval"]
-    realised, bypass, bound = found["realised_share"], found["bypass"], found["bound"]
-    sequences = found["case"].split("x")[0]
-    predicted = found.get("predicted", {}).get(sequences)
+def _columns(measurement: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = measurement["interval"]
+    realised, bypass, bound = (
+        measurement["realised_share"],
+        measurement["bypass"],
+        measurement["bound"],
+    )
+    sequences = measurement["case"].split("x")[0]
+    predicted = measurement.get("predicted", {}).get(sequences)
     return {
-        "mode": found["mode"],
-        "case": found["case"],
+        "mode": measurement["mode"],
+        "case": measurement["case"],
         "bypass": None if bypass is None else 100 * bypass,
-        "speed": 1 / found["over_dense"],
+        "speed": 1 / measurement["over_dense"],
         "speed_low": 1 / high,
         "speed_high": 1 / low,
         "bound": None if bound is None else 1 / bound,
@@ -70,6 +74,6 @@ def with_speed(retain: pd.DataFrame, speeds: pd.DataFrame) -> pd.DataFrame:
     columns = {}
     for mode in ("prefill", "decode"):
         first = speeds[speeds["mode"] == mode].drop_duplicates(KEYS)
-        found = retain[KEYS].merge(first[[*KEYS, "speed"]], on=KEYS, how="left")["speed"]
-        columns[mode] = found.astype(float).round(3).tolist()
+        speed = retain[KEYS].merge(first[[*KEYS, "speed"]], on=KEYS, how="left")["speed"]
+        columns[mode] = speed.astype(float).round(3).tolist()
     return retain.assign(**columns)

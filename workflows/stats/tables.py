@@ -44,14 +44,14 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
     labels = line.labels | {"kind": line.first.kind, "seeds": len(line.records)}
     if not line.done:
         return labels | {"note": f"not applicable: {line.first.reason}"}
-    kept = panel.samples[RETAIN][line.name]
-    low, high = interval(kept.draws)
+    sample = panel.samples[RETAIN][line.name]
+    low, high = interval(sample.draws)
     return labels | {
         **_skips(panel, line),
         "skip_net": _mean(line, lambda record: record.rates["all"].skip_net),
         "skip_authors": _mean(line, lambda record: record.skip_authors),
-        "retain": 100 * kept.value,
-        "retain_std": _deviation(line, kept.points.tolist()),
+        "retain": 100 * sample.value,
+        "retain_std": _deviation(line, sample.points.tolist()),
         "retain_low": 100 * low,
         "retain_high": 100 * high,
         **_score_columns(line),
@@ -67,16 +67,16 @@ def _skips(panel: Panel, line: Line) -> dict[str, float | None]:
         "skip_prompt": [prompt_skip(record) for record in line.records],
         "skip_answer": [answer_skip(record, panel.retain_tasks) for record in line.records],
     }
-    found: dict[str, float | None] = {}
+    columns: dict[str, float | None] = {}
     for name, values in kinds.items():
-        known = [value for value in values if value is not None]
-        found[name] = 100 * float(np.mean(known)) if known else None
-        found[f"{name}_std"] = _deviation(line, known)
-    return found
+        numbers = [value for value in values if value is not None]
+        columns[name] = 100 * float(np.mean(numbers)) if numbers else None
+        columns[f"{name}_std"] = _deviation(line, numbers)
+    return columns
 
 
-def _mean(line: Line, read: Any, scale: float = 100) -> float:
-    return scale * float(np.mean([read(record) for record in line.records]))
+def _mean(line: Line, value: Any, scale: float = 100) -> float:
+    return scale * float(np.mean([value(record) for record in line.records]))
 
 
 def _deviation(line: Line, values: Sequence[float]) -> float | None:
@@ -100,8 +100,8 @@ def _score_columns(line: Line) -> dict[str, float]:
 
 def _note(panel: Panel, line: Line) -> str:
     """What a reader must know of a line: budget, causality, one-way gates, code."""
-    told = [_missed(line, panel.retain_tasks), _ended_training(line, panel.retain_tasks)]
-    words = [sentence for sentence in told if sentence]
+    sentences = [_missed(line, panel.retain_tasks), _ended_training(line, panel.retain_tasks)]
+    words = [sentence for sentence in sentences if sentence]
     # Only a model whose routes pads would change is scored in batches of one length.
     if line.first.evaluation.equal_lengths:
         words.append("not causal")
@@ -124,15 +124,15 @@ def _twins(panel: Panel, line: Line) -> list[str]:
 
 def _missed(line: Line, retain_tasks: Sequence[str]) -> str:
     """By how much runs missed their budget, each judged by itself; empty if none did."""
-    found: dict[str, list[float]] = {}
+    misses_of: dict[str, list[float]] = {}
     for record in line.records:
         for kind, excess in misses(record, retain_tasks).items():
             who = "" if kind == "all" else f"{kind} "
             side = "over" if excess > 0 else "under"
-            found.setdefault(f"{who}{side} budget by", []).append(abs(excess))
+            misses_of.setdefault(f"{who}{side} budget by", []).append(abs(excess))
     return "; ".join(
         f"{words} {100 * max(missed):.1f}{_of(line, len(missed))}"
-        for words, missed in sorted(found.items())
+        for words, missed in sorted(misses_of.items())
     )
 
 
@@ -144,11 +144,11 @@ def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
     budget = line.budget or 0.0
     record, skips = max(far, key=lambda run: max(abs(skip - budget) for skip in run[1].values()))
     of = {"pooled": "", "prompt": " of prompts", "answer": " of answer tokens"}
-    told = " and ".join(f"{100 * skip:.1f} % skip{of[kind]}" for kind, skip in skips.items())
+    text = " and ".join(f"{100 * skip:.1f} % skip{of[kind]}" for kind, skip in skips.items())
     if record.fit is not None and record.fit.threshold is not None:
-        made = "" if misses(record, retain_tasks) else " made the budget"
-        told += f", threshold {record.fit.threshold:.2f}{made}"
-    return f"ended training at {told}{_of(line, len(far))}"
+        met = "" if misses(record, retain_tasks) else " made the budget"
+        text += f", threshold {record.fit.threshold:.2f}{met}"
+    return f"ended training at {text}{_of(line, len(far))}"
 
 
 def _of(line: Line, runs: int) -> str:
@@ -223,12 +223,12 @@ def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:
             f"fit_{name}": float(np.mean([getattr(fit, key) for fit in fits])) if fits else None
             for name, key in (("seconds", "seconds"), ("memory_mb", "peak_memory_mb"))
         }
-        trained = fits[0].trained_parameters if fits else None
+        parameters = fits[0].trained_parameters if fits else None
         lines.append(
             line.labels
             | {
-                "trained_parameters": trained,
-                "training_tokens": _training_tokens(line.first) if trained else None,
+                "trained_parameters": parameters,
+                "training_tokens": _training_tokens(line.first) if parameters else None,
                 **fitted,
                 "scored_tokens": _mean(line, lambda record: record.rates["all"].tokens, 1),
                 "scoring_seconds": _mean(line, lambda record: record.evaluation.seconds, 1),
@@ -276,8 +276,8 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
             shares[layer] = 0.0
         for layer in {unit.layer for unit in record.units}:
             units = [unit for unit in record.units if unit.layer == layer]
-            ran = sum(unit.parameters * unit.executed for unit in units)
-            shares[layer] = ran / sum(unit.parameters for unit in units)
+            executed = sum(unit.parameters * unit.executed for unit in units)
+            shares[layer] = executed / sum(unit.parameters for unit in units)
         lines.setdefault(tuple(labels.values()), labels | dict(enumerate(shares)))
     return pd.DataFrame(list(lines.values())).astype({"target": float})
 

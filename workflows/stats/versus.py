@@ -68,12 +68,12 @@ def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str
         "difference": 100 * (mine.value - theirs.value),
         "low": 100 * low,
         "high": 100 * high,
-        **tested(line, other, measure, draws),
+        **test_columns(line, other, measure, draws),
         "items_needed": items_needed(error, items) if error > 0 else None,
     }
 
 
-def tested(line: Line, other: Line, measure: str, draws: Floats) -> dict[str, Any]:
+def test_columns(line: Line, other: Line, measure: str, draws: Floats) -> dict[str, Any]:
     """Columns won, lost, test, p of one measure.
 
     McNemar's exact test knows items alone, so it is for two single runs whose items are right or

@@ -13,7 +13,7 @@ import pytest
 from tests import steps
 from tests.records import NASTY, TOKENS, write_full_suite
 from workflows.report.frames import make_frames
-from workflows.report.page import embedded
+from workflows.report.page import embed
 from workflows.report.page_data import MOST, POINTS, page_data, shown_decision
 from workflows.report.published import REFERENCE
 from workflows.report.results import read_results
@@ -150,9 +150,9 @@ def test_no_text_gets_out_of_the_data(page: str) -> None:
     assert page.count("</script>") == 2
     assert NASTY not in page
     assert "\u2028" not in page
-    assert json.loads(embedded({"x": [NASTY, 1.5, None]})) == {"x": [NASTY, 1.5, None]}
+    assert json.loads(embed({"x": [NASTY, 1.5, None]})) == {"x": [NASTY, 1.5, None]}
     with pytest.raises(ValueError, match="JSON"):
-        embedded(float("nan"))
+        embed(float("nan"))
 
 
 def test_fits_behind_a_deviation_between_seeds_are_told_where_they_differ() -> None:

@@ -230,7 +230,7 @@ def test_a_headline_that_falls_as_it_improves_stays_out_of_the_retain(tmp_path: 
     assert "text" not in found.settings["retain_tasks"]
     (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["a", "text"]}))
     found = read_results(tmp_path)
-    assert gaps(found) == ["Retain leaves out text: the headline metric falls as it improves."]
+    assert gaps(found) == ["Retain leaves out text: of the headline metric less is better."]
     assert found.panels[0].retain_tasks == ["a"]
     (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["text"]}))
     with pytest.raises(ValueError, match="of each headline metric less is better"):

@@ -94,8 +94,13 @@ def _draw(data: Data, columns: int, folder: Path) -> None:
     with use():
         for name, draw in FIGURES.items():
             for suffix, figure in draw(data, columns).items():
-                for kind, metadata in METADATA.items():
-                    figure.savefig(below / f"{name}{suffix}.{kind}", metadata=metadata)
+                _save(figure, below / f"{name}{suffix}")
+
+
+def _save(figure: Figure, file: Path) -> None:
+    """One figure in every format; ``file`` without an ending."""
+    for kind, metadata in METADATA.items():
+        figure.savefig(f"{file}.{kind}", metadata=metadata)
 
 
 def _draw_silently(data: Data, columns: int, folder: Path) -> None:

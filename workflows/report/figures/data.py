@@ -51,12 +51,12 @@ class Data:
 
 def run_frames(records: Sequence[Record], files: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """``settings``, ``curves``, ``routes``, ``directions`` of the runs of a suite, by name."""
-    done = [(record, file) for record, file in zip(records, files, strict=True) if record.done]
+    finished = [(record, file) for record, file in zip(records, files, strict=True) if record.done]
     return {
-        "settings": settings_frame([record for record, _ in done]),
-        "curves": curve_frame(done),
-        "routes": route_frame([record for record, _ in done]),
-        "directions": direction_frame([record for record, _ in done]),
+        "settings": settings_frame([record for record, _ in finished]),
+        "curves": curve_frame(finished),
+        "routes": route_frame([record for record, _ in finished]),
+        "directions": direction_frame([record for record, _ in finished]),
     }
 
 
@@ -77,12 +77,12 @@ def settings_frame(records: Sequence[Record]) -> pd.DataFrame:
 
 def direction_frame(records: Sequence[Record]) -> pd.DataFrame:
     """``column`` (``task:metric``) of every headline, and whether ``higher_is_better`` in it."""
-    found = {
+    directions = {
         f"{task}:{score.metric}": score.higher_is_better
         for record in records
         for task, score in record.headlines.items()
     }
-    frame = pd.DataFrame(found.items(), columns=["column", "higher_is_better"])
+    frame = pd.DataFrame(directions.items(), columns=["column", "higher_is_better"])
     return frame.astype({"higher_is_better": bool})
 
 
@@ -92,19 +92,19 @@ def curve_frame(runs: Sequence[tuple[Record, Path]]) -> pd.DataFrame:
     Columns: those of ``CURVES``; ``skip`` in percent of the dense parameters, ``alpha`` (weight of
     the penalty) and ``skip`` empty where nothing is routed.
     """
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    curves: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record, file in runs:
         lead = _lead(record)
         name = tuple(str(lead[key]) for key in KEYS)
-        if name in found:
+        if name in curves:
             continue
         lines = [
             lead | {key: point.get(key) for key in ("update", "loss", "skip", "alpha")}
             for point in read_decisions(file).get("training", [])
         ]
         if lines:
-            found[name] = lines
-    frame = pd.DataFrame([line for lines in found.values() for line in lines], columns=CURVES)
+            curves[name] = lines
+    frame = pd.DataFrame([line for lines in curves.values() for line in lines], columns=CURVES)
     numbers = frame.astype({"skip": float, "alpha": float, "target": float})
     return numbers.assign(skip=100 * numbers["skip"])
 
@@ -117,29 +117,29 @@ def route_frame(records: Sequence[Record]) -> pd.DataFrame:
     whether the token's output is scored; ``title`` names the part of layers that is routed. First
     seeds only.
     """
-    found: dict[tuple[str, ...], list[pd.DataFrame]] = {}
+    routes: dict[tuple[str, ...], list[pd.DataFrame]] = {}
     for record in records:
         lead = _lead(record)
         name = tuple(str(lead[key]) for key in KEYS)
-        if name not in found and record.routes:
+        if name not in routes and record.routes:
             lead["title"] = unit_title(record)
-            found[name] = [_routed(record, route).assign(**lead) for route in record.routes]
-    frames = [frame for frames in found.values() for frame in frames]
+            routes[name] = [_prompt_frame(record, route).assign(**lead) for route in record.routes]
+    frames = [frame for frames in routes.values() for frame in frames]
     return pd.concat(frames)[ROUTES] if frames else pd.DataFrame(columns=ROUTES)
 
 
-def _routed(record: Record, route: Route) -> pd.DataFrame:
+def _prompt_frame(record: Record, route: Route) -> pd.DataFrame:
     """One prompt's tokens and layers."""
     tokens, layers = route.tokens, record.layers.dense
     units = record.units
     weights = np.array([unit.parameters for unit in units], dtype=float)
     of = np.array([unit.layer for unit in units])
     gates = np.array([[sign == "1" for sign in unit] for unit in route.executed], dtype=float)
-    ran = np.ones((layers, len(tokens)))
+    shares = np.ones((layers, len(tokens)))
     for layer in set(of.tolist()):
         own = of == layer
-        ran[layer] = weights[own] @ gates[own] / weights[own].sum()
-    ran[list(record.layers.removed)] = 0
+        shares[layer] = weights[own] @ gates[own] / weights[own].sum()
+    shares[list(record.layers.removed)] = 0
     places = np.tile(np.arange(len(tokens)), layers)
     return pd.DataFrame(
         {
@@ -148,7 +148,7 @@ def _routed(record: Record, route: Route) -> pd.DataFrame:
             "token": np.array(tokens, dtype=object)[places],
             "answer": places >= route.first_answer,
             "layer": np.repeat(np.arange(layers), len(tokens)),
-            "ran": ran.ravel(),
+            "ran": shares.ravel(),
         }
     )
 

@@ -11,8 +11,11 @@ from workflows.report.figures.lines import panel_title, parts, with_part
 from workflows.report.figures.style import (
     GREY,
     HOLLOW,
+    NO_TITLE,
     PITCH,
     SMALL,
+    TITLE,
+    Margins,
     legend,
     mark,
     sheet,
@@ -31,16 +34,16 @@ def differences(data: Data, columns: int) -> dict[str, Figure]:
     opponents = list(dict.fromkeys(main["against"]))
     against = FOCUS if FOCUS in opponents else next(iter(opponents), FOCUS)
     kinds = data.retain[["backbone", "row", "kind"]].drop_duplicates()
-    shown = main[main["against"] == against].merge(kinds, on=["backbone", "row"])
-    if shown.empty:
+    lines = main[main["against"] == against].merge(kinds, on=["backbone", "row"])
+    if lines.empty:
         return {}
     titles = data.retain.set_index("row")["title"]
-    told = f"Retain minus that of {titles[[against]].iloc[0]} (points)"
-    found = parts(with_part(shown, data.methods), MOST[columns])
-    return {suffix: _sheet(part, columns, told) for suffix, part in found.items()}
+    label = f"Retain minus that of {titles[[against]].iloc[0]} (points)"
+    sheets = parts(with_part(lines, data.methods), MOST[columns])
+    return {suffix: _sheet(part, columns, label) for suffix, part in sheets.items()}
 
 
-def _sheet(lines: pd.DataFrame, columns: int, told: str) -> Figure:
+def _sheet(lines: pd.DataFrame, columns: int, label: str) -> Figure:
     """One panel per backbone, protocol and target."""
     panels = [
         part.sort_values("difference", ascending=False)
@@ -48,13 +51,16 @@ def _sheet(lines: pd.DataFrame, columns: int, told: str) -> Figure:
     ]
     figure, axes = sheet(
         columns, [PITCH * (len(part) + 0.6) for part in panels], columns,
-        left=text_width(lines["title"]) + 0.12, right=text_width(lines.apply(_said, axis=1)) + 0.1,
-        below=0.2, titled=len(panels) > 1,
+        Margins(
+            left=text_width(lines["title"]) + 0.12,
+            right=text_width(lines.apply(_text, axis=1)) + 0.1,
+            top=TITLE if len(panels) > 1 else NO_TITLE, below=0.2,
+        ),
     )  # fmt: skip
     for axis, part in zip(axes, panels, strict=True):
         _panel(axis, part)
         axis.set_title(panel_title(part, lines))
-        axis.set_xlabel(told)
+        axis.set_xlabel(label)
     hollow = {} if (lines["p_holm"] < LEVEL).all() else {"hollow: not told from 0": HOLLOW}
     legend(figure, set(lines["kind"]), hollow)
     return figure
@@ -62,13 +68,13 @@ def _sheet(lines: pd.DataFrame, columns: int, told: str) -> Figure:
 
 def _panel(axis: Axes, part: pd.DataFrame) -> None:
     """The best on top; a hollow sign is not told from zero after Holm's correction."""
-    placed = part.assign(height=range(len(part)), hollow=~(part["p_holm"] < LEVEL))
-    for (kind, hollow), same in placed.groupby(["kind", "hollow"], sort=False):
+    lines = part.assign(height=range(len(part)), hollow=~(part["p_holm"] < LEVEL))
+    for (kind, hollow), same in lines.groupby(["kind", "hollow"], sort=False):
         span = (same["low"], same["high"])
         mark(axis, same["difference"], same["height"], kind, xspan=span, hollow=bool(hollow))
     for height, line in enumerate(part.to_dict("records")):
         axis.annotate(
-            _said(line), (1, height), (4, 0), xycoords=axis.get_yaxis_transform(),
+            _text(line), (1, height), (4, 0), xycoords=axis.get_yaxis_transform(),
             textcoords="offset points", fontsize=SMALL, va="center_baseline",
         )  # fmt: skip
     axis.axvline(0, color=GREY, linewidth=0.6, linestyle=":")
@@ -76,7 +82,7 @@ def _panel(axis: Axes, part: pd.DataFrame) -> None:
     axis.set_ylim(len(part) - 0.5, -0.6)
 
 
-def _said(line: pd.Series | dict) -> str:  # type: ignore[type-arg]
+def _text(line: pd.Series | dict) -> str:  # type: ignore[type-arg]
     """``−1.2 (−3.4 to +1.0)``."""
     text = f"{line['difference']:+.1f} ({line['low']:+.1f} to {line['high']:+.1f})"
     return text.replace("-", "−")

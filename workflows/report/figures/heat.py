@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from workflows.report.display import short_name
 from workflows.report.figures.data import Data
 from workflows.report.figures.lines import line_names, parts, with_part
-from workflows.report.figures.style import SMALL, inches, sheet, text_width
+from workflows.report.figures.style import SMALL, Margins, inches, sheet, text_width
 from workflows.stats.tables import protocol_column
 
 MOST = 40
@@ -27,20 +27,20 @@ def scores_per_task(data: Data, columns: int) -> dict[str, Figure]:
     Columns of which less is better, such as perplexities, are no percentages and left out.
     """
     lines = with_part(data.retain[data.retain["retain"].notna()], data.methods)
-    falling = set(data.directions.loc[~data.directions["higher_is_better"], "column"])
-    tasks = [name for name in lines.columns if ":" in name and name not in falling]
-    found = parts(_once(lines), MOST)
-    if len(found) > 1:
-        found = parts(lines, MOST)
-    return {suffix: _scores(_once(part), tasks, columns) for suffix, part in found.items()}
+    perplexities = set(data.directions.loc[~data.directions["higher_is_better"], "column"])
+    tasks = [name for name in lines.columns if ":" in name and name not in perplexities]
+    sheets = parts(_once(lines), MOST)
+    if len(sheets) > 1:
+        sheets = parts(lines, MOST)
+    return {suffix: _scores(_once(part), tasks, columns) for suffix, part in sheets.items()}
 
 
 def _once(lines: pd.DataFrame) -> pd.DataFrame:
     """The lines, one for what is the same under every protocol."""
     if lines["match"].nunique() < 2:
         return lines
-    named = lines.assign(match=protocol_column(lines))
-    return named.drop_duplicates(["backbone", "target", "match", "row"]).reset_index(drop=True)
+    labels = lines.assign(match=protocol_column(lines))
+    return labels.drop_duplicates(["backbone", "target", "match", "row"]).reset_index(drop=True)
 
 
 def _scores(lines: pd.DataFrame, tasks: Sequence[str], columns: int) -> Figure:
@@ -83,8 +83,7 @@ def _rows(
     """One panel with the names of rows beside it."""
     names = line_names(lines)
     figure, (axis,) = sheet(
-        columns, [PITCH * len(lines)], 1, left=text_width(names) + 0.12, right=right, top=top,
-        bottom=bottom,
+        columns, [PITCH * len(lines)], 1, Margins(text_width(names) + 0.12, right, top, bottom)
     )  # fmt: skip
     axis.set_yticks(range(len(lines)), names)
     return figure, axis

@@ -72,10 +72,10 @@ def _column(axes: Axes, marks: Sequence[Named], place: float, align: str) -> Non
     assert isinstance(figure, Figure)
     _, bottom, _, height = inches(axes)
     axes.autoscale_view()
-    shown = axes.transData.transform([(mark.x, mark.y) for mark in marks]) / figure.dpi
-    heights = slots(np.sort(shown[:, 1])[::-1], bottom + STEP / 2, bottom + height)
+    points = axes.transData.transform([(mark.x, mark.y) for mark in marks]) / figure.dpi
+    heights = slots(np.sort(points[:, 1])[::-1], bottom + STEP / 2, bottom + height)
     # The shortest pairing of points with places has no crossing.
-    far = np.hypot(shown[:, :1] - place, shown[:, 1:] - heights)
+    far = np.hypot(points[:, :1] - place, points[:, 1:] - heights)
     for number, slot in zip(*linear_sum_assignment(far), strict=True):
         mark = marks[number]
         leader = {
@@ -89,12 +89,12 @@ def _column(axes: Axes, marks: Sequence[Named], place: float, align: str) -> Non
         )  # fmt: skip
 
 
-def slots(wanted: np.ndarray, low: float, high: float) -> np.ndarray:
+def slots(heights: np.ndarray, low: float, high: float) -> np.ndarray:
     """Falling heights nearest to the wanted ones, a step apart, in [low, high] where they fit.
 
     Args:
         wanted: Falling, (N,).
     """
-    steps = STEP * np.arange(len(wanted))
-    even = isotonic_regression(wanted + steps, increasing=False).x
+    steps = STEP * np.arange(len(heights))
+    even = isotonic_regression(heights + steps, increasing=False).x
     return np.clip(even, low + steps[-1], max(high, low + steps[-1])) - steps

@@ -53,11 +53,11 @@ def of_run(frame: pd.DataFrame, run: Mapping[Any, Any]) -> pd.DataFrame:
 
 def panel_title(lines: pd.DataFrame, whole: pd.DataFrame) -> str:
     """What tells the lines of a panel from those of the whole figure; empty if nothing does."""
-    told = []
+    words = []
     for name, form in (("backbone", "{}"), ("match", "match {}"), ("target", "{:g} %")):
         if whole[name].nunique() > 1 and lines[name].nunique() == 1:
-            told.append(form.format(lines[name].dropna().iloc[0]))
-    return ", ".join(told)
+            words.append(form.format(lines[name].dropna().iloc[0]))
+    return ", ".join(words)
 
 
 def with_part(lines: pd.DataFrame, methods: Mapping[str, str]) -> pd.DataFrame:
@@ -75,19 +75,19 @@ def parts(lines: pd.DataFrame, most: int) -> dict[str, pd.DataFrame]:
     anything else. Of more sheets than ``SHEETS``, those of variants are left to the page, and where
     that does not do, all but the first of each target.
     """
-    found: dict[tuple[str, ...], pd.DataFrame] = {(): lines}
+    parts_of: dict[tuple[str, ...], pd.DataFrame] = {(): lines}
     for column in ORDER:
-        if max(len(part) for part in found.values()) <= most or column not in lines:
+        if max(len(part) for part in parts_of.values()) <= most or column not in lines:
             break
-        found = {
+        parts_of = {
             (*name, label): own
-            for name, part in found.items()
+            for name, part in parts_of.items()
             for label, own in _split(part, column).items()
             if _skips(own).any() or not _skips(lines).any()
         }
     sheets = [
         Sheet(name, start // most, part[start : start + most])
-        for name, part in found.items()
+        for name, part in parts_of.items()
         for start in range(0, len(part), most)
     ]
     if len(sheets) > SHEETS:
@@ -106,11 +106,13 @@ def _split(lines: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
     common = lines[column].isna()
     if column == "target":
         common &= ~_skips(lines)
-    known = list(dict.fromkeys(lines[~common][column].dropna()))
+    values = list(dict.fromkeys(lines[~common][column].dropna()))
     free = [None] if lines[~common][column].isna().any() else []
-    if len(known) + len(free) < 2:
+    if len(values) + len(free) < 2:
         return {"": lines}
-    return {_label(value): lines[common | _same(lines[column], value)] for value in [*known, *free]}
+    return {
+        _label(value): lines[common | _same(lines[column], value)] for value in [*values, *free]
+    }
 
 
 def _skips(lines: pd.DataFrame) -> pd.Series[Any]:

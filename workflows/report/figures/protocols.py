@@ -12,7 +12,10 @@ from workflows.report.figures.style import (
     FULL,
     GREY,
     HOLLOW,
+    NO_TITLE,
     PITCH,
+    TITLE,
+    Margins,
     legend,
     mark,
     sheet,
@@ -36,7 +39,10 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
     ]
     figure, axes = sheet(
         columns, [PITCH * (len(part) + 0.6) for part in panels], columns,
-        left=text_width(lines["title"]) + 0.2, right=0.1, below=0.2, titled=len(panels) > 1,
+        Margins(
+            left=text_width(lines["title"]) + 0.2, right=0.1,
+            top=TITLE if len(panels) > 1 else NO_TITLE, below=0.2,
+        ),
     )  # fmt: skip
     for axis, part in zip(axes, panels, strict=True):
         _panel(axis, part)
@@ -48,12 +54,12 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
 
 def _panel(axis: Axes, part: pd.DataFrame) -> None:
     """The best on top; from the hollow sign to the full one is what the place of skipping costs."""
-    placed = part.assign(height=range(len(part)))
+    lines = part.assign(height=range(len(part)))
     axis.plot(
-        placed[["retain_pooled", "retain_split"]].T, placed[["height", "height"]].T, color=GREY,
+        lines[["retain_pooled", "retain_split"]].T, lines[["height", "height"]].T, color=GREY,
         linestyle="-", linewidth=0.6, zorder=1,
     )  # fmt: skip
-    for kind, same in placed.groupby("kind", sort=False):
+    for kind, same in lines.groupby("kind", sort=False):
         apart = same[same["retain_pooled"] != same["retain_split"]]
         mark(axis, apart["retain_pooled"], apart["height"], str(kind), hollow=True)
         span = (same["retain_low_split"], same["retain_high_split"])

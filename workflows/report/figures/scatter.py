@@ -26,7 +26,10 @@ from workflows.report.figures.lines import KEYS, panel_title, with_part
 from workflows.report.figures.style import (
     GREY,
     KINDS,
+    NO_TITLE,
     PITCH,
+    TITLE,
+    Margins,
     inches,
     legend,
     mark,
@@ -60,10 +63,10 @@ def retain_over_skip(data: Data, columns: int) -> dict[str, Figure]:
     What nothing beats in both, Retain and skip, is the frontier; rows of one budget have none.
     """
     lines = with_part(data.retain[data.retain["retain"].notna()], data.methods)
-    shown = lines.rename(columns={"retain": "y", "retain_low": "low", "retain_high": "high"})
-    groups = [part for _, part in shown.groupby(["backbone", "match"], sort=False)]
-    panels = [(panel_title(part, shown), part) for part in groups]
-    extra = Extra(_nothing, {}) if _one_budget(shown) else Extra(_frontier, {"frontier": BAND})
+    marks = lines.rename(columns={"retain": "y", "retain_low": "low", "retain_high": "high"})
+    groups = [part for _, part in marks.groupby(["backbone", "match"], sort=False)]
+    panels = [(panel_title(part, marks), part) for part in groups]
+    extra = Extra(_nothing, {}) if _one_budget(marks) else Extra(_frontier, {"frontier": BAND})
     return _figures(panels, columns, "Retain (%)", extra)
 
 
@@ -85,16 +88,16 @@ def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
     if speeds.empty:
         return {}
     times = speeds.merge(data.retain[[*KEYS, "kind", "skip"]].dropna(subset="skip"), on=KEYS)
-    shown = with_part(times, data.methods).assign(
+    marks = with_part(times, data.methods).assign(
         y=1 / times["speed"], low=1 / times["speed_high"], high=1 / times["speed_low"],
         bound=1 / times["bound"],
     )  # fmt: skip
     panels: Panels = []
-    groups = shown.groupby(["backbone", "match", "mode", "case"], sort=False)
+    groups = marks.groupby(["backbone", "match", "mode", "case"], sort=False)
     for (_, _, mode, case), part in groups:
-        named = [f"{mode}, {case.replace('x', ' x ')}", panel_title(part, shown)]
-        panels.append((_joined(named), part))
-    if _one_budget(shown) and len(shown) <= LISTED * columns:
+        words = [f"{mode}, {case.replace('x', ' x ')}", panel_title(part, marks)]
+        panels.append((_join(words), part))
+    if _one_budget(marks) and len(marks) <= LISTED * columns:
         return {"": _lists(panels, columns)}
     return _figures(panels, columns, "time over dense", Extra(_bounds, {"bound": DASH}))
 
@@ -104,19 +107,19 @@ def _lists(panels: Panels, columns: int) -> Figure:
     names = pd.concat([part["title"] for _, part in panels])
     figure, axes = sheet(
         columns, [PITCH * (len(part) + 0.6) for _, part in panels], columns,
-        left=text_width(names) + 0.12, right=0.1, below=0.2,
+        Margins(left=text_width(names) + 0.12, right=0.1, below=0.2),
     )  # fmt: skip
     for axis, (title, part) in zip(axes, panels, strict=True):
-        placed = part.sort_values("y").assign(height=range(len(part)))
-        for kind, same in placed.groupby("kind", sort=False):
+        lines = part.sort_values("y").assign(height=range(len(part)))
+        for kind, same in lines.groupby("kind", sort=False):
             mark(axis, same["y"], same["height"], str(kind), xspan=(same["low"], same["high"]))
         axis.hlines(
-            placed["height"], placed["bound"], placed["y"], color=GREY, linewidth=0.5,
+            lines["height"], lines["bound"], lines["y"], color=GREY, linewidth=0.5,
             linestyle=":", zorder=0,
         )  # fmt: skip
-        axis.plot(placed["bound"], placed["height"], "|", color=GREY, markersize=5)
+        axis.plot(lines["bound"], lines["height"], "|", color=GREY, markersize=5)
         axis.axvline(1, color=GREY, linewidth=0.6, linestyle=":")
-        axis.set_yticks(range(len(part)), list(placed["title"]))
+        axis.set_yticks(range(len(part)), list(lines["title"]))
         axis.set_ylim(len(part) - 0.5, -0.6)
         axis.set_title(title)
         axis.set_xlabel("time over dense")
@@ -124,26 +127,26 @@ def _lists(panels: Panels, columns: int) -> Figure:
     return figure
 
 
-def _figures(panels: Panels, columns: int, told: str, extra: Extra) -> dict[str, Figure]:
+def _figures(panels: Panels, columns: int, label: str, extra: Extra) -> dict[str, Figure]:
     """Sheets of panels, as wide as the names allow and no taller than a page.
 
     Rows that are too many for one panel are split: those of the papers, and the variants of each.
     """
     if max(part["row"].nunique() for _, part in panels) <= MOST:
-        return _sheets("", panels, columns, told, extra)
+        return _sheets("", panels, columns, label, extra)
     main = [(title, part[part["part"] == ""]) for title, part in panels]
     families: Panels = [
-        (_joined([_family(own), title]), own)
+        (_join([_family(own), title]), own)
         for title, part in panels
         for _, own in part.groupby("family", sort=False)
         if (own["part"] != "").any()
     ]
-    others = _sheets("_variants", families, columns, told, extra)
-    return _sheets("", main, columns, told, extra) | others
+    others = _sheets("_variants", families, columns, label, extra)
+    return _sheets("", main, columns, label, extra) | others
 
 
-def _joined(told: Sequence[str]) -> str:
-    return ", ".join(filter(None, told))
+def _join(words: Sequence[str]) -> str:
+    return ", ".join(filter(None, words))
 
 
 def _family(lines: pd.DataFrame) -> str:
@@ -171,7 +174,7 @@ class Panel:
     def marks(self) -> list[Named]:
         """The last mark of each row, which carries its name."""
         last = self.rows.sort_values("skip").drop_duplicates("row", keep="last")
-        return [Named(*told) for told in zip(last["skip"], last["y"], last["title"], strict=True)]
+        return [Named(*mark) for mark in zip(last["skip"], last["y"], last["title"], strict=True)]
 
     @property
     def height(self) -> float:
@@ -181,8 +184,8 @@ class Panel:
     def limits(self) -> tuple[float, float]:
         """Of y, with a margin."""
         whole = pd.concat([self.rows, self.levels])
-        shown = [whole[name] for name in ("low", "high", "y", "bound") if name in whole]
-        values = np.concatenate([np.asarray(values, dtype=float) for values in shown])
+        columns = [whole[name] for name in ("low", "high", "y", "bound") if name in whole]
+        values = np.concatenate([np.asarray(values, dtype=float) for values in columns])
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
         margin = 0.04 * (high - low)
         return low - margin, high + margin
@@ -207,34 +210,33 @@ class Panel:
 
 
 def _sheets(
-    suffix: str, panels: Panels, columns: int, told: str, extra: Extra
+    suffix: str, panels: Panels, columns: int, label: str, extra: Extra
 ) -> dict[str, Figure]:
     """As many sheets as the panels need, those without a row that skips left out."""
-    made = [Panel(title, part) for title, part in panels]
+    drawings = [Panel(title, part) for title, part in panels]
     pages: list[list[Panel]] = []
-    left = 0.0
-    shown = [panel for panel in made if len(panel.rows)]
-    for start in range(0, len(shown), columns):
-        row = shown[start : start + columns]
-        needed = max(panel.height for panel in row) + AROUND
-        if needed > left:
+    room = 0.0
+    filled = [panel for panel in drawings if len(panel.rows)]
+    for start in range(0, len(filled), columns):
+        row = filled[start : start + columns]
+        height = max(panel.height for panel in row) + AROUND
+        if height > room:
             pages.append([])
-            left = PAGE
+            room = PAGE
         pages[-1] += row
-        left -= needed
+        room -= height
     return {
-        suffix + (f"_{number}" if number > 1 else ""): _sheet(page, columns, told, extra)
+        suffix + (f"_{number}" if number > 1 else ""): _sheet(page, columns, label, extra)
         for number, page in enumerate(pages, start=1)
     }
 
 
-def _sheet(panels: Sequence[Panel], columns: int, told: str, extra: Extra) -> Figure:
+def _sheet(panels: Sequence[Panel], columns: int, label: str, extra: Extra) -> Figure:
     """One sheet."""
     left, right = 0.46, max(right_margin(panel.right) for panel in panels)
-    figure, axes = sheet(
-        columns, [panel.height for panel in panels], columns, left=left, below=0.2, right=right,
-        titled=any(panel.title for panel in panels),
-    )  # fmt: skip
+    top = TITLE if any(panel.title for panel in panels) else NO_TITLE
+    heights = [panel.height for panel in panels]
+    figure, axes = sheet(columns, heights, columns, Margins(left, right, top, below=0.2))
     for axis, panel in zip(axes, panels, strict=True):
         panel.draw(axis, extra)
         title = axis.set_title(panel.title)
@@ -242,7 +244,7 @@ def _sheet(panels: Sequence[Panel], columns: int, told: str, extra: Extra) -> Fi
         size, room = float(title.get_fontsize()), 0.88 * (inches(axis)[2] + 2 * min(left, right))
         title.set_fontsize(size * min(1, room / (text_width([panel.title], size) or room)))
         axis.set_xlabel(SKIPPED)
-        axis.set_ylabel(told)
+        axis.set_ylabel(label)
     kinds = {kind for panel in panels for part in (panel.rows, panel.levels) for kind in part.kind}
     legend(figure, kinds, extra.signs)
     return figure
@@ -273,10 +275,10 @@ def _frontier(axis: Axes, rows: pd.DataFrame) -> None:
     )  # fmt: skip
 
 
-def on_frontier(skip: Floats, kept: Floats) -> Bools:
+def on_frontier(skip: Floats, value: Floats) -> Bools:
     """Which points (N,) no other equals in one and beats in the other."""
-    more = (skip >= skip[:, None]) & (kept >= kept[:, None])
-    beats = more & ((skip > skip[:, None]) | (kept > kept[:, None]))
+    more = (skip >= skip[:, None]) & (value >= value[:, None])
+    beats = more & ((skip > skip[:, None]) | (value > value[:, None]))
     return np.asarray(~beats.any(1))
 
 

@@ -26,6 +26,8 @@ WIDTHS = {1: 3.35, 2: 7.0}
 SMALL = 6.0  # points of names beside marks
 GREY = "#767676"
 PITCH = 0.125  # inches from row to row of marks with names beside
+# Inches above a panel with a title, and without one.
+TITLE, NO_TITLE = 0.2, 0.08
 Span = tuple[ArrayLike, ArrayLike]
 FULL = Line2D([], [], color=GREY, marker="o", linestyle="")
 HOLLOW = Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="")
@@ -37,7 +39,7 @@ class Sign(NamedTuple):
     color: str
     marker: str
     line: Literal["-", "--"]
-    told: str
+    label: str
 
 
 KINDS = {
@@ -52,24 +54,34 @@ def use() -> AbstractContextManager[None]:
     return matplotlib.style.context(STYLE)
 
 
-def sheet(
-    columns: int,
-    heights: Sequence[float],
-    across: int,
-    left: float,
-    right: float,
-    top: float | None = None,
-    bottom: float = 0.36,
-    below: float = 0.0,
-    titled: bool = True,
-) -> tuple[Figure, list[Axes]]:
-    """A figure of a paper's width with panels of given heights, ``across`` beside each other.
+class Margins(NamedTuple):
+    """Free space of a sheet, in inches.
 
-    All lengths are inches; ``left`` to ``bottom`` are the margins of each panel, ``below`` is what
-    stays free below all. Without ``top`` there is room for a title, if panels are ``titled``.
+    Args:
+        left, right, top, bottom: Around each panel.
+        below: Below all panels.
     """
+
+    left: float
+    right: float
+    top: float = TITLE
+    bottom: float = 0.36
+    below: float = 0.0
+
+
+def sheet(
+    columns: int, heights: Sequence[float], across: int, margins: Margins
+) -> tuple[Figure, list[Axes]]:
+    """A figure with panels.
+
+    Args:
+        columns: Of the paper that the figure is as wide as.
+        heights: Of the panels, in inches.
+        across: Panels beside each other.
+        margins: Around the panels.
+    """
+    left, right, top, bottom, below = margins
     width, across = WIDTHS[columns], min(across, len(heights))
-    top = top if top is not None else 0.2 if titled else 0.08
     rows = [max(heights[n : n + across]) for n in range(0, len(heights), across)]
     total = sum(rows) + len(rows) * (top + bottom) + below
     figure = Figure(figsize=(width, total))
@@ -89,8 +101,8 @@ def text_width(texts: Collection[str], size: float = SMALL) -> float:
     """Inches of the widest of some texts; 0 without any."""
     figure = Figure((1, 1), dpi=300)
     renderer = FigureCanvasAgg(figure).get_renderer()
-    drawn = [Text(0, 0, text, figure=figure, fontsize=size) for text in texts]
-    return max((text.get_window_extent(renderer).width / 300 for text in drawn), default=0.0)
+    labels = [Text(0, 0, text, figure=figure, fontsize=size) for text in texts]
+    return max((text.get_window_extent(renderer).width / 300 for text in labels), default=0.0)
 
 
 def inches(axes: Axes) -> tuple[float, float, float, float]:
@@ -104,10 +116,10 @@ def inches(axes: Axes) -> tuple[float, float, float, float]:
 
 def legend(figure: Figure, kinds: Collection[str], more: Mapping[str, Artist] = {}) -> None:
     """The signs of the kinds that are shown, and others by what they mean, below all panels."""
-    shown = [sign for kind, sign in KINDS.items() if kind in kinds]
+    own = [sign for kind, sign in KINDS.items() if kind in kinds]
     signs: dict[str, Artist] = {
-        sign.told: Line2D([], [], color=sign.color, marker=sign.marker, linestyle=sign.line)
-        for sign in shown
+        sign.label: Line2D([], [], color=sign.color, marker=sign.marker, linestyle=sign.line)
+        for sign in own
     }
     both = signs | dict(more)
     figure.legend(

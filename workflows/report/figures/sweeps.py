@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 
 from workflows.report.figures.data import Data
 from workflows.report.figures.lines import KEYS
-from workflows.report.figures.style import KINDS, mark, sheet
+from workflows.report.figures.style import KINDS, NO_TITLE, Margins, mark, sheet
 
 LEAST = 2  # values that make a sweep
 STYLES = ("-", "--", ":", "-.")
@@ -39,30 +39,30 @@ def sweep(data: Data, name: str) -> pd.DataFrame:
     if data.settings.empty:
         return data.retain.assign(value=None, sweep=None).head(0)
     params = [json.loads(text) for text in data.settings["params"]]
-    given = data.settings.assign(
+    settings = data.settings.assign(
         value=[own.get(name) for own in params],
         rest=[json.dumps(own | {name: None}, sort_keys=True) for own in params],
     )
-    known = given[given["value"].notna()].astype({"value": float})
-    lines = data.retain[data.retain["retain"].notna()].merge(known, on=["backbone", "row"])
+    pinned = settings[settings["value"].notna()].astype({"value": float})
+    lines = data.retain[data.retain["retain"].notna()].merge(pinned, on=["backbone", "row"])
     groups = lines.groupby(["backbone", "target", "match", "method", "rest"], dropna=False)
-    found = lines.assign(sweep=groups.ngroup(), several=groups["value"].transform("nunique"))
-    return found[found["several"] >= LEAST].sort_values([*KEYS[:3], "sweep", "value"])
+    sweeps = lines.assign(sweep=groups.ngroup(), several=groups["value"].transform("nunique"))
+    return sweeps[sweeps["several"] >= LEAST].sort_values([*KEYS[:3], "sweep", "value"])
 
 
-TOLD = {"retain": "Retain (%)", "skip": "skipped (%)", "skip_net": "skipped, net (%)"}
+LABELS = {"retain": "Retain (%)", "skip": "skipped (%)", "skip_net": "skipped, net (%)"}
 
 
 def _figures(
-    lines: pd.DataFrame, named: str, measures: Sequence[str], columns: int
+    lines: pd.DataFrame, label: str, measures: Sequence[str], columns: int
 ) -> dict[str, Figure]:
     """A panel per measure, a line per sweep; none where no row is swept."""
     if lines.empty:
         return {}
     groups = [group for _, group in lines.groupby("sweep", sort=False)]
     figure, axes = sheet(
-        columns, [1.4] * len(measures), columns, left=0.5, right=0.1, titled=False,
-        below=0.2 if len(groups) > 1 else 0,
+        columns, [1.4] * len(measures), columns,
+        Margins(0.5, 0.1, NO_TITLE, below=0.2 if len(groups) > 1 else 0),
     )  # fmt: skip
     for axis, measure in zip(axes, measures, strict=True):
         for style, group in zip(cycle(STYLES), groups, strict=False):
@@ -71,8 +71,8 @@ def _figures(
         values = sorted(set(lines["value"]))
         axis.set_xticks(values, [f"{value:g}" for value in values])
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlabel(named)
-        axis.set_ylabel(TOLD[measure])
+        axis.set_xlabel(label)
+        axis.set_ylabel(LABELS[measure])
     if len(groups) > 1:
         handles, names = axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="lower center", ncols=len(names), borderaxespad=0.1)
@@ -89,9 +89,9 @@ def _path(axis: Axes, group: pd.DataFrame, measure: str, name: str, style: str) 
 
 def _name(group: pd.DataFrame, lines: pd.DataFrame) -> str:
     """Method, target and protocol, as far as there are several."""
-    told = [str(group["method"].iloc[0])]
+    words = [str(group["method"].iloc[0])]
     if group["target"].notna().any():
-        told.append(f"{group['target'].iloc[0]:g} %")
+        words.append(f"{group['target'].iloc[0]:g} %")
     if lines["match"].nunique() > 1:
-        told.append(str(group["match"].iloc[0]))
-    return ", ".join(told)
+        words.append(str(group["match"].iloc[0]))
+    return ", ".join(words)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from workflows.report.figures.data import Data
 from workflows.report.figures.heat import paint
 from workflows.report.figures.lines import KEYS, line_names, of_run, parts, with_part
-from workflows.report.figures.style import GREY, sheet
+from workflows.report.figures.style import GREY, Margins, sheet
 
 MOST = 8
 TOKENS = {1: 30, 2: 64}  # that can be read at a paper's width
@@ -29,7 +29,7 @@ def token_map(data: Data, columns: int) -> dict[str, Figure]:
 def _sheet(runs: pd.DataFrame, routes: pd.DataFrame, columns: int) -> Figure:
     """Rows below each other, the tokens as words below the last."""
     figure, axes = sheet(
-        columns, [TALL] * len(runs), 1, left=0.38, right=0.05, top=0.17, bottom=0.05, below=0.68
+        columns, [TALL] * len(runs), 1, Margins(0.38, 0.05, top=0.17, bottom=0.05, below=0.68)
     )
     for axis, name, run in zip(axes, line_names(runs), runs.to_dict("records"), strict=True):
         _panel(axis, of_run(routes, run), TOKENS[columns])
@@ -39,8 +39,8 @@ def _sheet(runs: pd.DataFrame, routes: pd.DataFrame, columns: int) -> Figure:
     last = own.drop_duplicates("place").nlargest(TOKENS[columns], "place").sort_values("place")
     words.set_xticks(range(len(last)), [_word(token) for token in last["token"]], rotation=90)
     words.tick_params(axis="x", labelsize=5, length=0, pad=1)
-    told = "dark: layer, or named part, ran; right of the line: scored"
-    figure.text(0.5, 0.02, told, ha="center")
+    caption = "dark: layer, or named part, ran; right of the line: scored"
+    figure.text(0.5, 0.02, caption, ha="center")
     return figure
 
 

@@ -29,7 +29,7 @@ from workflows.report.paper.printed import (
     groups,
     numbers_of,
     of_group,
-    printed,
+    printed_frame,
     split_of,
 )
 from workflows.report.paper.verdict import CANNOT, Ours, Paper, verdict
@@ -48,9 +48,9 @@ COLUMNS = [
 
 def known_backbones(panels: Sequence[Panel]) -> dict[str, str]:
     """Backbone of ours -> the paper's name of it, where it is one of the paper's."""
-    found = {p.reference.backbone: p.reference.first.backbone.parameters for p in panels}
-    named = {name: backbone_of(parameters) for name, parameters in found.items()}
-    return {name: paper for name, paper in named.items() if paper is not None}
+    sizes = {p.reference.backbone: p.reference.first.backbone.parameters for p in panels}
+    names = {name: backbone_of(parameters) for name, parameters in sizes.items()}
+    return {name: paper for name, paper in names.items() if paper is not None}
 
 
 def value_frame(panels: Sequence[Panel]) -> pd.DataFrame:
@@ -63,15 +63,15 @@ def value_frame(panels: Sequence[Panel]) -> pd.DataFrame:
         the 95 % interval of ours; ours is empty where it is missing, and why says so. No line on
         a backbone that is none of the paper's.
     """
-    known = known_backbones(panels)
-    chosen = {panel.reference.backbone: panel for panel in reversed(panels)}
+    names = known_backbones(panels)
+    panel_of = {panel.reference.backbone: panel for panel in reversed(panels)}
     lines = [
         line
-        for name, paper in known.items()
+        for name, paper in names.items()
         for group in groups()
         if group.backbone == paper
         for family in families(group)
-        for line in Beside(chosen[name], group, family).lines()
+        for line in Beside(panel_of[name], group, family).lines()
     ]
     frame = pd.DataFrame(lines, columns=COLUMNS)
     numbers = ["paper", "paper_std", "ours", "difference", "low", "high"]
@@ -95,11 +95,11 @@ class Beside:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Of the frame, in the paper's order."""
         for method, rows in self.family.rows.items():
-            found = [(row, line) for row in rows if (line := self.line_of(row)) is not None]
-            lacking: list[tuple[str, Line | None]] = [(" or ".join(rows), None)]
-            for row, line in found or lacking:
+            lines = [(row, line) for row in rows if (line := self.line_of(row)) is not None]
+            absent: list[tuple[str, Line | None]] = [(" or ".join(rows), None)]
+            for row, line in lines or absent:
                 for measure, paper in self.measures(method).items():
-                    yield self.labels(method, row, line) | self.compared(
+                    yield self.labels(method, row, line) | self.comparison(
                         method, measure, paper, line
                     )
 
@@ -127,40 +127,40 @@ class Beside:
     def reference(self) -> Line | None:
         """Our line for the row that is 100 % in this table."""
         rows = self.family.rows.get(REFERENCES[self.group.table], ("dense",))
-        found = [line for row in rows if (line := self.line_of(row)) is not None and line.done]
-        return found[0] if found else None
+        lines = [line for row in rows if (line := self.line_of(row)) is not None and line.done]
+        return lines[0] if lines else None
 
     def measures(self, method: str) -> dict[str, Paper]:
         """What is printed of a method, and its Retain without ARC; no Retain of the reference."""
-        own = of_group(printed(), self.group)
-        found = {
+        own = of_group(printed_frame(), self.group)
+        measures = {
             line["metric"]: Paper(
                 line["value"], line["half"], None if pd.isna(line["std"]) else line["std"]
             )
             for line in own[own["method"] == method].to_dict("records")
         }
         if method == REFERENCES[self.group.table]:
-            del found[RETAIN]
+            del measures[RETAIN]
         elif set(ARC) <= set(numbers_of(self.group)[method]):
             # The deviation of the whole Retain stands for its own, which is not printed.
-            found[WITHOUT_ARC] = Paper(*without_arc(self.group, method), found[RETAIN].std)
-        return found
+            measures[WITHOUT_ARC] = Paper(*without_arc(self.group, method), measures[RETAIN].std)
+        return measures
 
-    def compared(
+    def comparison(
         self, method: str, measure: str, paper: Paper, line: Line | None
     ) -> dict[str, Any]:
         """Our number with its interval, and the verdict."""
-        told = {"measure": measure, "paper": paper.value, "paper_std": paper.std}
+        columns = {"measure": measure, "paper": paper.value, "paper_std": paper.std}
         if line is None:
-            return told | {"verdict": CANNOT, "why": "no record"}
+            return columns | {"verdict": CANNOT, "why": "no record"}
         if not line.done:
-            return told | {"verdict": CANNOT, "why": f"not applicable: {line.first.reason}"}
+            return columns | {"verdict": CANNOT, "why": f"not applicable: {line.first.reason}"}
         ours = self.ours(method, measure, line)
         if isinstance(ours, str):
-            return told | {"verdict": CANNOT, "why": ours}
+            return columns | {"verdict": CANNOT, "why": ours}
         why = self.obstacle(method, measure, line)
-        word, reason = (CANNOT, why) if why else self.judged(measure, paper, ours, line)
-        return told | {
+        word, reason = (CANNOT, why) if why else self.judgement(measure, paper, ours, line)
+        return columns | {
             "ours": ours.value,
             "difference": ours.value - paper.value,
             "low": ours.low,
@@ -169,7 +169,7 @@ class Beside:
             "why": reason,
         }
 
-    def judged(self, measure: str, paper: Paper, ours: Ours, line: Line) -> tuple[str, str]:
+    def judgement(self, measure: str, paper: Paper, ours: Ours, line: Line) -> tuple[str, str]:
         """The verdict; a skip that was steered agrees within the suite's tolerance."""
         if measure != SKIP:
             return verdict(paper, ours)
@@ -193,9 +193,9 @@ class Beside:
             name for name in benchmarks_of(self.group) if measure != WITHOUT_ARC or name not in ARC
         ]
         tasks = [self.standard_task(name) for name in names]
-        lacking = [name for name, task in zip(names, tasks, strict=True) if task is None]
-        if lacking:
-            return f"{', '.join(lacking)} is not scored"
+        missing = [name for name, task in zip(names, tasks, strict=True) if task is None]
+        if missing:
+            return f"{', '.join(missing)} is not scored"
         whole = [task for task in tasks if task is not None]
         if measure == AVERAGE:
             return _ours(mean_of_tasks(samples, line.name, whole), line)
@@ -216,12 +216,12 @@ class Beside:
             return self.other_items(method, measure, self.task_of(method, measure), line)
         names = [n for n in benchmarks_of(self.group) if measure != WITHOUT_ARC or n not in ARC]
         rows = [method] if measure == AVERAGE else [method, REFERENCES[self.group.table]]
-        found = [
+        reasons = [
             self.other_items(row, name, self.standard_task(name), line)
             for name in names
             for row in rows
         ]
-        return "; ".join(dict.fromkeys(reason for reason in found if reason))
+        return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
     def other_items(self, method: str, name: str, task: str | None, line: Line) -> str:
         """What of a score's items, metric or demonstrations is not the paper's; mostly empty."""
@@ -246,9 +246,9 @@ class Beside:
 
     def task_of(self, method: str, name: str) -> str | None:
         """Our task on the split of a printed score, else on the one of our Retain; None if none."""
-        wanted = BENCHMARKS[name].get(split_of(self.group, method, name) or "")
-        found = [task for task in wanted.tasks if task in self.tasks] if wanted else []
-        return found[0] if found else self.standard_task(name)
+        split = BENCHMARKS[name].get(split_of(self.group, method, name) or "")
+        tasks = [task for task in split.tasks if task in self.tasks] if split else []
+        return tasks[0] if tasks else self.standard_task(name)
 
     def standard_task(self, name: str) -> str | None:
         """Our task for a benchmark: the one of our Retain, else any that was scored."""
@@ -270,10 +270,10 @@ def without_arc(group: Group, method: str) -> tuple[float, float]:
     """
     rows = [numbers_of(group)[row] for row in (method, REFERENCES[group.table])]
     own, base = ({name: row[name] for name in benchmarks_of(group)} for row in rows)
-    rounded = [HALF * (1 + own[name] / base[name]) / base[name] for name in base]
+    errors = [HALF * (1 + own[name] / base[name]) / base[name] for name in base]
     for name in ARC:
         del own[name], base[name]
-    return 100 * float(retain(own, base)), 100 * float(np.mean(rounded)) + HALF
+    return 100 * float(retain(own, base)), 100 * float(np.mean(errors)) + HALF
 
 
 def skip_of(line: Line) -> Ours:

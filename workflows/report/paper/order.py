@@ -27,7 +27,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def order_frame(retain: pd.DataFrame, known: Mapping[str, str]) -> pd.DataFrame:
+def order_frame(retain: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """Rank of every method by the paper's Retain, and of our row for it among the same methods.
 
     Methods that skip nothing (dense, LoRA) do not compete. The rows of a target are matched; rows
@@ -48,10 +48,10 @@ def order_frame(retain: pd.DataFrame, known: Mapping[str, str]) -> pd.DataFrame:
         line
         for panel, part in retain.groupby(PANEL, sort=False)
         for group in groups()
-        if known.get(str(panel[0]), group.backbone) == group.backbone
+        if names.get(str(panel[0]), group.backbone) == group.backbone
         for family in families(group)
         if (group.table, family.name) != (MAIN, "published")
-        for line in _ranked(part, group, family)
+        for line in _ranks(part, group, family)
     ]
     return pd.DataFrame(lines, columns=COLUMNS)
 
@@ -65,35 +65,35 @@ def agreement_frame(order: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for key, part in order.groupby([*PANEL, *GROUP], sort=False):
         tau, p = kendall(part["paper"].tolist(), part["ours"].tolist())
-        named = dict(zip([*PANEL, *GROUP], key, strict=True))
-        lines.append(named | {"rows": len(part), "tau": tau, "p": p})
+        labels = dict(zip([*PANEL, *GROUP], key, strict=True))
+        lines.append(labels | {"rows": len(part), "tau": tau, "p": p})
     return pd.DataFrame(lines, columns=[*PANEL, *GROUP, "rows", "tau", "p"])
 
 
-def _ranked(part: pd.DataFrame, group: Group, family: Family) -> Iterator[dict[str, Any]]:
+def _ranks(part: pd.DataFrame, group: Group, family: Family) -> Iterator[dict[str, Any]]:
     """The methods of a group that a panel has, in the paper's order; none if they are too few."""
     at = part["target"].isna() if family.name == "published" else part["target"] == group.percent
-    done = part[at & part["retain"].notna() & (part["kind"] != "reference")]
-    lines = {line["row"]: line for line in done.to_dict("records")}
-    found = {
+    rows_with_scores = part[at & part["retain"].notna() & (part["kind"] != "reference")]
+    lines = {line["row"]: line for line in rows_with_scores.to_dict("records")}
+    methods = {
         method: lines[row]
         for method, rows in family.rows.items()
         for row in rows[:1] + rows[1:] * (rows[0] not in lines)
         if row in lines
     }
-    if len(found) < FEWEST or len({line["retain"] for line in found.values()}) == 1:
+    if len(methods) < FEWEST or len({line["retain"] for line in methods.values()}) == 1:
         return
-    printed = {method: numbers_of(group)[method][RETAIN] for method in found}
-    for method, line in found.items():
-        others = [other for name, other in found.items() if name != method]
+    retains = {method: numbers_of(group)[method][RETAIN] for method in methods}
+    for method, line in methods.items():
+        others = [other for name, other in methods.items() if name != method]
         yield {name: line[name] for name in (*PANEL, "row", "title")} | {
             "table": group.table,
             "paper_backbone": group.backbone,
             "target": group.percent,
             "family": family.name,
             "method": method,
-            "paper": printed[method],
-            "paper_rank": 1 + sum(other > printed[method] for other in printed.values()),
+            "paper": retains[method],
+            "paper_rank": 1 + sum(other > retains[method] for other in retains.values()),
             "ours": line["retain"],
             "low": line["retain_low"],
             "high": line["retain_high"],

@@ -130,7 +130,7 @@ class Family:
 
 
 @cache
-def printed() -> pd.DataFrame:
+def printed_frame() -> pd.DataFrame:
     """Every printed number.
 
     Returns:
@@ -146,7 +146,7 @@ def printed() -> pd.DataFrame:
 @cache
 def groups() -> list[Group]:
     """The tables in the paper's order."""
-    return [Group(*key) for key in printed()[KEYS].drop_duplicates().to_numpy()]
+    return [Group(*key) for key in printed_frame()[KEYS].drop_duplicates().to_numpy()]
 
 
 def of_group(frame: pd.DataFrame, group: Group) -> pd.DataFrame:
@@ -157,10 +157,10 @@ def of_group(frame: pd.DataFrame, group: Group) -> pd.DataFrame:
 @cache
 def numbers_of(group: Group) -> dict[str, dict[str, float]]:
     """Method -> metric -> printed number, both in the paper's order."""
-    found: dict[str, dict[str, float]] = {}
-    for line in of_group(printed(), group).to_dict("records"):
-        found.setdefault(line["method"], {})[line["metric"]] = line["value"]
-    return found
+    numbers: dict[str, dict[str, float]] = {}
+    for line in of_group(printed_frame(), group).to_dict("records"):
+        numbers.setdefault(line["method"], {})[line["metric"]] = line["value"]
+    return numbers
 
 
 @cache
@@ -168,7 +168,7 @@ def split_of(group: Group, method: str, name: str) -> str | None:
     """The split that a printed score is of; None where it fits none or is not printed."""
     if name not in ARC:
         return next(iter(BENCHMARKS[name]))
-    own = of_group(printed(), group)
+    own = of_group(printed_frame(), group)
     own = own[(own["method"] == method) & (own["metric"] == name)]
     return next(iter(own["split"].dropna()), None)
 
@@ -182,14 +182,14 @@ def benchmarks_of(group: Group) -> list[str]:
 @cache
 def families(group: Group) -> list[Family]:
     """Our rows for a table's methods."""
-    told = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))[group.table]
-    told = told.get(group.target, told)
-    found = []
-    for name, rows in told.items():
+    entries = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))[group.table]
+    entries = entries.get(group.target, entries)
+    families_of = []
+    for name, rows in entries.items():
         several = {m: (r,) if isinstance(r, str) else tuple(r) for m, r in rows.items()}
         own = {m: several[m] for m in numbers_of(group) if m in several}
-        found.append(Family(name, own))
-    return found
+        families_of.append(Family(name, own))
+    return families_of
 
 
 def backbone_of(parameters: int) -> str | None:

@@ -34,32 +34,34 @@ PLACES = (
 def order_tables(order: pd.DataFrame, agreement: pd.DataFrame) -> list[Table]:
     """One table per panel and group: the paper's ranks beside ours."""
     keys = [*PANEL, *GROUP]
-    told = {tuple(line[name] for name in keys): line for line in agreement.to_dict("records")}
+    agreement_of = {
+        tuple(line[name] for name in keys): line for line in agreement.to_dict("records")
+    }
     several = order["backbone"].nunique() > 1
     return [
-        _order(part.reset_index(drop=True), told[key], several)
+        _order(part.reset_index(drop=True), agreement_of[key], several)
         for key, part in order.groupby(keys, sort=False)
     ]
 
 
-def _order(part: pd.DataFrame, told: Mapping[Hashable, Any], several: bool) -> Table:
-    made = Builder()
-    made.add("Row", part["method"].tolist())
-    made.numbers(part, {"Paper": ("paper", "{:.2f}"), "Paper's rank": ("paper_rank", "{:d}")})
-    made.numbers(part, {"Ours": ("ours", "{:.2f}")})
-    made.add("95 % interval", spans(part, "low", "high"))
-    made.numbers(part, {"Our rank": ("rank", "{:d}")})
-    made.add("Places", spans(part, "rank_first", "rank_last", "{:.0f}"))
-    group = _group(told)
-    name = f"paper_order_{group.name}_{told['family']}"
+def _order(part: pd.DataFrame, labels: Mapping[Hashable, Any], several: bool) -> Table:
+    builder = Builder()
+    builder.add("Row", part["method"].tolist())
+    builder.numbers(part, {"Paper": ("paper", "{:.2f}"), "Paper's rank": ("paper_rank", "{:d}")})
+    builder.numbers(part, {"Ours": ("ours", "{:.2f}")})
+    builder.add("95 % interval", spans(part, "low", "high"))
+    builder.numbers(part, {"Our rank": ("rank", "{:d}")})
+    builder.add("Places", spans(part, "rank_first", "rank_last", "{:.0f}"))
+    group = _group(labels)
+    name = f"paper_order_{group.name}_{labels['family']}"
     title = f"Order: {group.title}"
     if several:
-        name, title = f"{name}_{told['backbone']}", f"{title}, beside {told['backbone']}"
+        name, title = f"{name}_{labels['backbone']}", f"{title}, beside {labels['backbone']}"
     note = (
-        f"Kendall's tau {told['tau']:.2f}, exact permutation p {_small(told['p'])} over "
-        f"{told['rows']} rows; ours: {FAMILIES[told['family']]}. {PLACES}"
+        f"Kendall's tau {labels['tau']:.2f}, exact permutation p {_small(labels['p'])} over "
+        f"{labels['rows']} rows; ours: {FAMILIES[labels['family']]}. {PLACES}"
     )
-    return replace(made.table(name, title, note), match=told["match"])
+    return replace(builder.table(name, title, note), match=labels["match"])
 
 
 def value_tables(values: pd.DataFrame) -> list[Table]:
@@ -84,34 +86,34 @@ def _any_run(part: pd.DataFrame) -> bool:
     return bool((part["ours"].notna() & ~part["method"].isin(["Dense", "LoRA"])).any())
 
 
-def _title(told: Mapping[Any, Any]) -> str:
-    return f"{_group(told).title}: {FAMILIES[told['family']]}"
+def _title(labels: Mapping[Any, Any]) -> str:
+    return f"{_group(labels).title}: {FAMILIES[labels['family']]}"
 
 
-def _values(part: pd.DataFrame, told: Mapping[Any, Any]) -> Table:
+def _values(part: pd.DataFrame, labels: Mapping[Any, Any]) -> Table:
     rows = list(part.groupby(["method", "row"], sort=False))
     there = list(dict.fromkeys(part["measure"]))
     first = [measure for measure in (SKIP, RETAIN, WITHOUT_ARC) if measure in there]
     measures = [*first, *(measure for measure in there if measure not in first)]
-    made = Builder()
-    made.add("Row", [method for (method, _), _ in rows])
-    made.add("Ours", [row for (_, row), _ in rows])
-    made.add("Seeds", [number(lines["seeds"].iloc[0] or None, "{:d}") for _, lines in rows])
-    found = [{line["measure"]: line for line in own.to_dict("records")} for _, own in rows]
+    builder = Builder()
+    builder.add("Row", [method for (method, _), _ in rows])
+    builder.add("Ours", [row for (_, row), _ in rows])
+    builder.add("Seeds", [number(lines["seeds"].iloc[0] or None, "{:d}") for _, lines in rows])
+    cells = [{line["measure"]: line for line in own.to_dict("records")} for _, own in rows]
     for measure in measures:
-        made.add(HEADS.get(measure, measure), [_cell(lines.get(measure)) for lines in found])
+        builder.add(HEADS.get(measure, measure), [_cell(lines.get(measure)) for lines in cells])
         if measure == RETAIN:
-            kept = [lines.get(measure, {}) for lines in found]
-            ours = [span(line.get("low"), line.get("high")) for line in kept]
-            made.add("95 % interval of ours", ours)
-    made.add("Note", [_note(list(lines.values())) for lines in found])
+            retains = [lines.get(measure, {}) for lines in cells]
+            ours = [span(line.get("low"), line.get("high")) for line in retains]
+            builder.add("95 % interval of ours", ours)
+    builder.add("Note", [_note(list(lines.values())) for lines in cells])
     counts = part["verdict"].value_counts()
     words = {AGREES: "agree", DIFFERS: "differ", CANNOT: "cannot be compared"}
     summary = ", ".join(f"{counts.get(name, 0)} {word}" for name, word in words.items())
-    note = f"{FAMILIES[told['family']].capitalize()}. Of {len(part)} numbers: {summary}. {LEGEND}"
-    name = f"paper_values_{_group(told).name}_{told['family']}"
-    table = made.table(name, _title(told), note)
-    return replace(table, words={*table.words, "Ours"}, match=told["match"])
+    note = f"{FAMILIES[labels['family']].capitalize()}. Of {len(part)} numbers: {summary}. {LEGEND}"
+    name = f"paper_values_{_group(labels).name}_{labels['family']}"
+    table = builder.table(name, _title(labels), note)
+    return replace(table, words={*table.words, "Ours"}, match=labels["match"])
 
 
 def _small(p: float) -> str:
@@ -130,14 +132,14 @@ def _note(lines: list[Mapping[Any, Any]]) -> str:
     for line in lines:
         if line["why"]:
             about.setdefault(line["why"], []).append(line["measure"])
-    scored = {line["measure"] for line in lines} - {SKIP}
+    measures = {line["measure"] for line in lines} - {SKIP}
     return "; ".join(
         why
-        if scored <= set(names)
+        if measures <= set(names)
         else f"{', '.join(HEADS.get(name, name) for name in names)}: {why}"
         for why, names in about.items()
     )
 
 
-def _group(told: Mapping[Any, Any]) -> Group:
-    return Group(told["table"], told["paper_backbone"], f"{told['target']:g}%")
+def _group(labels: Mapping[Any, Any]) -> Group:
+    return Group(labels["table"], labels["paper_backbone"], f"{labels['target']:g}%")
