@@ -226,7 +226,13 @@ def test_an_item_shows_what_was_asked_and_answered_and_runs_nothing(
     assert f"{answer[1]:.2f}" in text
     assert window.run("document.title") == "skipbench: made"
     shown = window.run("one('#row').innerText")
-    for part in ("by kind of token", "by layer", "What it decided", "Params", "This number again"):
+    for part in (
+        "by kind of token",
+        "by layer",
+        "What the fit decided",
+        "Params",
+        "This number again",
+    ):
         assert part in shown
     assert "60 of 100 entries" in shown
 

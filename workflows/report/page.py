@@ -22,6 +22,8 @@ from workflows.report.results import Results
 from workflows.stats.comparable import code_by_part
 
 PAGES = ROOT / "workflows" / "report"
+# One after the other they are the script of the page.
+SCRIPTS = ("page.js", "page_figure.js", "page_rows.js")
 # Figures that the page shows, and bytes beyond which one, of hundreds of rows then, is linked only.
 SHOWN = ("retain_over_skip", "differences", "executed_per_layer", "scores_per_task")
 LARGE = 1_000_000
@@ -66,7 +68,7 @@ def page(
         figures=_images(figures),
         data=embed(page_data(frames, results) | {"seeds_of": seeds_of}),
         style=asset("page.css"),
-        script=asset("page.js"),
+        script=Markup("\n").join(asset(name) for name in SCRIPTS),
     )  # fmt: skip
 
 
