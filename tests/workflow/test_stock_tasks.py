@@ -97,7 +97,7 @@ def test_each_ends_in_the_table_or_with_a_sentence(tmp_path: Path) -> None:
     page = (folder / "reports/stock/index.html").read_text("utf-8")
     assert "Retain leaves out wikitext" in page
     for task, reason in NOT_RUN.items():
-        assert f"{task} stands in no table, it was not run" in page
+        assert f"{task} is in no table because it was not run" in page
         assert reason.split("'")[0] in page
     records = sorted((folder / "results/stock").rglob("record.json"))
     assert len(records) == 2

@@ -38,8 +38,8 @@ def cautions(records: Sequence[Record]) -> list[str]:
         sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
     if alone := _one_seed(finished):
         sentences.append(
-            f"One seed only: {alone}. Intervals, ranks and ≈ that rest on them say what other "
-            "items would do, not what another seed or another kind of CPU would."
+            f"One seed only: {alone}. Their intervals, ranks and ≈ cover "
+            "other items, but not another seed or another kind of CPU."
         )
     return sentences
 

@@ -61,11 +61,9 @@ def _certainty(leader: Mapping[Any, Any], others: list[dict[Any, Any]]) -> str:
     if not others:
         return f"{leader['title']} is alone"
     titles = [line["title"] for line in others if line["tied"]]
-    text = (
-        f"not told from {' and '.join(titles)}" if titles else f"told from all {len(others)} others"
-    )
-    # Of one seed an interval knows the items alone.
-    text += ", by items alone" if any(line["one_seed"] for line in others) else ""
+    text = f"tied with {' and '.join(titles)}" if titles else f"ahead of all {len(others)} others"
+    # Without a second seed an interval covers the items only.
+    text += ", by the items alone" if any(line["one_seed"] for line in others) else ""
     return f"{leader['title']} is first in {leader['first']:.0f} % of resamples ({text})"
 
 
@@ -85,7 +83,7 @@ def _clock(leaders: list[dict[Any, Any]], frames: Frames) -> str:
         ]
         name = f"{leader['title']} at {leader['target']:g} % ({leader['match']})"
         clauses[name] = f"{name} takes {' and '.join(times)}" if times else f"{name} was not timed"
-    return _sentence(list(clauses.values())) if clauses else "The references alone were timed."
+    return _sentence(list(clauses.values())) if clauses else "Only references were timed."
 
 
 def _sentence(clauses: list[str]) -> str:

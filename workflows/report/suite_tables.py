@@ -31,25 +31,28 @@ DEFINED = (
     "parameters that do not run, mean over scored tokens."
 )
 SKIPS = (
-    "On prompts: skip on prompt tokens. Deciding: skip on the tokens whose output is scored "
-    "(answers, generated tokens), mean over the tasks of the Retain. Net: skip minus the "
-    "parameters that the method adds (router, adapters, LoRA), a shared router counted once."
+    "On prompts: skip on prompt tokens. On answers: skip on answer tokens, whose output is scored, "
+    "mean over the tasks of the Retain. Net: skip minus the parameters that the method adds "
+    "(router, adapters, LoRA); a shared router counts once."
 )
 SPEEDS = "Prefill, Decode: speed over dense, measured side by side; above 1 is faster."
-FLOOR = "It is the floor of the dense model: routed rows, with gates at thresholds, may move more."
-LEAST = f"≤: {RESAMPLES:,} resamples tell no smaller p."
+FLOOR = (
+    "This is the floor of the dense model. Routed rows may change more, because a gate may cross "
+    "its threshold."
+)
+LEAST = f"≤: {RESAMPLES:,} resamples give no smaller p."
 MATCHES: Mapping[Protocol, str] = {
     "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
     "split": "Match split: skip on prompt tokens and on answer tokens meets the budget apart.",
 }
 CLOCK = (
-    "A skip rate is no speed-up. Speed: time of the dense model over that of the row, called in "
-    "turn in one process on texts of the suite, LoRA folded into its matrices; median of pairs "
-    "with its 95 % interval; above 1 is faster. Bound: what the row's own decisions would allow "
-    "were work alone to cost time (multiplications of a prompt, bytes read for a new token). "
+    "A skip rate is no speed-up. Speed: time of the dense model over time of the row, the median "
+    "of pairs with its 95 % interval; above 1 is faster. Both run in turn in one process, on texts of "
+    "the suite, with LoRA folded into the matrices. Bound: the speed that the row's own decisions "
+    "would allow if only work took time (multiplications of a prompt, bytes read for a new token). "
     "Realised: share of that saving; a dash where the row is slower than dense. Predicted: the "
-    "bound of a decode step by decisions on single tokens. Training: forward and backward pass of "
-    "one update, its speed over that of LoRA on every linear layer; without a bound."
+    "bound of a decoding step, from decisions on single tokens. Training: forward and backward "
+    "pass of one update, over those of LoRA on every linear layer; without a bound."
 )
 
 
@@ -120,8 +123,8 @@ def rank_table(frame: pd.DataFrame) -> Table:
     builder.add("Differs from the best", answers)
     note = (
         "Ranks among the rows of one target. Is first: share of resamples in which a row leads. "
-        "Differs from the best: the 95 % interval of the points behind it leaves out zero; of one "
-        "seed: by the items alone, and another seed may undo it."
+        "Differs from the best: the 95 % interval of its distance to the best leaves out zero. Of "
+        "one seed: this interval covers the items only, another seed may change the answer."
     )
     return builder.table("ranks", "Ranks", note)
 
@@ -140,8 +143,8 @@ def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
     note = (
         f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
         "target, not over the tasks (tasks of two single runs: exact McNemar test; else bootstrap "
-        f"over items and, of rows with several, seeds). {LEAST} Items needed: to see one point of "
-        "Retain in four of five cases, were items alone at chance."
+        f"over items, and over seeds where a row has several). {LEAST} Items needed: to find a "
+        "difference of one point of Retain in four of five cases, if only the items varied."
     )
     return builder.table(f"differences_{against}", f"Differences from {title}", note)
 
@@ -200,7 +203,7 @@ def cost_table(frame: pd.DataFrame) -> Table:
     }
     builder.numbers(frame, heads)
     builder.add("Device", frame["device"].tolist())
-    note = "Means over seeds. Seconds of one machine under its load of the day, no benchmark."
+    note = "Means over seeds. Times are those of one machine, with other work on it: no benchmark."
     return builder.table("costs", "Cost", note)
 
 
@@ -217,7 +220,7 @@ def noise_table(frame: pd.DataFrame) -> Table:
     }  # fmt: skip
     builder.numbers(frame, heads)
     note = (
-        "The reference again at another batch size: differences below this are no differences. "
+        "The reference, scored again at another batch size. Smaller differences mean nothing. "
         f"{FLOOR}"
     )
     return builder.table("noise", "Noise floor", note)

@@ -102,9 +102,9 @@ def test_rows_that_know_no_other_seed_are_named() -> None:
     two = [run("hero", 42), run("hero", 43)]
     assert cautions(typed(*two, run("shortgpt", 42, stochastic=False))) == []
     (sentence,) = cautions(typed(*two, run("mod-d", 42), run("hero", 42, budget=0.4)))
-    assert sentence.startswith("One seed only: mod-d, hero. Intervals, ranks and ≈ that rest on")
-    assert sentence.endswith("not what another seed or another kind of CPU would.")
+    assert sentence.startswith("One seed only: mod-d, hero. Their intervals, ranks and ≈ cover")
+    assert sentence.endswith("but not another seed or another kind of CPU.")
     (sentence,) = cautions(
         typed(run("hero", 42), run("mod-d", 42), run("cut", 42, stochastic=False))
     )
-    assert sentence.startswith("One seed only: all rows that train or draw. Intervals, ")
+    assert sentence.startswith("One seed only: all rows that train or draw. Their intervals, ")

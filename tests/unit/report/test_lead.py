@@ -48,7 +48,7 @@ def test_the_verdict_names_leader_certainty_and_time() -> None:
         "Matched over all tokens, A leads at 25 % with 89.0 % of the scores of dense "
         "(88.0 to 90.0)."
     )
-    assert told["How sure"] == "Pooled: at 25 % A is first in 80 % of resamples (not told from B)."
+    assert told["How sure"] == "Pooled: at 25 % A is first in 80 % of resamples (tied with B)."
     assert told["On the clock"] == (
         "A at 25 % (pooled) takes 2.00 times dense's time to prefill 8x128 and 0.50 times dense's "
         "time to decode 1x128."
@@ -63,7 +63,7 @@ def test_protocols_and_targets_have_leaders_of_their_own() -> None:
     told = dict(verdict(frames(ranks, []), "dense"))
     assert "A leads at 25 %" in told["Who leads"]
     assert "matched on prompts and answer tokens apart, B leads at 25 %" in told["Who leads"]
-    assert "told from all 1 others, by items alone" in told["How sure"]
+    assert "ahead of all 1 others, by the items alone" in told["How sure"]
     assert "at 40 % A is alone" in told["How sure"]
     assert told["On the clock"] == "No row was timed; a skip rate is no speed-up."
 

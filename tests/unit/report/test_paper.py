@@ -85,7 +85,7 @@ def test_records_beside_the_papers_numbers_differ(shift: float) -> None:
     one_seed = ("LoRA", "MoD-D", "SkipGPT-RT")
     assert words == {m: {CANNOT} if m in one_seed else {DIFFERS} for m in words}
     assert set(scores[scores["method"].isin(one_seed)]["why"]) == {
-        "one seed of ours, so that what another would give is not known"
+        "one seed of ours; another seed may differ"
     }
     tasks = scores[~scores["measure"].isin(RETAINS) & (scores["method"] != "Dense")]
     assert (tasks["difference"] - shift).abs().max() < 0.15

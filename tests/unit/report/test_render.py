@@ -202,7 +202,7 @@ def test_a_task_that_was_not_run_is_told_with_its_reason(tmp_path: Path) -> None
     lacking = {"not_run": [{"task": "code", "reason": "bubblewrap is not installed"}]}
     write_run(tmp_path, dense(score("a", [1, 0]), **lacking))
     write_run(tmp_path, record("cut", 0.25, score("a", [1, 1]), **lacking))
-    sentence = "code stands in no table, it was not run{}: bubblewrap is not installed."
+    sentence = "code is in no table because it was not run{}: bubblewrap is not installed."
     assert gaps(read_results(tmp_path)) == [sentence.format("")]
     here = {"budget": 0.4, "not_run": []}
     write_run(tmp_path, record("other", 0.4, score("a", [0, 1]), score("code", [1, 0]), **here))

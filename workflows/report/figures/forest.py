@@ -61,7 +61,7 @@ def _sheet(lines: pd.DataFrame, columns: int, label: str) -> Figure:
         _panel(axis, part)
         axis.set_title(panel_title(part, lines))
         axis.set_xlabel(label)
-    hollow = {} if (lines["p_holm"] < LEVEL).all() else {"hollow: not told from 0": HOLLOW}
+    hollow = {} if (lines["p_holm"] < LEVEL).all() else {"hollow: does not differ from 0": HOLLOW}
     legend(figure, set(lines["kind"]), hollow)
     return figure
 

@@ -39,7 +39,7 @@ def _sheet(runs: pd.DataFrame, routes: pd.DataFrame, columns: int) -> Figure:
     last = own.drop_duplicates("place").nlargest(TOKENS[columns], "place").sort_values("place")
     words.set_xticks(range(len(last)), [_word(token) for token in last["token"]], rotation=90)
     words.tick_params(axis="x", labelsize=5, length=0, pad=1)
-    caption = "dark: layer, or named part, ran; right of the line: scored"
+    caption = "dark: the layer, or the part in the title, ran; right of the line: answer tokens"
     figure.text(0.5, 0.02, caption, ha="center")
     return figure
 

@@ -23,11 +23,11 @@ PARTS = ["backbone", "match", *GROUP]
 LEGEND = (
     "Paper / ours. =: the paper's value lies in our 95 % interval; ≠: it does not; ?: the two "
     "cannot be compared, the note says why. Retain without ARC: over the benchmarks that "
-    "have one split, the paper's recomputed from its scores."
+    "have one split; the paper's value is recomputed from its scores."
 )
 PLACES = (
-    "Ranks among the rows of this table. Places: those that the 95 % intervals of the Retain "
-    "allow, each by itself."
+    "Ranks are among the rows of this table. Places: the ranks that the 95 % intervals of the "
+    "Retain allow."
 )
 
 

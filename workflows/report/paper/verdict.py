@@ -74,7 +74,7 @@ def verdict(paper: Paper, ours: Ours) -> tuple[str, str]:
     if low - 1e-9 <= paper.value <= high + 1e-9:
         return AGREES, ""
     if ours.stochastic and ours.runs == 1:
-        return CANNOT, "one seed of ours, so that what another would give is not known"
+        return CANNOT, "one seed of ours; another seed may differ"
     return DIFFERS, ""
 
 
