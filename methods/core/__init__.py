@@ -1,1 +1,1 @@
-"""What methods share: the backbone, surgery on it, per-token routing, counting, data, files."""
+"""What methods share: models, surgery, routing, training, data, counting, files."""

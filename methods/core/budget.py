@@ -1,4 +1,4 @@
-"""Matching a skip budget: checks, and the search for the nearest setting a knob can reach."""
+"""Budgets: checks, and the search for the setting of a param that comes nearest to one."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def check_budget(budget: object) -> float:
     return value
 
 
-def shortfall(what: str, held: float, budget: float) -> str | None:
-    """Why parts that hold the fraction ``held`` of the parameters cannot meet a budget, or None."""
-    if held < budget:
-        return f"its {what} hold {held:.1%} of the parameters, less than the budget"
+def shortfall(what: str, share: float, budget: float) -> str | None:
+    """Why parts with this share of the parameters cannot meet a budget, or None."""
+    if share < budget:
+        return f"its {what} hold {share:.1%} of the parameters, less than the budget"
     return None
 
 
 def unmet(
     pinned: object, knob: str | None, what: str, shares: Tensor, budget: float | None
 ) -> str | None:
-    """Why a row that a budget or a pinned param steers does not apply, or None.
+    """Why a row cannot meet a budget, or None. A row is not checked if a param pins its skip.
 
     Args:
-        pinned: Value of the param; what is pinned is not judged.
-        knob: Its name; None: only a budget steers the row.
-        what: Parts that can be skipped, in the plural.
-        shares: Of the dense parameters in each of them.
+        pinned: Value of that param; None: a budget decides.
+        knob: Its name; None: there is no such param.
+        what: The parts that can be skipped, in the plural.
+        shares: Share of the dense parameters in each of them.
         budget: Fraction to skip.
     """
     if pinned is not None:
@@ -55,7 +55,7 @@ def unmet(
 def nearest(
     settings: Sequence[int], skip_of: Callable[[int], float], budget: float
 ) -> tuple[int, list[dict[str, float]]]:
-    """The setting of a discrete knob whose skip rate lies nearest to the budget.
+    """The setting whose skip rate is nearest to the budget.
 
     Args:
         settings: Values to try, at least one; at equal distance the earlier one wins.
@@ -73,17 +73,17 @@ def nearest(
 def layers_to_remove(
     backbone: Backbone, budget: float | None, pinned: int | None, free: int | None = None
 ) -> tuple[int, list[dict[str, float]]]:
-    """How many whole layers go, and the search behind it (empty when pinned).
+    """How many whole layers to remove, and the trace of the search (empty if pinned).
 
     Args:
         backbone: Dense model.
-        budget: Fraction in (0, 1) that the number shall come nearest to.
-        pinned: Param ``layers``; wins over the budget.
-        free: Layers that param ``protect`` leaves; None: the method protects none.
+        budget: Fraction in (0, 1).
+        pinned: Param ``layers``, which takes precedence over the budget.
+        free: How many layers param ``protect`` lets go; None: the method protects none.
 
     Raises:
-        ValueError: The pinned number is negative or leaves no layer, protected ones would go, or
-            there is neither a number nor a budget.
+        ValueError: The pinned number is negative or leaves no layer, protected layers would go,
+            or there is neither a number nor a budget.
     """
     total, trace = backbone.layer_count, list[dict[str, float]]()
     if pinned is None:
@@ -106,7 +106,10 @@ def layers_to_remove(
 def unremovable(
     backbone: Backbone, budget: float | None, pinned: int | None, free: int
 ) -> str | None:
-    """Why a budget takes no number of ``free`` layers, or None; a pinned number is not judged."""
+    """Why a budget cannot be met by removing ``free`` layers at most, or None.
+
+    A pinned number is not checked.
+    """
     if pinned is not None:
         return None
     if budget is None:
@@ -120,31 +123,33 @@ def unremovable(
 def layers_shortfall(backbone: Backbone, budget: float) -> str | None:
     """Why no number of whole layers comes near a budget, or None."""
     size = count(layers(backbone.model)[0]) / backbone.parameters
-    # What is nearest lies within half a layer, but for what all layers but one hold.
-    held = (backbone.layer_count - 1) * size
-    return shortfall("layers but one", held, budget) if held + size / 2 < budget else None
+    # Rounding to whole layers costs at most half a layer; one layer must stay.
+    share = (backbone.layer_count - 1) * size
+    return shortfall("layers but one", share, budget) if share + size / 2 < budget else None
 
 
 def routed_layers(
     candidates: Literal["auto"] | Sequence[int], layer_count: int, budget: float | None
 ) -> list[int]:
-    """The layers that param ``candidates`` stands for; without a budget ``"auto"`` is that of 25 %.
+    """The layers that param ``candidates`` stands for, ascending.
+
+    Without a budget ``"auto"`` stands for the layers of a budget of 25 %.
 
     Raises:
-        ValueError: None is named, or one does not exist.
+        ValueError: The list is empty, or a layer does not exist.
     """
     if candidates == "auto":
         return candidate_layers(layer_count, 0.25 if budget is None else budget)
-    return named_layers(candidates, layer_count)
+    return check_candidates(candidates, layer_count)
 
 
-def named_layers(given: Sequence[int], layer_count: int) -> list[int]:
-    """Candidate layers named by param ``candidates``: distinct, ascending.
+def check_candidates(numbers: Sequence[int], layer_count: int) -> list[int]:
+    """The layers in a list of param ``candidates``: distinct, ascending.
 
     Raises:
-        ValueError: None is named, or one does not exist.
+        ValueError: The list is empty, or a layer does not exist.
     """
-    layers = sorted(set(given))
+    layers = sorted(set(numbers))
     if not layers or layers[0] < 0 or layers[-1] >= layer_count:
         raise ValueError(f"param 'candidates' is {layers}, layers go from 0 to {layer_count - 1}")
     return layers

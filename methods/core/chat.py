@@ -11,15 +11,15 @@ from transformers import PreTrainedTokenizerBase
 from methods.core.jsonfile import first_line
 
 Turn = dict[str, str]
-# No text of a turn begins with it: a character for private use.
+# A character for private use, which no text of a turn contains.
 MARK = "\ue000"
 
 
 def check_turns(messages: Any, where: str) -> None:
-    """A conversation is a list of turns, each of a role and a text.
+    """Check that a conversation is a list of turns, each with a role and a text.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It is not.
     """
     turns = messages if isinstance(messages, list) else []
     texts = [
@@ -40,13 +40,13 @@ def templated(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], **op
         options: Of ``apply_chat_template``.
 
     Raises:
-        ValueError: The template does not take the conversation; the message holds its reason.
+        ValueError: The template refuses the conversation; the message has its reason.
     """
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
-    except Exception as error:  # a template is a program of the tokenizer's maker
-        told = first_line(error)
-        raise ValueError(f"the chat template refuses the conversation: {told}") from error
+    except Exception as error:  # a template is a program: it may raise anything
+        reason = first_line(error)
+        raise ValueError(f"the chat template refuses the conversation: {reason}") from error
 
 
 def conversation(
@@ -57,7 +57,7 @@ def conversation(
     Args:
         tokenizer: Of the model.
         messages: Turns.
-        ask: Whether the head of the assistant's next turn follows.
+        ask: Whether the beginning of the assistant's next turn is added.
 
     Raises:
         ValueError: See :func:`templated`.
@@ -71,7 +71,10 @@ def conversation(
 def assistant_turns(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], whole: str
 ) -> Iterator[tuple[int, int]]:
-    """First and stop of the assistant's words in a conversation, as far as its template shows them.
+    """First and stop of the assistant's words in the text of a conversation.
+
+    Turns that cannot be located are left out: a template may refuse parts of a conversation, or
+    write them in another way.
 
     Args:
         tokenizer: Of the model.
@@ -82,7 +85,7 @@ def assistant_turns(
         before = _before(tokenizer, messages, number)
         if before is None:
             continue
-        after = _shown(tokenizer, messages[: number + 1])
+        after = _text_of(tokenizer, messages[: number + 1])
         if after is None:
             after = before + messages[number]["content"].strip()
         if whole.startswith(before) and whole.startswith(after):
@@ -92,20 +95,20 @@ def assistant_turns(
 def _before(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], number: int
 ) -> str | None:
-    """What stands before the words of a turn; None where the template does not show it."""
-    # A conversation without a turn is none to a template.
-    before = _shown(tokenizer, messages[:number], ask=True) if number else None
+    """The text before the words of a turn; None if the template does not show it."""
+    # A template cannot write a conversation without a turn.
+    before = _text_of(tokenizer, messages[:number], ask=True) if number else None
     if before is None:
         marked = {**messages[number], "content": MARK}
-        other = _shown(tokenizer, [*messages[:number], marked, *messages[number + 1 :]]) or ""
+        other = _text_of(tokenizer, [*messages[:number], marked, *messages[number + 1 :]]) or ""
         before = other.partition(MARK)[0] if MARK in other else None
     return before
 
 
-def _shown(
+def _text_of(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], ask: bool = False
 ) -> str | None:
-    """Text of a part; None where the template refuses the part, as it may though not the whole."""
+    """Text of a part of a conversation; None if the template refuses this part."""
     with suppress(ValueError):
         return conversation(tokenizer, messages, ask)
     return None

@@ -2,24 +2,26 @@
 
 A file is JSON Lines, one document per row, in one of four forms:
 
-    {"text": "..."}                          loss on every token
-    {"prompt": "...", "completion": "..."}   both parts count; where one ends is kept
-    {"messages": [{"role": ..., "content": ...}, ...]}   through the tokenizer's chat template,
-                                             or in Tulu's plain form where it has none
+    {"text": "..."}                          one text; all its tokens are trained on
+    {"prompt": "...", "completion": "..."}   two texts, joined by a space
+    {"messages": [{"role": ..., "content": ...}, ...]}   a conversation, written by the tokenizer's
+                                             chat template, or in Tulu's plain form without one
     {"fed": "...", "prompt": "...", "counts": [p, a]}
-                                             exactly these tokens, no EOS: what a harness feeds,
-                                             what it begins with, and how many scored tokens each
-                                             token of the prompt and of the rest stands for (1)
+                                             a text as the harness feeds it, without EOS; the prompt
+                                             at its beginning; and how many scored tokens each token
+                                             of the prompt (p) and of the rest (a) stands for;
+                                             without "counts" these are 1
 
-or, for calibration alone, a NumPy file of int64 ids (N, T), used as given. A row may name its
-"task". A folder NAME.tokens (``methods/core/tokens.py``) holds the documents of such a file.
+Calibration also takes a NumPy file of int64 ids (N, T). A row may say its "task". A folder
+NAME.tokens (``methods/core/tokens.py``) has the documents of such a file as ids.
 
-A text that begins with the BOS, as most chat templates write it, gets no second one; one that ends
-with the EOS, white space apart, no second EOS. No document is longer than the backbone's window.
+A document has one BOS and one EOS. If its text already begins with the BOS, as most chat templates
+write it, no second one is added; the same holds for an EOS at its end, with or without white space
+after it. No document is longer than the backbone's window.
 
-An *answer token* is a token whose output is scored: it predicts a token of an answer. In a document
-that ends in an answer, what follows its last answer token is never fed to be scored: the
-prediction of the closing EOS, and the EOS itself.
+An *answer token* is a token whose output is scored: it predicts a token of an answer. The last
+token of an answer predicts the EOS, which is not scored. So neither it nor the EOS is an answer
+token.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from methods.core.jsonfile import parse_json
 from methods.core.tokens import SUFFIX, Encoder, TokenFile, read_ids, tokenized_by
 from methods.core.tokens import Document as Document
 
-# What is text in a row, where it is there.
+# Keys of a row whose values must be texts.
 TEXTS = ("prompt", "completion", "text", "fed", "task")
 
 
@@ -56,15 +58,16 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """What a method may look at; files are read when they are asked for.
+    """The data that a method may look at; a file is read when it is first used.
 
     Args:
-        tokenizer: Of the backbone; needed for text only.
+        tokenizer: Of the backbone; only texts need it.
         vocab_size: Of the backbone; ids are checked against it.
-        max_length: Documents are cut to so many tokens.
-        window: Most tokens that the backbone takes; no document is longer. None: any number.
+        max_length: Documents are cut to this number of tokens.
+        window: The largest number of tokens that the backbone takes; documents are cut to it too.
+            None: any number.
         calibration_file: .npy or .jsonl; None if the method needs none.
-        training_file: .jsonl, or a folder .tokens, which is mapped and not read.
+        training_file: .jsonl, or a folder .tokens, which is mapped into memory.
         validation_file: .jsonl.
         probe_file: .jsonl; texts of the validation split as the harness feeds them.
     """
@@ -88,13 +91,13 @@ class Data:
         """Batches of the calibration documents, in their order.
 
         Args:
-            batch_size: Documents per batch; None: all in one.
-            rows: The first so many documents; None: all.
-            length: The so many tokens in the middle of each document (cut to ``max_length``), of
-                longer ones only; None: whole documents.
+            batch_size: Documents per batch; None: all in one batch.
+            rows: How many documents, from the first on; None: all.
+            length: How many tokens, from the middle of each document (after it is cut to
+                ``max_length``); shorter documents are left out. None: whole documents.
 
         Raises:
-            ValueError: There is no such file, it does not fit the vocabulary, or it holds fewer
+            ValueError: There is no such file, it does not fit the vocabulary, or it has too few
                 documents.
         """
         documents: Sequence[Document] = self._calibration
@@ -114,11 +117,11 @@ class Data:
         return self._training
 
     def validation(self) -> Sequence[Document]:
-        """The validation documents, disjoint from training by the data's maker."""
+        """The validation documents; whoever makes the data keeps them apart from training."""
         return self._validation
 
     def probe(self) -> Sequence[Document]:
-        """Tokens of the kind that is scored, on which skip rates are calibrated.
+        """The documents on which skip rates are calibrated, in the form in which tasks are scored.
 
         Without a probe file these are the validation documents.
         """
@@ -156,9 +159,10 @@ class Data:
         return documents
 
     def documents(self, path: Path) -> Iterator[Document]:
-        """The documents of a .jsonl, as they are read."""
+        """The documents of a .jsonl, one after another while it is read."""
         rows, longest = read_rows(path), 0
-        while part := list(islice(rows, 1000)):  # a tokenizer's own output is large
+        # Not all at once: the output of a tokenizer is much larger than ids.
+        while part := list(islice(rows, 1000)):
             for document in self._encode(part):
                 longest = max(longest, len(document.ids))
                 yield document
@@ -171,24 +175,24 @@ class Data:
 
     @property
     def length(self) -> int:
-        """The tokens to which documents are cut."""
+        """The number of tokens to which documents are cut."""
         return self.max_length if self.window is None else min(self.max_length, self.window)
 
     @property
     def encoding(self) -> str:
-        """What makes tokens of a text: the tokenizer, and where documents are cut."""
+        """A digest of what turns texts into ids: the tokenizer and ``length``."""
         return tokenized_by(self.tokenizer, self.length)
 
     def _encode(self, rows: Sequence[tuple[Any, str]]) -> list[Document]:
-        """Rows of a file, each with its place, as token ids; EOS ends all but ``fed`` rows."""
+        """Documents from rows, each row with its place in the file."""
         parts = [self._parts(row, where) for row, where in rows]
         encoder = self._encoder
-        # A prompt begins as its text does: both with a BOS of the tokenizer's, or none.
+        # A prompt begins as its text does, with or without a BOS of its own.
         own = [encoder.begins(text) for _, text in parts]
         texts = encoder.encode([text for _, text in parts], own)
-        asked = [n for n, (prompt, _) in enumerate(parts) if prompt]
-        prompts = encoder.encode([parts[n][0] for n in asked], [own[n] for n in asked])
-        leads = dict(zip(asked, map(len, prompts), strict=True))
+        prompted = [n for n, (prompt, _) in enumerate(parts) if prompt]
+        prompts = encoder.encode([parts[n][0] for n in prompted], [own[n] for n in prompted])
+        leads = dict(zip(prompted, map(len, prompts), strict=True))
         documents = []
         for number, ((row, _), (_, text), ids) in enumerate(zip(rows, parts, texts, strict=True)):
             lead = leads.get(number, 0)
@@ -268,7 +272,7 @@ def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def check_file(path: Path, purpose: str) -> None:
-    """Refuse what holds no documents by its name or is not there.
+    """Check that a file of documents exists and has a known ending.
 
     Raises:
         ValueError: It does not exist, or has another ending.
@@ -282,17 +286,17 @@ def check_file(path: Path, purpose: str) -> None:
         raise ValueError(f"{purpose} file {path} must end in .jsonl, {SUFFIX} or .npy")
 
 
-def _are_counts(given: Any) -> bool:
-    """Whether this may be the ``counts`` of a row."""
+def _are_counts(value: Any) -> bool:
+    """Whether a value may be the ``counts`` of a row."""
     return (
-        isinstance(given, list)
-        and len(given) == 2
-        and all(type(count) in (int, float) and count > 0 for count in given)
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(count) in (int, float) and count > 0 for count in value)
     )
 
 
 def _middle(document: Document, length: int) -> Document:
-    """A window of ``length`` tokens; its prompt is no longer told apart."""
+    """The ``length`` tokens in the middle of a document; it has no prompt."""
     start = (len(document.ids) - length) // 2
     return Document(document.ids[start : start + length], 0)
 
@@ -300,22 +304,23 @@ def _middle(document: Document, length: int) -> Document:
 def task_weights(documents: Sequence[Document]) -> dict[str, float]:
     """Task -> weight of each of its answer tokens, so that every task counts the same.
 
-    The mean weight of a answer token is 1. Worked answers are many positions, one word of
-    choice is one: unweighted, a rate over answer tokens would speak of the former alone.
+    The mean weight of an answer token is 1. A written solution has many answer tokens, a choice
+    among words has one. Without weights a rate over answer tokens would be that of the tasks with
+    long answers.
 
     Raises:
-        ValueError: No document has a answer token.
+        ValueError: No document has an answer token.
     """
-    positions: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for document in documents:
-        positions[document.task] = positions.get(document.task, 0) + document.answer_count
-    found = {task: number for task, number in positions.items() if number}
-    if not found:
+        numbers[document.task] = numbers.get(document.task, 0) + document.answer_count
+    numbers = {task: number for task, number in numbers.items() if number}
+    if not numbers:
         raise ValueError(
             "match 'split' needs documents with answers (prompt and completion, or messages)"
         )
-    share = sum(found.values()) / len(found)
-    return {task: share / number for task, number in found.items()}
+    mean = sum(numbers.values()) / len(numbers)
+    return {task: mean / number for task, number in numbers.items()}
 
 
 def batches(documents: Sequence[Document], batch_size: int) -> Iterator[Batch]:

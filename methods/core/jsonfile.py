@@ -1,4 +1,4 @@
-"""JSON files: written, and read though others may have written them; no torch here."""
+"""JSON files: written, and read with checks, as anyone may have written them; no torch here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def parse_json(text: str | bytes, where: object) -> Any:
 
     Args:
         text: The JSON.
-        where: What to call it.
+        where: Its name, for the message.
 
     Raises:
         ValueError: It is not JSON, or a number is NaN or infinite.
@@ -29,7 +29,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        ValueError: It does not exist, is not JSON, or holds something else.
+        ValueError: It does not exist, is not JSON, or has another value.
     """
     if not file.is_file():
         raise ValueError(f"{file} does not exist")
@@ -40,7 +40,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def cut(text: str, most: int = 300) -> str:
-    """A text that may quote a whole file, in a length that can be read."""
+    """A text, shortened to ``most`` characters: it may quote a whole file."""
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
@@ -58,5 +58,5 @@ def _finite(text: str) -> float:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, in a length that can be read."""
+    """The first line of an error's message, shortened."""
     return cut((str(error).strip() or type(error).__name__).splitlines()[0])

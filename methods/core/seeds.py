@@ -1,4 +1,4 @@
-"""Random generators, each for one purpose: adding a purpose never shifts the draws of another."""
+"""Random generators, one per purpose: a new purpose does not change the numbers of another."""
 
 from __future__ import annotations
 

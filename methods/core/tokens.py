@@ -1,12 +1,12 @@
-"""Documents as token ids, and folders of them that are mapped into memory, not read.
+"""Documents as token ids, and folders of documents that are mapped into memory.
 
 NAME.tokens/
-    ids.bin      int32, the documents one behind the other
-    starts.npy   (N + 1,) int64, where each begins in it
+    ids.bin      int32, the ids of all documents in their order
+    starts.npy   (N + 1,) int64, where each document begins in ids.bin
     runs.npy     (R, 2) int32, first and stop of every run of answer tokens
-    firsts.npy   (N + 1,) int64, where each document's runs begin
-    known.npy    (N, 2) int32, tokens of the prompt and number of the task
-    about.json   names of the tasks, and what made the tokens
+    firsts.npy   (N + 1,) int64, where the runs of each document begin in runs.npy
+    known.npy    (N, 2) int32, number of prompt tokens, and number of the task
+    about.json   names of the tasks, and a digest of what turned texts into ids
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ TABLES = ("starts", "runs", "firsts", "known")
 
 
 class Document(NamedTuple):
-    """Token ids of one document and what is known of them.
+    """Token ids of one document, and facts about them.
 
     Args:
-        ids: Tokens.
-        prompt: How many of them belong to its prompt, for the loss.
-        task: Of which task it is; documents without one form a task of their own.
+        ids: Token ids.
+        prompt: Number of its prompt tokens, for the loss.
+        task: Name of its task; documents without one share the task ``""``.
         answers: (first, stop) of every run of answer tokens.
-        counts: How many scored tokens each token of its prompt, and each one behind it, stands for
-            where skip rates are calibrated; folders do not keep them.
+        counts: How many scored tokens each token of the prompt, and each later token, stands for
+            when skip rates are calibrated; folders do not store them.
     """
 
     ids: Sequence[int]
@@ -48,12 +48,12 @@ class Document(NamedTuple):
 
     @property
     def answer_tokens(self) -> int:
-        """Their number."""
+        """Number of its answer tokens."""
         return sum(stop - first for first, stop in self.answers)
 
     @property
     def answer_count(self) -> float:
-        """How many scored tokens they stand for."""
+        """How many scored tokens its answer tokens stand for."""
         count = 0.0
         for first, stop in self.answers:
             inside = max(0, min(stop, self.prompt) - first)
@@ -62,7 +62,7 @@ class Document(NamedTuple):
 
     @property
     def prompting(self) -> list[tuple[int, int]]:
-        """(first, stop) of every run of positions before or between the answer tokens."""
+        """(first, stop) of every run of prompt tokens: before and between answer tokens."""
         if not self.answers:
             return [(0, len(self.ids))]
         ends = [0, *(stop for _, stop in self.answers)]
@@ -71,14 +71,14 @@ class Document(NamedTuple):
 
 
 class TokenFile(Sequence[Document]):
-    """The documents of a folder; each is made where it is asked for.
+    """The documents of a folder; a document is read when it is used.
 
     Args:
-        folder: As :func:`write_tokens` left it.
-        encoding: What the tokens must have been made by, see :func:`tokenized_by`.
+        folder: Written by :func:`write_tokens`.
+        encoding: The expected digest, see :func:`tokenized_by`.
 
     Raises:
-        ValueError: The folder is missing or incomplete, or was made otherwise.
+        ValueError: The folder is missing or incomplete, or has another digest.
     """
 
     def __init__(self, folder: Path, encoding: str) -> None:
@@ -122,7 +122,7 @@ def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> 
     """Write a folder that :class:`TokenFile` reads.
 
     Args:
-        documents: In their order; one at a time is held.
+        documents: In their order; only one at a time is in memory.
         folder: Empty.
         encoding: See :func:`tokenized_by`.
 
@@ -139,12 +139,12 @@ def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> 
                 runs.extend(run)
             firsts.append(len(runs) // 2)
             known.extend((document.prompt, tasks.setdefault(document.task, len(tasks))))
-    made: dict[str, Any] = {
+    tables: dict[str, Any] = {
         "starts": np.array(starts), "runs": np.array(runs).reshape(-1, 2),
         "firsts": np.array(firsts), "known": np.array(known).reshape(-1, 2),
     }  # fmt: skip
     for name in TABLES:
-        np.save(folder / f"{name}.npy", made[name])
+        np.save(folder / f"{name}.npy", tables[name])
     about = {"tasks": list(tasks), "encoding": encoding}
     (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
     return len(starts) - 1
@@ -155,9 +155,9 @@ def tokenized_by(tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> 
     parts: list[Any] = [max_length]
     if tokenizer is not None:
         parts += [tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token]
-        # What a call last asked for is no part of it.
-        made = json.loads(tokenizer.backend_tokenizer.to_str())
-        parts.append({name: made[name] for name in made if name not in ("padding", "truncation")})
+        # Padding and truncation are settings of the last call, not of the tokenizer.
+        backend = json.loads(tokenizer.backend_tokenizer.to_str())
+        parts.append({k: v for k, v in backend.items() if k not in ("padding", "truncation")})
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -166,11 +166,11 @@ def read_ids(path: Path, vocab_size: int, window: int | None = None) -> list[Doc
     """Documents from a NumPy file of ids (N, T).
 
     Raises:
-        ValueError: Not two-dimensional integers, more of them in a document than the backbone takes
-            (``window``), or an id outside the vocabulary.
+        ValueError: The file has no two-dimensional array of integers, a document is longer than
+            ``window``, or an id is outside the vocabulary.
     """
     try:
-        # Mapped: a header that promises more than the file holds must not take memory.
+        # Mapped: the header of a damaged file may ask for more memory than there is.
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, TokenError, SyntaxError, OverflowError) as error:
         raise ValueError(f"{path} is not a NumPy array file: {error}") from error
@@ -195,15 +195,17 @@ def read_ids(path: Path, vocab_size: int, window: int | None = None) -> list[Doc
 
 
 class Encoder:
-    """Texts as ids: one BOS before each, one EOS behind each document, whatever the tokenizer adds.
+    """Turns texts into ids, with one BOS and one EOS per document, for any tokenizer.
+
+    Tokenizers differ in what they add themselves.
 
     Args:
-        tokenizer: Of the backbone; without an EOS it closes nothing.
+        tokenizer: Of the backbone; if it has no EOS none is added.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        # Each is looked up anew by a tokenizer.
+        # Stored here, as a tokenizer looks them up again at every access.
         self.bos, self.eos = str(tokenizer.bos_token or ""), str(tokenizer.eos_token or "")
         self.eos_id: int | None = tokenizer.eos_token_id
         special, plain = (
@@ -216,27 +218,29 @@ class Encoder:
         return bool(self.bos) and text.startswith(self.bos)
 
     def encode(self, texts: Sequence[str], own: Sequence[bool]) -> list[list[int]]:
-        """Ids of every text, with the BOS that the tokenizer puts before it and no EOS behind it.
+        """Ids of every text, with the tokenizer's BOS and without EOS.
 
         Args:
             texts: Of documents.
-            own: Which of them have a BOS of their own and must not get a second one.
+            own: Which texts begin with a BOS; they get no second one.
         """
         ids: list[list[int]] = [[] for _ in texts]
-        for alone in set(own):
-            numbers = [n for n, has in enumerate(own) if has is alone]
+        for has_bos in set(own):
+            numbers = [number for number, value in enumerate(own) if value is has_bos]
             part = [texts[number] for number in numbers]
-            made = self.tokenizer(part, add_special_tokens=not alone, return_attention_mask=False)
-            stop = -1 if self.closes and not alone else None
-            for number, one in zip(numbers, made["input_ids"], strict=True):
-                ids[number] = one[:stop]
+            encoded = self.tokenizer(
+                part, add_special_tokens=not has_bos, return_attention_mask=False
+            )
+            stop = -1 if self.closes and not has_bos else None
+            for number, text_ids in zip(numbers, encoded["input_ids"], strict=True):
+                ids[number] = text_ids[:stop]
         return ids
 
     def close(self, text: str, ids: list[int]) -> tuple[list[int], int]:
-        """A document with an EOS at its end, and how many tokens stand before that.
+        """Ids of a document with an EOS at its end, and the number of tokens before the EOS.
 
         Args:
-            text: May end with an EOS, and white space behind it, as a chat template writes them.
+            text: A chat template may have ended it with an EOS, and with white space after that.
             ids: Of the text.
         """
         if self.eos_id is None:
@@ -246,8 +250,8 @@ class Encoder:
         return [*ids, self.eos_id], len(ids)
 
     def starts(self, text: str) -> list[int]:
-        """The character of a text at which each of its tokens begins."""
+        """The place in a text, in characters, at which each of its tokens begins."""
         special = not self.begins(text)
-        made = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
-        offsets = made["offset_mapping"]
+        encoded = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+        offsets = encoded["offset_mapping"]
         return [start for start, _ in offsets[: -1 if self.closes and special else None]]

@@ -36,7 +36,7 @@ from methods.core.data import Data, check_file
 from methods.core.jsonfile import write_json
 from methods.core.model.backbone import Backbone, count, load_backbone, shape_config
 from methods.core.model.card import read_card
-from methods.core.model.checkpoint import cast_branches, dense_folder, load
+from methods.core.model.checkpoint import cast_alternatives, dense_folder, load
 from methods.core.model.folder import window_of
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
@@ -226,7 +226,7 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     if training:
         yield Piece("cast", partial(_cast, routed))
     else:
-        cast_branches(routed)
+        cast_alternatives(routed)
     for rate in rates(args.bypass):
         if "block" in chosen:
             yield Piece(f"block bypass {rate}", partial(time_block, routed, rate, bench))
@@ -290,7 +290,7 @@ def _folded(row: PreTrainedModel) -> list[Line]:
 
 def _cast(routed: PreTrainedModel) -> list[Line]:
     """What was trained in float32 goes to the backbone's precision."""
-    cast_branches(routed)
+    cast_alternatives(routed)
     return []
 
 

@@ -1,1 +1,1 @@
-"""One place for a model's folder: families, checks, loading, saving, and what ran."""
+"""Models on disk and in memory: families, checks, loading, saving, and the ledger of what ran."""

@@ -1,4 +1,4 @@
-"""How ``AutoModelForCausalLM`` reads a folder of the type of ``pretrained.py``."""
+"""How ``AutoModelForCausalLM`` reads a folder whose config is a ``SkipbenchConfig``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from methods.core.model.pretrained import SkipbenchConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Options of from_pretrained that say where files come from, or what is so here anyway.
+# Options of from_pretrained that are accepted and have no effect here.
 WITHOUT_EFFECT = {
     "adapter_kwargs", "cache_dir", "config", "force_download", "local_files_only",
     "low_cpu_mem_usage", "proxies", "revision", "token", "trust_remote_code", "use_safetensors",
@@ -20,7 +20,7 @@ WITHOUT_EFFECT = {
 
 
 class SkipbenchForCausalLM:
-    """What ``AutoModelForCausalLM`` calls for such a folder; models keep the family's class."""
+    """What ``AutoModelForCausalLM`` calls for such a folder; the model has its family's class."""
 
     config_class = SkipbenchConfig
 
@@ -40,31 +40,31 @@ class SkipbenchForCausalLM:
         Args:
             folder: Output of the fit step or of ``save_pretrained``.
             dtype: Of the model, one of torch's or its name; None and ``"auto"``: as it is stored.
-            torch_dtype: The same, as transformers called it.
+            torch_dtype: The older name of ``dtype`` in transformers.
             device_map: None, one device, ``{"": device}`` or ``"auto"``.
-            backbone: Where the dense backbone lies now, if it moved.
-            options: Of transformers, as far as they change nothing.
+            backbone: Where the dense backbone is now, if it was moved.
+            options: Of transformers; only those of ``WITHOUT_EFFECT`` may be set.
 
         Raises:
             ValueError: An option would change the model, or the folder cannot be read.
         """
-        # Not above: the Auto classes are half imported when they ask for this module.
+        # Not at the top: this module is imported while the Auto classes are still being imported.
         from methods.core.model.checkpoint import load
 
-        asked = {name for name, value in options.items() if value and name[0] != "_"}
-        if asked - WITHOUT_EFFECT:
-            name = min(asked - WITHOUT_EFFECT)
+        names = {name for name, value in options.items() if value and name[0] != "_"}
+        if names - WITHOUT_EFFECT:
+            name = min(names - WITHOUT_EFFECT)
             raise ValueError(f"{folder} loads as it was saved: option '{name}' is not supported")
         device = _device(device_map)
-        where = None if backbone is None else Path(backbone)
-        return load(Path(folder), where, device, torch_dtype if dtype is None else dtype).model
+        moved = None if backbone is None else Path(backbone)
+        return load(Path(folder), moved, device, torch_dtype if dtype is None else dtype).model
 
 
 def _device(device_map: Any) -> str:
     """The one device of a device map.
 
     Raises:
-        ValueError: The map spreads the model over several.
+        ValueError: The map spreads the model over several devices.
     """
     if device_map == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,8 +1,8 @@
-"""The dense model: loading it with its promises checked, and the names of its parts.
+"""The dense model: loading it with checks, and access to its parts.
 
-Functions say how a decoder calls its modules; projections go by their names everywhere
-(``shapes.py``). Llama, Mistral, Qwen2 and Qwen3 share all of them; another family joins by fitting
-them and entering ``FAMILIES`` (``folder.py``).
+The functions below are the only place that knows the names of a decoder's modules; the names of
+projections are in ``shapes.py``. Llama, Mistral, Qwen2 and Qwen3 use the same names. To add a
+family with these names, enter it in ``FAMILIES`` (``folder.py``).
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from methods.core.model.shapes import ATTENTION, FFN, SHAPES
 from methods.core.model.tensors import DTYPES, read_shapes
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
-# Computed from the config; folders of old versions of transformers hold it all the same.
+# Computed from the config; old versions of transformers stored it all the same.
 COMPUTED = "rotary_emb.inv_freq"
 
 
 @dataclass
 class Backbone:
-    """A dense causal LM with what identifies it.
+    """A dense causal LM, where it is from, and what identifies it.
 
     Args:
-        model: The causal LM; a fit may consume it.
-        tokenizer: None when the folder has none; then data must come as ids.
-        path: Local folder it was read from.
+        model: The causal LM; a fit may change it.
+        tokenizer: None if the folder has none; then data must be ids.
+        path: Local folder that it was read from.
         revision: Version label given by the user or the hub, if any.
         hash: sha256 over config and weight files, shortened to 16 digits.
         parameters: Parameters of the dense model; a tied matrix counts once.
-        start: Card of the compressed model that takes the dense one's place, None if none does.
+        start: Card of a compressed model, if that takes the place of the dense one; else None.
     """
 
     model: PreTrainedModel
@@ -73,7 +73,7 @@ class Backbone:
 
     @property
     def window(self) -> int:
-        """Most tokens of a text that the model takes."""
+        """The largest number of tokens of a text."""
         return window_of(self.config)
 
     @property
@@ -138,8 +138,8 @@ def attention_kinds(config: PreTrainedConfig) -> list[str]:
 
 def projections(layer: nn.Module) -> dict[str, nn.Linear]:
     """The seven linear maps of a layer by name."""
-    found = [(name, attention(layer)) for name in ATTENTION] + [(name, ffn(layer)) for name in FFN]
-    return {name: getattr(block, name) for name, block in found}
+    pairs = [(name, attention(layer)) for name in ATTENTION] + [(name, ffn(layer)) for name in FFN]
+    return {name: getattr(sublayer, name) for name, sublayer in pairs}
 
 
 def projection_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
@@ -157,7 +157,7 @@ class Widths(NamedTuple):
 
 
 def widths(layer: nn.Module) -> Widths:
-    """The sizes a layer has now, which need not be those in the config."""
+    """The present sizes of a layer; a config cannot say them if layers differ."""
     maps, head = projections(layer), int(attention(layer).head_dim)  # type: ignore[arg-type]
     queries, keys = maps["q_proj"].out_features, maps["k_proj"].out_features
     return Widths(queries // head, keys // head, head, maps["gate_proj"].out_features)
@@ -175,8 +175,8 @@ def load_backbone(
     """Read a Hugging Face folder after checking that its weights fit its config.
 
     Raises:
-        ValueError: The folder, its config, its weights or its tokenizer are missing, damaged or do
-            not belong together, or a weight is NaN or infinite; the message names the file.
+        ValueError: Folder, config, weights or tokenizer are missing or damaged or do not fit each
+            other, or a weight is NaN or infinite; the message names the file.
     """
     config = read_config(path)
     check_weights(path, config)
@@ -191,7 +191,8 @@ def load_backbone(
     check_parameters(model, path)
     nn.Module.to(model, device).eval()
     if model.device.type == "cpu":
-        # Weights are views of one mapped file: surgery that replaces some would free none.
+        # The weights are views of one mapped file, whose memory stays until the last one is gone.
+        # Copies are freed one by one when a fit replaces them.
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     tokenizer = read_tokenizer(path, config)
@@ -200,14 +201,14 @@ def load_backbone(
 
 
 def convert(model: PreTrainedModel, dtype: Any) -> None:
-    """Give a model that was just read another dtype, in place.
+    """Give a loaded model another dtype, in place.
 
     Args:
         model: Causal LM on the CPU.
-        dtype: One of torch's or its name; None and ``"auto"``: the one it has.
+        dtype: One of torch's or its name; None and ``"auto"``: no change.
 
     Raises:
-        ValueError: No model is computed in it.
+        ValueError: The dtype is not among ``DTYPES``.
     """
     if dtype is None or dtype == "auto":
         return
@@ -217,41 +218,41 @@ def convert(model: PreTrainedModel, dtype: Any) -> None:
     inner = decoder(model)
     rotary = inner.rotary_emb
     nn.Module.to(model, DTYPES[name])
-    # Angles of late tokens are far off in 16 bits: a fresh module computes the frequencies anew.
+    # In 16 bits the angles of late tokens would be wrong: a new module computes them again.
     inner.rotary_emb = type(rotary)(model.config)
 
 
 def check_weights(path: Path, config: PreTrainedConfig) -> None:
-    """Compare names and shapes in the safetensors files with what the config promises.
+    """Compare names and shapes in the safetensors files with those that the config asks for.
 
-    Without this a missing tensor would be filled with random numbers, the scales of quantized ones
-    would be left out, and a run would go on.
+    transformers would fill a missing tensor with random numbers and ignore the scales of quantized
+    ones, and the run would go on.
 
     Raises:
         ValueError: A file is missing or damaged, a tensor is missing, unknown, quantized or of
-            another shape, an adapter lies beside them, or the config contradicts itself.
+            another shape, the folder has an adapter, or the config contradicts itself.
     """
     check_no_adapter(path)
-    found: dict[str, list[int]] = {}
+    shapes: dict[str, list[int]] = {}
     for file in weight_files(path):
-        found |= read_shapes(file)
-    last = max((int(n) for n in map(_layer_number, found) if n is not None), default=-1)
+        shapes |= read_shapes(file)
+    last = max((int(n) for n in map(_layer_number, shapes) if n is not None), default=-1)
     if last + 1 != config.num_hidden_layers:
         raise ValueError(
             f"{path} has weights of {last + 1} layers, but config.json asks for "
             f"{config.num_hidden_layers} (num_hidden_layers)"
         )
-    wanted = empty_backbone(config, path).model.state_dict()
-    for name, tensor in wanted.items():
+    expected = empty_backbone(config, path).model.state_dict()
+    for name, tensor in expected.items():
         tied = name == "lm_head.weight" and config.tie_word_embeddings
-        if name not in found and not tied:
+        if name not in shapes and not tied:
             raise ValueError(f"{path} has no tensor '{name}' (its config.json asks for it)")
-        if name in found and found[name] != list(tensor.shape):
+        if name in shapes and shapes[name] != list(tensor.shape):
             raise ValueError(
-                f"{path}: tensor '{name}' has shape {found[name]}, "
+                f"{path}: tensor '{name}' has shape {shapes[name]}, "
                 f"but config.json asks for {list(tensor.shape)}"
             )
-    odd = sorted(name for name in found.keys() - wanted.keys() if not name.endswith(COMPUTED))
+    odd = sorted(name for name in shapes.keys() - expected.keys() if not name.endswith(COMPUTED))
     if odd:
         raise ValueError(
             f"{path} holds tensor '{odd[0]}', which its config.json does not ask for: remove it, "
@@ -260,9 +261,9 @@ def check_weights(path: Path, config: PreTrainedConfig) -> None:
 
 
 def _layer_number(tensor: str) -> str | None:
-    """The number of the layer that a tensor belongs to, if it does."""
-    found = LAYER.match(tensor)
-    return found and found[1]
+    """The number of the layer that a tensor belongs to, None if it belongs to none."""
+    match = LAYER.match(tensor)
+    return match and match[1]
 
 
 def shape_config(name: str) -> PreTrainedConfig:
@@ -277,7 +278,7 @@ def shape_config(name: str) -> PreTrainedConfig:
 
 
 def empty_backbone(config: PreTrainedConfig, path: Path = Path()) -> Backbone:
-    """A backbone on the meta device: shapes and counts, no numbers, no memory.
+    """A backbone on the meta device: it has shapes and counts, but no numbers and no memory.
 
     Raises:
         ValueError: The config contradicts itself.

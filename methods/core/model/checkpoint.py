@@ -1,13 +1,13 @@
-"""What a fit leaves on disk, and how a fresh process gets the model back.
+"""The folder of a fitted model: what a fit writes, and how a new process reads the model again.
 
-skipbench.json        row, params, structure, identity of the backbone
-decisions.json        why
+skipbench.json        the card: row, params, structure, identity of the backbone
+decisions.json        what the fit decided, and why
 config.json           what transformers sees of the folder: see ``pretrained.py``
 tokenizer             of the backbone
 model.safetensors     static methods: all weights, with ``generation_config.json``
-trained.safetensors   other methods: only what they trained; the backbone stays where it is
+trained.safetensors   other methods: the trained weights; the backbone stays in its own folder
 
-``save_pretrained`` of a loaded model writes a folder with all weights, whatever the method.
+``save_pretrained`` of a loaded model writes a folder with all weights, for any method.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ DECISIONS, TRAINED = "decisions.json", "trained.safetensors"
 
 @dataclass
 class Loaded:
-    """A compressed model with what belongs to it.
+    """A compressed model and what belongs to it.
 
     Args:
         model: Causal LM in eval mode.
         tokenizer: Of the backbone.
-        card: Content of skipbench.json.
-        method: The method that made it.
+        card: Of the fitted model.
+        method: The method that made the model.
         ledger: Sizes for the skip rates.
     """
 
@@ -69,8 +69,8 @@ def save(
         folder: Where to write.
         method: The method, with its params.
         fitted: Result of its fit.
-        card: Card of the run, from :func:`describe`, with whatever the step measured.
-        tokenizer: Stored beside the model.
+        card: From :func:`describe`, with what the step measured.
+        tokenizer: Stored with the model.
 
     Raises:
         ValueError: A decision or a weight is NaN or infinite.
@@ -128,10 +128,10 @@ def load(
 
     Args:
         folder: Output of the fit step.
-        backbone: Where the dense backbone lies now; default: where it was, relative to the folder
-            first.
+        backbone: Where the dense backbone is now; None: where it was during the fit, first
+            relative to the folder.
         device: Where the model goes.
-        dtype: As :func:`methods.core.model.backbone.convert`.
+        dtype: See :func:`methods.core.model.backbone.convert`.
 
     Raises:
         ValueError: A part is missing or damaged, or the backbone is another one.
@@ -150,21 +150,22 @@ def load(
         model, tokenizer = build(method, start, card, folder), start.tokenizer
         _fill_trained(model, folder)
     convert(model, dtype)
-    cast_branches(model)
+    cast_alternatives(model)
     ledger = Ledger.of(model, dense.parameters, dense.layers)
     torch.nn.Module.to(model, device).eval()
     if card.structure:
         guard_whole(model, method, card)
-    else:  # it is the backbone, which needs no card
+    else:
+        # Without a structure the model is its backbone, whose folder needs no card.
         guard(model)
     return Loaded(model, tokenizer, card, method, ledger)
 
 
 def dense_folder(folder: Path) -> Path:
-    """The dense backbone that a compressed model, or the model it started from, was made of.
+    """The dense backbone of a compressed model, also if its fit started from another model.
 
     Raises:
-        ValueError: It is neither where it was nor beside the folder, or it is another one.
+        ValueError: It is not where it was during the fit, or it is another one.
     """
     while (folder / CARD).is_file():
         folder = _locate(folder, read_card(folder), None)
@@ -174,10 +175,10 @@ def dense_folder(folder: Path) -> Path:
 def open_backbone(
     path: Path, dtype: str = "float32", device: str = "cpu", revision: str | None = None
 ) -> Backbone:
-    """What a fit starts from: a dense backbone, or the model that a static row made of one.
+    """What a fit starts from: a dense backbone, or the model of a static row.
 
     Raises:
-        ValueError: The folder is neither, or damaged.
+        ValueError: The folder is neither of them, or damaged.
     """
     if not (path / CARD).is_file():
         return load_backbone(path, dtype, device, revision)
@@ -195,21 +196,28 @@ def open_backbone(
 
 
 def _fill_trained(model: torch.nn.Module, folder: Path) -> None:
-    """Load what a method trained into the parameters that ask for a gradient, exactly those."""
-    wanted = {name for name, p in model.named_parameters() if p.requires_grad}
+    """Load the trained weights into the parameters that ask for a gradient.
+
+    Raises:
+        ValueError: The names of the two differ.
+    """
+    names = {name for name, p in model.named_parameters() if p.requires_grad}
     file = folder / TRAINED
     tensors = read_tensors(file) if file.is_file() else {}
-    if wanted != set(tensors):
-        odd = sorted(wanted ^ set(tensors))[0]
+    if names != set(tensors):
+        odd = sorted(names ^ set(tensors))[0]
         raise ValueError(f"{file} does not fit the model: '{odd}' is on one side only")
     assign(model, tensors, folder)
 
 
-def cast_branches(model: PreTrainedModel) -> None:
-    """Adapters in the dtype of the backbone: training keeps them in float32, cast at every call."""
+def cast_alternatives(model: PreTrainedModel) -> None:
+    """Give alternatives the dtype of the backbone, so that they are not cast in every call.
+
+    Training keeps them in float32.
+    """
     router = router_of(model)
-    for branch in [] if router is None else router.alternatives():
-        branch.to(model.dtype)
+    for alternative in [] if router is None else router.alternatives():
+        alternative.to(model.dtype)
 
 
 def backbone_places(folder: Path, card: Card, moved: Path | None) -> list[Path]:

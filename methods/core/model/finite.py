@@ -1,4 +1,4 @@
-"""Finite or refused: a NaN that enters would be sorted, rounded and reported like a number."""
+"""Checks against NaN and infinity, which would be sorted, rounded and reported like numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 
 def check_finite(value: Any, name: str) -> None:
-    """Hold a number, a tensor, or what mappings and sequences hold of them, against NaN.
+    """Refuse NaN and infinity in a number, a tensor, or mappings and sequences of them.
 
     Args:
-        value: Anything; what is no number passes.
-        name: What to call it.
+        value: Anything; a value that is no number passes.
+        name: Its name, for the message.
 
     Raises:
-        ValueError: Names the first that is NaN or infinite.
+        ValueError: A number is NaN or infinite; the message names the first one.
     """
     if isinstance(value, Mapping):
         for key, part in value.items():
@@ -33,10 +33,10 @@ def check_finite(value: Any, name: str) -> None:
 
 
 def check_parameters(model: nn.Module, where: object) -> None:
-    """Hold every parameter against NaN and infinity.
+    """Refuse NaN and infinity in the parameters of a model.
 
     Raises:
-        ValueError: Names the tensor and ``where`` it was read.
+        ValueError: A parameter has one; the message names the tensor and ``where`` it is from.
     """
     for name, parameter in model.named_parameters():
         check_finite(parameter.detach(), f"{where}: tensor '{name}'")

@@ -30,7 +30,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 GENERATION, ADAPTER = "generation_config.json", "adapter_config.json"
 SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
-# What the fetch step knows of a folder that it downloaded.
+# Written by the fetch step into a folder that it downloaded.
 FETCHED = "fetched.json"
 
 
@@ -53,7 +53,7 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
 
     Args:
         raw: Content of a config.json.
-        where: What to call it.
+        where: Its name, for messages.
 
     Raises:
         ValueError: Another family, quantized weights, a value of the wrong type, or a size below 1.
@@ -83,12 +83,12 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
 
 
 def window_of(config: PreTrainedConfig) -> int:
-    """Most tokens of a text that a model takes."""
+    """The largest number of tokens of a text."""
     return int(config.max_position_embeddings)
 
 
 def _scales(config: PreTrainedConfig) -> dict[str, Any]:
-    """Numbers of a config that make every state NaN where they are not positive."""
+    """Numbers of a config that must be positive, or every hidden state is NaN."""
     rope = getattr(config, "rope_parameters", None) or {}
     return {"rms_norm_eps": config.rms_norm_eps, "rope_theta": rope.get("rope_theta", 1.0)}
 
@@ -108,7 +108,7 @@ def weight_files(path: Path) -> list[Path]:
                 raise ValueError(f"{path / INDEX} is not a valid index of weights: no '{key}'")
         shards = list(index["weight_map"].values())
         for name in shards:
-            # A shard elsewhere would be read, and would stay out of the folder's hash.
+            # A shard in another folder would be read, but not be part of this folder's hash.
             if not isinstance(name, str) or not SHARD.fullmatch(name):
                 raise ValueError(f"{path / INDEX} names {name!r}, no safetensors file beside it")
             if not (path / name).is_file():
@@ -118,10 +118,10 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def check_no_adapter(path: Path) -> None:
-    """Refuse a folder whose weights are not all: transformers would put peft's adapter on them.
+    """Refuse a folder with a peft adapter, which transformers would add to the weights.
 
     Raises:
-        ValueError: An adapter lies beside the weights.
+        ValueError: There is an adapter.
     """
     if (path / ADAPTER).is_file():
         raise ValueError(
@@ -131,16 +131,19 @@ def check_no_adapter(path: Path) -> None:
 
 def hash_folder(path: Path) -> str:
     """The identity of the weights: 16 hex digits of sha256 over config.json and weight files."""
-    known = fetched(path).get("files", {})
+    facts_by_name = fetched(path).get("files", {})
     digest = hashlib.sha256()
     for file in [path / "config.json", *weight_files(path)]:
-        facts = file_facts(file, known.get(file.name))
+        facts = file_facts(file, facts_by_name.get(file.name))
         digest.update(bytes.fromhex(facts["sha256"]))
     return digest.hexdigest()[:16]
 
 
 def fetched(path: Path) -> dict[str, Any]:
-    """What the fetch step wrote of a folder: repository, commit, facts of its files; else empty."""
+    """What the fetch step wrote about a folder: repository, commit, facts of its files.
+
+    Empty for a folder that it did not download.
+    """
     file = path / FETCHED
     return read_json(file) if file.is_file() else {}
 
@@ -169,7 +172,7 @@ def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerB
 
 
 def read_generation(path: Path) -> GenerationConfig | None:
-    """How a folder's model generates, None if it does not say.
+    """The generation settings in a folder, None if there are none.
 
     Raises:
         ValueError: It cannot be read.
@@ -183,7 +186,7 @@ def read_generation(path: Path) -> GenerationConfig | None:
 
 
 def _fetching(path: Path) -> str:
-    """How to get what may be a model of the hub, ``owner/name``; empty for other paths."""
+    """A hint for a path like ``owner/name``, which may be a model of the hub; else empty."""
     if not HUB_NAME.fullmatch(str(path)):
         return ""
     source = json.dumps({"path": f"hub:{path}"})

@@ -1,11 +1,11 @@
-"""The only place that turns decisions and shapes into rates.
+"""The ledger: the only place that turns decisions and shapes into skip rates.
 
-One denominator for every method: the parameters of the dense backbone. For one token
+All methods have the same denominator, the parameters of the dense backbone. For one token
 
     skip = 1 - (dense parameters that ran + matrices and biases a static method added) / dense total
 
-``skip_net`` counts what a dynamic method added as well: router and LoRA always, adapters where
-they ran. Both are means over real tokens; pads never count.
+``skip_net`` also charges what a dynamic method added: router and LoRA for every token, adapters
+where they ran. Both rates are means over real tokens; pads never count.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ledger:
-    """The sizes behind the rates of one model, all in parameters.
+    """The sizes from which the rates of one model follow, all in parameters.
 
     Args:
         total: Dense backbone.
         resident: Parameters of the model that belong to the backbone or replace parts of it, such
-            as the shortcuts of a sliced stream or the biases that stand for removed channels.
+            as the shortcuts of a sliced model or biases in place of removed channels.
         units: Routed units, U of them; empty for static models.
         always: Added parameters that every token uses: router, LoRA.
         instead: Added parameters (U,) that a token uses where it skips a unit: adapters.
-        layers: Layers left in the model.
+        layers: Layers of the model.
         dense_layers: Layers of the backbone.
-        fused: Parameters of a sliced model before slicing: norms folded, shortcuts of full width;
-            None where nothing was sliced.
-        linear: Of ``resident`` those in the layers' seven projections, biases included.
+        fused: Parameters of a sliced model before it was sliced, with folded norms and shortcuts
+            of full width; None for other models.
+        linear: The part of ``resident`` in the layers' seven projections, biases included.
     """
 
     total: int
@@ -59,8 +59,8 @@ class Ledger:
         router = router_of(model)
         lora = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
         units = () if router is None else tuple(router.units)
-        branches = [] if router is None else [router.alternative(u) for u in range(len(units))]
-        instead = tuple(count(b) if isinstance(b, nn.Module) else 0 for b in branches)
+        alternatives = [] if router is None else map(router.alternative, range(len(units)))
+        instead = tuple(count(a) if isinstance(a, nn.Module) else 0 for a in alternatives)
         added = 0 if router is None else count(router)
         stack = layers(model)
         projected = (n for n, _ in stack.named_parameters() if "_proj." in n and "lora_" not in n)
@@ -84,15 +84,15 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Rates:
-    """Mean rates over counted tokens, fractions of the dense total.
+    """Mean rates over the counted tokens, as fractions of the dense parameters.
 
     Args:
-        tokens: Tokens counted.
+        tokens: Number of counted tokens.
         skip: Dense parameters that did not run.
         skip_net: The same with routers, adapters and LoRA charged.
         skip_std: Standard deviation of ``skip`` over tokens.
         executed: Share of tokens that ran each unit, (U,).
-        ledger: The sizes used.
+        ledger: The sizes of the model.
     """
 
     tokens: int
@@ -105,7 +105,7 @@ class Rates:
 
 @dataclass
 class Tally:
-    """Running sums over counted tokens; linear in the masks, so adding tallies pools tokens."""
+    """Running sums over counted tokens; the sum of two tallies is the tally of all tokens."""
 
     ledger: Ledger
     tokens: int = 0
@@ -117,7 +117,12 @@ class Tally:
             self.executed = np.zeros(len(self.ledger.units))
 
     def add(self, executed: Tensor | None, tokens: int) -> None:
-        """Count ``tokens`` tokens; ``executed`` (U, n) bool says what each ran (None: no units)."""
+        """Count tokens.
+
+        Args:
+            executed: Decisions (U, tokens), bool; None for a model without units.
+            tokens: Their number.
+        """
         self.tokens += tokens
         if executed is None or not self.ledger.units:
             return
@@ -133,17 +138,17 @@ class Tally:
         self.saved_squares += other.saved_squares
 
     def rates(self) -> Rates:
-        """The means.
+        """The mean rates.
 
         Raises:
             ValueError: No token was counted.
         """
         if not self.tokens:
             raise ValueError("no token was counted, so there is no skip rate")
-        book = self.ledger
+        ledger, total = self.ledger, self.ledger.total
         ran = self.executed / self.tokens
-        saved = float(book.sizes @ (1.0 - ran)) / book.total
-        skip = 1.0 - book.resident / book.total + saved
-        added = (book.always + float(np.array(book.instead) @ (1.0 - ran))) / book.total
+        saved = float(ledger.sizes @ (1.0 - ran)) / total
+        skip = 1.0 - ledger.resident / total + saved
+        added = (ledger.always + float(np.array(ledger.instead) @ (1.0 - ran))) / total
         spread = max(0.0, self.saved_squares / self.tokens - saved**2) ** 0.5
-        return Rates(self.tokens, skip, skip - added, spread, tuple(map(float, ran)), book)
+        return Rates(self.tokens, skip, skip - added, spread, tuple(map(float, ran)), ledger)

@@ -1,9 +1,10 @@
 """What transformers sees of a compressed model: a folder with a ``model_type`` of its own.
 
-Under its family's type a changed model would be read as the dense one, or with random numbers where
-a layer is not what the config says. So ``save_pretrained`` writes a plain folder only where the
-config alone rebuilds the model. Any other folder has the type below, which the Auto classes refuse
-until ``methods`` is imported, and then read with :func:`methods.load_model`.
+If the folder had the type of the model's family, transformers would read the changed model as a
+dense one, and would fill layers that do not fit the config with random numbers. So
+``save_pretrained`` writes the family's type only if the config alone rebuilds the model. Any other
+folder has the type below. The Auto classes refuse it until ``methods`` is imported, and then read
+it by :func:`methods.load_model`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class SkipbenchConfig(PreTrainedConfig):
-    """``config.json`` of a folder that only :func:`methods.load_model` understands.
+    """``config.json`` of a folder that only :func:`methods.load_model` can read.
 
     Args:
-        row: The row that made the model; everything else is in ``skipbench.json`` beside it.
-        hidden_size: Nothing, at which the classes of the families stop when they are told to read
-            the folder whatever its type.
+        row: The row that made the model; everything else is in ``skipbench.json``.
+        hidden_size: Always None. So a family's own class, such as Llama's, fails at once when a
+            user calls it on the folder.
     """
 
     model_type = "skipbench"
@@ -38,21 +39,24 @@ class SkipbenchConfig(PreTrainedConfig):
     hidden_size: None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as JSON; the architecture is no family's: a pipeline would try that class."""
-        named: dict[str, Any] = super().to_dict()
-        return named | {"architectures": ["SkipbenchForCausalLM"]}
+        """The config as JSON.
+
+        Its architecture is not that of a family, whose class a pipeline would then try.
+        """
+        entries: dict[str, Any] = super().to_dict()
+        return entries | {"architectures": ["SkipbenchForCausalLM"]}
 
 
 def guard(model: PreTrainedModel) -> None:
-    """Let ``save_pretrained`` write a model that is its backbone, or refuse what it is no longer.
+    """Let ``save_pretrained`` write a dense model, and refuse it if the model was changed.
 
-    A compressed model has a guard of its own, in ``whole.py``.
+    ``guard_whole`` in ``whole.py`` does this for a compressed model.
     """
     model.save_pretrained = partial(_save, model)  # type: ignore[method-assign]
 
 
 def _save(model: PreTrainedModel, folder: str | Path, *arguments: Any, **options: Any) -> None:
-    """``save_pretrained`` of a model without a card; a card of another model there goes.
+    """``save_pretrained`` of a model without a card; it removes another model's card.
 
     Raises:
         ValueError: The model is not what its config says.
@@ -70,9 +74,9 @@ def _save(model: PreTrainedModel, folder: str | Path, *arguments: Any, **options
 def write_plainly(
     model: PreTrainedModel, folder: str | Path, *arguments: Any, **options: Any
 ) -> None:
-    """Transformers' own ``save_pretrained``, with the generation settings as they were read.
+    """Transformers' own ``save_pretrained``, but generation settings are written unchanged.
 
-    transformers before 5.23 refuses to write some settings that published backbones ship.
+    Before version 5.23 transformers refuses to write some settings of published backbones.
     """
     settings = model.generation_config
     model.generation_config = GenerationConfig()
@@ -84,10 +88,10 @@ def write_plainly(
 
 
 def check_storable(model: PreTrainedModel) -> None:
-    """Hold a model against what can be read again, and let its config say whether it is tied.
+    """Check that a model can be read again, and let its config say whether the head is tied.
 
     Raises:
-        ValueError: A parameter is in a dtype that is not read.
+        ValueError: A parameter has a dtype that cannot be read.
     """
     for name, parameter in model.named_parameters():
         check_dtype(parameter.dtype, DTYPES.values(), f"parameter '{name}'")
@@ -95,10 +99,10 @@ def check_storable(model: PreTrainedModel) -> None:
 
 
 def untie_own_head(model: PreTrainedModel) -> None:
-    """Let the config of a model whose head differs from its embedding say so.
+    """Set ``tie_word_embeddings`` to False if the head differs from the embedding.
 
-    transformers loads such a head under ``tie_word_embeddings``, and whatever ties by the config
-    afterwards, lm-eval among them, would put the embedding in its place.
+    transformers loads such a head although the config says that it is tied. Later code that ties by
+    the config, such as lm-eval, would replace the head by the embedding.
     """
     head = model.get_output_embeddings().get_parameter("weight")
     embedding = model.get_input_embeddings().get_parameter("weight")
@@ -107,7 +111,7 @@ def untie_own_head(model: PreTrainedModel) -> None:
 
 
 def is_plain(model: PreTrainedModel) -> bool:
-    """Whether its own class makes the same modules and shapes from its config alone."""
+    """Whether the model's class makes the same modules and shapes from the config alone."""
     with torch.device("meta"):
         stock = type(model)(copy.deepcopy(model.config))
     return odd_part(model, stock) is None

@@ -1,4 +1,4 @@
-"""What is known of backbones without torch: projections, published configs, layers to route."""
+"""Facts about backbones that need no torch: projections, published configs, layers to route."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LLAMA31 = {
     "tie_word_embeddings": False,
 }
 _LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
-# For counts and timings without weights.
+# Published models, and small ones; for counts and timings without weights.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama31_8b": _LLAMA31,
     "llama2_7b": _LLAMA2
@@ -38,17 +38,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm2_135m": {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192}
     | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     | {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
-    # Small enough to rehearse on a CPU what is meant for a GPU.
+    # Small enough to try runs on a CPU that are meant for a GPU.
     "cpu_16": _LLAMA31
     | {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 48}
     | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
     | {"max_position_embeddings": 16384},
-    # Small enough to time on a CPU, large enough that matrices dominate.
+    # Small enough to time on a CPU, large enough that most time goes to matrix products.
     "cpu_512": _LLAMA31
     | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1792}
     | {"num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2}
     | {"max_position_embeddings": 8192},
-    # For decoding: 0.9 GB of weights, more than a processor keeps near.
+    # For decoding: 0.9 GB of weights, more than the caches of a processor hold.
     "cpu_1024": _LLAMA31
     | {"vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 3584}
     | {"num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4}
@@ -57,10 +57,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def candidate_layers(layer_count: int, budget: float) -> list[int]:
-    """The layers whose FFNs may be skipped: as in the paper for its two budgets.
+    """The layers whose FFNs may be skipped at a budget.
 
-    The latter half holds about 35 % of a Llama in its FFNs and serves the 25 % budget, the last
-    three quarters hold about 53 % and serve 40 % (HeRo, section 4.1); above 45 % every layer.
+    At 25 % these are the layers of the latter half, at 40 % those of the last three quarters (HeRo,
+    section 4.1); their FFNs hold about 35 % and 53 % of a Llama. Above 45 % it is every layer.
 
     Returns:
         0-based layers, ascending.

@@ -1,4 +1,4 @@
-"""Safetensors files: names, shapes and dtypes from the header, numbers only where they are fit."""
+"""Safetensors files: names, shapes and dtypes from their headers, and tensors after checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from methods.core.jsonfile import first_line
 from methods.core.model.finite import check_finite
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# The same in the words of a header.
+# The names of these dtypes in a header.
 STORED = ("F32", "BF16", "F16")
 
 
@@ -20,7 +20,7 @@ def read_shapes(file: Path) -> dict[str, list[int]]:
     """Name -> shape of the tensors in a file.
 
     Raises:
-        ValueError: The file is damaged, or a tensor is stored in another dtype than ``DTYPES``.
+        ValueError: The file is damaged, or a tensor has a dtype that is not in ``DTYPES``.
     """
     shapes: dict[str, list[int]] = {}
     try:
@@ -38,11 +38,11 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """The tensors in a file.
 
     Raises:
-        ValueError: As :func:`read_shapes`, or a number is NaN or infinite.
+        ValueError: See :func:`read_shapes`; or a number is NaN or infinite.
     """
     read_shapes(file)
     try:
-        # Tensors of a mapped file lie at odd offsets, which moves last bits of a product.
+        # Tensors of a mapped file start at odd addresses, which changes the last bits of products.
         tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged or incomplete: {error}") from error
@@ -51,10 +51,15 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def check_dtype(dtype: object, allowed: object, what: str) -> None:
-    """Refuse a dtype in which nothing is computed.
+    """Refuse a dtype that is not supported.
+
+    Args:
+        dtype: Of torch or of a header.
+        allowed: The supported ones, in the same form.
+        what: The tensor, for the message.
 
     Raises:
-        ValueError: It is not among ``allowed``, which ``DTYPES`` names.
+        ValueError: It is not allowed.
     """
     if dtype not in allowed:  # type: ignore[operator]
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Folders that hold every weight of a compressed model: read back, and written again.
+"""Folders with every weight of a compressed model: how they are read, and written again.
 
-``save_pretrained`` of a loaded model comes here. What it writes is what the model is by then: the
-card says the hash of those weights, and takes over what was changed in the config. A model that the
-card cannot rebuild is refused.
+``save_pretrained`` of a loaded model is done here. The user may have changed the model since it was
+loaded. So the card is written anew, with the hash of the present weights and with the changes of
+the config. A model that its card cannot rebuild is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 def read_whole(
     folder: Path, method: Method, card: Card
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """The model in a folder; its shape comes from the card.
+    """Model and tokenizer of a folder; the model's shape follows from the card.
 
     Raises:
         ValueError: A part is missing or damaged, or the weights do not fit the card.
@@ -60,14 +60,14 @@ def read_whole(
     if config.tie_word_embeddings and EMBEDDING in tensors:
         tensors.setdefault(HEAD, tensors[EMBEDDING])
     assign(model, tensors, folder)
-    # Rotary frequencies are not stored: a fresh module computes them from the config.
+    # Rotary frequencies are not stored; a new module computes them from the config.
     inner = decoder(model)
     inner.rotary_emb = type(inner.rotary_emb)(config)
     untie_own_head(model)
     model.tie_weights()
-    told = read_generation(folder)
-    if told is not None:
-        model.generation_config = told
+    settings = read_generation(folder)
+    if settings is not None:
+        model.generation_config = settings
     return model, read_tokenizer(folder, config)
 
 
@@ -77,7 +77,7 @@ def _rebuild(method: Method, card: Card, folder: Path) -> PreTrainedModel:
     config = make_config(dense.config, folder / CARD)
     if config.num_hidden_layers != dense.layers:
         raise ValueError(
-            f"{folder / CARD} tells of {dense.layers} layers, its config of "
+            f"{folder / CARD} says {dense.layers} layers, its config says "
             f"{config.num_hidden_layers} (num_hidden_layers)"
         )
     empty = empty_backbone(config, folder)
@@ -89,7 +89,7 @@ def _rebuild(method: Method, card: Card, folder: Path) -> PreTrainedModel:
 
 
 def build(method: Method, backbone: Backbone, fit: FitCard, folder: Path) -> PreTrainedModel:
-    """The shape of a fitted model from the structure in its card."""
+    """The model of a fit, from the structure in its card; its weights are not those of the fit."""
     with read_from(folder):
         assert fit.structure is not None
         model = method.build(backbone, fit.structure)
@@ -99,7 +99,7 @@ def build(method: Method, backbone: Backbone, fit: FitCard, folder: Path) -> Pre
 
 @contextmanager
 def read_from(folder: Path) -> Iterator[None]:
-    """What is wrong with a card's own values, as one sentence that names the card.
+    """A context that turns an error about a card's values into one sentence with its name.
 
     Raises:
         ValueError: A value does not fit the row.
@@ -111,16 +111,17 @@ def read_from(folder: Path) -> Iterator[None]:
 
 
 def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Put tensors in the place of parameters.
+    """Replace the parameters of a model by tensors.
 
     Raises:
-        ValueError: A tensor is unknown, of another shape, or missing for an empty parameter.
+        ValueError: A tensor is unknown or of another shape, or a parameter on the meta device has
+            none.
     """
     try:
         _, unknown = model.load_state_dict(tensors, strict=False, assign=True)
     except RuntimeError as error:
-        told = cut(" ".join(str(error).split()))
-        raise ValueError(f"the weights in {folder} do not fit: {told}") from error
+        reason = cut(" ".join(str(error).split()))
+        raise ValueError(f"the weights in {folder} do not fit: {reason}") from error
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty or unknown:
         odd = [*empty, *unknown][0]
@@ -130,29 +131,31 @@ def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Pat
 def hash_fitted(
     method: Method, weights: str, structure: dict[str, Any], trained: bytes = b""
 ) -> str:
-    """What rows share that hold the same weights: 16 hex digits.
+    """The identity of a fitted model: 16 hex digits, equal for rows with the same weights.
+
+    A static row is identified by its weights alone; it does not matter which method made them.
 
     Args:
-        method: Which made them. A static row is the whole model that it stores, whatever made it.
-        weights: Hash of the folder that holds them, or else of the backbone.
-        structure: What the method made of them.
-        trained: Content of the file of trained tensors, where the folder holds no others.
+        method: The method that made the model.
+        weights: Hash of the folder with all weights, or else of the backbone.
+        structure: Of the fit.
+        trained: Content of the file of trained tensors, if the other weights are the backbone's.
     """
     if method.kind == "static":
         return weights
-    told = json.dumps([type(method).__module__, weights, structure], sort_keys=True)
-    digest = hashlib.sha256(told.encode())
+    facts = json.dumps([type(method).__module__, weights, structure], sort_keys=True)
+    digest = hashlib.sha256(facts.encode())
     digest.update(trained)
     return digest.hexdigest()[:16]
 
 
 def guard_whole(model: PreTrainedModel, method: Method, card: Card) -> None:
-    """Let ``save_pretrained`` write the model with its card, or refuse.
+    """Let ``save_pretrained`` write the model with its card, or refuse to.
 
     Args:
-        model: Causal LM; it may change later.
+        model: Causal LM; it may be changed later.
         method: The method that made it.
-        card: Content of ``skipbench.json``; it describes the model as it is now.
+        card: Describes the model as it is now.
     """
     config = model.config.to_dict()
     model.save_pretrained = partial(_save, model, method, card, config)  # type: ignore[method-assign]
@@ -170,27 +173,27 @@ def _save(
     """``save_pretrained`` of a compressed model; the card comes last.
 
     Raises:
-        ValueError: The folder could not be read back as the model is now.
+        ValueError: The folder could not be read again as the present model.
     """
     if options.get("variant"):
         raise ValueError("a compressed model has one set of weights: option 'variant' is not taken")
     check_storable(model)
     card, place = _card_of_now(card, model, config), Path(folder)
     _check_described(model, method, card, place)
-    held = model.config
+    own_config = model.config
     if not is_plain(model):
         model.config = SkipbenchConfig(row=card.row)
     try:
         write_plainly(model, folder, *arguments, **options)
     finally:
-        model.config = held
+        model.config = own_config
     assert card.structure is not None
     weights = hash_fitted(method, hash_folder(place), card.structure)
     write_card(place, replace(card, weights_hash=weights))
 
 
 def _card_of_now(card: Card, model: PreTrainedModel, config: dict[str, Any]) -> Card:
-    """The card with what was changed in the model's config since that was ``config``."""
+    """The card with the changes of the model's config, which was ``config`` at first."""
     changes = {k: v for k, v in model.config.to_dict().items() if config.get(k) != v}
     dtype, dense = str(model.dtype).removeprefix("torch."), card.first.backbone
     dense = replace(dense, config=dense.config | changes, dtype=dtype)
@@ -203,11 +206,11 @@ def _check_described(model: PreTrainedModel, method: Method, card: Card, folder:
     """Refuse a model that its card does not rebuild."""
     try:
         odd = odd_part(model, _rebuild(method, card, folder))
-        told = None if odd is None else f"'{odd}' is of another type or shape"
+        reason = None if odd is None else f"'{odd}' is of another type or shape"
     except ValueError as error:
-        told = str(error)
-    if told is not None:
+        reason = str(error)
+    if reason is not None:
         raise ValueError(
-            f"this model is not what {CARD} says of it: {told}; undo the change, or change the "
+            f"this model is not what {CARD} says of it: {reason}; undo the change, or change the "
             "backbone and fit the row again"
         )

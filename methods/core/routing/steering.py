@@ -12,7 +12,7 @@ from torch import Tensor
 
 from methods.core.routing.router import Unit
 
-# First weight of HeRo's penalty where a controller moves it; in the paper the weight stays so.
+# The weight of HeRo's penalty in its paper; a controller starts from it.
 START = 1e-3
 
 

@@ -1,1 +1,1 @@
-"""What static methods do to weights."""
+"""What static methods do to a model: remove, merge, narrow, slice; and what they observe."""

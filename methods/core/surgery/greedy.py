@@ -1,4 +1,4 @@
-"""Removal by perplexity: without which part do the calibration documents stay likeliest?"""
+"""Greedy removal by perplexity: which part does the model need least?"""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from methods.core.training.losses import next_token_loss
 
 
 class Part(NamedTuple):
-    """A layer, 0-based, or one of its two residual branches with the norm in front of it."""
+    """A layer, 0-based, or one of its sublayers with its norm."""
 
     kind: Literal["block", "attention", "ffn"]
     layer: int
 
 
 class Round(NamedTuple):
-    """A round of the greedy search: the part that goes, and the perplexity without each part."""
+    """A round of the search: the part to remove, and the perplexity without each part."""
 
     best: Part
     perplexities: dict[Part, float]
@@ -36,28 +36,29 @@ class Round(NamedTuple):
 def greedy_rounds(
     model: PreTrainedModel, batches: Sequence[Batch], parts: Sequence[Part]
 ) -> Iterator[Round]:
-    """Name the part without which perplexity is lowest, take it out, look again at the rest.
+    """Find the part without which perplexity is lowest, remove it, and search again.
 
-    A part is taken out, in place, when the next round is asked for: the last one named stays. The
-    model is then right without a cache only; ``remove_layers`` and ``remove_sublayers`` finish it.
+    A part is removed, in place, when the next round is asked for; so the part of the last round
+    stays. The model then works without a cache only: ``remove_layers`` and ``remove_sublayers``
+    must finish it.
 
     Args:
         model: Causal LM.
         batches: Calibration documents, right-padded.
-        parts: Those that may go, disjoint; of equal ones the first goes.
+        parts: The parts that may go; they do not overlap. Of equal ones the first goes.
 
     Raises:
         ValueError: A perplexity is no number, or no document has a token to predict.
     """
-    left = list(parts)
-    while left:
-        found = dict(zip(left, perplexities(model, batches, left), strict=True))
-        for part, value in found.items():
+    candidates = list(parts)
+    while candidates:
+        scores = dict(zip(candidates, perplexities(model, batches, candidates), strict=True))
+        for part, value in scores.items():
             if not math.isfinite(value):
                 raise ValueError(f"without {part.kind} {part.layer} the perplexity is no number")
-        best = min(left, key=found.__getitem__)
-        yield Round(best, found)
-        left.remove(best)
+        best = min(candidates, key=scores.__getitem__)
+        yield Round(best, scores)
+        candidates.remove(best)
         layer = layers(model)[best.layer]
         if best.kind != "ffn":
             empty_sublayer(layer, "attention")
@@ -80,8 +81,8 @@ def perplexities(
 ) -> list[float]:
     """Perplexity of the calibration documents without each of P parts in turn, (P,).
 
-    The exponential of the mean next-token loss, all tokens of all documents pooled. What enters a
-    layer does not depend on it, so each trial runs only the layers above.
+    It is the exponential of the mean next-token loss over all tokens of all documents. The input of
+    a layer does not depend on the layer, so a trial runs only this layer and the later ones.
     """
     tokens, stack = sum(predicted_tokens(batches)), layers(model)
     losses = torch.zeros(len(parts), dtype=torch.float64)
@@ -96,7 +97,7 @@ def perplexities(
 
 
 def _without(kind: str, layer: nn.Module, call: Call) -> Tensor:
-    """What a layer returns (B, T, D) where one of its parts is left out."""
+    """The output (B, T, D) of a layer without one of its parts."""
     hidden = call.hidden
     if kind == "attention":
         update: Tensor = ffn(layer)(ffn_norm(layer)(hidden))

@@ -1,4 +1,4 @@
-"""Changes of a model's structure, once and for every static method."""
+"""Changes of a model's structure, which static methods share."""
 
 from __future__ import annotations
 
@@ -27,40 +27,41 @@ from methods.core.model.backbone import (
 Sublayer = Literal["attention", "ffn"]
 MIXED_KINDS = "its layers attend in different ways (layer_types), which their cache slots follow"
 
-# The two maps of a layer that write to the residual stream: heads and channels are their columns.
+# The two maps of a layer whose outputs are added to the hidden states; heads and channels are their
+# input columns.
 WRITERS = ("o_proj", "down_proj")
 
 
 def remove_layers(model: PreTrainedModel, removed: Iterable[int]) -> PreTrainedModel:
-    """Delete decoder layers in place; config and cache slots follow.
+    """Delete decoder layers in place; config and cache slots are adapted.
 
     Args:
         model: Causal LM with L layers.
         removed: 0-based layers to delete, in any order.
 
     Returns:
-        The same model with the surviving layers renumbered from 0.
+        The same model; its layers are numbered from 0 again.
 
     Raises:
-        ValueError: A layer does not exist, or none would be left.
+        ValueError: A layer does not exist, or no layer would stay.
     """
     stack = layers(model)
-    gone = _existing(removed, len(stack))
-    if len(gone) == len(stack):
+    numbers = _existing(removed, len(stack))
+    if len(numbers) == len(stack):
         raise ValueError(f"removing all {len(stack)} layers leaves no model")
-    kept = [index for index in range(len(stack)) if index not in gone]
-    return replace_layers(model, [stack[index] for index in kept], kept)
+    others = [index for index in range(len(stack)) if index not in numbers]
+    return replace_layers(model, [stack[index] for index in others], others)
 
 
 def replace_layers(
     model: PreTrainedModel, stack: Sequence[nn.Module], origins: Sequence[int]
 ) -> PreTrainedModel:
-    """Give a model other decoder layers in place; config and cache slots follow.
+    """Give a model other decoder layers in place; config and cache slots are adapted.
 
     Args:
         model: Causal LM.
         stack: Its new layers.
-        origins: The present layer whose place each of them takes, ascending.
+        origins: For each new layer the present layer whose place it takes, ascending.
     """
     _renumber(stack)
     decoder(model).layers = nn.ModuleList(stack)
@@ -78,7 +79,7 @@ class NoAttention(nn.Module):
         """Zeros (B, T, D), and no attention weights.
 
         Raises:
-            ValueError: These are asked for.
+            ValueError: Attention weights are asked for.
         """
         if kwargs.get("output_attentions"):
             raise ValueError("a layer without attention has no attention weights")
@@ -94,14 +95,14 @@ class NoFfn(nn.Module):
 
 
 def sublayer_size(layer: nn.Module, kind: Sublayer) -> int:
-    """Parameters of the attention or the feed-forward network of a layer with its norm."""
+    """Parameters of the attention or the feed-forward network of a layer, with its norm."""
     if kind == "attention":
         return count(attention(layer), attention_norm(layer))
     return count(ffn(layer), ffn_norm(layer))
 
 
 def empty_sublayer(layer: nn.Module, kind: Sublayer) -> None:
-    """Take attention or feed-forward network out of a layer, in place; its norm goes with it."""
+    """Remove attention or feed-forward network from a layer, with its norm, in place."""
     put_sublayer(layer, kind, NoAttention() if kind == "attention" else NoFfn())
 
 
@@ -110,27 +111,29 @@ def remove_sublayers(
 ) -> PreTrainedModel:
     """Delete attentions and feed-forward networks with their norms in place; all layers stay.
 
-    Only :func:`methods.load_model` reads the saved folder: no config says which layers lack what.
+    Only :func:`methods.load_model` can read the saved folder, as no config can say which layers
+    lack what.
 
     Args:
         model: Causal LM with L layers.
         attentions: 0-based layers that lose their attention, in any order.
-        ffns: Those that lose their feed-forward network.
+        ffns: 0-based layers that lose their feed-forward network.
 
     Returns:
-        The same model; the attentions that are left take the first slots of a cache.
+        The same model; the remaining attentions use the first slots of a cache.
 
     Raises:
-        ValueError: A layer does not exist, or attention goes where layers attend in different ways.
+        ValueError: A layer does not exist, or an attention is to go and layers attend in different
+            ways.
     """
     stack = layers(model)
-    gone: dict[Sublayer, set[int]] = {
+    removed: dict[Sublayer, set[int]] = {
         "attention": _existing(attentions, len(stack)),
         "ffn": _existing(ffns, len(stack)),
     }
-    if gone["attention"] and len(set(attention_kinds(model.config))) > 1:
+    if removed["attention"] and len(set(attention_kinds(model.config))) > 1:
         raise ValueError(f"no attention can be removed: {MIXED_KINDS}")
-    for kind, numbers in gone.items():
+    for kind, numbers in removed.items():
         for number in numbers:
             empty_sublayer(stack[number], kind)
     _renumber(stack)
@@ -143,17 +146,18 @@ def _existing(numbers: Iterable[int], total: int) -> set[int]:
     Raises:
         ValueError: One does not exist.
     """
-    found = set(numbers)
-    unknown = sorted(found - set(range(total)))
+    distinct = set(numbers)
+    unknown = sorted(distinct - set(range(total)))
     if unknown:
         raise ValueError(f"layers {unknown} do not exist (the model has {total})")
-    return found
+    return distinct
 
 
 def _renumber(stack: Iterable[nn.Module]) -> None:
-    """Give the attentions of a stack the slots of a cache from 0 on.
+    """Number the cache slots of the attentions of a stack from 0 on.
 
-    A gap would leave an empty slot or raise IndexError; the first slot says how long the cache is.
+    With a gap a slot would stay empty, and slot 0 says how long the cache is; or a number would be
+    too large.
     """
     attending = [a for a in map(attention, stack) if not isinstance(a, NoAttention)]
     for slot, heads in enumerate(attending):
@@ -162,14 +166,14 @@ def _renumber(stack: Iterable[nn.Module]) -> None:
 
 @torch.no_grad()
 def merge_layers(first: nn.Module, others: Sequence[nn.Module], merge: str) -> nn.Module:
-    """One layer in place of m + 1 consecutive ones, its seven projections merged (LaCo).
+    """One layer in place of m + 1 consecutive ones; its seven projections are merged (LaCo).
 
-    Norms are those of the first layer; biases are treated as the matrices beside them. Tensors
-    that do not change are shared with the given layers, which stay as they are.
+    Norms are those of the first layer; biases are merged as matrices are. The layers do not change;
+    the new layer shares with them the tensors that are the same.
 
     Args:
-        first: The layer that stays in place.
-        others: The m >= 1 layers behind it.
+        first: The first of the layers.
+        others: The m >= 1 layers after it.
         merge: ``"reference"``: the weights of the last layer. ``"rdsc"``: weight + sum over others
             of (their weight - weight), added up in float32.
     """
@@ -197,10 +201,11 @@ def narrow(
     dropped_heads: Sequence[Collection[int]],
     dropped_channels: Sequence[Collection[int]],
 ) -> PreTrainedModel:
-    """Remove key/value heads with the query heads that read them, and FFN channels, in place.
+    """Remove key/value heads with their query heads, and FFN channels, in place.
 
-    A config has one width for all layers: it follows where they still share one, and keeps the
-    dense widths where they do not (then only :func:`methods.load_model` reads the saved folder).
+    A config has one width for all layers. It is adapted if all layers still have the same width.
+    Otherwise it keeps the dense widths, and only :func:`methods.load_model` can read the saved
+    folder.
 
     Args:
         model: Causal LM with L layers.
@@ -235,10 +240,10 @@ def unit_sizes(layer: nn.Module) -> tuple[int, int]:
 
 
 def add_output_biases(model: PreTrainedModel) -> PreTrainedModel:
-    """Give attention and FFN of every layer a bias (D,) on what they write, zeros, in place.
+    """Give the outputs of attention and FFN in every layer a bias (D,) of zeros, in place.
 
-    A map that has one keeps it. No config says so: only :func:`methods.load_model` reads the saved
-    folder. The biases count as parameters of the model, so that ``skip`` is charged with them.
+    A map that has a bias keeps it. No config can say this, so only :func:`methods.load_model` can
+    read the saved folder. The biases count as parameters of the model and reduce ``skip``.
     """
     for linear in missing_biases(model):
         linear.bias = nn.Parameter(linear.weight.new_zeros(linear.out_features))
@@ -246,7 +251,7 @@ def add_output_biases(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def missing_biases(model: PreTrainedModel) -> list[nn.Linear]:
-    """The maps that write to the stream without a bias."""
+    """The output maps of attentions and FFNs that have no bias."""
     writers = [projections(layer)[name] for layer in layers(model) for name in WRITERS]
     return [linear for linear in writers if linear.bias is None]
 
@@ -254,24 +259,29 @@ def missing_biases(model: PreTrainedModel) -> list[nn.Linear]:
 def _narrow_layer(layer: nn.Module, heads: Collection[int], channels: Collection[int]) -> None:
     size, maps = widths(layer), projections(layer)
     group = size.query_heads // size.key_value_heads
-    kept = _survivors(size.key_value_heads, heads, "key/value heads")
-    # repeat_kv repeats each head in place: head j serves the query heads from j * group on.
-    queries = _spread(kept, group)
-    survivors = _survivors(size.channels, channels, "FFN channels")
+    key_heads = _survivors(size.key_value_heads, heads, "key/value heads")
+    # repeat_kv repeats each head in place, so head j serves the query heads from j * group on.
+    query_heads = _members(key_heads, group)
+    remaining_channels = _survivors(size.channels, channels, "FFN channels")
     outputs = {
-        "q_proj": _spread(queries, size.head),
-        "k_proj": _spread(kept, size.head),
-        "v_proj": _spread(kept, size.head),
-        "gate_proj": survivors,
-        "up_proj": survivors,
+        "q_proj": _members(query_heads, size.head),
+        "k_proj": _members(key_heads, size.head),
+        "v_proj": _members(key_heads, size.head),
+        "gate_proj": remaining_channels,
+        "up_proj": remaining_channels,
     }
     for name, rows in outputs.items():
         _keep_outputs(maps[name], rows)
-    _keep_inputs(maps["o_proj"], _spread(queries, size.head))
-    _keep_inputs(maps["down_proj"], survivors)
+    _keep_inputs(maps["o_proj"], _members(query_heads, size.head))
+    _keep_inputs(maps["down_proj"], remaining_channels)
 
 
 def _survivors(total: int, dropped: Collection[int], what: str) -> list[int]:
+    """The numbers below ``total`` that are not dropped.
+
+    Raises:
+        ValueError: A dropped one does not exist, or all are dropped.
+    """
     unknown = sorted(set(dropped) - set(range(total)))
     if unknown:
         raise ValueError(f"{what} {unknown} do not exist (the layer has {total})")
@@ -280,32 +290,32 @@ def _survivors(total: int, dropped: Collection[int], what: str) -> list[int]:
     return sorted(set(range(total)) - set(dropped))
 
 
-def _spread(units: Iterable[int], size: int) -> list[int]:
-    """The members of units that hold ``size`` members each."""
-    return [unit * size + member for unit in units for member in range(size)]
+def _members(groups: Iterable[int], size: int) -> list[int]:
+    """The numbers of the members of these groups; each group has ``size`` members."""
+    return [group * size + member for group in groups for member in range(size)]
 
 
-def _keep_outputs(linear: nn.Linear, kept: Sequence[int]) -> None:
-    _keep(linear, "weight", 0, kept)
+def _keep_outputs(linear: nn.Linear, places: Sequence[int]) -> None:
+    _keep(linear, "weight", 0, places)
     if linear.bias is not None:
-        _keep(linear, "bias", 0, kept)
-    linear.out_features = len(kept)
+        _keep(linear, "bias", 0, places)
+    linear.out_features = len(places)
 
 
-def _keep_inputs(linear: nn.Linear, kept: Sequence[int]) -> None:
-    _keep(linear, "weight", 1, kept)
-    linear.in_features = len(kept)
+def _keep_inputs(linear: nn.Linear, places: Sequence[int]) -> None:
+    _keep(linear, "weight", 1, places)
+    linear.in_features = len(places)
 
 
-def _keep(linear: nn.Linear, name: str, dimension: int, kept: Sequence[int]) -> None:
+def _keep(linear: nn.Linear, name: str, dimension: int, places: Sequence[int]) -> None:
     dense = linear.get_parameter(name)
-    if len(kept) < dense.shape[dimension]:
-        index = torch.tensor(kept, device=dense.device)
+    if len(places) < dense.shape[dimension]:
+        index = torch.tensor(places, device=dense.device)
         setattr(linear, name, nn.Parameter(dense.detach().index_select(dimension, index)))
 
 
 def _update_widths(model: PreTrainedModel) -> None:
-    """Let the config say the widths, where all layers share them and its class allows them."""
+    """Write the widths into the config, if all layers share them and its class allows them."""
     shared = {widths(layer) for layer in layers(model)}
     size, config = min(shared), model.config
     # Llama's config refuses a number of heads that does not divide the model width.

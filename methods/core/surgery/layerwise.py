@@ -1,9 +1,9 @@
-"""What passes through the parts of a model, and gradients, one layer of them in memory at a time.
+"""Inputs and outputs of the parts of a model, and gradients layer by layer.
 
-A backward pass over a whole model holds a gradient for every weight, and the activations of every
-layer. Here the forward pass keeps only what enters each layer; then layer by layer, the last one
-first, each batch runs through the layer once more and back. The gradients are those of one backward
-pass over all documents together.
+A usual backward pass holds the gradients of all weights and the activations of all layers in
+memory. Here the forward pass stores only the inputs of each layer. Then, from the last layer to the
+first, each batch runs through the layer again, forward and backward. The gradients are the same as
+those of one backward pass over all documents.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from methods.core.training.losses import next_token_loss
 class LayerGradients(NamedTuple):
     """Gradients of the weights of one layer, by name; float32.
 
-    ``first``: of the loss averaged over all predictions of all batches, or the sum over batches of
-    the gradient of each batch's own mean loss. ``squares``: the mean over batches of the square of
-    the latter; empty unless asked for.
+    ``first``: gradients of the mean loss over all predictions of all batches; or, with
+    ``by_batch``, the sum over batches of the gradients of their own mean losses. ``squares``: mean
+    over batches of the squared gradients of their own mean losses; empty unless asked for.
     """
 
     layer: int
@@ -34,7 +34,7 @@ class LayerGradients(NamedTuple):
 
 
 class Call(NamedTuple):
-    """How a layer was called for a batch: hidden states (B, T, D) and the keyword arguments."""
+    """The arguments of a layer for a batch: hidden states (B, T, D) and keyword arguments."""
 
     hidden: Tensor
     options: dict[str, Any]
@@ -53,11 +53,11 @@ def layer_gradients(
     Args:
         model: Causal LM with L layers; its weights stay as they are.
         batches: Right-padded; pads neither predict nor are predicted.
-        span: Layers that are asked for, within 0 to L - 1.
-        squared: Whether ``squares`` are wanted; with one document per batch they are the diagonal
+        span: The layers, within 0 to L - 1.
+        squared: Whether to compute ``squares``; with one document per batch they are the diagonal
             of the empirical Fisher matrix.
-        weights_of: The weights of a layer that are asked for.
-        by_batch: Whether ``first`` sums the gradients of the batches' own mean losses.
+        weights_of: Gives the weights of a layer whose gradients are computed.
+        by_batch: Whether ``first`` is the sum over batches; see :class:`LayerGradients`.
 
     Yields:
         The layers of ``span``, the last one first.
@@ -81,7 +81,7 @@ def layer_gradients(
 
 
 def predicted_tokens(batches: Sequence[Batch]) -> list[int]:
-    """Tokens that each batch predicts: all real ones but the first of every document.
+    """Number of tokens that each batch predicts: all real tokens except each document's first.
 
     Raises:
         ValueError: No document has a token to predict.
@@ -101,33 +101,34 @@ def _zeros(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def layer_calls(
     model: nn.Module, batches: Sequence[Batch], first: int = 0
 ) -> tuple[list[list[Call]], list[Tensor]]:
-    """Run every batch and keep how layers were called.
+    """Run every batch and record the calls of layers.
 
     Args:
         model: Causal LM.
         batches: Right-padded documents.
-        first: Lowest layer whose calls are kept.
+        first: The first layer whose calls are recorded.
 
     Returns:
-        For each layer from ``first`` on one call per batch, and per batch what the last layer
-        returned (B, T, D), before the final norm.
+        For each layer from ``first`` on, one call per batch; and for each batch the output of the
+        last layer (B, T, D), before the final norm.
     """
     stack = layers(model)[first:]
     calls: list[list[Call]] = [[] for _ in stack]
     ends: list[Tensor] = []
     hooks = [
         layer.register_forward_pre_hook(
-            lambda _, given, options, kept=kept: kept.append(Call(given[0], options)),
+            # The default binds the list of this layer; a plain name would be that of the last one.
+            lambda _, inputs, options, record=record: record.append(Call(inputs[0], options)),
             with_kwargs=True,
         )
-        for layer, kept in zip(stack, calls, strict=True)
+        for layer, record in zip(stack, calls, strict=True)
     ]
     hooks.append(stack[-1].register_forward_hook(lambda _, __, output: ends.append(output)))
     device = next(model.parameters()).device
     try:
         with torch.no_grad():
             for batch in batches:
-                # Right padding leaves real tokens untouched in a causal model.
+                # No mask: in a causal model no real token reads the pads on its right.
                 decoder(model)(input_ids=batch.ids.to(device), use_cache=False)
     finally:
         for hook in hooks:
@@ -142,26 +143,26 @@ def observe(
     modules: Iterable[nn.Module],
     see: Callable[[int, Tensor, Tensor], None],
 ) -> None:
-    """Run a batch through the decoder and show what modules read and make of its real tokens.
+    """Run a batch through the decoder and show the inputs and outputs of modules.
 
     Args:
         model: Causal LM.
         batch: Right-padded documents.
-        modules: Called once per pass with one tensor (B, T, in), returning one (B, T, out).
-        see: Called as each module has run, with its place in ``modules`` and with its input
-            (n, in) and output (n, out) at the n real tokens, document by document.
+        modules: Modules that run once per pass, from one tensor (B, T, in) to one (B, T, out).
+        see: Called after each module has run, with the module's place in ``modules``, its input
+            (n, in) and its output (n, out) at the n real tokens, document by document.
     """
     device = next(model.parameters()).device
     valid = batch.valid.to(device)
 
     def watch(number: int, module: nn.Module) -> RemovableHandle:
         return module.register_forward_hook(
-            lambda _, given, made: see(number, given[0][valid], made[valid])
+            lambda _, inputs, output: see(number, inputs[0][valid], output[valid])
         )
 
     hooks = [watch(number, module) for number, module in enumerate(modules)]
     try:
-        # Right padding leaves real tokens untouched in a causal model.
+        # No mask: in a causal model no real token reads the pads on its right.
         decoder(model)(input_ids=batch.ids.to(device), use_cache=False)
     finally:
         for hook in hooks:
@@ -180,7 +181,7 @@ def _loss_gradient(model: nn.Module, end: Tensor, batch: Batch) -> Tensor:
 def _backward(
     layer: nn.Module, call: Call, weights: Mapping[str, Tensor], upstream: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Gradients for the input of a layer and for ``weights``, given the one for its output."""
+    """Gradients for the input of a layer and for its weights, from that for its output."""
     hidden = call.hidden.detach().requires_grad_()
     output = layer(hidden, **call.options)
     below, *gradients = torch.autograd.grad(output, [hidden, *weights.values()], upstream)
@@ -190,7 +191,7 @@ def _backward(
 def _accumulate(
     result: LayerGradients, gradients: dict[str, Tensor], share: float, batches: int
 ) -> None:
-    """Add one batch, in float32 whatever the weights are."""
+    """Add the gradients of one batch, in float32 for weights of any dtype."""
     for name, gradient in gradients.items():
         exact = gradient.float()
         result.first[name].add_(exact, alpha=share)

@@ -1,10 +1,10 @@
-"""A residual stream with fewer directions: the structure that SliceGPT leaves behind.
+"""Hidden states with fewer directions: the structure of a model that SliceGPT has sliced.
 
-A cut is a point of the stream where a basis (H, d) with orthonormal columns is chosen: behind the
-embedding, and in each layer behind attention and behind the FFN. Behind a cut the stream is held as
-d coordinates. Matrices that read the stream absorb the basis of the cut in front of them, matrices
-that write to it that of the cut behind them; the residual path, which has no matrix of its own,
-gets a small one, its shortcut, that leads from one basis to the next.
+At each cut the H numbers of a hidden state become d coordinates in a basis (H, d) with orthonormal
+columns. There is a cut after the embedding, and in each layer one after attention and one after the
+FFN. A matrix that reads hidden states absorbs the basis of the cut before it; a matrix that writes
+to them absorbs the basis of the cut after it. The residual path has no matrix, so it gets one: a
+shortcut (d, d'), from one basis to the next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from methods.core.model.backbone import (
     layers,
 )
 
-# Rows that are rotated at a time: float64 copies of an embedding matrix stay below 1 GB.
+# Rows that are rotated at a time, so that float64 copies of an embedding stay below 1 GB.
 ROWS = 16384
 
 
@@ -35,7 +35,7 @@ class UnweightedNorm(nn.Module):
     """RMS norm without a weight: x / sqrt(|x|^2 / width + eps).
 
     Args:
-        width: Directions of the dense stream, H; sliced ones count as zeros.
+        width: H, the width of dense hidden states; directions that were cut away count as zeros.
         eps: Of the config.
     """
 
@@ -51,13 +51,13 @@ class UnweightedNorm(nn.Module):
 
 
 class SlicedLayer(GradientCheckpointingLayer):
-    """A decoder layer on a sliced stream: h = attn(norm(x)) + x A, then ffn(norm(h)) + h B.
+    """A sliced decoder layer: h = attn(norm(x)) + x A, then ffn(norm(h)) + h B.
 
     Args:
-        layer: Fused decoder layer; its attention and FFN are taken over and sliced.
+        layer: Decoder layer with fused norms; its attention and FFN are used and sliced.
         before: Basis of the cut at the layer's input (H, d0), float64.
-        middle: Basis behind attention (H, d1); A = before^T middle.
-        after: Basis behind the FFN (H, d2); B = middle^T after.
+        middle: Basis of the cut after attention (H, d1); A = before^T middle.
+        after: Basis of the cut after the FFN (H, d2); B = middle^T after.
     """
 
     def __init__(self, layer: nn.Module, before: Tensor, middle: Tensor, after: Tensor) -> None:
@@ -75,50 +75,50 @@ class SlicedLayer(GradientCheckpointingLayer):
         self.attention_shortcut = shortcut(before, middle, dtype)
         self.ffn_shortcut = shortcut(middle, after, dtype)
 
-        # transformers records what leaves the layers of a family, and this is none of them.
+        # transformers records hidden states at layers of a family's class only; this is another.
         install_output_capuring_hook(self, "hidden_states", 0)
 
     def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
-        """(B, T, d0) to (B, T, d2); masks, positions and cache go to attention as they are."""
+        """(B, T, d0) to (B, T, d2); attention gets masks, positions and cache unchanged."""
         normed = self.input_layernorm(hidden_states)
-        mixed, _ = self.self_attn(hidden_states=normed, **kwargs)
-        middle = mixed + self.attention_shortcut(hidden_states)
+        update, _ = self.self_attn(hidden_states=normed, **kwargs)
+        middle = update + self.attention_shortcut(hidden_states)
         update = self.mlp(self.post_attention_layernorm(middle))
         return update + self.ffn_shortcut(middle)
 
 
 def attention_readers(layer: nn.Module) -> list[nn.Linear]:
-    """The matrices behind the norm in front of attention."""
+    """The matrices that read the normed input of attention."""
     return [linear(attention(layer), name) for name in ("q_proj", "k_proj", "v_proj")]
 
 
 def ffn_readers(layer: nn.Module) -> list[nn.Linear]:
-    """The matrices behind the norm in front of the FFN."""
+    """The matrices that read the normed input of the FFN."""
     return [linear(ffn(layer), name) for name in ("gate_proj", "up_proj")]
 
 
 def attention_writer(layer: nn.Module) -> nn.Linear:
-    """The matrix through which attention writes to the stream."""
+    """The matrix whose output attention adds to the hidden states."""
     return linear(attention(layer), "o_proj")
 
 
 def ffn_writer(layer: nn.Module) -> nn.Linear:
-    """The matrix through which the FFN writes to the stream."""
+    """The matrix whose output the FFN adds to the hidden states."""
     return linear(ffn(layer), "down_proj")
 
 
 def linear(module: nn.Module, name: str) -> nn.Linear:
     """The linear submodule ``name``."""
-    found = module.get_submodule(name)
-    assert isinstance(found, nn.Linear)
-    return found
+    submodule = module.get_submodule(name)
+    assert isinstance(submodule, nn.Linear)
+    return submodule
 
 
 @torch.no_grad()
 def fuse_norms(model: PreTrainedModel) -> PreTrainedModel:
-    """Fold the weight of every norm into the matrices behind it, in place; untie the head.
+    """Fold the weight of every norm into the matrices that read it, in place; untie the head.
 
-    Exact: the logits stay what they were. Afterwards the norms commute with rotations.
+    The logits stay the same. Afterwards norms commute with rotations.
     """
     embeddings, head, config = decoder(model).embed_tokens, linear(model, "lm_head"), model.config
     assert isinstance(embeddings, nn.Embedding)
@@ -137,16 +137,17 @@ def fuse_norms(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def slice_stream(model: PreTrainedModel, cuts: Iterable[Tensor]) -> PreTrainedModel:
-    """Slice the stream of a fused model at all its cuts, in place.
+    """Slice the hidden states of a fused model at all cuts, in place.
 
     Args:
         model: Fused causal LM with L layers.
-        cuts: 2 L + 1 bases (H, d), float64, on the model's device: behind the embedding, then per
-            layer behind attention and behind the FFN. A layer is sliced once both of its cuts are
-            drawn, so an iterator may derive them from the layers that are still dense.
+        cuts: 2 L + 1 bases (H, d), float64, on the model's device: after the embedding, then for
+            each layer after attention and after the FFN. They are read one by one: a layer is
+            sliced as soon as its two bases were read. So an iterator may compute each basis from
+            the layers that are still dense.
     """
     config = model.config
-    # Heads keep their width: it must not be derived from the stream's.
+    # Heads keep their width; without this a config derives it from the width of hidden states.
     config.head_dim = attention(layers(model)[0]).head_dim
     config.fused_parameters = sliced_parameters(model, config.hidden_size, config.hidden_size)
     bases = iter(cuts)
@@ -165,12 +166,12 @@ def slice_stream(model: PreTrainedModel, cuts: Iterable[Tensor]) -> PreTrainedMo
 
 
 def sliced_parameters(model: PreTrainedModel, width: int, last: int) -> int:
-    """Parameters of the model once its stream is sliced: shortcuts count, norms are gone.
+    """Parameters of the model after slicing: shortcuts count, norms have none.
 
     Args:
         model: Dense or fused causal LM.
-        width: Directions kept at every cut but the last, d.
-        last: Directions kept behind the last layer, which the head reads.
+        width: Directions that stay at every cut except the last, d.
+        last: Directions that stay after the last layer, which the head reads.
     """
     full, stack = model.config.hidden_size, layers(model)
     total = int(model.config.vocab_size) * (width + last)
@@ -201,9 +202,9 @@ def write(matrix: nn.Linear, basis: Tensor) -> None:
 
 def shortcut(before: Tensor, after: Tensor, dtype: torch.dtype) -> nn.Linear:
     """The residual path from one basis to the next, x := x before^T after."""
-    made = nn.Linear(before.shape[1], after.shape[1], bias=False, device="meta")
-    made.weight = nn.Parameter((after.T @ before).to(dtype))
-    return made
+    matrix = nn.Linear(before.shape[1], after.shape[1], bias=False, device="meta")
+    matrix.weight = nn.Parameter((after.T @ before).to(dtype))
+    return matrix
 
 
 def _fold(norm: nn.Module, readers: list[nn.Linear]) -> None:
@@ -214,16 +215,16 @@ def _fold(norm: nn.Module, readers: list[nn.Linear]) -> None:
 
 
 def _times(matrix: Tensor, basis: Tensor) -> Tensor:
-    """The product of (n, H) and (H, d), formed in float64, in the dtype of ``matrix``."""
+    """The product of (n, H) and (H, d), computed in float64, in the dtype of ``matrix``."""
     return by_rows(matrix, lambda rows: rows @ basis, basis.shape[1])
 
 
 def by_rows(matrix: Tensor, change: Callable[[Tensor], Tensor], width: int) -> Tensor:
-    """A matrix (n, width) made from the float64 rows of another, in the dtype of that one."""
-    made = matrix.new_empty(len(matrix), width)
-    for old, new in zip(matrix.split(ROWS), made.split(ROWS), strict=True):
+    """A matrix (n, width) whose rows are changed in float64; it has the dtype of ``matrix``."""
+    result = matrix.new_empty(len(matrix), width)
+    for old, new in zip(matrix.split(ROWS), result.split(ROWS), strict=True):
         new.copy_(change(old.double()))
-    return made
+    return result
 
 
 def _row(matrix: nn.Linear) -> int:
