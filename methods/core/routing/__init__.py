@@ -1,1 +1,1 @@
-"""What lets each token run or skip parts of the backbone."""
+"""Routing: a router decides for each token which units run; the core runs them."""
