@@ -59,8 +59,13 @@ from methods.core.model.checkpoint import DECISIONS
 from methods.core.model.checkpoint import load as load_fitted
 from methods.core.model.ledger import Rates
 from methods.core.model.shapes import ATTENTION, FFN, candidate_layers
-from methods.core.routing.calibration import Weighted, calibrate_threshold, calibrated, weighted
-from methods.core.routing.gates import hashed_noise, logistic_noise, sampled, thresholded
+from methods.core.routing.calibration import (
+    WeightedDocuments,
+    calibrate,
+    calibrate_threshold,
+    weigh,
+)
+from methods.core.routing.gates import decide_gates, hashed_noise, logistic_noise, sample_gates
 from methods.core.routing.hashing import uniform_hash
 from methods.core.routing.inputs import attention_masks
 from methods.core.routing.recompute import Derived
@@ -115,7 +120,7 @@ from methods.core.surgery.sliced import (
     sliced_parameters,
     write,
 )
-from methods.core.training.loop import Trainer, thinned
+from methods.core.training.loop import Trainer, thin
 from methods.core.training.lora import add_lora
 from methods.core.training.losses import score_answers
 from methods.core.training.method import Lora, Plan, RoutedMethod
@@ -128,17 +133,18 @@ __all__ = [
     "Context", "Controller", "Cost", "Data", "Derived", "Document", "Fitted", "FixedWeight", "Gate",
     "Gates", "LayerGradients", "Lora", "Method", "Part", "Penalty", "Plan", "Rates", "Request",
     "Round", "RoutedMethod", "Router", "SlimRouter", "Sublayer", "Target", "Tokens", "Trainer",
-    "TrainingParams", "Unit", "Weight", "Weighted", "Widths", "add_lora", "add_output_biases",
-    "aim_of", "attention", "attention_kinds", "attention_masks", "attention_norm",
-    "attention_units", "batches", "block_units", "by_rows", "calibrate_threshold", "calibrated",
-    "candidate_layers", "check_least", "check_protect", "count", "decoder", "evicting_units", "ffn",
-    "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_passes",
-    "greedy_rounds", "hashed_noise", "lay_out", "layer_gradients", "layers", "layers_shortfall",
-    "layers_to_remove", "load_fitted", "logistic_noise", "mean_deviation", "merge_layers",
-    "missing_biases", "module_units", "narrow", "nearest", "observe", "perplexities",
-    "projection_weights", "projections", "read_json", "remove_layers", "remove_sublayers",
-    "replace_layers", "route", "routed_layers", "router_of", "sampled", "score_answers", "seed_for",
-    "shortfall", "slice_stream", "sliced_parameters", "squared_use", "sublayer_size",
-    "task_weights", "thinned", "thresholded", "uniform_hash", "unit_shares", "unit_sizes",
-    "unremovable", "weighted", "widths", "write",
+    "TrainingParams", "Unit", "Weight", "WeightedDocuments", "Widths", "add_lora",
+    "add_output_biases", "aim_of", "attention", "attention_kinds", "attention_masks",
+    "attention_norm", "attention_units", "batches", "block_units", "by_rows", "calibrate",
+    "calibrate_threshold", "candidate_layers", "check_least", "check_protect", "count",
+    "decide_gates", "decoder", "evicting_units", "ffn", "ffn_norm", "ffn_units", "ffn_writer",
+    "fuse_norms", "generator", "greedy_passes", "greedy_rounds",
+    "hashed_noise", "lay_out", "layer_gradients",
+    "layers", "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise",
+    "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow", "nearest",
+    "observe", "perplexities", "projection_weights", "projections", "read_json", "remove_layers",
+    "remove_sublayers", "replace_layers", "route", "routed_layers", "router_of", "sample_gates",
+    "score_answers", "seed_for", "shortfall", "slice_stream", "sliced_parameters", "squared_use",
+    "sublayer_size", "task_weights", "thin", "uniform_hash", "unit_shares", "unit_sizes",
+    "unremovable", "weigh", "widths", "write",
 ]  # fmt: skip

@@ -35,15 +35,15 @@ from methods.api import (
     aim_of,
     attention_kinds,
     block_units,
+    decide_gates,
     evicting_units,
     generator,
     hashed_noise,
     lay_out,
     logistic_noise,
     mean_deviation,
-    sampled,
+    sample_gates,
     task_weights,
-    thresholded,
 )
 
 # A steered weight may reach 0.1 units: ten times the authors' lambda_max.
@@ -318,10 +318,10 @@ class LayerRouter(Router):
             logits = self.routers[index](block_input.float())
             difference = logits[..., 1] - logits[..., 0]
             if at.generator is not None:
-                execute, soft = sampled(difference, noise[:, index], 1.0)
+                execute, soft = sample_gates(difference, noise[:, index], 1.0)
                 soft = torch.where(always, 1.0, soft)
                 return Gate(soft, "straight-through", execute | always), state
             if noise is not None:
                 difference = difference + noise[:, index]
-            execute = thresholded(difference, self.threshold)
+            execute = decide_gates(difference, self.threshold)
             return Gate(execute=execute | always), state

@@ -21,7 +21,7 @@ from methods.api import (
     TrainingParams,
     add_lora,
     candidate_layers,
-    thinned,
+    thin,
 )
 
 MODULES: dict[str, tuple[str, ...]] = {
@@ -75,7 +75,7 @@ class Lora(Method):
         structure = {"seed": request.seed}
         model = self.build(backbone, structure)
         trainer = Trainer(model, self.params, data.training(), request.seed, request.workdir)
-        return Fitted(model, structure, {"training": thinned(trainer.run())})
+        return Fitted(model, structure, {"training": thin(trainer.run())})
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with adapters; only these need gradients."""

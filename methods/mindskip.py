@@ -29,11 +29,11 @@ from methods.api import (
     attention_norm,
     attention_units,
     block_units,
+    decide_gates,
     ffn_units,
     generator,
     layers,
     router_of,
-    thresholded,
 )
 
 UNITS: Mapping[str, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
@@ -212,7 +212,7 @@ class VectorRouter(Router):
             logit = self.vectors[index](normed).squeeze(-1)
             if state is not None:
                 logit = mean_by(state, logit)
-            execute = thresholded(logit, self.threshold)
+            execute = decide_gates(logit, self.threshold)
             if at.generator is None:
                 return Gate(execute=execute), state
             return Gate(torch.sigmoid(logit), "straight-through", execute), state

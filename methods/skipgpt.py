@@ -25,13 +25,13 @@ from methods.api import (
     TrainingParams,
     Unit,
     aim_of,
+    decide_gates,
     generator,
     hashed_noise,
     logistic_noise,
     mean_deviation,
     module_units,
-    sampled,
-    thresholded,
+    sample_gates,
 )
 
 # Temperatures at the first update and after the last.
@@ -192,7 +192,7 @@ class PairRouter(Router):
             difference = logits[..., 0] - logits[..., 1]
             if state is not None and at.generator is not None:
                 temperature = FIRST + (LAST - FIRST) * at.progress
-                execute, soft = sampled(difference, state[:, index], temperature)
+                execute, soft = sample_gates(difference, state[:, index], temperature)
                 return Gate(soft, "straight-through", execute), state
             noise = 0.0 if state is None else state[:, index]
-            return Gate(execute=thresholded(difference + noise, self.threshold)), state
+            return Gate(execute=decide_gates(difference + noise, self.threshold)), state

@@ -77,13 +77,13 @@ def use(gates: Gates) -> Tensor:
 
 
 def values(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in trainer.trained.items()}
+    return {name: p.detach().clone() for name, p in trainer.parameters.items()}
 
 
 def one_update(trainer: Trainer) -> tuple[dict[str, float], dict[str, Tensor]]:
     """The log entry and the gradients of the first update."""
     entry = trainer.run()[0]
-    return entry, {name: p.grad.clone() for name, p in trainer.trained.items()}
+    return entry, {name: p.grad.clone() for name, p in trainer.parameters.items()}
 
 
 def same_gradients(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:

@@ -31,7 +31,9 @@ def check_turns(messages: Any, where: str) -> None:
         raise ValueError(f"{where}: messages must be a list of objects with role and content")
 
 
-def templated(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], **options: Any) -> str:
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Turn], **options: Any
+) -> str:
     """A conversation in the tokenizer's chat template.
 
     Args:
@@ -60,10 +62,10 @@ def conversation(
         ask: Whether the beginning of the assistant's next turn is added.
 
     Raises:
-        ValueError: See :func:`templated`.
+        ValueError: See :func:`apply_template`.
     """
     if tokenizer.chat_template:
-        return templated(tokenizer, messages, add_generation_prompt=ask)
+        return apply_template(tokenizer, messages, add_generation_prompt=ask)
     turns = [f"<|{turn['role']}|>\n{turn['content']}\n" for turn in messages]
     return "".join(turns) + "<|assistant|>\n" * ask
 

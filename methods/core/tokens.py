@@ -84,7 +84,7 @@ class TokenFile(Sequence[Document]):
     def __init__(self, folder: Path, encoding: str) -> None:
         try:
             about = read_json(folder / "about.json")
-            self._starts, self._runs, self._firsts, self._known = (
+            self._starts, self._runs, self._firsts, self._facts = (
                 np.load(folder / f"{name}.npy", mmap_mode="r") for name in TABLES
             )
             self._ids = np.memmap(folder / "ids.bin", dtype=np.int32, mode="r")
@@ -100,7 +100,7 @@ class TokenFile(Sequence[Document]):
         self._tasks: list[str] = about["tasks"]
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._facts)
 
     @overload
     def __getitem__(self, which: int) -> Document: ...
@@ -114,7 +114,7 @@ class TokenFile(Sequence[Document]):
         number = range(len(self))[which]
         ids = array("i", self._ids[self._starts[number] : self._starts[number + 1]].tobytes())
         runs = self._runs[self._firsts[number] : self._firsts[number + 1]].tolist()
-        prompt, task = self._known[number].tolist()
+        prompt, task = self._facts[number].tolist()
         return Document(ids, prompt, self._tasks[task], tuple(map(tuple, runs)))
 
 
@@ -130,7 +130,7 @@ def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> 
         The number of documents.
     """
     starts, firsts = array("q", [0]), array("q", [0])
-    runs, known, tasks = array("i"), array("i"), dict[str, int]()
+    runs, facts, tasks = array("i"), array("i"), dict[str, int]()
     with (folder / "ids.bin").open("wb") as stream:
         for document in documents:
             stream.write(np.asarray(document.ids, dtype=np.int32).tobytes())
@@ -138,10 +138,10 @@ def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> 
             for run in document.answers:
                 runs.extend(run)
             firsts.append(len(runs) // 2)
-            known.extend((document.prompt, tasks.setdefault(document.task, len(tasks))))
+            facts.extend((document.prompt, tasks.setdefault(document.task, len(tasks))))
     tables: dict[str, Any] = {
         "starts": np.array(starts), "runs": np.array(runs).reshape(-1, 2),
-        "firsts": np.array(firsts), "known": np.array(known).reshape(-1, 2),
+        "firsts": np.array(firsts), "known": np.array(facts).reshape(-1, 2),
     }  # fmt: skip
     for name in TABLES:
         np.save(folder / f"{name}.npy", tables[name])

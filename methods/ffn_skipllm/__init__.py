@@ -26,9 +26,9 @@ from methods.api import (
     Router,
     Tokens,
     Unit,
-    Weighted,
+    WeightedDocuments,
+    calibrate,
     calibrate_threshold,
-    calibrated,
     check_least,
     count,
     decoder,
@@ -42,7 +42,7 @@ from methods.api import (
     score_answers,
     shortfall,
     unit_shares,
-    weighted,
+    weigh,
 )
 
 # Documents on which settings are compared; the one that is chosen is calibrated on all.
@@ -149,7 +149,7 @@ class FfnSkipLlm(Method):
             decisions["choice"] = [one._asdict() | told for one, told in study.tried.items()]
         router, structure = study.routed(setting)
         if self.params.tau is None:
-            decisions |= calibrated(backbone.model, data, study.shares(router), request)
+            decisions |= calibrate(backbone.model, data, study.shares(router), request)
             structure["tau"] = router.tau
         decisions |= {key: structure[key] for key in structure if key != "spread"}
         middle = range(*structure["region"])
@@ -197,7 +197,7 @@ class FfnSkipLlm(Method):
 class Trial(NamedTuple):
     """What settings are compared on: documents that tau is searched on, documents with answers."""
 
-    probe: Weighted
+    probe: WeightedDocuments
     validation: Sequence[Document]
     budget: float
 
@@ -210,7 +210,7 @@ class Trial(NamedTuple):
             drawn = torch.randperm(len(texts), generator=generator(0, "documents to compare on"))
             parts.append([texts[n] for n in drawn[:COMPARED].tolist()])
         kind = "answer" if request.match == "split" else "pooled"
-        return cls(weighted(parts[0], kind), parts[1], request.budget)
+        return cls(weigh(parts[0], kind), parts[1], request.budget)
 
     def behind(self, position: int) -> float:
         """Weighted share of the probe's tokens that stand at ``position`` or behind it."""

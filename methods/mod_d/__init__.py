@@ -28,12 +28,12 @@ from methods.api import (
     Tokens,
     TrainingParams,
     Unit,
-    Weighted,
+    WeightedDocuments,
     decoder,
     generator,
     module_units,
     router_of,
-    weighted,
+    weigh,
 )
 
 
@@ -178,7 +178,7 @@ class MoDD(RoutedMethod):
         if self.params.inference == "topk":
             return
         router, each = _competing(model), plan.request.match == "split"
-        probe = weighted(data.probe(), "answer" if each else "pooled")
+        probe = weigh(data.probe(), "answer" if each else "pooled")
         router.levels = plan.structure["levels"] = measure_levels(model, router, probe, each)
         super().calibrate(model, data, plan)
 
@@ -361,7 +361,7 @@ def capacity_for(share: float, lengths: Sequence[int], compare: str) -> float:
 
 @torch.no_grad()
 def measure_levels(
-    model: nn.Module, router: CompetingRouter, probe: Weighted, each: bool
+    model: nn.Module, router: CompetingRouter, probe: WeightedDocuments, each: bool
 ) -> list[Level]:
     """Level of each router while tokens compete as in training, over all documents.
 

@@ -13,7 +13,7 @@ from methods import discover, load_method
 from methods.base import Request
 from methods.core.data import Data
 from methods.core.model.backbone import load_backbone
-from methods.core.routing.calibration import skip_rates, weighted
+from methods.core.routing.calibration import skip_rates, weigh
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
 from tests import toy
@@ -36,7 +36,7 @@ def test_answer_tokens_meet_the_budget(
     router = router_of(fitted.model)
     assert router is not None
     shares = unit_shares(router.units, total)
-    (rates,) = skip_rates(fitted.model.eval(), weighted(data.probe(), "answer"))
+    (rates,) = skip_rates(fitted.model.eval(), weigh(data.probe(), "answer"))
     # The grain of a toy: few positions, few updates.
     assert float(rates @ shares) == pytest.approx(budget, abs=0.05)
     if ROWS[row].trained:

@@ -14,7 +14,7 @@ from methods.base import Fitted, Request
 from methods.core.data import Data
 from methods.core.model.backbone import load_backbone
 from methods.core.model.checkpoint import load
-from methods.core.routing.calibration import skip_rates, weighted
+from methods.core.routing.calibration import skip_rates, weigh
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
 from methods.hero.controls import count_rates
@@ -39,7 +39,7 @@ def fitted(
     total = backbone.parameters
     result = method.fit(backbone, data, Request(budget, 3, workdir, lender=lender))
     shares = unit_shares(router_of(result.model).units, total)
-    return result, float(skip_rates(result.model, weighted(data.validation(), "pooled")) @ shares)
+    return result, float(skip_rates(result.model, weigh(data.validation(), "pooled")) @ shares)
 
 
 @pytest.mark.parametrize("variant", ["full", "no-history", "random"])
@@ -148,7 +148,7 @@ def test_each_kind_meets_the_budget(
     method = load_method("hero", TRAINING)
     result = method.fit(backbone, data, Request(0.2, 3, tmp_path, "split"))
     shares = [unit.parameters / backbone.parameters for unit in router_of(result.model).units]
-    rates = skip_rates(result.model, weighted(data.probe(), "answer"))
+    rates = skip_rates(result.model, weigh(data.probe(), "answer"))
     assert float(rates[0] @ torch.tensor(shares).double()) == pytest.approx(0.2, abs=0.01)
     assert set(result.decisions["trained_skip"]) == {"prompt", "answer"}
     assert {"skip_prompt", "skip_answer", "alpha_prompt"} <= set(result.decisions["training"][0])

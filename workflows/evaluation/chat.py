@@ -6,7 +6,7 @@ import warnings
 
 from transformers import PreTrainedTokenizerBase
 
-from methods.core.chat import Turn, templated
+from methods.core.chat import Turn, apply_template
 
 
 def task_prompt(
@@ -29,10 +29,10 @@ def task_prompt(
     }
     others = [turn for turn in messages if turn["role"] != "system"]
     try:
-        return templated(tokenizer, messages, **options)
+        return apply_template(tokenizer, messages, **options)
     except ValueError as error:
         if len(others) in (0, len(messages)):
             raise
-        text = templated(tokenizer, others, **options)
+        text = apply_template(tokenizer, others, **options)
         warnings.warn(f"{error}; prompts go without their system turn", stacklevel=2)
         return text

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from methods.core.model.backbone import decoder
 from methods.core.model.finite import check_finite
 from methods.core.model.ledger import Ledger, Tally
-from methods.core.routing.calibration import weighted
+from methods.core.routing.calibration import weigh
 from methods.core.routing.routed import RoutedDecoder
 from methods.core.routing.router import Context
 from methods.core.tokens import Document
@@ -89,7 +89,7 @@ def measure(
     """
     device = next(model.parameters()).device
     tally, lines = Tally(ledger), []
-    for batch, _, weights in weighted(documents, "pooled").batches(batch_size):
+    for batch, _, weights in weigh(documents, "pooled").batches(batch_size):
         counted = weights > 0 if answers else _has_next(batch.valid)
         if not counted.any():
             continue

@@ -27,9 +27,9 @@ from methods.core.model.card import Card
 from methods.core.model.finite import check_parameters
 from methods.core.model.folder import (
     check_no_adapter,
-    fetched,
     hash_folder,
     read_config,
+    read_fetched,
     read_generation,
     read_tokenizer,
     weight_files,
@@ -196,7 +196,7 @@ def load_backbone(
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     tokenizer = read_tokenizer(path, config)
-    revision = fetched(path).get("commit", revision)
+    revision = read_fetched(path).get("commit", revision)
     return Backbone(model, tokenizer, path, revision, hash_folder(path), count(model))
 
 

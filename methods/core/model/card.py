@@ -37,7 +37,7 @@ class BackboneCard:
         hash: See :func:`methods.core.model.folder.hash_folder`.
         parameters: Parameters of the dense model.
         layers: Layers of the dense model.
-        dtype: In which the fit held the weights, such as ``"float32"``.
+        dtype: Of the weights during the fit, such as ``"float32"``.
         config: Content of its config.json, without default values.
     """
 
@@ -53,7 +53,7 @@ class BackboneCard:
 
 @dataclass(frozen=True, kw_only=True)
 class FitCard:
-    """What is known of a fit from which another fit started.
+    """What a card says of a fit from which another fit started.
 
     Args:
         row: Its row.
@@ -98,12 +98,12 @@ class Card(FitCard):
 
     @property
     def first(self) -> FitCard:
-        """The fit that changed the dense model: the one it started from, or else this one."""
+        """The fit that started from the dense model: this one, or the one it started from."""
         return self if self.start is None else self.start
 
     @property
     def as_start(self) -> FitCard:
-        """What the card of a next fit, which starts from this one, keeps of it."""
+        """The part of this card that the card of a fit which starts from this model repeats."""
         names = [each.name for each in dataclasses.fields(FitCard)]
         return FitCard(**{name: getattr(self, name) for name in names})
 
@@ -128,7 +128,7 @@ def read_card(folder: Path) -> Card:
     for part in (content, start or content):
         _check_types(part, _FIT_TYPES | structure, file)
         _check_types(part["backbone"], _BACKBONE_TYPES, f"{file}, backbone")
-    known = {each.name for each in dataclasses.fields(Card)} | {"format"}
+    names = {each.name for each in dataclasses.fields(Card)} | {"format"}
     return Card(
         **_fit_entries(content),
         budget=content["budget"],
@@ -136,13 +136,13 @@ def read_card(folder: Path) -> Card:
         start=FitCard(**_fit_entries(start)) if start else None,
         not_applicable=content.get("not_applicable"),
         fit=content.get("fit"),
-        provenance={key: value for key, value in content.items() if key not in known},
+        provenance={key: value for key, value in content.items() if key not in names},
         weights_hash=content.get("weights_hash"),
     )
 
 
 def write_card(folder: Path, card: Card) -> None:
-    """Write a card into the folder of its model, without keys of what is not known."""
+    """Write a card into the folder of its model; keys that do not apply to it are left out."""
     content = {
         "format": FORMAT,
         "row": card.row,
@@ -153,10 +153,10 @@ def write_card(folder: Path, card: Card) -> None:
         "start": None if card.start is None else _fit_content(card.start),
         "backbone": vars(card.backbone),
     }
-    later = {"not_applicable": card.not_applicable, "fit": card.fit}
-    later |= card.provenance | {"structure": card.structure, "weights_hash": card.weights_hash}
-    known = {key: value for key, value in later.items() if value is not None}
-    write_json(folder / CARD, content | known)
+    before = {"not_applicable": card.not_applicable, "fit": card.fit}
+    after = {"structure": card.structure, "weights_hash": card.weights_hash}
+    content |= _without_none(before) | card.provenance | _without_none(after)
+    write_json(folder / CARD, content)
 
 
 def _fit_entries(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,10 @@ def _fit_entries(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fit_content(fit: FitCard) -> dict[str, Any]:
     """The JSON value of a fit that another one started from."""
-    content = vars(fit) | {"backbone": vars(fit.backbone)}
+    return _without_none(vars(fit) | {"backbone": vars(fit.backbone)})
+
+
+def _without_none(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if value is not None}
 
 

@@ -131,7 +131,7 @@ def check_no_adapter(path: Path) -> None:
 
 def hash_folder(path: Path) -> str:
     """The identity of the weights: 16 hex digits of sha256 over config.json and weight files."""
-    facts_by_name = fetched(path).get("files", {})
+    facts_by_name = read_fetched(path).get("files", {})
     digest = hashlib.sha256()
     for file in [path / "config.json", *weight_files(path)]:
         facts = file_facts(file, facts_by_name.get(file.name))
@@ -139,7 +139,7 @@ def hash_folder(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def fetched(path: Path) -> dict[str, Any]:
+def read_fetched(path: Path) -> dict[str, Any]:
     """What the fetch step wrote about a folder: repository, commit, facts of its files.
 
     Empty for a folder that it did not download.

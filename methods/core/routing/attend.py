@@ -20,7 +20,7 @@ from methods.kernels.choose import use_steps
 from methods.kernels.weights import AttentionCache, attention_weights
 
 
-class Executing(NamedTuple):
+class ExecutingTokens(NamedTuple):
     """The tokens that execute a unit, padded to the longest sequence.
 
     ``places`` (B, m) are their places in the call; ``live`` (B, m), bool, is False on padding.
@@ -30,16 +30,16 @@ class Executing(NamedTuple):
     live: Tensor
 
 
-def executing(execute: Tensor) -> Executing:
+def executing_tokens(execute: Tensor) -> ExecutingTokens:
     """The executing tokens of each sequence, in their order, from decisions (B, T)."""
     if execute.shape[1] == 1:
         live = execute[:, : int(execute.any())]
-        return Executing(torch.zeros_like(live, dtype=torch.int64), live)
+        return ExecutingTokens(torch.zeros_like(live, dtype=torch.int64), live)
     counts = execute.sum(dim=1)
     longest = int(counts.max())
     index = (~execute).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
     live = torch.arange(longest, device=execute.device) < counts[:, None]
-    return Executing(index, live)
+    return ExecutingTokens(index, live)
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def take(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
 
 
-def put(rows: Tensor, chosen: Executing, onto: Tensor) -> Tensor:
+def put(rows: Tensor, chosen: ExecutingTokens, onto: Tensor) -> Tensor:
     """``onto`` (B, T, D) with the rows (B, m, D) of the executing tokens in their places."""
     length = onto.shape[1]
     # Padding is written to an extra row T, which is cut off.
@@ -71,7 +71,7 @@ def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[st
     """
     module: Any = heads
     # Other implementations than sdpa have masks of other forms; there all tokens run.
-    chosen = executing(execute) if module.config._attn_implementation == "sdpa" else None
+    chosen = executing_tokens(execute) if module.config._attn_implementation == "sdpa" else None
     if chosen is None or chosen.places.shape == execute.shape:
         update: Tensor = module(hidden_states=normed, **arguments)[0]
         return update
@@ -117,7 +117,7 @@ def attend_static(
     weights = attention_weights(heads) if use_steps(normed) else None
     if weights is None:
         if evicts:
-            arguments = arguments | {"attention_mask": layer.seen()}
+            arguments = arguments | {"attention_mask": layer.mask()}
         update: Tensor = module(hidden_states=normed, **arguments)[0]
         if evicts:
             layer.keep(execute[:, 0])

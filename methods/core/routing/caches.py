@@ -67,8 +67,8 @@ class StaticEvictingLayer(StaticLayer):
         self.values.scatter_(2, place, value_states)
         return self.keys, self.values
 
-    def seen(self) -> Tensor:
-        """The columns that the newest token reads (B, 1, 1, C), its own among them."""
+    def mask(self) -> Tensor:
+        """The mask of the newest token (B, 1, 1, C), True on the columns that it reads."""
         columns = torch.arange(self.max_cache_len, device=self.device)
         return (columns <= self.cumulative_length[:, None])[:, None, None]
 

@@ -24,7 +24,7 @@ class HasThreshold(Protocol):
     threshold: float
 
 
-def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -> dict[str, Any]:
+def calibrate(model: nn.Module, data: Data, shares: Tensor, request: Request) -> dict[str, Any]:
     """Calibrate the threshold of a routed model on the probe documents.
 
     Args:
@@ -41,7 +41,7 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
     router = router_of(model)
     assert isinstance(router, HasThreshold)
     assert request.budget is not None
-    probe = weighted(data.probe(), "answer" if request.match == "split" else "pooled")
+    probe = weigh(data.probe(), "answer" if request.match == "split" else "pooled")
     trace, rates = calibrate_threshold(model, router, probe, shares, request.budget)
     return {
         "threshold": router.threshold,
@@ -50,7 +50,7 @@ def calibrated(model: nn.Module, data: Data, shares: Tensor, request: Request) -
     }
 
 
-class Weighted(NamedTuple):
+class WeightedDocuments(NamedTuple):
     """Documents, the shortest first, with weights of their positions.
 
     ``weights``: (T, K) per document, the weight of each position in K rates. ``answers``: (T,) per
@@ -73,7 +73,7 @@ class Weighted(NamedTuple):
             yield batch, weights, answers
 
 
-def weighted(documents: Sequence[Document], *kinds: str) -> Weighted:
+def weigh(documents: Sequence[Document], *kinds: str) -> WeightedDocuments:
     """Documents with the weights of K kinds: ``"pooled"``, ``"prompt"`` or ``"answer"``.
 
     The weight of a position is the number of scored tokens that it stands for
@@ -91,7 +91,7 @@ def weighted(documents: Sequence[Document], *kinds: str) -> Weighted:
             answer[first:stop] = tasks.get(document.task, 1.0) * counts[first:stop]
     by_kind = {"pooled": pooled, "prompt": prompts, "answer": answers}
     by_document = zip(*(by_kind[kind] for kind in kinds), strict=True)
-    return Weighted(texts, [torch.stack(parts, dim=1) for parts in by_document], answers)
+    return WeightedDocuments(texts, [torch.stack(parts, dim=1) for parts in by_document], answers)
 
 
 def _counts(document: Document) -> Tensor:
@@ -103,7 +103,7 @@ def _counts(document: Document) -> Tensor:
 
 
 @torch.no_grad()
-def skip_rates(model: nn.Module, probe: Weighted, batch_size: int = 32) -> Tensor:
+def skip_rates(model: nn.Module, probe: WeightedDocuments, batch_size: int = 32) -> Tensor:
     """The weighted share of tokens that skip each unit, (K, U) float64.
 
     Args:
@@ -125,7 +125,7 @@ def skip_rates(model: nn.Module, probe: Weighted, batch_size: int = 32) -> Tenso
 def calibrate_threshold(
     model: nn.Module,
     router: HasThreshold,
-    probe: Weighted,
+    probe: WeightedDocuments,
     shares: Tensor,
     budget: float,
     steps: int = 10,

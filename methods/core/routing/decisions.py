@@ -61,39 +61,37 @@ class Decider:
         return self._decision(index, gate), state
 
     def _recomputes_gates(self, hidden: Tensor) -> bool:
-        """Whether only the gate is recomputed: on a GPU, if the whole layer is not recomputed.
+        """Whether a gate alone is recomputed: a heavy one on a GPU, where memory is scarce.
 
-        There a heavy gate takes more memory than it is worth.
+        Not if whole layers are recomputed, which includes their gates.
         """
         heavy = self.router.heavy and hidden.is_cuda and torch.is_grad_enabled()
         return heavy and self.first_decisions is None
 
     def _decision(self, index: int, gate: Gate) -> Decision:
         forced = None if self.forced is None else self.forced[index]
-        execute = self._first(index, self._thresholded(gate) if forced is None else forced)
+        execute = self._first(index, self._by_threshold(gate) if forced is None else forced)
         decision = decision_of(gate, execute)
         return decision if forced is None else Decision(forced, None, decision.soft)
 
     def _first(self, index: int, execute: Tensor) -> Tensor:
         """The first decision about unit ``index`` (B, T); ``execute`` if this is the first."""
-        return (
-            execute
-            if self.first_decisions is None
-            else self.first_decisions.setdefault(index, execute)
-        )
+        if self.first_decisions is None:
+            return execute
+        return self.first_decisions.setdefault(index, execute)
 
-    def _thresholded(self, gate: Gate) -> Tensor:
+    def _by_threshold(self, gate: Gate) -> Tensor:
         """Which tokens execute a unit (B, T), by its gate alone."""
         if gate.execute is not None:
             return gate.execute
-        assert gate.value is not None, "a gate has a value, or says who executes"
+        assert gate.value is not None, "a gate has a value or decisions"
         if self.router.ties_execute:
             return gate.value >= self.router.threshold
         return gate.value > self.router.threshold
 
 
 def decision_of(gate: Gate, execute: Tensor) -> Decision:
-    """The decision that follows from a gate and from ``execute`` (B, T), who runs the unit."""
+    """The decision about a unit, from its gate and from who executes it, ``execute`` (B, T)."""
     if isinstance(gate.scale, Tensor):
         return Decision(execute, gate.scale, gate.value)
     if gate.scale == "none":
@@ -101,6 +99,7 @@ def decision_of(gate: Gate, execute: Tensor) -> Decision:
     assert gate.value is not None, "a gate that scales has a value"
     if gate.scale == "gate":
         return Decision(execute, torch.where(execute, gate.value, 1 - gate.value), gate.value)
+    # Straight-through: the value is 0 or 1, the gradient is that of the gate.
     hard = execute.to(gate.value.dtype) - gate.value.detach() + gate.value
     return Decision(execute, hard, hard, dense=True)
 

@@ -37,9 +37,11 @@ def dispatch(
     executing = int(execute.sum())
     learns = torch.is_grad_enabled()
     if executing == len(rows) and (alternative is None or not learns):
-        return scaled(branch(rows), scale)
+        return apply_scale(branch(rows), scale)
     if not executing and not learns:
-        return torch.zeros_like(rows) if alternative is None else scaled(alternative(rows), scale)
+        if alternative is None:
+            return torch.zeros_like(rows)
+        return apply_scale(alternative(rows), scale)
     order = executing_first(execute, executing)
     update = branch(rows[order[:executing]])
     if alternative is None:
@@ -48,7 +50,7 @@ def dispatch(
         # With gradients both branches run, even on no rows, so that the graph is the same for all
         # decisions.
         update = torch.cat([update, alternative(rows[order[executing:]]).to(update.dtype)])
-    update = scaled(update, None if scale is None else scale[order])
+    update = apply_scale(update, None if scale is None else scale[order])
     # No row occurs twice, so index_copy is deterministic, in the backward pass as well.
     return update.new_zeros(rows.shape).index_copy(0, order, update)
 
@@ -76,9 +78,9 @@ def dispatch_masked(
 ) -> Tensor:
     """The same result as that of :func:`dispatch`, computed without sorting."""
     other = torch.zeros_like(rows) if alternative is None else alternative(rows)
-    return scaled(torch.where(execute[:, None], branch(rows), other), scale)
+    return apply_scale(torch.where(execute[:, None], branch(rows), other), scale)
 
 
-def scaled(update: Tensor, scale: Tensor | None) -> Tensor:
+def apply_scale(update: Tensor, scale: Tensor | None) -> Tensor:
     """The update (..., D) times its scale (...), in the update's dtype; None: 1."""
     return update if scale is None else update * scale[..., None].to(update.dtype)

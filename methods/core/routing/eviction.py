@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from methods.core.routing.attend import Executing, executing, put, take
+from methods.core.routing.attend import ExecutingTokens, executing_tokens, put, take
 from methods.core.routing.caches import EvictingCache
 from methods.core.routing.decisions import Decision
 from methods.kernels.choose import one_token
@@ -102,15 +102,15 @@ def evicting_block(
         after = layer(hidden, **arguments | {"attention_mask": None})
         _record(cache, number, torch.full((1, 1), cache.get_seq_length() - 1))
         return after
-    chosen = executing(decision.execute & valid)
+    chosen = executing_tokens(decision.execute & valid)
     if chosen.places.shape[1] == 0:
         return hidden
-    after = layer(take(hidden, chosen.places), **_narrowed(number, chosen, hidden, arguments))
+    after = layer(take(hidden, chosen.places), **_arguments_of(number, chosen, hidden, arguments))
     return put(after, chosen, hidden)
 
 
-def _narrowed(
-    number: int, chosen: Executing, hidden: Tensor, arguments: dict[str, Any]
+def _arguments_of(
+    number: int, chosen: ExecutingTokens, hidden: Tensor, arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """The arguments of the layer for the executing tokens; records which keys its cache gets."""
     places, live = chosen

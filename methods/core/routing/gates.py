@@ -39,7 +39,7 @@ def hashed_noise(seed: int, units: int, tokens: Tokens) -> Tensor:
     return _logit(uniform_hash(seed, range(units), tokens.positions, tokens.ids))
 
 
-def sampled(difference: Tensor, noise: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def sample_gates(difference: Tensor, noise: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Decisions (B, T) of a training pass, and y (B, T).
 
     Args:
@@ -50,7 +50,7 @@ def sampled(difference: Tensor, noise: Tensor, temperature: float) -> tuple[Tens
     return difference + noise >= 0, torch.sigmoid((difference + noise) / temperature)
 
 
-def thresholded(difference: Tensor, threshold: float) -> Tensor:
+def decide_gates(difference: Tensor, threshold: float) -> Tensor:
     """Decisions outside training: sigmoid(difference) >= threshold; a tie executes."""
     return difference >= math.log(threshold / (1 - threshold))
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from methods.core.model.backbone import attention, attention_norm, ffn, ffn_norm
 from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.decisions import Decider, Decision
-from methods.core.routing.dispatch import Branch, dispatch, scaled
+from methods.core.routing.dispatch import Branch, apply_scale, dispatch
 from methods.core.routing.eviction import evicting_block
 from methods.core.routing.router import Kind, Router, Unit
 from methods.kernels.choose import MOST_ROWS, available, one_token
@@ -89,7 +89,7 @@ class RoutedLayer(NamedTuple):
         """Attention and FFN, of which either or both are units."""
         decision = decide("attention", None) if "attention" in self.units else None
         update = self._attend(hidden, decision, call)
-        post_attention = hidden + (update if decision is None else _gated(update, decision))
+        post_attention = hidden + (update if decision is None else _apply_gate(update, decision))
         network, rows = ffn(self.module), ffn_norm(self.module)(post_attention)
         if "ffn" not in self.units:
             return post_attention + network(rows)
@@ -110,7 +110,7 @@ class RoutedLayer(NamedTuple):
         # The scale multiplies the update of the whole layer, so the FFN runs without one.
         unscaled = Decision(decision.execute, dense=decision.dense)
         update = _add_ffn(update, rows, unscaled, ffn(self.module), None, call.static)
-        return hidden + _gated(update, decision)
+        return hidden + _apply_gate(update, decision)
 
     def _attend(self, hidden: Tensor, decision: Decision | None, call: Call) -> Tensor:
         """The update of attention (B, T, D), right for the tokens that execute it."""
@@ -171,14 +171,14 @@ def _executes(decision: Decision) -> bool:
 
 def _add(base: Tensor, update: Tensor, decision: Decision | None) -> Tensor:
     """Hidden states after a unit that the only token executed."""
-    return base + (update if decision is None else scaled(update, decision.scale))
+    return base + (update if decision is None else apply_scale(update, decision.scale))
 
 
-def _gated(update: Tensor, decision: Decision) -> Tensor:
+def _apply_gate(update: Tensor, decision: Decision) -> Tensor:
     """An update (B, T, D) that was computed for all tokens: scaled, zero where it is skipped."""
     if not decision.dense:
         update = torch.where(decision.execute[..., None], update, 0)
-    return scaled(update, decision.scale)
+    return apply_scale(update, decision.scale)
 
 
 def _add_ffn(
@@ -209,7 +209,7 @@ def _add_ffn(
         raise ValueError("a static step takes gates of 0 and 1 on plain SwiGLU networks")
     if weights is None or not (static or kernels_run(rows, weights.ffn)):
         return base + _ffn_update(rows, decision, network, alternative)
-    flat, execute, scale = _flattened(rows, decision)
+    flat, execute, scale = _flatten(rows, decision)
     # A few rows of a decoding step have kernels of their own, which know no gradients.
     few = not torch.is_grad_enabled() and len(flat) <= MOST_ROWS
     fused = decode_fused if few else dispatch_fused
@@ -221,12 +221,12 @@ def _ffn_update(
 ) -> Tensor:
     """The update (B, T, D) of a routed FFN in plain PyTorch; arguments as of :func:`_add_ffn`."""
     if decision.dense:
-        return scaled(network(rows), decision.scale)
-    flat, execute, scale = _flattened(rows, decision)
+        return apply_scale(network(rows), decision.scale)
+    flat, execute, scale = _flatten(rows, decision)
     return dispatch(flat, execute, network, alternative, scale).reshape(rows.shape)
 
 
-def _flattened(rows: Tensor, decision: Decision) -> tuple[Tensor, Tensor, Tensor | None]:
+def _flatten(rows: Tensor, decision: Decision) -> tuple[Tensor, Tensor, Tensor | None]:
     """Rows (N, D), decisions (N,) and scales (N,) of all tokens, N = B T."""
     scale = None if decision.scale is None else decision.scale.reshape(-1)
     return rows.reshape(-1, rows.shape[-1]), decision.execute.reshape(-1), scale

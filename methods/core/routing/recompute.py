@@ -1,10 +1,13 @@
-"""Recomputation: parts of a forward pass that the backward pass runs again, to save memory.
+"""Recomputation: the backward pass runs parts of the forward pass again, to save memory.
 
-A part that is recomputed stores its inputs and frees everything else. One of the inputs is the
-router's state, which can be large too. So a state exists in two forms. The full form holds every
-tensor. The reduced form leaves out tensors that follow from others (:class:`Derived`). The forward
-pass computes with the full form and stores the reduced one; the backward pass starts from the
-reduced form and computes the rest again.
+Two parts can be recomputed. With param ``checkpointing`` each whole layer is. Without it a gate is,
+on a GPU, if its router is ``heavy``.
+
+Such a part stores its inputs and frees everything else. One of the inputs is the router's state,
+which can be large too. So a state has two forms. The full form has every tensor. The reduced form
+leaves out tensors that follow from others (:class:`Derived`). The forward pass computes with the
+full form and stores the reduced one. The backward pass starts from the reduced form and computes
+the rest again.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ class Derived:
         """The tensor, computed now if there is no value."""
         return self._function(*self._of) if self._value is None else self._value
 
-    def reduced(self) -> Derived:
+    def reduce(self) -> Derived:
         """The same tensor in its reduced form."""
         return Derived(self._function, *self._of)
 
@@ -55,8 +58,8 @@ def recompute(
         arguments: Further arguments of the function.
         preserve_rng_state: Whether the function draws random numbers.
     """
-    reduced = _mapped(lambda part: part.reduced() if isinstance(part, Derived) else part, state)
-    # The full state is popped by the first call, so that nothing holds it until the backward pass.
+    reduced = _map_parts(lambda part: part.reduce() if isinstance(part, Derived) else part, state)
+    # The first call removes the full state from the list, so that it is freed after the call.
     states = [reduced, state]
 
     def run(*inputs: Any) -> Any:
@@ -74,20 +77,20 @@ def copy_parts(state: Any, *before: Any) -> Any:
         state: Tensors, tuples of them and other values.
         before: Values that existed before, and that are stored anyway.
     """
-    known = set[int]()
-    _mapped(lambda part: known.add(id(part)), before)
+    old = set[int]()
+    _map_parts(lambda part: old.add(id(part)), before)
 
-    def copied(part: Any) -> Any:
-        if not isinstance(part, Tensor) or id(part) in known or not part._is_view():
+    def copy_view(part: Any) -> Any:
+        if not isinstance(part, Tensor) or id(part) in old or not part._is_view():
             return part
         return part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
 
-    return _mapped(copied, state)
+    return _map_parts(copy_view, state)
 
 
-def _mapped(function: Callable[[Any], Any], part: Any) -> Any:
+def _map_parts(function: Callable[[Any], Any], part: Any) -> Any:
     """The result of the function for every part of a state, at any depth of its tuples."""
     if not isinstance(part, tuple):
         return function(part)
-    parts = [_mapped(function, each) for each in part]
+    parts = [_map_parts(function, each) for each in part]
     return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)

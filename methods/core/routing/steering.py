@@ -32,13 +32,13 @@ class Target:
     Args:
         budget: Fraction to skip.
         ramp: Share of training after which y follows decisions alone.
-        seen: y; None before the first update.
+        rate: y; None before the first update.
         correction: Skip rate of inference on probe texts, minus y.
     """
 
     budget: float
     ramp: float = 0.5
-    seen: float | None = None
+    rate: float | None = None
     correction: float = 0.0
 
     @property
@@ -65,21 +65,21 @@ class Target:
         """
         share = self.share(progress)
         now = (1 - share) * soft_skip + share * skip
-        last = now if self.seen is None else self.seen
-        self.seen = last + 0.3 * (now - last)
+        last = now if self.rate is None else self.rate
+        self.rate = last + 0.3 * (now - last)
 
     def correct(self, skip: float) -> None:
         """Take note of the share of the parameters that inference skips on probe texts."""
-        assert self.seen is not None
-        self.correction = skip - self.seen
+        assert self.rate is not None
+        self.correction = skip - self.rate
 
     def state(self) -> dict[str, Any]:
         """JSON value for a snapshot."""
-        return {"seen": self.seen, "correction": self.correction}
+        return {"seen": self.rate, "correction": self.correction}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a snapshot."""
-        self.seen, self.correction = state["seen"], state["correction"]
+        self.rate, self.correction = state["seen"], state["correction"]
 
 
 @dataclass
@@ -147,10 +147,10 @@ class Controller:
     def observe(self, skip: float, soft_skip: float, progress: float) -> None:
         """Move alpha after an update; arguments as of :meth:`Target.observe`."""
         self.target.observe(skip, soft_skip, progress)
-        seen, share = self.target.seen, self.target.share(progress)
-        assert seen is not None
-        first = self.first = seen if self.first is None else self.first
-        error = first + (self.target.value - first) * share - seen
+        rate, share = self.target.rate, self.target.share(progress)
+        assert rate is not None
+        first = self.first = rate if self.first is None else self.first
+        error = first + (self.target.value - first) * share - rate
         last = error if self.error is None else self.error
         change = self.integral * error + self.proportional * (error - last)
         self.error = error

@@ -10,9 +10,9 @@ from torch import nn
 
 from methods.base import Request
 from methods.core.data import Data
-from methods.core.routing.calibration import HasThreshold, skip_rates, weighted
+from methods.core.routing.calibration import HasThreshold, skip_rates, weigh
 from methods.core.routing.routed import router_of
-from methods.core.training.loop import Trainer, thinned
+from methods.core.training.loop import Trainer, thin
 from methods.core.training.objective import Routing, log_key
 from methods.core.training.params import TrainingParams
 
@@ -44,7 +44,7 @@ def train_routed(
     ended = {
         kind: sum(entry[log_key("skip", kind)] for entry in last) / len(last) for kind in kinds
     }
-    return {"training": thinned(log), "trained_skip": ended}
+    return {"training": thin(log), "trained_skip": ended}
 
 
 def _survey(
@@ -57,7 +57,7 @@ def _survey(
     aimless = any(term.weight.target is None for term in routing.terms.values())
     if aimless or not isinstance(router_of(model), HasThreshold):
         return None
-    probe = weighted(data.probe(), *routing.terms)
+    probe = weigh(data.probe(), *routing.terms)
 
     def survey() -> dict[str, float]:
         model.eval()

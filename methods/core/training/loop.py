@@ -67,12 +67,14 @@ class Trainer:
     routing: Routing = NO_ROUTING
 
     def __post_init__(self) -> None:
-        self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        if not self.trained:
+        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        if not self.parameters:
             raise ValueError("nothing to train: no parameter asks for a gradient")
-        self.device = next(iter(self.trained.values())).device
+        self.device = next(iter(self.parameters.values())).device
         self._set_checkpointing()
-        self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, self.params), fused=True)
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(self.parameters, self.params), fused=True
+        )
         self.objective = Objective(self.model, self.routing, self.device)
         self.tasks = task_weights(self.documents) if "answer" in self.routing.terms else {}
         self.rank, self.world = rank_and_world()
@@ -170,10 +172,10 @@ class Trainer:
         for number, rows in enumerate(passes):
             noise = generator(self.seed, f"noise {update}/{self.rank}/{number}")
             sums += self.objective.backward(rows, totals, progress, noise)
-        sum_gradients(self.trained.values())
+        sum_gradients(self.parameters.values())
         shared = torch.cat([sums, sums.new_full((1,), self.notice.number)])
         sum_over_processes(shared)
-        norm = nn.utils.clip_grad_norm_(self.trained.values(), self.params.clip)
+        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.params.clip)
         # Here alone the host waits for the device.
         loss, *figures, signals, size = torch.cat([shared, norm.double()[None]]).tolist()
         # A signal to one process stops all of them after the same update.
@@ -206,7 +208,7 @@ class Trainer:
     def _snapshot(self, done: int) -> None:
         state = {"log": self.log, "done": done, "identity": self._identity}
         state["weights"] = {k: term.weight.state() for k, term in self.routing.terms.items()}
-        write_snapshot(self.workdir, self.trained, self.optimizer, state)
+        write_snapshot(self.workdir, self.parameters, self.optimizer, state)
         with (self.workdir / "training.jsonl").open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(entry) + "\n" for entry in self.log)
 
@@ -216,7 +218,7 @@ class Trainer:
 
         A snapshot with another digest belongs to another run.
         """
-        shapes = [(name, tuple(p.shape)) for name, p in self.trained.items()]
+        shapes = [(name, tuple(p.shape)) for name, p in self.parameters.items()]
         targets = [(kind, term.weight.target) for kind, term in self.routing.terms.items()]
         budgets = [(kind, None if each is None else each.budget) for kind, each in targets]
         frozen = [p for p in self.model.parameters() if not p.requires_grad]
@@ -226,7 +228,7 @@ class Trainer:
 
     def _resume(self) -> int:
         """Continue the run in ``workdir``, if any; returns the number of finished updates."""
-        state = read_snapshot(self.workdir, self.trained, self.optimizer, self._identity)
+        state = read_snapshot(self.workdir, self.parameters, self.optimizer, self._identity)
         if state is None:
             return 0
         self.log = state["log"]
@@ -235,7 +237,7 @@ class Trainer:
         return int(state["done"])
 
 
-def thinned(log: list[dict[str, float]], most: int = 200) -> list[dict[str, float]]:
+def thin(log: list[dict[str, float]], most: int = 200) -> list[dict[str, float]]:
     """About ``most`` entries of a training log, the last one among them."""
     step = max(1, len(log) // most)
     return [*log[:-1:step], *log[-1:]]

@@ -13,7 +13,7 @@ from methods.base import Cost, Fitted, Method, Request
 from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data
 from methods.core.model.backbone import Backbone
-from methods.core.routing.calibration import HasThreshold, calibrated
+from methods.core.routing.calibration import HasThreshold, calibrate
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Router, Unit
 from methods.core.routing.steering import (
@@ -194,7 +194,7 @@ class RoutedMethod(Method):
     def calibrate(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """Calibrate the router's threshold to the budget, if there are both."""
         if plan.request.budget is not None and isinstance(router_of(model), HasThreshold):
-            plan.decisions |= calibrated(model, data, plan.shares, plan.request)
+            plan.decisions |= calibrate(model, data, plan.shares, plan.request)
 
     def shares(self, backbone: Backbone, budget: float | None) -> Tensor:
         """Each unit's share of the dense parameters (U,)."""

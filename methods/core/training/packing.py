@@ -56,8 +56,8 @@ class Rows(NamedTuple):
         document = (self.positions == 0).cumsum(dim=1)
         length = document.shape[1]
         keys = pad(document, (0, -length % 8))
-        seen = (document[:, :, None] == keys[:, None, :]).tril()
-        mask = torch.zeros((), dtype=dtype, device=seen.device).where(seen, -math.inf)
+        visible = (document[:, :, None] == keys[:, None, :]).tril()
+        mask = torch.zeros((), dtype=dtype, device=visible.device).where(visible, -math.inf)
         return mask[:, None, :, :length]
 
     def to(self, device: torch.device) -> Rows:

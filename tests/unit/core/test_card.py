@@ -18,7 +18,7 @@ BACKBONE = BackboneCard(
 PLAIN = Card(
     row="shortgpt", params={"layers": 2}, budget=0.25, match=None, seed=1, backbone=BACKBONE,
     structure={"removed_layers": [3, 4]}, fit={"seconds": 1.5},
-    provenance={"commit": "c", "dirty": False}, weights_hash="f" * 16,
+    provenance={"commit": None, "dirty": False}, weights_hash="f" * 16,
 )  # fmt: skip
 START = FitCard(row="dense", params={}, seed=2, backbone=BACKBONE, structure={})
 

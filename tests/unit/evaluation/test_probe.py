@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from methods.core.data import Data
-from methods.core.routing.calibration import skip_rates, weighted
+from methods.core.routing.calibration import skip_rates, weigh
 from methods.core.routing.routed import route
 from tests import steps, toy
 from tests.routing_toys import Spared
@@ -113,7 +113,7 @@ def test_the_probe_counts_tokens_as_the_harness_does(share: bool, tmp_path: Path
     )
     model, asked = (route(made, Spared(made)) for made in (toy.make_model(), toy.make_model()))
     documents = Data(toy.make_tokenizer(), toy.VOCABULARY, probe_file=probe).probe()
-    found = skip_rates(model, weighted(documents, "pooled"))[0]
+    found = skip_rates(model, weigh(documents, "pooled"))[0]
     ran = pool(score(make(asked, 4, share), entries, folders).tallies).rates().executed
     np.testing.assert_allclose(1 - found.numpy(), ran, rtol=1e-6)
     prompts = {document.counts[0] for document in documents}

@@ -128,9 +128,9 @@ def test_killed_and_resumed_equals_undisturbed(
         monkeypatch, 4, lambda: fit(variant, tmp_path / "parts", snapshot_minutes=3)
     )
     temperatures: list[float] = []
-    sampled = skipgpt.sampled
+    sampled = skipgpt.sample_gates
     monkeypatch.setattr(
-        skipgpt, "sampled", lambda d, n, t: temperatures.append(t) or sampled(d, n, t)
+        skipgpt, "sample_gates", lambda d, n, t: temperatures.append(t) or sampled(d, n, t)
     )
     resumed = fit(variant, tmp_path / "parts", snapshot_minutes=3)
     assert updates == [3, 4, 5]

@@ -13,7 +13,7 @@ from torch import Tensor
 from methods import load_method
 from methods.base import Request
 from methods.core.model.backbone import attention_norm, decoder, ffn, ffn_norm, layers
-from methods.core.routing.calibration import weighted
+from methods.core.routing.calibration import weigh
 from methods.mod_d import capacity_for, measure_levels
 from tests import toy
 from tests.near import ROUNDING
@@ -190,7 +190,7 @@ def test_levels_are_means_over_documents() -> None:
     model = shaken("mod-d-topk")
     router = model.model.router
     texts = Texts().probe()
-    levels = measure_levels(model, router, weighted(texts, "pooled"), each=False)
+    levels = measure_levels(model, router, weigh(texts, "pooled"), each=False)
     taus: list[list[float]] = [[] for _ in router.units]
     seen: list[list[float]] = [[] for _ in router.units]
     heard: dict[int, list[float]] = {}

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from methods import d_llm, skipgpt
 from methods.core.routing.decisions import Decider
-from methods.core.routing.gates import sampled
+from methods.core.routing.gates import sample_gates
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Gate, Router, Tokens, module_units
 from tests import toy, training_toys
@@ -56,7 +56,7 @@ def turn(row: str, model: Any, patch: pytest.MonkeyPatch) -> None:
     """Make the router decide otherwise from now on."""
 
     def otherwise(difference: Tensor, noise: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        execute, soft = sampled(difference, noise, temperature)
+        execute, soft = sample_gates(difference, noise, temperature)
         return ~execute, soft
 
     router = model.model.router
@@ -65,7 +65,7 @@ def turn(row: str, model: Any, patch: pytest.MonkeyPatch) -> None:
     elif row == "mod-d":
         router.capacity = 0.3
     elif row != "undecided":
-        patch.setattr(d_llm if row == "d-llm" else skipgpt, "sampled", otherwise)
+        patch.setattr(d_llm if row == "d-llm" else skipgpt, "sample_gates", otherwise)
 
 
 def gradients(model: Any, checkpointing: bool, between: Callable[[], None]) -> dict[str, Tensor]:

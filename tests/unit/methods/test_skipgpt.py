@@ -196,13 +196,13 @@ def test_the_temperature_follows_the_optimizer_step(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []
-    real = skipgpt.sampled
+    real = skipgpt.sample_gates
 
     def spy(difference: Tensor, noise: Tensor, temperature: float) -> Any:
         seen.append(temperature)
         return real(difference, noise, temperature)
 
-    monkeypatch.setattr(skipgpt, "sampled", spy)
+    monkeypatch.setattr(skipgpt, "sample_gates", spy)
     fit(variant, tmp_path, updates=4, micro_tokens=40, checkpointing=True)
     # Neither micro-batches nor replays advance it.
     assert sorted(set(seen), reverse=True) == [5.0, 4.0, 3.0, 2.0]

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from methods.core.routing.decisions import decision_of
 from methods.core.routing.gates import (
+    decide_gates,
     hashed_noise,
     logistic_noise,
-    sampled,
-    thresholded,
+    sample_gates,
 )
 from methods.core.routing.router import Context, Gate, Tokens
 
@@ -45,7 +45,7 @@ def test_a_sampled_gate_is_gumbel_softmax_with_a_straight_through_gradient(
 ) -> None:
     logits = LOGITS.clone().requires_grad_()
     difference = logits[..., 0] - logits[..., 1]
-    ran, value = sampled(difference, GUMBEL[..., 0] - GUMBEL[..., 1], temperature)
+    ran, value = sample_gates(difference, GUMBEL[..., 0] - GUMBEL[..., 1], temperature)
     decision = decision_of(Gate(value, "straight-through"), ran)
     execute, soft = by_hand(temperature)
     assert torch.equal(decision.execute, execute)
@@ -63,7 +63,7 @@ def test_the_temperature_moves_the_gradient_and_no_decision() -> None:
     executed, slopes = [], []
     for temperature in (5.0, 1.0):
         given = difference.clone().requires_grad_()
-        execute, soft = sampled(given, noise, temperature)
+        execute, soft = sample_gates(given, noise, temperature)
         soft.sum().backward()
         executed.append(execute)
         slopes.append(given.grad)
@@ -81,16 +81,16 @@ def test_hard_gates_are_exactly_zero_or_one() -> None:
 
 def test_ties_execute() -> None:
     zero = torch.zeros(1, 2)
-    assert bool(sampled(zero, zero, 1.0)[0].all())
-    assert bool(thresholded(zero, 0.5).all())
-    assert not bool(thresholded(zero - 1e-6, 0.5).any())
+    assert bool(sample_gates(zero, zero, 1.0)[0].all())
+    assert bool(decide_gates(zero, 0.5).all())
+    assert not bool(decide_gates(zero - 1e-6, 0.5).any())
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.9])
 def test_a_threshold_is_one_of_probabilities(threshold: float) -> None:
     difference = LOGITS[..., 0] - LOGITS[..., 1]
     expected = LOGITS.double().softmax(dim=-1)[..., 0] >= threshold
-    assert torch.equal(thresholded(difference, threshold), expected)
+    assert torch.equal(decide_gates(difference, threshold), expected)
 
 
 def test_noise_has_the_distribution_of_a_difference_of_two_gumbels() -> None:

@@ -12,7 +12,7 @@ from methods.core.routing.calibration import (
     calibrate_threshold,
     next_logit,
     skip_rates,
-    weighted,
+    weigh,
 )
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
@@ -114,7 +114,7 @@ def test_skip_rates_count_real_tokens() -> None:
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
     # 1 skips 0.3, 2 skips 0.2, 4 nothing; pads hold id 0, which would skip 0.2.
     for batch_size in (1, 2):
-        found = skip_rates(model, weighted(texts, "pooled"), batch_size) @ shares
+        found = skip_rates(model, weigh(texts, "pooled"), batch_size) @ shares
         assert float(found) == pytest.approx((0.3 + 0.2 + 0.3) / 6)
 
 
@@ -128,7 +128,7 @@ def test_skip_rates_of_answer_tokens_count_every_task_the_same() -> None:
     ]
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
     for batch_size in (1, 3):
-        found = skip_rates(model, weighted(texts, "answer", "prompt"), batch_size) @ shares
+        found = skip_rates(model, weigh(texts, "answer", "prompt"), batch_size) @ shares
         # Prompts: 4 and 4 before the first answer; the third text throughout.
         answers, prompt = ((0.3 + 0.2 + 0.0) / 3 + 0.3) / 2, (0.0 + 0.0 + 0.3 + 0.0) / 4
         assert found.tolist() == pytest.approx([answers, prompt])
@@ -142,7 +142,7 @@ def test_calibration_meets_the_budget(budget: float) -> None:
     texts = documents(120, longest=30)
     shares = unit_shares(router.units, count(toy.make_model()))
     assert float(shares.sum()) > budget
-    probe = weighted(texts, "pooled")
+    probe = weigh(texts, "pooled")
     trace, rates = calibrate_threshold(model, router, probe, shares, budget)
     torch.testing.assert_close(rates, skip_rates(model, probe)[0], rtol=0, atol=0)
     realised = float(rates @ shares)
@@ -156,7 +156,7 @@ def test_calibration_leaves_a_threshold_that_fits() -> None:
     model = toy.make_model()
     router = ByHash(model)
     route(model, router)
-    probe = weighted(documents(20), "pooled")
+    probe = weigh(documents(20), "pooled")
     shares = torch.full((4,), 0.1, dtype=torch.float64)
     budget = float(skip_rates(model, probe)[0] @ shares) + 5e-4
     assert len(calibrate_threshold(model, router, probe, shares, budget)[0]) == 1

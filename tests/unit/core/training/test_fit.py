@@ -71,7 +71,7 @@ def test_a_target_is_corrected_by_what_inference_skips(
     match: str, trained: dict[str, float], seen: dict[str, float], tmp_path: Path
 ) -> None:
     for kind, weight in fitted(match, tmp_path, 0.25).items():
-        assert weight.target.seen == pytest.approx(trained[kind], abs=1e-4)
+        assert weight.target.rate == pytest.approx(trained[kind], abs=1e-4)
         assert weight.target.correction == pytest.approx(seen[kind] - trained[kind], abs=1e-4)
 
 
@@ -100,7 +100,7 @@ def test_the_target_gives_way_to_the_correction(tmp_path: Path) -> None:
     # The correction is of the last time; what it leaves of the budget is the target.
     weight.observe(seen_last, seen_last, 1.0)
     value = 0.2 - weight.target.correction
-    assert weight.error == pytest.approx(value - weight.target.seen)
+    assert weight.error == pytest.approx(value - weight.target.rate)
     again = trainer_for("hero", tmp_path, budget=0.2, updates=20)
     again._resume()
     correction = again.routing.terms["pooled"].weight.target.correction

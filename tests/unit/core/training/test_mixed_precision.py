@@ -52,8 +52,8 @@ def test_trained_weights_stay_in_float32(tmp_path: Path, monkeypatch: pytest.Mon
     forced(monkeypatch)
     trainer = trainer_for("hero", tmp_path, updates=2)
     trainer.run()
-    assert {p.dtype for p in trainer.trained.values()} == {torch.float32}
-    assert all(bool(torch.isfinite(p).all()) for p in trainer.trained.values())
+    assert {p.dtype for p in trainer.parameters.values()} == {torch.float32}
+    assert all(bool(torch.isfinite(p).all()) for p in trainer.parameters.values())
     again = trainer_for("hero", tmp_path / "again", updates=2)
     again.run()
-    same_bits(trainer.trained, again.trained)
+    same_bits(trainer.parameters, again.parameters)

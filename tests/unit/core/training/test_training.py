@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from methods.core.data import Document
 from methods.core.model.backbone import layers
-from methods.core.training.loop import Trainer, thinned
+from methods.core.training.loop import Trainer, thin
 from methods.core.training.objective import Objective
 from methods.core.training.packing import lay_out, plan
 from methods.core.training.params import TrainingParams
@@ -199,11 +199,11 @@ def test_weight_decay_takes_matrices_only(tmp_path: Path) -> None:
     trainer.run()
     name = "model.router.adapters.0.down.weight"
     # Behind a zero matrix there is no gradient: decay alone, of lr * 0.5.
-    torch.testing.assert_close(trainer.trained[name], before[name] * (1 - 3e-3 * 0.5))
+    torch.testing.assert_close(trainer.parameters[name], before[name] * (1 - 3e-3 * 0.5))
     # eta_1 is never read and no matrix.
-    assert trainer.trained["model.router.eta"][0] == before["model.router.eta"][0]
+    assert trainer.parameters["model.router.eta"][0] == before["model.router.eta"][0]
     assert bool(
-        (trainer.trained["model.router.eta"][1:-1] != before["model.router.eta"][1:-1]).any()
+        (trainer.parameters["model.router.eta"][1:-1] != before["model.router.eta"][1:-1]).any()
     )
 
 
@@ -217,11 +217,11 @@ def test_clipping_bounds_the_norm_and_the_log_keeps_the_raw_one(tmp_path: Path) 
 
 def test_thinned_log_keeps_the_ends() -> None:
     log = [{"update": n} for n in range(1000)]
-    short = thinned(log)
+    short = thin(log)
     assert short[0] == log[0]
     assert short[-1] == log[-1]
     assert 150 < len(short) <= 210
-    assert thinned(log[:7]) == log[:7]
+    assert thin(log[:7]) == log[:7]
 
 
 @pytest.mark.parametrize(
