@@ -98,7 +98,7 @@ def layers_to_remove(
     if free is not None and number > free:
         raise ValueError(
             f"param 'layers' is {number}, must be at most {free}: "
-            f"'protect' keeps {total - free} of {total} blocks"
+            f"'protect' keeps {total - free} of {total} layers"
         )
     return number, trace
 
@@ -113,10 +113,10 @@ def unremovable(
     if pinned is not None:
         return None
     if budget is None:
-        return "neither a budget nor param 'layers' says how many blocks to delete"
+        return "neither a budget nor param 'layers' says how many layers to delete"
     number, _ = layers_to_remove(backbone, budget, None)
     if number > free:
-        return f"the budget takes {number} blocks, param 'protect' leaves {free} to delete"
+        return f"the budget takes {number} layers, param 'protect' leaves {free} to delete"
     return layers_shortfall(backbone, budget)
 
 

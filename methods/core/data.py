@@ -15,9 +15,9 @@ A file is JSON Lines, one document per row, in one of four forms:
 Calibration also takes a NumPy file of int64 ids (N, T). A row may say its "task". A folder
 NAME.tokens (``methods/core/tokens.py``) has the documents of such a file as ids.
 
-A document has one BOS and one EOS. If its text already begins with the BOS, as most chat templates
-write it, no second one is added; the same holds for an EOS at its end, with or without white space
-after it. No document is longer than the backbone's window.
+A document has one BOS, if the tokenizer adds one, and one EOS. If its text already begins with the
+BOS, as most chat templates write it, no second one is added. The same holds for an EOS at its end,
+with or without white space after it. No document is longer than the backbone's window.
 
 An *answer token* is a token whose output is scored: it predicts a token of an answer. The last
 token of an answer predicts the EOS, which is not scored. So neither it nor the EOS is an answer

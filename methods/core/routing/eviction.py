@@ -69,7 +69,7 @@ AttentionInterface.register(IMPLEMENTATION, attend_with_key_weights)
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
-def evicting_block(
+def run_evicting(
     layer: nn.Module,
     number: int,
     hidden: Tensor,

@@ -23,7 +23,7 @@ from methods.core.model.backbone import attention, attention_norm, ffn, ffn_norm
 from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.decisions import Decider, Decision
 from methods.core.routing.dispatch import Branch, apply_scale, dispatch
-from methods.core.routing.eviction import evicting_block
+from methods.core.routing.eviction import run_evicting
 from methods.core.routing.router import Kind, Router, Unit
 from methods.kernels.choose import MOST_ROWS, available, one_token
 from methods.kernels.decode import decode_fused
@@ -102,7 +102,7 @@ class RoutedLayer(NamedTuple):
         evicts = "evicting" in self.units
         decision = decide("evicting" if evicts else "block", None)
         if evicts and not call.static:
-            return evicting_block(
+            return run_evicting(
                 self.module, self.number, hidden, call.valid, decision, call.arguments
             )
         update = self._attend(hidden, decision, call)

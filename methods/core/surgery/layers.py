@@ -156,8 +156,8 @@ def _existing(numbers: Iterable[int], total: int) -> set[int]:
 def _renumber(stack: Iterable[nn.Module]) -> None:
     """Number the cache slots of the attentions of a stack from 0 on.
 
-    With a gap a slot would stay empty, and slot 0 says how long the cache is; or a number would be
-    too large.
+    With gaps a number could be too large for the cache, or slot 0, which says how long the cache
+    is, could stay empty.
     """
     attending = [a for a in map(attention, stack) if not isinstance(a, NoAttention)]
     for slot, heads in enumerate(attending):

@@ -30,6 +30,7 @@ from methods.core.routing.steering import Gates, Term
 from methods.core.training.losses import lm_loss_sum
 from methods.core.training.packing import Rows
 
+# Protocol -> the kinds of positions that must meet the budget, each on its own.
 KINDS = {"pooled": ("pooled",), "split": ("prompt", "answer")}
 # Sums per kind that a pass returns: penalty, skip, skip of the gates before the threshold, executed
 # units.
@@ -91,7 +92,7 @@ class Objective:
     def backward(
         self, rows: Rows, totals: Tensor, progress: float, noise: torch.Generator
     ) -> Tensor:
-        """Add the gradients of one micro-batch to those of its parameters.
+        """Run a micro-batch forward and backward; its gradients are added to the parameters'.
 
         The host waits for the device only in ``dispatch``: rows are counted before they are moved
         there.

@@ -135,8 +135,8 @@ def test_no_more_blocks_go_than_are_unprotected() -> None:
     method = load_method("sleb")
     assert method.skip_reason(backbone, Request(0.5, 0, Path())) is None
     reason = method.skip_reason(backbone, Request(0.8, 0, Path()))
-    assert "the budget takes 5 blocks, param 'protect' leaves 4" in str(reason)
-    assert "how many blocks" in str(method.skip_reason(backbone, Request(None, 0, Path())))
+    assert "the budget takes 5 layers, param 'protect' leaves 4" in str(reason)
+    assert "how many layers" in str(method.skip_reason(backbone, Request(None, 0, Path())))
 
 
 @pytest.mark.parametrize("params", [{"samples": 0}, {"length": 0}, {"protect": [1]}])
