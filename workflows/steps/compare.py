@@ -35,17 +35,17 @@ def main() -> None:
     args = arguments()
     first, second = (read_results(folder).panels for folder in (args.first, args.second))
     frame = comparison_frame(first, second).round(4)
-    agreed = equality_frame(first, second)
-    table = comparison_table(frame, agreed, [str(args.first), str(args.second)])
-    warned = list(dict.fromkeys(folder_cautions(first, second)))
-    for sentence in warned:
+    equality = equality_frame(first, second)
+    table = comparison_table(frame, equality, [str(args.first), str(args.second)])
+    cautions = list(dict.fromkeys(folder_cautions(first, second)))
+    for sentence in cautions:
         print(f"caution: {sentence}", file=sys.stderr)
     print(markdown(table), end="")
     if args.out is not None:
         write_text(args.out / "compare.csv", frame.to_csv(index=False))
-        write_text(args.out / "agreement.csv", agreed.to_csv(index=False))
-        write_text(args.out / "compare.md", markdown(table, warned))
-        write_text(args.out / "compare.tex", latex(table, warned))
+        write_text(args.out / "agreement.csv", equality.to_csv(index=False))
+        write_text(args.out / "compare.md", markdown(table, cautions))
+        write_text(args.out / "compare.tex", latex(table, cautions))
 
 
 if __name__ == "__main__":

@@ -100,27 +100,27 @@ def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespac
     Raises:
         ValueError: The row does not fit, or its fit failed.
     """
-    done = home / f"{row}-{ids.stem}-{args.budget:g}.json"
-    if done.is_file():
-        return json.loads(done.read_text(encoding="utf-8"))
+    cost_file = home / f"{row}-{ids.stem}-{args.budget:g}.json"
+    if cost_file.is_file():
+        return json.loads(cost_file.read_text(encoding="utf-8"))
     out = home / row
     command = [sys.executable, "-m", "workflows.steps.fit", "--method", row]
     command += ["--backbone", str(backbone), "--budget", str(args.budget)]
     command += data_words(dict.fromkeys(data_parts(find_row(row)), ids))
     command += ["--dtype", args.dtype, "--device", args.device]
     command += ["--threads", str(args.threads), "--out", str(out)]
-    ended = subprocess.run(command, check=False)
-    if ended.returncode:
+    process = subprocess.run(command, check=False)
+    if process.returncode:
         raise ValueError(f"row '{row}' failed on shape '{args.shape}'; see its message above")
     card = read_card(out)
     if card.fit is None:
         raise ValueError(f"row '{row}' does not apply: {card.not_applicable}")
-    measured = card.fit | {"commit": card.provenance["commit"]}
-    write_json(done, measured)
+    cost = card.fit | {"commit": card.provenance["commit"]}
+    write_json(cost_file, cost)
     for file in out.iterdir():
         file.unlink()
     out.rmdir()
-    return measured
+    return cost
 
 
 if __name__ == "__main__":

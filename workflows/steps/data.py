@@ -46,8 +46,8 @@ def main() -> None:
     check_end(args.part, spec)
     first, rows = spec.get("skip", 0), spec.get("rows")
     last = None if rows is None else first + rows
-    told = args.out.with_suffix(".source.json")
-    documents = islice(read_source(spec, args.part, told), first, last)
+    provenance_file = args.out.with_suffix(".source.json")
+    documents = islice(read_source(spec, args.part, provenance_file), first, last)
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
         for document in documents:
@@ -58,7 +58,7 @@ def main() -> None:
     print(f"{args.out}: {count} documents")
 
 
-def read_source(spec: dict[str, Any], part: str, told: Path) -> Iterator[dict[str, Any]]:
+def read_source(spec: dict[str, Any], part: str, provenance: Path) -> Iterator[dict[str, Any]]:
     """The documents of a source, in the form that methods/core/data.py reads.
 
     Args:
@@ -73,7 +73,7 @@ def read_source(spec: dict[str, Any], part: str, told: Path) -> Iterator[dict[st
     if source in PRESETS:
         yield from read_world(source, part, spec["seed"])
     elif source.startswith("hub:"):
-        yield from read_hub(spec, told)
+        yield from read_hub(spec, provenance)
     elif Path(source).suffix == ".txt":
         text = read_text(Path(source))
         yield from ({"text": block.strip()} for block in text.split("\n\n") if block.strip())
@@ -94,11 +94,11 @@ def read_world(name: str, part: str, seed: int) -> Iterator[dict[str, Any]]:
     tasks = task_names(world)
     turns = zip(*(items(task, "validation") for task in tasks), strict=True)
     for task, example in (pair for turn in turns for pair in zip(tasks, turn, strict=True)):
-        named = {"prompt": example["prompt"], "task": task}
+        columns = {"prompt": example["prompt"], "task": task}
         if part == "validation":
-            yield {"completion": example["answer"], **named}
+            yield {"completion": example["answer"], **columns}
         else:
-            yield from ({"fed": text, **named} for text in fed_texts(example))
+            yield from ({"fed": text, **columns} for text in fed_texts(example))
 
 
 def fed_texts(example: dict[str, Any]) -> list[str]:
@@ -110,11 +110,11 @@ def fed_texts(example: dict[str, Any]) -> list[str]:
     prompt = example["prompt"]
     if "choices" not in example:
         return [f"{prompt} {example['answer']}"]
-    fed = [" ".join([prompt, *choice.split()[:-1]]) for choice in example["choices"]]
-    return list(dict.fromkeys(fed))
+    texts = [" ".join([prompt, *choice.split()[:-1]]) for choice in example["choices"]]
+    return list(dict.fromkeys(texts))
 
 
-def read_hub(spec: dict[str, Any], told: Path) -> Iterator[dict[str, Any]]:
+def read_hub(spec: dict[str, Any], provenance: Path) -> Iterator[dict[str, Any]]:
     """Rows of a hub data set, shuffled under the source's seed; only the files of its split.
 
     Args:
@@ -138,14 +138,14 @@ def read_hub(spec: dict[str, Any], told: Path) -> Iterator[dict[str, Any]]:
     suffixes = next(iter(files.values())).suffixes
     reader = next((READERS[suffix] for suffix in suffixes if suffix in READERS), "parquet")
     # Read apart from its repository, the split bears the library's one name for files.
-    named = "train" + (SLICE + part if part else "")
-    table = load_dataset(reader, data_files=list(map(str, files.values())), split=named)
+    file_split = "train" + (SLICE + part if part else "")
+    table = load_dataset(reader, data_files=list(map(str, files.values())), split=file_split)
     column = spec.get("column", "text")
     if column not in table.column_names:
         raise ValueError(
             f"{repository} has no column '{column}' (it has: {', '.join(table.column_names)})"
         )
-    with whole_file(told) as file:
+    with whole_file(provenance) as file:
         write_json(file, {"source": spec, "files": described(files)})
     order = list(range(len(table)))
     random.Random(seed_for(spec["seed"], "hub order")).shuffle(order)

@@ -50,38 +50,40 @@ def main() -> None:
     score = find_score(record, args.task)
     file = results.files[results.records.index(record)]
     parts = {
-        "number": told_number(line, record, score),
+        "number": number_text(line, record, score),
         "record": str(file),
-        **told_run(panel, record, score),
-        **told_difference(panel, line, args.task),
-        **told_items(results, panel, file, score),
+        **run_texts(panel, record, score),
+        **difference_texts(panel, line, args.task),
+        **item_texts(results, panel, file, score),
         **Again.of(results.folder).of_file(file),
     }
     for name, text in parts.items():
-        lines = textwrap.wrap(text, 92, break_long_words=False, break_on_hyphens=False)
-        whole = [text] if name.startswith("command") else lines
-        print(f"{name:<14}" + f"\n{'':<14}".join(whole))
+        wrapped = textwrap.wrap(text, 92, break_long_words=False, break_on_hyphens=False)
+        lines = [text] if name.startswith("command") else wrapped
+        print(f"{name:<14}" + f"\n{'':<14}".join(lines))
 
 
 def find_panel(results: Results, backbone: str | None, match: str | None) -> Panel:
     """The lines of a backbone under a protocol; of the only one when none is named."""
-    own = _named(results.panels, "--backbone", backbone, lambda panel: panel.reference.backbone)
-    return _named(own, "--match", match, lambda panel: panel.match)[0]
+    panels = _matching_panels(
+        results.panels, "--backbone", backbone, lambda panel: panel.reference.backbone
+    )
+    return _matching_panels(panels, "--match", match, lambda panel: panel.match)[0]
 
 
-def _named(
-    panels: Sequence[Panel], option: str, asked: str | None, name: Callable[[Panel], str]
+def _matching_panels(
+    panels: Sequence[Panel], option: str, value: str | None, name: Callable[[Panel], str]
 ) -> list[Panel]:
     """The panels whose name was asked for.
 
     Raises:
         ValueError: The name is unknown, or none was given and there are several.
     """
-    known = list(dict.fromkeys(map(name, panels)))
-    wanted = known[0] if asked is None and len(known) == 1 else asked
-    if wanted not in known:
-        raise ValueError(f"{option} must be one of: {', '.join(known)}")
-    return [panel for panel in panels if name(panel) == wanted]
+    values = list(dict.fromkeys(map(name, panels)))
+    match = values[0] if value is None and len(values) == 1 else value
+    if match not in values:
+        raise ValueError(f"{option} must be one of: {', '.join(values)}")
+    return [panel for panel in panels if name(panel) == match]
 
 
 def find_line(panel: Panel, row: str, budget: float | None) -> Line:
@@ -90,18 +92,18 @@ def find_line(panel: Panel, row: str, budget: float | None) -> Line:
     Raises:
         ValueError: The folder has none, or it is not applicable.
     """
-    same = [line for line in panel.lines if line.row == row]
-    if not same:
+    lines = [line for line in panel.lines if line.row == row]
+    if not lines:
         rows = dict.fromkeys(line.row for line in panel.lines)
         raise ValueError(f"no record of row '{row}' (rows: {', '.join(rows)})")
-    for line in same:
+    for line in lines:
         if line.budget == budget:
             if not line.done:
                 raise ValueError(f"row '{row}' is not applicable: {line.first.reason}")
             return line
-    known = ["none" if line.budget is None else f"{line.budget:g}" for line in same]
-    asked = "without a budget" if budget is None else f"at budget {budget:g}"
-    raise ValueError(f"no record of row '{row}' {asked} (budgets: {', '.join(known)})")
+    budgets = ["none" if line.budget is None else f"{line.budget:g}" for line in lines]
+    place = "without a budget" if budget is None else f"at budget {budget:g}"
+    raise ValueError(f"no record of row '{row}' {place} (budgets: {', '.join(budgets)})")
 
 
 def find_record(line: Line, seed: int | None) -> Record:
@@ -113,8 +115,8 @@ def find_record(line: Line, seed: int | None) -> Record:
     for record in line.records:
         if seed is None or record.seed == seed:
             return record
-    known = ", ".join(str(record.seed) for record in line.records)
-    raise ValueError(f"row '{line.row}' has no run of seed {seed} (seeds: {known})")
+    seeds = ", ".join(str(record.seed) for record in line.records)
+    raise ValueError(f"row '{line.row}' has no run of seed {seed} (seeds: {seeds})")
 
 
 def find_score(record: Record, task: str) -> Score:
@@ -129,7 +131,7 @@ def find_score(record: Record, task: str) -> Score:
     return scores[task]
 
 
-def told_number(line: Line, record: Record, score: Score) -> str:
+def number_text(line: Line, record: Record, score: Score) -> str:
     """What the number says."""
     match = "" if record.match is None else f"match {record.match}, "
     where = f"{line.name} on {line.backbone}, {match}seed {record.seed}, {score.task}"
@@ -138,19 +140,23 @@ def told_number(line: Line, record: Record, score: Score) -> str:
     return f"{where}: {score.k} of {score.n} ({100 * score.value:.2f} % {score.metric})"
 
 
-def told_run(panel: Panel, record: Record, score: Score) -> dict[str, str]:
+def run_texts(panel: Panel, record: Record, score: Score) -> dict[str, str]:
     """How it was scored, what ran, which code."""
     skip = score.rates["all"]
     kinds = {
         "prompt tokens": prompt_skip(record),
         "answer tokens (mean over tasks)": answer_skip(record, panel.retain_tasks),
     }
-    apart = [f"{100 * s:.2f} % on {kind}" for kind, s in kinds.items() if s is not None]
+    skips = [f"{100 * s:.2f} % on {kind}" for kind, s in kinds.items() if s is not None]
     versions = record.versions
-    state = "not committed" if record.dirty else "committed"
-    now, fitted = record.code, record.fit_code or {}
-    hashes = [f"{part} {code}" for part, code in now.items()]
-    hashes += [f"{p} {code} when fitted" for p, code in fitted.items() if code != now.get(p)]
+    commit_state = "not committed" if record.dirty else "committed"
+    code, fit_code = record.code, record.fit_code or {}
+    hashes = [f"{part} {digest}" for part, digest in code.items()]
+    hashes += [
+        f"{part} {digest} when fitted"
+        for part, digest in fit_code.items()
+        if digest != code.get(part)
+    ]
     return {
         "scored": (
             f"{score.split} split, {score.shots} shots, filter {score.filter}, task "
@@ -160,33 +166,33 @@ def told_run(panel: Panel, record: Record, score: Score) -> dict[str, str]:
         "skipped": (
             f"{100 * skip.skip:.2f} % of the dense parameters over {skip.tokens:,} tokens of "
             f"this task, {100 * record.rates['all'].skip:.2f} % over all tasks: "
-            f"{', '.join(apart)}"
+            f"{', '.join(skips)}"
         ),
         "code": (
-            f"commit {str(record.commit)[:12]}, {state}; {', '.join(hashes)}; "
+            f"commit {str(record.commit)[:12]}, {commit_state}; {', '.join(hashes)}; "
             f"lm_eval {versions.get('lm_eval')}, torch {versions.get('torch')}"
         ),
     }
 
 
-def told_difference(panel: Panel, line: Line, task: str) -> dict[str, str]:
+def difference_texts(panel: Panel, line: Line, task: str) -> dict[str, str]:
     """The lines of the table of differences that hold this row and task."""
     frame = difference_frame([panel])
-    same = frame[(frame["row"] == line.row) & (frame["measure"] == task)]
-    told = {}
-    for found in same.to_dict("records"):
-        own = found["target"] if line.budget is None else 100 * line.budget
-        if own != found["target"] and not pd.isna(found["target"]):
+    differences = frame[(frame["row"] == line.row) & (frame["measure"] == task)]
+    texts = {}
+    for cells in differences.to_dict("records"):
+        target = cells["target"] if line.budget is None else 100 * line.budget
+        if target != cells["target"] and not pd.isna(cells["target"]):
             continue
-        told[f"minus {found['against']}"] = (
-            f"{found['difference']:+.2f} points (95 %: {found['low']:+.2f} to {found['high']:+.2f})"
-            f" over all seeds, {found['test']} p = {found['p']:.2g}, {found['p_holm']:.2g} after "
+        texts[f"minus {cells['against']}"] = (
+            f"{cells['difference']:+.2f} points (95 %: {cells['low']:+.2f} to {cells['high']:+.2f})"
+            f" over all seeds, {cells['test']} p = {cells['p']:.2g}, {cells['p_holm']:.2g} after "
             "Holm's correction"
         )
-    return told
+    return texts
 
 
-def told_items(results: Results, panel: Panel, file: Path, score: Score) -> dict[str, str]:
+def item_texts(results: Results, panel: Panel, file: Path, score: Score) -> dict[str, str]:
     """Numbers of the items that this run and the reference do not share."""
     reference = results.files[results.records.index(panel.reference.first)]
     if reference == file or not score.higher_is_better:
@@ -196,11 +202,11 @@ def told_items(results: Results, panel: Panel, file: Path, score: Score) -> dict
         for f in (file, reference)
     )
     gain = mine - theirs
-    won, lost = items[np.flatnonzero(gain > 0)], items[np.flatnonzero(gain < 0)]
+    gains, losses = items[np.flatnonzero(gain > 0)], items[np.flatnonzero(gain < 0)]
     row = panel.reference.row
     return {
-        f"won {len(won)}": f"from {row}, items {' '.join(map(str, won)) or 'none'}",
-        f"lost {len(lost)}": f"to {row}, items {' '.join(map(str, lost)) or 'none'}",
+        f"won {len(gains)}": f"from {row}, items {' '.join(map(str, gains)) or 'none'}",
+        f"lost {len(losses)}": f"to {row}, items {' '.join(map(str, losses)) or 'none'}",
     }
 
 

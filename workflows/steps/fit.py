@@ -176,8 +176,8 @@ def fit(
     reset_peak_memory()
     began = time.perf_counter()
     fitted = method.fit(backbone, data, request)
-    steered = STEERED if method.kind == "dynamic" else ()
-    measured = {
+    names = STEERED if method.kind == "dynamic" else ()
+    cost = {
         "seconds": round(time.perf_counter() - began, 2),
         "peak_memory_mb": peak_memory_mb(),
         "device": device,
@@ -186,9 +186,9 @@ def fit(
         "trained_parameters": sum(
             p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
         ),
-        **{name: fitted.decisions[name] for name in steered if name in fitted.decisions},
+        **{name: fitted.decisions[name] for name in names if name in fitted.decisions},
     }
-    card = replace(card, fit=measured, provenance=provenance(fit_parts(*rows_of(card))))
+    card = replace(card, fit=cost, provenance=provenance(fit_parts(*rows_of(card))))
     save(folder, method, fitted, card, backbone.tokenizer)
 
 

@@ -65,18 +65,18 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Run the parts."""
     args = arguments()
-    chosen = args.parts.split(",")
-    unknown = sorted(set(chosen) - {"tests", *TIMED})
+    parts = args.parts.split(",")
+    unknown = sorted(set(parts) - {"tests", *TIMED})
     if unknown:
         raise ValueError(
             f"--parts: '{unknown[0]}' is unknown (allowed: {', '.join(('tests', *TIMED))})"
         )
     args.out.mkdir(parents=True, exist_ok=True)
-    if "tests" in chosen:
+    if "tests" in parts:
         words = "-m pytest -n0 -v --tb=short --maxfail=10 -p no:cacheprovider -rs"
         command = [*words.split(), *TESTS]
         note(args.out / "tests.json", command, timeout=150 + GRACE)
-    for part in (part for part in TIMED if part in chosen):
+    for part in (part for part in TIMED if part in parts):
         minutes, words = TIMED[part]
         out = args.out / f"{part}.json"
         machine = ["--device", args.device, "--shape", args.shape, "--dtype", args.dtype]
@@ -94,27 +94,27 @@ def note(file: Path, command: list[str], timeout: float) -> None:
     Nothing that it started outlives it.
     """
     start, log = monotonic(), file.with_suffix(".log")
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-u", *command], cwd=ROOT, start_new_session=True,
-            stdout=said, stderr=subprocess.STDOUT, preexec_fn=heed_interrupts,
+            stdout=output, stderr=subprocess.STDOUT, preexec_fn=heed_interrupts,
         )  # fmt: skip
         try:
-            status = ended(child, timeout)
+            status = exit_status(child, timeout)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     text = log.read_text(encoding="utf-8", errors="replace")
-    told = {
+    outcome = {
         "command": " ".join(command),
         "status": status,
         "seconds": round(monotonic() - start, 1),
         "said": text[-4000:],
     }
     with whole_file(file) as partial:
-        write_json(partial, told)
-    print(f"{file.stem}: status {status}, {told['seconds']} s\n{text[-1500:]}", flush=True)
+        write_json(partial, outcome)
+    print(f"{file.stem}: status {status}, {outcome['seconds']} s\n{text[-1500:]}", flush=True)
 
 
 def heed_interrupts() -> None:
@@ -122,7 +122,7 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def ended(child: subprocess.Popen[bytes], timeout: float) -> int | None:
+def exit_status(child: subprocess.Popen[bytes], timeout: float) -> int | None:
     """The exit status; None where time ran out: an interrupted pytest still shows its failures."""
     try:
         return child.wait(timeout)

@@ -67,11 +67,11 @@ def main() -> None:
     dense, total = scores(backbone.model, args.model, tasks), backbone.layer_count
     controls = {}
     for first in (total // 2, total // 4):
-        closed = list(range(first, total))
-        controls[len(closed)] = {
-            "share": ffn_share(args.model, closed),
-            "left_out": scores(left_out(args.model, closed), args.model, tasks),
-            "adapters": scores(with_adapters(args, params, closed), args.model, tasks),
+        skipped = list(range(first, total))
+        controls[len(skipped)] = {
+            "share": ffn_share(args.model, skipped),
+            "left_out": scores(without_ffns(args.model, skipped), args.model, tasks),
+            "adapters": scores(with_adapters(args, params, skipped), args.model, tasks),
         }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE), undefined=jinja2.StrictUndefined,
@@ -98,29 +98,29 @@ def scores(model: PreTrainedModel, folder: Path, tasks: Sequence[str]) -> dict[s
     ledger = Ledger.of(model, backbone.parameters, backbone.layer_count)
     lm = CountingLM(model.eval(), backbone.tokenizer, ledger, batch_size=32, max_length=None)
     entries = [TaskEntry(task, split="validation") for task in tasks]
-    found = score(lm, entries, [])
-    return {s["task"]: 100 * s["value"] for s in found.scores if s["primary"]}
+    results = score(lm, entries, [])
+    return {s["task"]: 100 * s["value"] for s in results.scores if s["primary"]}
 
 
-def ffn_share(folder: Path, closed: list[int]) -> float:
+def ffn_share(folder: Path, skipped: list[int]) -> float:
     """Share of all parameters in the FFNs of some layers."""
     backbone = load_backbone(folder)
     stack = layers(backbone.model)
-    return sum(count(ffn(stack[n])) for n in closed) / backbone.parameters
+    return sum(count(ffn(stack[n])) for n in skipped) / backbone.parameters
 
 
-def left_out(folder: Path, closed: list[int]) -> PreTrainedModel:
+def without_ffns(folder: Path, skipped: list[int]) -> PreTrainedModel:
     """The backbone without the FFNs of some layers."""
     model = load_backbone(folder).model
-    return route(model, RandomRouter(ffn_units(model, closed), seed=0, skips=len(closed)))
+    return route(model, RandomRouter(ffn_units(model, skipped), seed=0, skips=len(skipped)))
 
 
 def with_adapters(
-    args: argparse.Namespace, training: Mapping[str, Any], closed: list[int]
+    args: argparse.Namespace, training: Mapping[str, Any], skipped: list[int]
 ) -> PreTrainedModel:
     """The backbone whose FFNs of some layers are replaced by trained adapters for every token."""
     backbone = load_backbone(args.model)
-    params = {**training, "variant": "random", "candidates": closed, "alpha": 0.0}
+    params = {**training, "variant": "random", "candidates": skipped, "alpha": 0.0}
     data = Data(
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,
@@ -130,16 +130,16 @@ def with_adapters(
     )
     with tempfile.TemporaryDirectory() as folder:
         # The control takes its rates from the decisions of a fit: these bypass every FFN.
-        write_json(Path(folder) / DECISIONS, {"bypass_rates": [1.0] * len(closed)})
+        write_json(Path(folder) / DECISIONS, {"bypass_rates": [1.0] * len(skipped)})
         request = Request(budget=None, seed=0, workdir=Path(folder), lender=Path(folder))
         model = load_method("hero", params).fit(backbone, data, request).model
     assert isinstance(model, PreTrainedModel)
     return model
 
 
-def mean_ratio(found: Mapping[str, float], dense: Mapping[str, float]) -> float:
+def mean_ratio(values: Mapping[str, float], dense: Mapping[str, float]) -> float:
     """Mean over tasks of score over dense score, in percent."""
-    return 100 * sum(found[task] / dense[task] for task in dense) / len(dense)
+    return 100 * sum(values[task] / dense[task] for task in dense) / len(dense)
 
 
 if __name__ == "__main__":

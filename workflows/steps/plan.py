@@ -35,10 +35,10 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Count, print, write."""
     args = arguments()
-    found = plan(read_suite(read_configs(args.suite)))
-    print("\n".join(lines(found)))
+    costs = plan(read_suite(read_configs(args.suite)))
+    print("\n".join(lines(costs)))
     if args.out is not None:
-        write_text(args.out, json.dumps(found, indent=1) + "\n")
+        write_text(args.out, json.dumps(costs, indent=1) + "\n")
         print(f"wrote {args.out}")
 
 

@@ -60,9 +60,9 @@ def main() -> None:
         tokenizer = read_tokenizer(args.backbone, read_config(args.backbone))
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
-        gone = reasons_not_to_run(args.task_data, entries)
+        reasons = reasons_not_to_run(args.task_data, entries)
         rows = probe_rows(
-            entries, folders, args.rows, tokenizer, args.seed, gone, args.share_prefix
+            entries, folders, args.rows, tokenizer, args.seed, reasons, args.share_prefix
         )
         for row in rows:
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")

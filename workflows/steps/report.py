@@ -44,27 +44,27 @@ def main() -> None:
     results = read_results(args.results)
     frames = make_frames(results, spread)
     seeds_of = "" if spread is None else spread.label(results.settings)
-    warned = [*gaps(results), *cautions(results.records)]
+    sentences = [*gaps(results), *cautions(results.records)]
     tables = make_tables(results, frames, seeds_of)
     # They stay to the end: while figures come and go, thousands of records are no garbage.
     gc.freeze()
-    for sentence in warned:
+    for sentence in sentences:
         print(f"caution: {sentence}", file=sys.stderr)
     for name, frame in frames.items():
         write_text(args.out / "tables" / f"{name}.csv", frame.to_csv(index=False))
-    for table in (table for same in tables.values() for table in same):
-        write_text(args.out / "tables" / f"{table.name}.md", markdown(table, warned))
-        write_text(args.out / "tables" / f"{table.name}.tex", latex(table, warned))
+    for table in (table for group in tables.values() for table in group):
+        write_text(args.out / "tables" / f"{table.name}.md", markdown(table, sentences))
+        write_text(args.out / "tables" / f"{table.name}.tex", latex(table, sentences))
     layers = layer_frame(results.records)
     runs = run_frames(results.records, results.files)
     draw_all(
         frames["retain"], frames["differences"], layers, args.out / "figures",
         speeds=frames["speeds"], **runs,
     )  # fmt: skip
-    told = source(results, warned)
+    origin = source(results, sentences)
     figures = args.out / "figures"
     write_text(
-        args.out / "index.html", page(frames, tables, told, results, figures, seeds_of=seeds_of)
+        args.out / "index.html", page(frames, tables, origin, results, figures, seeds_of=seeds_of)
     )
     print(f"wrote {args.out / 'index.html'}")
 

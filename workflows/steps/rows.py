@@ -40,11 +40,11 @@ def row_text(row: Row) -> str:
         "source": row.source,
         "params": ", ".join(f"{name}={value!r}" for name, value in params.items()) or "none",
     }
-    shown = [
+    wrapped = [
         textwrap.fill(text, 100, initial_indent=f"  {name:<8}", subsequent_indent=" " * 10)
         for name, text in lines.items()
     ]
-    return "\n".join([row.name, *shown])
+    return "\n".join([row.name, *wrapped])
 
 
 if __name__ == "__main__":

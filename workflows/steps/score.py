@@ -130,16 +130,16 @@ def evaluate(
     start = time.perf_counter()
     card = describe_model(args.model)
     labels = {"suite": args.suite, "backbone_name": args.backbone_name, "row": args.row}
-    made_by = provenance([*fit_parts(*rows_of(card)), *SCORING])
-    made_by["dirty"] |= card.provenance.get("dirty", False)
-    record = new_record(card, labels, made_by)
+    origin = provenance([*fit_parts(*rows_of(card)), *SCORING])
+    origin["dirty"] |= card.provenance.get("dirty", False)
+    record = new_record(card, labels, origin)
     if card.not_applicable is not None:
         return record, None
-    loaded = load_any(args.model, args.backbone, device)
+    checkpoint = load_any(args.model, args.backbone, device)
     if args.limit is not None:
         entries = [dataclasses.replace(entry, limit=args.limit) for entry in entries]
     lm = CountingLM(
-        **harness_arguments(loaded),
+        **harness_arguments(checkpoint),
         batch_size=args.batch_size,
         max_length=args.max_length,
         share_prefix=args.share_prefix,
@@ -153,10 +153,10 @@ def evaluate(
         "max_length": lm.max_length,
         "device": device.split(":")[0],
         "threads": args.threads,
-        "code": made_by["code"],
-        "versions": made_by["versions"],
+        "code": origin["code"],
+        "versions": origin["versions"],
     }
-    store = ScoreStore(folder, loaded.ledger, identity, folders, args.task_data, contents)
+    store = ScoreStore(folder, checkpoint.ledger, identity, folders, args.task_data, contents)
     result = score(lm, entries, folders, store, reasons_not_to_run(args.task_data, entries))
     evaluation = Evaluation(
         batch_size=args.batch_size,
@@ -176,26 +176,26 @@ def evaluate(
         scores=[Score.of(entries) for entries in result.scores],
         not_run=[NotRun(**entries) for entries in result.not_run],
         layers=Layers(
-            kept=loaded.ledger.layers,
-            dense=loaded.ledger.dense_layers,
+            kept=checkpoint.ledger.layers,
+            dense=checkpoint.ledger.dense_layers,
             removed=removed_layers(card),
         ),
         evaluation=evaluation,
         routes=[Route(**entries) for entries in routes(lm, items)] if lm.log.routed else [],
     )
-    return with_skip(finished, loaded, result), items
+    return with_skip(finished, checkpoint, result), items
 
 
-def with_skip(record: Record, loaded: Loaded, scores: Scores) -> Record:
+def with_skip(record: Record, checkpoint: Loaded, scores: Scores) -> Record:
     """The record with what was skipped: by kind of token, by the authors' measure, by unit."""
     rates = pool(scores.tallies).rates()
     return dataclasses.replace(
         record,
         rates=to_rates(rates_by_kind(scores.tallies)),
-        skip_authors=loaded.method.authors_skip(rates),
+        skip_authors=checkpoint.method.authors_skip(rates),
         units=[
             Unit(layer=u.layer, kind=u.kind, parameters=u.parameters, executed=share)
-            for u, share in zip(loaded.ledger.units, rates.executed, strict=True)
+            for u, share in zip(checkpoint.ledger.units, rates.executed, strict=True)
         ],
     )
 

@@ -33,24 +33,26 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """The pages of published tables, then the index."""
     args = arguments()
-    found = sorted(args.reports.glob("*/index.html"))
-    kept = sorted(args.reports.glob("reference/*/source.json"))
-    if not found and not kept:
+    pages = sorted(args.reports.glob("*/index.html"))
+    sources = sorted(args.reports.glob("reference/*/source.json"))
+    if not pages and not sources:
         raise ValueError(f"--reports {args.reports} holds no page of a suite")
-    made = [entry(file.parent, args.reports, read_frames(file.parent / "tables")) for file in found]
-    published, spread = [], read_spread(None)
-    for file in kept:
-        frames, told = read_frames(file.parent), json.loads(file.read_text(encoding="utf-8"))
-        seeds_of = "" if spread is None else spread.label(told)
+    entries = [
+        entry(file.parent, args.reports, read_frames(file.parent / "tables")) for file in pages
+    ]
+    references, spread = [], read_spread(None)
+    for file in sources:
+        frames, origin = read_frames(file.parent), json.loads(file.read_text(encoding="utf-8"))
+        seeds_of = "" if spread is None else spread.label(origin)
         home = "../../index.html"
-        text = page(frames, frame_tables(frames), told, home=home, seeds_of=seeds_of)
+        text = page(frames, frame_tables(frames), origin, home=home, seeds_of=seeds_of)
         write_text(file.parent / "index.html", text)
-        published.append(entry(file.parent, args.reports, frames))
+        references.append(entry(file.parent, args.reports, frames))
     index = environment().get_template("suites.html").render(
-        parts=[("Made here", made), ("Published", published)], style=asset("page.css")
+        parts=[("Made here", entries), ("Published", references)], style=asset("page.css")
     )  # fmt: skip
     write_text(args.reports / "index.html", index)
-    print(f"wrote {args.reports / 'index.html'}: {len(made)} made, {len(published)} published")
+    print(f"wrote {args.reports / 'index.html'}: {len(entries)} made, {len(references)} published")
 
 
 def entry(folder: Path, reports: Path, frames: Frames) -> dict[str, Any]:

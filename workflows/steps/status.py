@@ -48,28 +48,28 @@ def status_lines(suite: Suite, states: Sequence[State], lines: int) -> Iterator[
     counts = dict.fromkeys(("done", *SHOWN, "waiting"), 0)
     for state in states:
         counts[state.name] += 1
-    counted = ", ".join(f"{count} {name}" for name, count in counts.items())
-    yield f"Suite {suite.name}: {counted}{left(suite, states)}"
+    summary = ", ".join(f"{count} {name}" for name, count in counts.items())
+    yield f"Suite {suite.name}: {summary}{time_left(suite, states)}"
     for state in sorted((s for s in states if s.name in SHOWN), key=lambda s: SHOWN.index(s.name)):
-        since = f" for {in_words(state.seconds)}" if state.seconds else ""
+        duration = f" for {in_words(state.seconds)}" if state.seconds else ""
         reason = f": {state.reason}" if state.reason else ""
-        yield f"\n{state.name}{since}: {state.step.name}{reason}"
+        yield f"\n{state.name}{duration}: {state.step.name}{reason}"
         yield f"    log {state.step.log}"
         end = last_lines(state.step.log, lines if state.name == "failed" else 1)
         yield from (f"    {line}" for line in end)
 
 
-def left(suite: Suite, states: Sequence[State]) -> str:
+def time_left(suite: Suite, states: Sequence[State]) -> str:
     """What the jobs that have not ended will take, as many side by side as run now."""
     costs = Costs(suite)
-    expected = []
+    all_seconds = []
     for state in (state for state in states if state.name != "done"):
         seconds = costs.expected(state.step.log)
-        expected.append(None if seconds is None else max(0.0, seconds - state.seconds))
-    if not any(seconds is not None for seconds in expected):
+        all_seconds.append(None if seconds is None else max(0.0, seconds - state.seconds))
+    if not any(seconds is not None for seconds in all_seconds):
         return ""
     at_once = max(1, sum(state.name == "running" for state in states))
-    return f"; left: {sum_in_words(expected, at_once)}, {at_once} at once"
+    return f"; left: {sum_in_words(all_seconds, at_once)}, {at_once} at once"
 
 
 if __name__ == "__main__":

@@ -33,17 +33,17 @@ def main() -> None:
     entry = read_entries([json_argument(args.task, "--task")])[0]
     folders = task_folders(args)
     try:
-        told = fetched(entry, folders)
+        report = fetch(entry, folders)
     except CannotRun as error:
         # The other tasks go on; the tables leave this one out and say why.
-        told = {"task": entry.task, "files": [], "not_run": str(error)}
+        report = {"task": entry.task, "files": [], "not_run": str(error)}
     with whole_file(args.out) as file:
-        write_json(file, told)
-    told_of = told.get("not_run") or f"{len(told['files'])} files"
-    print(f"{entry.task}: {told_of}")
+        write_json(file, report)
+    summary = report.get("not_run") or f"{len(report['files'])} files"
+    print(f"{entry.task}: {summary}")
 
 
-def fetched(entry: TaskEntry, task_folders: Sequence[Path]) -> dict[str, Any]:
+def fetch(entry: TaskEntry, task_folders: Sequence[Path]) -> dict[str, Any]:
     """What was fetched for an entry, for the record.
 
     Raises:
@@ -51,14 +51,14 @@ def fetched(entry: TaskEntry, task_folders: Sequence[Path]) -> dict[str, Any]:
         ValueError: The data cannot be fetched.
     """
     files: list[dict[str, Any]] = []
-    for repository, config, revision in built_from(entry, task_folders):
+    for repository, config, revision in sources_of(entry, task_folders):
         addresses = data_files(repository, config, revision)
-        wanted = dict.fromkeys(a for split in addresses.values() for a in split if parts(a)[0])
-        files += described(fetch_files(list(wanted)))
+        unique = dict.fromkeys(a for split in addresses.values() for a in split if parts(a)[0])
+        files += described(fetch_files(list(unique)))
     return {"task": entry.task, "files": files}
 
 
-def built_from(
+def sources_of(
     entry: TaskEntry, task_folders: Sequence[Path]
 ) -> list[tuple[str, str | None, str | None]]:
     """Repository, config and revision of the data sets of an entry, once its tasks are built.
@@ -73,8 +73,8 @@ def built_from(
     for task in tasks:
         kwargs = task.config.dataset_kwargs or {}
         if task.config.dataset_path and "data_files" not in kwargs:
-            told = task.config.dataset_path, task.config.dataset_name, kwargs.get("revision")
-            sources.append(told)
+            source = task.config.dataset_path, task.config.dataset_name, kwargs.get("revision")
+            sources.append(source)
     return list(dict.fromkeys(sources))
 
 

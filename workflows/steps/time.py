@@ -115,7 +115,7 @@ def main() -> None:
     check(args)
     set_up_torch(args.threads)
     torch.manual_seed(0)
-    ends = monotonic() + 60 * args.minutes
+    deadline = monotonic() + 60 * args.minutes
     lines: list[Line] = []
     with claim_device(args.device) as device:
         if device != "cpu":
@@ -124,22 +124,22 @@ def main() -> None:
         bench = Bench(device, args.rounds, args.warmup)
         pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
         rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))
-        made_by = provenance([*fit_parts(*rows), "workflows/timing"])
-        left = len(pieces)
-        write(args, made_by, device, lines, left)
+        origin = provenance([*fit_parts(*rows), "workflows/timing"])
+        rest = len(pieces)
+        write(args, origin, device, lines, rest)
         for piece in pieces:
-            if monotonic() > ends:
+            if monotonic() > deadline:
                 break
             try:
-                found = piece.measure()
+                new_lines = piece.measure()
             except torch.OutOfMemoryError:
                 print(f"{piece.name}: more than the memory of the GPU", flush=True)
                 continue
-            for line in found:
+            for line in new_lines:
                 lines.append(line)
                 show(line)
-            left -= 1
-            write(args, made_by, device, lines, left)
+            rest -= 1
+            write(args, origin, device, lines, rest)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -176,22 +176,22 @@ def check_window(args: argparse.Namespace, config: PreTrainedConfig) -> None:
     Raises:
         ValueError: One of a chosen mode is longer than its window.
     """
-    chosen = {CASES[mode] for mode in args.modes.split(",") if mode in CASES}
-    for option in sorted(chosen):
+    options = {CASES[mode] for mode in args.modes.split(",") if mode in CASES}
+    for option in sorted(options):
         check_length(f"--{option}", getattr(args, option), window_of(config))
 
 
 def write(
-    args: argparse.Namespace, made_by: dict[str, Any], device: str, lines: list[Line], left: int
+    args: argparse.Namespace, origin: dict[str, Any], device: str, lines: list[Line], rest: int
 ) -> None:
-    """What is measured so far; ``left`` counts the cases that are not."""
+    """Write what is measured so far; ``rest`` counts the cases that are not."""
     report = {
         "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "lines": lines,
-        "left": left,
+        "left": rest,
         "peak_memory_mb": peak_memory_mb(),
-        **made_by,
+        **origin,
     }
     with whole_file(args.out) as file:
         write_json(file, report)
@@ -216,8 +216,8 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     check_window(args, shape_config(args.shape))
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
     texts = Texts.random(dense.config.vocab_size)
-    chosen = args.modes.split(",")
-    training = [mode for mode in TRAINING if mode in chosen]
+    modes = args.modes.split(",")
+    training = [mode for mode in TRAINING if mode in modes]
     for mode, rate, case in product(training, rates(args.bypass), cases(args.training)):
         for recompute in (False, True):
             name = f"{mode} {_words(case)} bypass {rate}" + " recomputed" * recompute
@@ -228,7 +228,7 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     else:
         cast_alternatives(routed)
     for rate in rates(args.bypass):
-        if "block" in chosen:
+        if "block" in modes:
             yield Piece(f"block bypass {rate}", partial(time_block, routed, rate, bench))
         yield from inference(dense, routed, texts, rate, args, bench)
 
@@ -238,15 +238,15 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     card = read_card(args.model)
     if card.not_applicable is not None:
         return
-    loaded = load(args.model, device=bench.device)
+    checkpoint = load(args.model, device=bench.device)
     dtype = card.first.backbone.dtype
     dense = load_backbone(dense_folder(args.model), dtype, bench.device).model
     check_window(args, dense.config)
     window, vocabulary = window_of(dense.config), int(dense.config.vocab_size)
-    data = Data(loaded.tokenizer, vocabulary, window=window, probe_file=args.texts)
+    data = Data(checkpoint.tokenizer, vocabulary, window=window, probe_file=args.texts)
     ids = [token for document in data.probe() for token in document.ids]
-    texts, row = Texts(torch.tensor(ids)), loaded.model
-    if not loaded.method.trained and "training" in args.modes.split(","):
+    texts, row = Texts(torch.tensor(ids)), checkpoint.model
+    if not checkpoint.method.trained and "training" in args.modes.split(","):
         print(f"'{card.row}' trains nothing: no line of training", flush=True)
     elif "training" in args.modes.split(","):
         for case in cases(args.training):
@@ -266,8 +266,8 @@ def inference(
     bench: Bench,
 ) -> Iterator[Piece]:
     """Prompts and new tokens, as far as they were chosen."""
-    chosen = args.modes.split(",")
-    for mode in (mode for mode in INFERENCE if mode in chosen):
+    modes = args.modes.split(",")
+    for mode in (mode for mode in INFERENCE if mode in modes):
         for case in cases(args.prefill if mode == "prefill" else args.decode):
             name = f"{mode} {_words(case)}" + ("" if rate is None else f" bypass {rate}")
             measure = partial(_one, INFERENCE[mode], dense, row, case, texts, rate, bench)
@@ -278,8 +278,8 @@ def _words(case: Case) -> str:
     return "x".join(map(str, case))
 
 
-def _one(function: Callable[..., Line], *given: object) -> list[Line]:
-    return [function(*given)]
+def _one(function: Callable[..., Line], *arguments: object) -> list[Line]:
+    return [function(*arguments)]
 
 
 def _folded(row: PreTrainedModel) -> list[Line]:
@@ -301,12 +301,12 @@ def rates(text: str) -> list[float]:
         ValueError: Not of that form.
     """
     try:
-        found = [float(word) for word in text.split(",")]
+        numbers = [float(word) for word in text.split(",")]
     except ValueError:
-        found = [-1.0]
-    if not all(0 <= rate <= 1 for rate in found):
+        numbers = [-1.0]
+    if not all(0 <= rate <= 1 for rate in numbers):
         raise ValueError(f"--bypass '{text}' must be rates from 0 to 1, such as 0.25,0.5")
-    return found
+    return numbers
 
 
 def build_pair(

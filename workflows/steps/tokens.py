@@ -41,13 +41,13 @@ def main() -> None:
     tokenizer = read_tokenizer(args.backbone, config)
     data = Data(tokenizer, config.vocab_size, args.max_length, window_of(config))
     with whole_folder(args.out) as folder:
-        number = write_tokens(shown(data.documents(args.data)), folder, data.encoding)
+        number = write_tokens(with_progress(data.documents(args.data)), folder, data.encoding)
         if not number:
             raise ValueError(f"--data {args.data} holds no document")
     print(f"wrote {args.out}: {number:,} documents")
 
 
-def shown(documents: Iterator[Document]) -> Iterator[Document]:
+def with_progress(documents: Iterator[Document]) -> Iterator[Document]:
     """The same documents under a progress bar."""
     from tqdm import tqdm
 

@@ -146,10 +146,10 @@ def best_try(job: Job, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     Raises:
         ValueError: None meets it.
     """
-    meeting = [one for one in tries if met(job.budget, one.get("skip", job.budget))]
-    if not meeting:
+    candidates = [attempt for attempt in tries if met(job.budget, attempt.get("skip", job.budget))]
+    if not candidates:
         raise ValueError(f"{job.row}: no learning rate meets the budget {job.budget}")
-    return max(meeting, key=lambda one: (one["right"], -one["loss"]))
+    return max(candidates, key=lambda attempt: (attempt["right"], -attempt["loss"]))
 
 
 def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> dict[str, Any]:
@@ -160,10 +160,9 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
     start = Path(suite.start_folder(job))
     identity = _identity(job, params, suite.config["max_length"], args.data, start)
     folder = args.workdir / suite.name / job.row / f"{rate:g}-{identity}"
-    done = folder / "try.json"
-    if done.is_file():
-        kept: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-        return kept
+    try_file = folder / "try.json"
+    if try_file.is_file():
+        return dict(json.loads(try_file.read_text(encoding="utf-8")))
     backbone = open_backbone(start, device=args.device)
     data = Data(
         tokenizer=backbone.tokenizer,
@@ -188,7 +187,7 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
         answers = Answers(0.0, 1e9)
     outcome |= {"right": round(answers.right, 5), "loss": round(answers.loss, 5)}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(done, outcome)
+    write_json(try_file, outcome)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     print(f"{job.row} at {rate:g}: {outcome}", flush=True)
     return outcome
@@ -197,9 +196,9 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
 def _identity(job: Job, params: Mapping[str, Any], max_length: int, data: Path, start: Path) -> str:
     """What a kept try must share with the one asked for: fit, start model, data and code."""
     code = [code_hash(part) for part in fit_parts(job.method)]
-    read = [*model_files(start, *TOKENIZER), *(data / f"{part}.jsonl" for part in PARTS)]
-    told = [code, params, max_length, job.budget, job.match, job.seed, hash_folder(start)]
-    text = json.dumps([told, Contents().of(read)], sort_keys=True)
+    files = [*model_files(start, *TOKENIZER), *(data / f"{part}.jsonl" for part in PARTS)]
+    fit = [code, params, max_length, job.budget, job.match, job.seed, hash_folder(start)]
+    text = json.dumps([fit, Contents().of(files)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
