@@ -47,12 +47,12 @@ MATCHES: Mapping[Protocol, str] = {
 }
 CLOCK = (
     "A skip rate is no speed-up. Speed: time of the dense model over time of the row, the median "
-    "of pairs with its 95 % interval; above 1 is faster. Both run in turn in one process, on texts "
-    "of the suite, with LoRA folded into the matrices. Bound: the speed that the row's own "
-    "decisions would allow if only work took time (multiplications of a prompt, bytes read for a new token). "
-    "Realised: share of that saving; a dash where the row is slower than dense. Predicted: the "
-    "bound of a decoding step, from decisions on single tokens. Training: forward and backward "
-    "pass of one update, over those of LoRA on every linear layer; without a bound."
+    "of pairs with its 95 % interval; above 1 is faster. Both run in turn in one process, on "
+    "texts of the suite, with LoRA folded into the matrices. Bound: the speed that the row's own "
+    "decisions would allow if only work took time (multiplications of a prompt, bytes read for a "
+    "new token). Realised: share of that saving; a dash where the row is slower than dense. "
+    "Predicted: the bound of a decoding step, from decisions on single tokens. Training: forward "
+    "and backward pass of one update, over those of LoRA on every linear layer; without a bound."
 )
 
 

@@ -1,4 +1,4 @@
-"""Check what a suite promises before anything costly: params of every row, backbones, tokenizers.
+"""Check a suite before anything costly runs: params of every row, backbones, tokenizers.
 
 Writes the complete config as results/{suite}/suite.json, which the report reads.
 """
@@ -46,10 +46,10 @@ def main() -> None:
 
 
 def check_windows(suite: Suite, backbone: str, window: int) -> None:
-    """Hold the lengths that a suite names against what a backbone takes.
+    """Compare the lengths that a suite names with the window of a backbone.
 
     Raises:
-        ValueError: One is longer; the message names its key.
+        ValueError: A length is above the window; the message names its key.
     """
     length = suite.config["backbones"][backbone].get("max_length", window)
     if length > window:

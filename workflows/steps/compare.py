@@ -1,9 +1,8 @@
 """Two results folders side by side, with intervals: `python -m workflows.steps.compare A B`.
 
 Prints the table as Markdown and how many runs are equal; --out also writes both as CSV
-(compare.csv, agreement.csv) and the table as compare.md and compare.tex. Lines are held against
-each other on the same items and by one protocol of matching, and run by run where their seeds
-agree.
+(compare.csv, agreement.csv) and the table as compare.md and compare.tex. Lines are compared on the
+same items and under the same protocol, and run by run if their seeds are equal.
 """
 
 from __future__ import annotations

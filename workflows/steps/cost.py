@@ -2,8 +2,8 @@
 
     python -m workflows.steps.cost --shape llama32_1b --rows shortgpt,slicegpt --out cost.json
 
-Every row runs the fit step in a process of its own, one after the other, on the same folder of
-weights; a finished row is kept in --workdir, so an interrupted call goes on.
+Rows run the fit step one after the other, each in its own process, on the same folder of weights.
+--workdir keeps the rows that are done, so an interrupted call continues.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=512, help="tokens of each")
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES), help="of weights")
     parser.add_argument(
-        "--workdir", type=Path, default=Path("results/cost"), metavar="DIR", help="what is finished"
+        "--workdir",
+        type=Path,
+        default=Path("results/cost"),
+        metavar="DIR",
+        help="rows that are done",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="the costs")
     add_machine_arguments(parser)
@@ -95,7 +99,7 @@ def write_backbone(args: argparse.Namespace, folder: Path) -> None:
 
 
 def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespace) -> Any:
-    """What the fit step measured of one row, seconds and MB; the model is not kept.
+    """What the fit step measured for one row, seconds and MB; the model is deleted.
 
     Raises:
         ValueError: The row does not fit, or its fit failed.

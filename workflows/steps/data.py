@@ -1,7 +1,7 @@
 """Prepare one part of a suite's data as JSON Lines, one document per row.
 
-Sources: `demo` or `small` (a procedural world), a local .jsonl or .txt file (documents
-parted by blank lines), or `hub:owner/name[/config]`, the only one that touches the network.
+Sources: `demo` or `small` (a procedural world), a local .jsonl or .txt file (blank lines separate
+documents), or `hub:owner/name[/config]`, the only one that uses the network.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read_source(spec: dict[str, Any], part: str, provenance: Path) -> Iterator[d
     Args:
         spec: As under ``data`` in a suite.
         part: Of the data.
-        told: Where a source of the hub leaves its commit and checksums.
+        provenance: File for the commit and checksums of a source of the hub.
 
     Raises:
         ValueError: The source cannot be read.
@@ -82,10 +82,11 @@ def read_source(spec: dict[str, Any], part: str, provenance: Path) -> Iterator[d
 
 
 def read_world(name: str, part: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Documents of a world; each part has a stream of its own.
+    """Documents of a world; each part has its own random stream.
 
-    Validation and probe come from the validation split of the scored tasks, the tasks in turn:
-    prompt with right answer for losses; for rates, each sequence that the harness feeds.
+    Validation and probe texts come from the validation split of the scored tasks, one item of each
+    task in turn. A validation text is the prompt with the right answer, for losses; probe texts are
+    the sequences that the harness feeds, for skip rates.
     """
     world = the_world(name)
     if part in ("training", "calibration"):
@@ -102,10 +103,10 @@ def read_world(name: str, part: str, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def fed_texts(example: dict[str, Any]) -> list[str]:
-    """What a model reads to be scored on an item: the last word of a choice is never fed.
+    """The sequences that the harness feeds to score an item, without the last word of a choice.
 
-    Choices of one word share one sequence, the bare prompt. A generated answer is fed whole, for
-    its end is one more token.
+    The output before the last word scores it, so that it is never fed. Choices of one word share
+    one sequence, the prompt. A generated answer is fed whole: its end is one more token.
     """
     prompt = example["prompt"]
     if "choices" not in example:
@@ -119,7 +120,7 @@ def read_hub(spec: dict[str, Any], provenance: Path) -> Iterator[dict[str, Any]]
 
     Args:
         spec: As under ``data`` in a suite.
-        told: Where to write what was fetched: commit, paths, checksums.
+        provenance: File to write: commit, paths and checksums of what was fetched.
 
     Raises:
         ValueError: The data set cannot be read, or has no such split or column.
@@ -137,7 +138,7 @@ def read_hub(spec: dict[str, Any], provenance: Path) -> Iterator[dict[str, Any]]
     files = fetch_files(addresses[base])
     suffixes = next(iter(files.values())).suffixes
     reader = next((READERS[suffix] for suffix in suffixes if suffix in READERS), "parquet")
-    # Read apart from its repository, the split bears the library's one name for files.
+    # The library calls the only split of local files "train", whatever its name in the repository.
     file_split = "train" + (SLICE + part if part else "")
     table = load_dataset(reader, data_files=list(map(str, files.values())), split=file_split)
     column = spec.get("column", "text")

@@ -1,7 +1,7 @@
-"""What stands behind one number: `python -m workflows.steps.explain --suite demo --row hero ...`.
+"""Where one number comes from: `python -m workflows.steps.explain --suite demo --row hero ...`.
 
 Prints the record, the score of the task, the items won and lost against the reference row, and the
-commands that make the number again.
+commands that reproduce the number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Find the number, say what is behind it."""
+    """Find the number and print where it comes from."""
     args = arguments()
     results = read_results(args.results or Path("results") / args.suite)
     panel = find_panel(results, args.backbone, args.match)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def find_panel(results: Results, backbone: str | None, match: str | None) -> Panel:
-    """The lines of a backbone under a protocol; of the only one when none is named."""
+    """The lines of a backbone under a protocol; either may be None if there is only one."""
     panels = _matching_panels(
         results.panels, "--backbone", backbone, lambda panel: panel.reference.backbone
     )
@@ -74,10 +74,10 @@ def find_panel(results: Results, backbone: str | None, match: str | None) -> Pan
 def _matching_panels(
     panels: Sequence[Panel], option: str, value: str | None, name: Callable[[Panel], str]
 ) -> list[Panel]:
-    """The panels whose name was asked for.
+    """The panels whose name is ``value``; None: the only name.
 
     Raises:
-        ValueError: The name is unknown, or none was given and there are several.
+        ValueError: The name is unknown, or it is None and there are several.
     """
     values = list(dict.fromkeys(map(name, panels)))
     match = values[0] if value is None and len(values) == 1 else value
@@ -132,7 +132,7 @@ def find_score(record: Record, task: str) -> Score:
 
 
 def number_text(line: Line, record: Record, score: Score) -> str:
-    """What the number says."""
+    """The number in words."""
     match = "" if record.match is None else f"match {record.match}, "
     where = f"{line.name} on {line.backbone}, {match}seed {record.seed}, {score.task}"
     if score.k is None:
@@ -141,7 +141,7 @@ def number_text(line: Line, record: Record, score: Score) -> str:
 
 
 def run_texts(panel: Panel, record: Record, score: Score) -> dict[str, str]:
-    """How it was scored, what ran, which code."""
+    """How the run was scored, what it skipped, with which code."""
     skip = score.rates["all"]
     kinds = {
         "prompt tokens": prompt_skip(record),
@@ -176,7 +176,7 @@ def run_texts(panel: Panel, record: Record, score: Score) -> dict[str, str]:
 
 
 def difference_texts(panel: Panel, line: Line, task: str) -> dict[str, str]:
-    """The lines of the table of differences that hold this row and task."""
+    """The differences of this row on this task from other rows."""
     frame = difference_frame([panel])
     differences = frame[(frame["row"] == line.row) & (frame["measure"] == task)]
     texts = {}
@@ -193,7 +193,7 @@ def difference_texts(panel: Panel, line: Line, task: str) -> dict[str, str]:
 
 
 def item_texts(results: Results, panel: Panel, file: Path, score: Score) -> dict[str, str]:
-    """Numbers of the items that this run and the reference do not share."""
+    """Numbers of the items that only this run, or only the reference, has right."""
     reference = results.files[results.records.index(panel.reference.first)]
     if reference == file or not score.higher_is_better:
         return {}

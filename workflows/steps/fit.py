@@ -1,8 +1,8 @@
 """Fit one row on one backbone: `python -m workflows.steps.fit --method shortgpt ...`.
 
-Writes a folder that `methods.load_model` reads and that appears only when it is complete. A row
-that does not fit the backbone or the budget leaves a folder that says why, with exit status 0.
-With --processes N, or under torchrun, the processes share each update of a trained row.
+Writes a folder that `methods.load_model` reads; it appears when it is complete. If the row does not
+apply to the backbone or the budget, the folder says why and the exit status is 0. With
+--processes N, or under torchrun, the processes share each update of a trained row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workflows.runtime.program import (
 from workflows.runtime.provenance import cpu_capability, fit_parts, provenance
 from workflows.suite.job import DATA_PARTS
 
-# Decisions of a router's fit that its record keeps: what training and calibration reached.
+# Decisions of a routed fit that go into its record: what training and calibration reached.
 STEERED = ("trained_skip", "threshold")
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     with process_group(args.device, args.out) as (device, folder):
         fit(args, method, request, device, folder)
     if os.environ.get("RANK", "0") == "0":
-        # The folder is complete: a snapshot could only be continued by mistake.
+        # The folder is complete. A later fit could only continue this snapshot by mistake.
         (workdir / SNAPSHOT).unlink(missing_ok=True)
         print(f"wrote {args.out}")
 
@@ -150,7 +150,7 @@ def fit(
             f"budget can start from one, not '{args.method}'"
         )
     if start is not None and start.not_applicable is not None:
-        # This row cannot start from a model that does not exist: the reason is the same.
+        # The row that it should start from does not apply, so neither does this one.
         params = vars(method.params)
         card = replace(start, row=row.name, params=params, seed=request.seed, start=start.as_start)
         write_card(folder, card)
@@ -172,7 +172,7 @@ def fit(
         validation_file=args.validation,
         probe_file=args.probe,
     )
-    # Not the load: it maps the weight files, whose pages would count beside their copies.
+    # Loading maps the weight files; their pages would count in addition to their copies.
     reset_peak_memory()
     began = time.perf_counter()
     fitted = method.fit(backbone, data, request)

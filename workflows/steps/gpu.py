@@ -1,4 +1,4 @@
-"""All that waits for a GPU, most telling first: `python -m workflows.steps.gpu --out DIR`.
+"""All that needs a GPU, the most important first: `python -m workflows.steps.gpu --out DIR`.
 
     tests      tests/gpu, with the kernels' own
     decode     batch 1, 8, 32 at forced bypass rates, as CUDA graphs and eagerly
@@ -6,9 +6,8 @@
     training   one step over LoRA on every linear layer, or on the FFNs of the routed layers alone,
                with and without recomputation
 
-Each part is a process of its own and leaves DIR/PART.json, rewritten after every line, and what it
-says in a log; one that fails or runs out of time leaves the others untouched. `--device cpu
---shape cpu_16` rehearses it.
+Each part is a process that writes DIR/PART.json, again after every line, and a log. If one fails or
+runs out of time, the others still run. `--device cpu --shape cpu_16` rehearses all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from workflows.runtime.program import run, step_parser
 
 TESTS = (
     "tests/gpu", "tests/unit/kernels", "tests/unit/methods/test_hero_kernels.py",
-    # Binaries for other GPUs need none, and minutes.
+    # Compiling for other GPUs takes minutes and needs no GPU.
     "--ignore-glob=*_compiled.py",
 )  # fmt: skip
 # Part -> minutes, arguments of the time step.
@@ -44,14 +43,14 @@ TIMED = {
     ),
     "training": (2.5, "--modes training,training-ffn --bypass 0.765,0.5 --training 2x2048"),
 }
-# A part that begins nothing more still ends what it began.
+# Seconds: a part that begins nothing new still ends what it began.
 GRACE = 60
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="results go there")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="for results")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, cpu")
     parser.add_argument(
         "--shape", default="llama31_8b", help="a name of methods/core/model/shapes.py"
@@ -89,9 +88,9 @@ def main() -> None:
 
 
 def note(file: Path, command: list[str], timeout: float) -> None:
-    """Run Python with a command from the root; how it ended goes to ``file``, all it says beside.
+    """Run Python with a command from the root; write its outcome to ``file``, its output to a log.
 
-    Nothing that it started outlives it.
+    Processes that it started are killed when it ends.
     """
     start, log = monotonic(), file.with_suffix(".log")
     with log.open("wb") as output:
@@ -118,15 +117,16 @@ def note(file: Path, command: list[str], timeout: float) -> None:
 
 
 def heed_interrupts() -> None:
-    """What a shell starts with ``&`` is told to ignore them, and so is all that it starts."""
+    """Heed interrupts: children of a shell's background job inherit that it ignores them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def exit_status(child: subprocess.Popen[bytes], timeout: float) -> int | None:
-    """The exit status; None where time ran out: an interrupted pytest still shows its failures."""
+    """The exit status; None if time ran out."""
     try:
         return child.wait(timeout)
     except subprocess.TimeoutExpired:
+        # Interrupted, not killed: then pytest still shows its failures.
         os.killpg(child.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             child.wait(10)

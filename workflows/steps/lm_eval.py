@@ -2,7 +2,7 @@
 
 `--model skipbench --model_args pretrained=DIR` counts and scores as the score step does;
 `--model hf` loads the same folders through transformers. All other options are lm-eval's; tasks of
-this suite need `--include_path workflows/evaluation/tasks`.
+this project need `--include_path workflows/evaluation/tasks`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from workflows.runtime.program import run, set_up_torch
 
 
 def main() -> None:
-    """Register the model class and hand over."""
+    """Register the model class, then run lm-eval."""
     set_up_torch(threads=1)
     cli_evaluate()
 

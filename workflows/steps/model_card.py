@@ -1,7 +1,7 @@
 r"""Measure the backbone of a world on the validation split and write its model card.
 
-Scores come from the harness; the controls say how far they fall without late FFNs: left out, and
-replaced for every token by trained adapters of HeRo's width. Test items are never touched.
+Scores come from the harness. Two controls say how far they fall without late FFNs: these are left
+out, or trained adapters of HeRo's width replace them for every token. Test items are never used.
 
     python -m workflows.steps.model_card --model workflows/demo/backbone \
         --data results/demo/data --out workflows/demo/backbone/README.md

@@ -1,5 +1,8 @@
 """What a suite will cost, per row and in total, before anything runs: all derived, none measured.
 
+Each method states what its fit takes; the plan multiplies by texts and updates. It does not
+subtract what routed tokens skip in training, so that routed rows take less than it says.
+
     python -m workflows.steps.plan --suite llama31_8b
     python -m workflows.steps.plan --suite llama31_8b overlays/alpha --out plan.json
 

@@ -1,8 +1,8 @@
 """Write probe rows: `python -m workflows.steps.probe --tasks a,b --rows N --out FILE.jsonl`.
 
-The rows come from the training split of each task (else from its validation split), never from what
-is scored, in the form in which the harness feeds them. Nothing is downloaded. Beside them
-FILE.tasks.json names the tasks, so that a suite knows which of its own were added later.
+The rows come from the training split of each task (or its validation split, if it has none), never
+from scored items, in the form in which the harness feeds them. Nothing is downloaded.
+FILE.tasks.json lists the tasks, so that a suite knows which of its tasks were added later.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Commit a suite's tables, make READMEs that quote them: `python -m workflows.steps.publish`.
+"""Publish a suite's tables and the READMEs that quote them: `python -m workflows.steps.publish`.
 
-With --results it writes every frame of the report, source.json (which code, machine and records
-made them) and the figure of both protocols below DIR/SUITE of --reference. Then it makes every
-README that has a template below --reference again; without --results it does that alone.
+With --results it writes every frame of the report, source.json (the code, machine and records that
+made them) and the figure of both protocols into --reference/SUITE. Then, and also without
+--results, it renders every README that has a template below --reference.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def publish(folder: Path, reference: Path, spread: SeedSpread | None) -> Path:
 
 
 def draw_protocols(folder: Path) -> None:
-    """The figure of both protocols beside published frames, where they have both."""
+    """Write the figure of both protocols beside published frames that have both."""
     retain, differences = (
         pd.read_csv(folder / f"{name}.csv") for name in ("retain", "differences")
     )

@@ -1,8 +1,8 @@
 """Tables, figures and the page, from records alone: `python -m workflows.steps.report ...`.
 
-Reads every record.json below --results with its items, and suite.json where there is one (for the
-tasks of the Retain and the reference row). Runs no job and needs no model; while a suite runs, it
-shows what is there and names what is missing.
+Reads every record.json below --results with its items, and suite.json if there is one (for the
+tasks of the Retain and the reference row). Runs no job and needs no model. While a suite still
+runs, it shows the records that exist and names those that are missing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     seeds_of = "" if spread is None else spread.label(results.settings)
     sentences = [*gaps(results), *cautions(results.records)]
     tables = make_tables(results, frames, seeds_of)
-    # They stay to the end: while figures come and go, thousands of records are no garbage.
+    # Thousands of records stay to the end: the collector need not look at them for every figure.
     gc.freeze()
     for sentence in sentences:
         print(f"caution: {sentence}", file=sys.stderr)

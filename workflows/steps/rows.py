@@ -1,7 +1,7 @@
 """Every row with its kind, source, params and their defaults: `python -m workflows.steps.rows`.
 
-A row is what `--method` of the fit step and `rows:` of a suite name. Params are given as JSON
-(`--params '{"layers": 3}'`); a value behind "=" is the default, None leaves it to the method.
+`--method` of the fit step and `rows:` of a suite take the name of a row. Params are JSON
+(`--params '{"layers": 3}'`); the value after "=" is the default, None leaves it to the method.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Score one model: `python -m workflows.steps.score --model DIR --tasks a,b --out FILE.json`.
 
 DIR is a folder of the fit step or any plain Hugging Face causal LM. The record (FILE.json)
-says everything about the run; beside it, FILE.items.parquet holds one line per item and
-FILE.decisions.json what the fit decided. FILE.tasks/ keeps each task's scores: called again, only
-what is new, was cut, or follows from files (model, text, data, task) that now hold something else
-is scores.
+describes the run; FILE.items.parquet has one line per item, FILE.decisions.json what the fit
+decided. FILE.tasks/ keeps the scores of each task: another call scores only tasks that are new or
+were interrupted, or whose files (model, text, data, task) have changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An index over all suites, and pages of published tables: `python -m workflows.steps.site`.
 
-Writes DIR/index.html over the pages of suites below DIR (default: reports), and a page beside each
-set of committed tables in DIR/reference. Runs no job; the files are fit for a static host.
+Writes DIR/index.html, which links the pages of suites below DIR (default: reports), and a page
+beside each set of committed tables in DIR/reference. Runs no job; a static host can serve them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def entry(folder: Path, reports: Path, frames: Frames) -> dict[str, Any]:
-    """What the index says of a suite."""
+    """The entry of a suite in the index."""
     retain = frames["retain"]
     return {
         "suite": folder.name,

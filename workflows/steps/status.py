@@ -1,8 +1,9 @@
 """Where a suite stands while it runs, or after: `python -m workflows.steps.status --suite demo`.
 
-Says what runs with its last progress, what stalled (no sign of life for five minutes, or no line in
-its log for an hour), what failed with the end of its log, and what is left by the times of earlier
-jobs. Reads the folder results of the current one; files merge as Snakemake's --configfile does.
+Prints the running jobs with their last progress, stalled ones (no heartbeat for five minutes, or no
+line in the log for an hour), failed ones with the end of their log, and the time left, estimated
+from earlier jobs. Reads the folder `results` of the current folder; files merge as Snakemake's
+--configfile does.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def status_lines(suite: Suite, states: Sequence[State], lines: int) -> Iterator[str]:
-    """The states as text, those that ask for a look in full."""
+    """The states as text: counts, then running, stalled and failed jobs in full."""
     counts = dict.fromkeys(("done", *SHOWN, "waiting"), 0)
     for state in states:
         counts[state.name] += 1
@@ -60,7 +61,7 @@ def status_lines(suite: Suite, states: Sequence[State], lines: int) -> Iterator[
 
 
 def time_left(suite: Suite, states: Sequence[State]) -> str:
-    """What the jobs that have not ended will take, as many side by side as run now."""
+    """The time that the other jobs will take, as many side by side as run now."""
     costs = Costs(suite)
     all_seconds = []
     for state in (state for state in states if state.name != "done"):

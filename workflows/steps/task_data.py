@@ -1,6 +1,6 @@
-"""Fetch the data of one lm-eval task into the cache of the libraries, where scoring finds it.
+"""Fetch the data of one lm-eval task into the libraries' cache, where the score step reads it.
 
-Writes which files came, at which commit, with checksums; a task of local files has none.
+Writes the files with commit and checksums; a task of local files has none.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ def arguments() -> argparse.Namespace:
     parser = step_parser(__doc__)
     parser.add_argument("--task", required=True, metavar="JSON", help="an entry of tasks:")
     add_task_folder(parser)
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.json", help="what came")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FILE.json", help="list of the files"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Build the task, which fetches; then say what it was built from."""
+    """Build the task, which fetches its data; then write what it was built from."""
     args = arguments()
     entry = read_entries([json_argument(args.task, "--task")])[0]
     folders = task_folders(args)
     try:
         report = fetch(entry, folders)
     except CannotRun as error:
-        # The other tasks go on; the tables leave this one out and say why.
+        # Other tasks are scored; the tables leave this one out and say why.
         report = {"task": entry.task, "files": [], "not_run": str(error)}
     with whole_file(args.out) as file:
         write_json(file, report)

@@ -10,11 +10,11 @@ a bypass rate, times them in turn and writes each ratio beside its physical boun
     training       one step of the method, over LoRA on every linear layer
     training-ffn   the same, over LoRA on the FFNs of the routed layers alone
 
-The file holds every line as soon as it is measured.
+The file has every line as soon as it is measured.
 
-With --model the gates are the model's own and no rate is forced, LoRA is folded into its matrices,
-prompts come from --texts, and a block and training-ffn are left out; any row can be timed so,
-static ones too. `snakemake` does it for every row of a suite with the key `timing`.
+With --model the model decides with its own gates, LoRA is folded into its matrices, and prompts
+come from --texts; block and training-ffn are left out. Any row can be timed in this way, static
+ones too. `snakemake` does so for every row of a suite with the key `timing`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def main() -> None:
     lines: list[Line] = []
     with claim_device(args.device) as device:
         if device != "cpu":
-            # Deterministic, a static cache would be written by a sort: a dozen kernels for one.
+            # In deterministic mode torch writes a static cache by a sort: a dozen kernels, not one.
             torch.use_deterministic_algorithms(False)
         bench = Bench(device, args.rounds, args.warmup)
         pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
@@ -143,10 +143,10 @@ def main() -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Hold the arguments against what can be measured.
+    """Refuse arguments that cannot be measured.
 
     Raises:
-        ValueError: Names the first that cannot.
+        ValueError: The message names the first of them.
     """
     unknown = sorted(set(args.modes.split(",")) - set(MODES))
     if unknown:
@@ -171,10 +171,10 @@ def check(args: argparse.Namespace) -> None:
 
 
 def check_window(args: argparse.Namespace, config: PreTrainedConfig) -> None:
-    """Refuse cases that the model was not made for.
+    """Refuse cases that are longer than the model's window.
 
     Raises:
-        ValueError: One of a chosen mode is longer than its window.
+        ValueError: A case of a mode in ``--modes`` is.
     """
     options = {CASES[mode] for mode in args.modes.split(",") if mode in CASES}
     for option in sorted(options):
@@ -212,7 +212,7 @@ def show(line: Line) -> None:
 
 
 def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
-    """Random weights of a true shape under forced bypass rates."""
+    """Pieces for random weights of a true shape under forced bypass rates."""
     check_window(args, shape_config(args.shape))
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
     texts = Texts.random(dense.config.vocab_size)
@@ -234,7 +234,7 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
 
 
 def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
-    """A compressed model with its own gates, over its backbone; nothing where it has no model."""
+    """Pieces for a compressed model with its own gates; none for a row that does not apply."""
     card = read_card(args.model)
     if card.not_applicable is not None:
         return
@@ -265,7 +265,7 @@ def inference(
     args: argparse.Namespace,
     bench: Bench,
 ) -> Iterator[Piece]:
-    """Prompts and new tokens, as far as they were chosen."""
+    """Pieces for the modes of inference in ``--modes``."""
     modes = args.modes.split(",")
     for mode in (mode for mode in INFERENCE if mode in modes):
         for case in cases(args.prefill if mode == "prefill" else args.decode):
@@ -283,13 +283,13 @@ def _one(function: Callable[..., Line], *arguments: object) -> list[Line]:
 
 
 def _folded(row: PreTrainedModel) -> list[Line]:
-    """LoRA goes into its matrices, as a model is used."""
+    """Fold LoRA into its matrices, as for use; no line."""
     fold_lora(row)
     return []
 
 
 def _cast(routed: PreTrainedModel) -> list[Line]:
-    """What was trained in float32 goes to the backbone's precision."""
+    """Cast what was trained in float32 to the backbone's precision; no line."""
     cast_alternatives(routed)
     return []
 
@@ -321,7 +321,7 @@ def build_pair(
     with torch.device(device):
         dense = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
     dense.eval().requires_grad_(False)
-    # A shell whose parts are the dense model's own: routing replaces the shell's decoder only.
+    # A second causal LM with the dense model's own modules: routing replaces its decoder alone.
     with torch.device("meta"):
         twin = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
     for name, module in dense.named_children():

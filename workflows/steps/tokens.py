@@ -1,6 +1,6 @@
 """Tokenise a file once for all fits: `python -m workflows.steps.tokens --data rows.jsonl ...`.
 
-Writes a folder NAME.tokens that fits map into memory in place of the .jsonl it was made from.
+Writes a folder NAME.tokens, which fits map into memory instead of reading the .jsonl file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Train the backbone of a world: `python -m workflows.steps.train_backbone --out DIR`.
 
-Writes a Hugging Face folder with its tokenizer, the log, and training.json (recipe, hashes, last
-scores). On a CPU the same seed, tokens and threads on the same machine give the same bits. An
-interrupted training continues from its snapshot in `DIR.checkpoints`.
+Writes a Hugging Face folder with tokenizer, log and training.json (recipe, hashes, last scores). On
+a CPU the same seed, tokens and threads on the same machine give the same bits. An interrupted
+training continues from its snapshot in `DIR.checkpoints`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, then let the folder appear."""
+    """Train; the folder appears when it is complete."""
     args = arguments()
     world = the_world(args.world)
     recipe = replace(world.preset.recipe, seed=args.seed)

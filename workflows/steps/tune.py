@@ -1,11 +1,11 @@
 r"""Choose the learning rate of every trained row of a suite: same grid, updates and data for all.
 
-Each row is fitted once per rate at the suite's first budget, by its first protocol of matching.
-Of the rates whose model meets the budget, the one wins whose likeliest tokens spell the most
-answers of the validation split; among equals the one with the lowest loss on these answers.
-Scored items are never touched. A healed row starts from the static model that a run of the suite
-left. The outcome is a small YAML file, committed, which suites read under `tuned:`; tries are
-kept in --workdir, so that an interrupted call continues.
+Each row is fitted once per rate, at the suite's first budget and under its first protocol. Of the
+rates whose model meets the budget, the best one gets the most answers of the validation split right
+(its likeliest tokens spell them); of equal ones, the one with the lowest loss on these answers.
+Scored items are never used. A healed row starts from the static model that a run of the suite made.
+The outcome is a small YAML file to commit, which suites read under `tuned:`. --workdir keeps the
+tries, so that an interrupted call continues.
 
     python -m workflows.steps.tune --suite workflows/suites/demo_full.yaml --updates 500 \
         --data results/demo_full/data --out workflows/suites/tuned/demo.yaml
@@ -75,7 +75,7 @@ def main() -> None:
     """Try every rate, write the best ones."""
     args = arguments()
     config = read_configs([args.suite])
-    # What was tuned before must not steer what is tuned now.
+    # Rates that were tuned before must not enter.
     suite = read_suite({key: value for key, value in config.items() if key != "tuned"})
     set_up_torch(args.threads)
     rates = grid(args.grid)
@@ -113,7 +113,7 @@ def grid(text: str) -> list[float]:
 
 
 def jobs_to_tune(suite: Suite, rows: Sequence[str] | None) -> list[Job]:
-    """The first job of each row: by default of every trained one, and of what they heal.
+    """The first job of each row; by default of every trained row, healed rows among them.
 
     Raises:
         ValueError: One of ``rows`` is not a trained row of the suite.
@@ -153,7 +153,7 @@ def best_try(job: Job, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> dict[str, Any]:
-    """Fit one row at one rate; a finished try is read back."""
+    """Fit one row at one rate, or read the outcome if this was done before."""
     params = {**job.params, "learning_rate": rate}
     if args.updates is not None:
         params["updates"] = args.updates
@@ -194,7 +194,7 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
 
 
 def _identity(job: Job, params: Mapping[str, Any], max_length: int, data: Path, start: Path) -> str:
-    """What a kept try must share with the one asked for: fit, start model, data and code."""
+    """Hash of all that a try depends on: fit, start model, data and code."""
     code = [code_hash(part) for part in fit_parts(job.method)]
     files = [*model_files(start, *TOKENIZER), *(data / f"{part}.jsonl" for part in PARTS)]
     fit = [code, params, max_length, job.budget, job.match, job.seed, hash_folder(start)]
