@@ -8,8 +8,8 @@ from snakemake.utils import min_version
 
 min_version("9.0")
 
-# Steps run as `python -m workflows.steps.<step>` with the Python that runs Snakemake, unless
-# `--sdm conda` puts its own in front.
+# Steps run as `python -m workflows.steps.<step>` with the Python that runs Snakemake, or under
+# `--sdm conda` with the environment's.
 sys.path.insert(0, str(workflow.basedir))
 os.environ.update(
     PYTHONPATH=str(workflow.basedir),
@@ -43,14 +43,15 @@ report: "workflows/report/workflow.rst"
 
 include: "workflows/rules/common.smk"
 include: "workflows/rules/prepare.smk"
+include: "workflows/rules/backbones.smk"
 include: "workflows/rules/fit.smk"
 include: "workflows/rules/score.smk"
 include: "workflows/rules/time.smk"
 include: "workflows/rules/report.smk"
 
 
-# A suite that changed since it was checked is checked again before anything runs. Suites whose
-# runs take hours say what they will cost.
+# A suite that changed since its check is checked again before anything runs. A suite that does not
+# watch the code has runs of hours: it prints what it will cost.
 onstart:
     check_again(SUITE)
     if not SUITE.config["watch_code"]:

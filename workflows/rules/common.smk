@@ -1,10 +1,10 @@
-"""Paths and inputs that several rules share; the logic lives in workflows/suite/jobs.py."""
+"""Paths and inputs that several rules share; the logic is in workflows/suite."""
 
 RUN = "results/{suite}/{backbone}/{row}/{budget}/{seed}"
 LOG = "results/{suite}/logs/{backbone}/{row}/{budget}/{seed}"
 CHECKED = f"results/{SUITE.name}/suite.json"
 TASK_DATA = "results/{suite}/tasks/{task}.json"
-# What messages say: the run in words, where to look, how long it takes.
+# For messages: the run in words, its files, how long it takes.
 RUN_NAMES = RunNames(SUITE)
 TIME_LEFT = TimeLeft(
     SUITE,
@@ -15,9 +15,9 @@ RUN_NAME = "{RUN_NAMES:{wildcards.backbone}/{wildcards.row}/{wildcards.budget}/{
 FILES = "\n    makes {output}\n    log {log}"
 TIMED = f"{FILES}\n    {{TIME_LEFT:{{log}}}}"
 RESOURCES = SUITE.config["resources"]
-# What does not train runs on one device.
+# A job that trains nothing runs on one device.
 GPU = min(1, RESOURCES["gpu"])
-# A suite that asks for no GPU gives the same bits on a machine that has one.
+# Without a GPU in the suite jobs stay on the CPU, so that a machine with a GPU gives the same bits.
 DEVICE = "auto" if RESOURCES["gpu"] else "cpu"
 
 
@@ -59,7 +59,7 @@ def tokenizer(wildcards):
     return inputs.tokenizer_files(SUITE, wildcards.backbone)
 
 
-# In params: the time of an input does not say what it holds.
+# Used as params: a changed content makes a job run again, a changed time alone does not.
 def fitted_contents(wildcards):
     return digest(inputs.fit_files(SUITE, job(wildcards)))
 

@@ -36,14 +36,14 @@ rule fit:
         " --device {params.device} --threads 1 --out {output} > {log} 2>&1"
 
 
-# What a suite names first is fitted before its other trained rows.
+# Rows of key `first` are fitted before the other trained rows.
 use rule fit as fit_first with:
     output:
         model("first"),
     priority: 10
 
 
-# Nothing is trained: minutes each, one process, so that these rows come before all that train.
+# Fits without training take minutes and one process, so that they come before all that train.
 use rule fit as fit_untrained with:
     output:
         model("untrained"),

@@ -1,6 +1,6 @@
-"""What comes before the runs: the check of the suite, data, backbones. Only these may download.
+"""What comes before the runs: check, data, tokens. Only these rules and backbones.smk download.
 
-They run where Snakemake runs: nodes of a cluster often see no network.
+They run where Snakemake runs: nodes of a cluster often have no network.
 """
 
 
@@ -10,7 +10,6 @@ localrules:
     data,
     task_data,
     tokens,
-    fetch_backbone,
 
 
 rule prepare:
@@ -21,8 +20,11 @@ rule prepare:
 
 rule check:
     input:
-        # Edited, they make fits run again; the check would hide that, as below.
-        [ancient(inputs.backbone_files(SUITE, name)) for name in SUITE.config["backbones"]],
+        # An edited backbone makes fits run again; a new check would hide that, see below.
+        [
+            ancient(inputs.backbone_files(SUITE, name))
+            for name in SUITE.config["backbones"]
+        ],
     output:
         CHECKED,
     log:
@@ -33,8 +35,8 @@ rule check:
         mem_mb=2000,
         runtime=10,
     params:
-        # A function of the input never makes a job run again: a job above all others that does would
-        # hide from Snakemake which of them have new params. The Snakefile checks a changed suite.
+        # A function of `input`, so that a changed config does not run the check again: all jobs depend
+        # on it, and Snakemake could not say which have new params. The Snakefile checks again.
         config=lambda wildcards, input: SUITE.as_json,
     message:
         f"suite {SUITE.name}: check{FILES}"
@@ -111,54 +113,6 @@ rule task_data:
         f"task {{wildcards.task}}: fetch its data{FILES}"
     shell:
         "python -m workflows.steps.task_data {params.task} --out {output} > {log} 2>&1"
-
-
-rule fetch_backbone:
-    input:
-        lambda wildcards: inputs.origin_files(SUITE, wildcards.name),
-    output:
-        directory("results/backbones/{name,[^/]+}"),
-    log:
-        "results/logs/fetch_backbone/{name}.log",
-    conda:
-        "../../environment.yml"
-    resources:
-        mem_mb=4000,
-        runtime=240,
-    params:
-        source=lambda wildcards: SUITE.hub_source(wildcards.name),
-    message:
-        f"backbone {{wildcards.name}}: fetch{FILES}"
-    shell:
-        "python -m workflows.steps.fetch --source {params.source:q} --out {output} > {log} 2>&1"
-
-
-rule train_backbone:
-    output:
-        directory("results/trained/{world}"),
-    log:
-        "results/logs/train_backbone/{world}.log",
-    benchmark:
-        "results/logs/train_backbone/{world}.tsv"
-    conda:
-        "../../environment.yml"
-    threads: 1
-    resources:
-        mem_mb=4000,
-        runtime=300,
-        gpu=RESOURCES["gpu"],
-    params:
-        device=DEVICE,
-    message:
-        f"world {{wildcards.world}}: train its backbone{FILES}"
-    shell:
-        "python -m workflows.steps.train_backbone --world {wildcards.world} --device {params.device}"
-        " --threads {threads} --out {output} > {log} 2>&1"
-
-
-rule rebuild_demo_backbone:
-    input:
-        "results/trained/demo",
 
 
 if SUITE.probes_tasks:

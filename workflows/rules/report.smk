@@ -17,7 +17,7 @@ rule report:
             category="Tables",
         ),
         figures=report(
-            # Which figures there are follows from the records.
+            # A folder, because the records decide which figures there are.
             directory("reports/{suite}/figures"),
             patterns=["{name}.png"],
             caption="../report/figures.rst",
@@ -34,7 +34,7 @@ rule report:
         results="results/{suite}",
         between_seeds=lambda _, input: os.path.dirname(input.between_seeds),
         out="reports/{suite}",
-        # Read from results: a changed suite makes its page again.
+        # Not an argument: the step reads suite.json. Here so that a changed suite makes a new page.
         suite=SUITE.as_json,
     message:
         f"suite {SUITE.name}: tables, figures and page\n    makes {{output.page}}\n    log {{log}}"

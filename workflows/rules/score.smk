@@ -1,4 +1,4 @@
-"""One record: a fitted model under the harness; and what says how much a number moves by itself."""
+"""One record: a fitted model scored by the harness. And the noise floor: scored again."""
 
 
 rule score:
@@ -13,7 +13,7 @@ rule score:
         f"{LOG}/score.log",
     benchmark:
         f"{LOG}/score.tsv"
-    # What is fitted is scored before the next fit begins: results arrive, models do not pile up.
+    # A model is scored before the next fit begins: results come early, models do not pile up.
     priority: 30
     conda:
         "../../environment.yml"

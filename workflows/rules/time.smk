@@ -1,6 +1,6 @@
-"""What a row takes on the clock over the dense model, in turn with it in one process."""
+"""Times of a row over the dense model, both measured in turn in one process."""
 
-# A model that goes once it is scored is made again where a task is added; its time is known.
+# A model that is deleted once scored is fitted again for a new task, which must not time it again.
 STAYS = SUITE.config["keep_models"] is True
 
 
@@ -14,7 +14,7 @@ rule time:
         f"{RUN}/speed.json",
     log:
         f"{LOG}/time.log",
-    # Before models go that are kept until they are scored; behind all fits where they stay.
+    # Models that are deleted once scored are timed before; models that stay, after all fits.
     priority: -1 if STAYS else 29
     conda:
         "../../environment.yml"

@@ -185,6 +185,11 @@ def test_the_step_prints_and_writes(
     assert written["total"]["fits"] == len(suite_of("llama2_7b", "overlays/split").jobs)
 
 
+def test_a_run_opens_without_a_plan_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "workflows.suite.plan", None)
+    assert opening(few("dense")).startswith("No plan of what suite llama31_8b costs: ")
+
+
 def test_a_job_list_needs_no_torch() -> None:
     """The Snakefile imports what opens a run with the plan, and runs it on the start alone."""
     code = "import sys\nimport workflows.suite.show\nassert 'torch' not in sys.modules"
