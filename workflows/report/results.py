@@ -21,7 +21,7 @@ from workflows.stats.lines import Panel, headline_items, make_panels
 from workflows.stats.speeds import Speeds, key
 from workflows.suite.job import Job
 from workflows.suite.jobs import read_suite
-from workflows.suite.splits import check_one_split, of_one_split
+from workflows.suite.splits import check_one_split, without_second_split
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     ]
     settings = {
         "suite": records[0].suite,
-        "retain_tasks": of_one_split(dict.fromkeys(tasks)),
+        "retain_tasks": without_second_split(dict.fromkeys(tasks)),
         "reference_row": "dense",
     }
     settings |= read_suite_file(folder)

@@ -35,8 +35,8 @@ rule check:
         mem_mb=2000,
         runtime=10,
     params:
-        # A function of `input`, so that a changed config does not run the check again: all jobs depend
-        # on it, and Snakemake could not say which have new params. The Snakefile checks again.
+        # A function of `input`, so that a changed config does not run the check again: every job
+        # needs it, and Snakemake could not say which have new params. The Snakefile checks again.
         config=lambda wildcards, input: SUITE.as_json,
     message:
         f"suite {SUITE.name}: check{FILES}"

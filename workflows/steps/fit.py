@@ -175,7 +175,7 @@ def fit(
     # Loading maps the weight files; their pages would count in addition to their copies.
     reset_peak_memory()
     began = time.perf_counter()
-    fitted = method.fit(backbone, data, request)
+    result = method.fit(backbone, data, request)
     names = STEERED if method.kind == "dynamic" else ()
     cost = {
         "seconds": round(time.perf_counter() - began, 2),
@@ -184,12 +184,12 @@ def fit(
         "threads": args.threads,
         "cpu_capability": cpu_capability(),
         "trained_parameters": sum(
-            p.numel() for p in fitted.model.parameters() if p.requires_grad and method.trained
+            p.numel() for p in result.model.parameters() if p.requires_grad and method.trained
         ),
-        **{name: fitted.decisions[name] for name in names if name in fitted.decisions},
+        **{name: result.decisions[name] for name in names if name in result.decisions},
     }
     card = replace(card, fit=cost, provenance=provenance(fit_parts(*rows_of(card))))
-    save(folder, method, fitted, card, backbone.tokenizer)
+    save(folder, method, result, card, backbone.tokenizer)
 
 
 if __name__ == "__main__":

@@ -157,17 +157,6 @@ def evaluate(
     }
     store = ScoreStore(folder, checkpoint.ledger, identity, folders, args.task_data, contents)
     result = score(lm, entries, folders, store, reasons_not_to_run(args.task_data, entries))
-    evaluation = Evaluation(
-        batch_size=args.batch_size,
-        equal_lengths=not lm.pads,
-        share_prefix=lm.share_prefix,
-        max_length=lm.max_length,
-        end_tokens=sorted(lm.ends),
-        device=device,
-        threads=args.threads,
-        seconds=round(time.perf_counter() - start, 2),
-        peak_memory_mb=peak_memory_mb(),
-    )
     items = pd.concat(result.items, ignore_index=True)
     finished = dataclasses.replace(
         record,
@@ -179,7 +168,7 @@ def evaluate(
             dense=checkpoint.ledger.dense_layers,
             removed=removed_layers(card),
         ),
-        evaluation=evaluation,
+        evaluation=conditions(args, lm, device, start),
         routes=[Route(**entries) for entries in routes(lm, items)] if lm.log.routed else [],
     )
     return with_skip(finished, checkpoint, result), items
@@ -196,6 +185,21 @@ def with_skip(record: Record, checkpoint: Loaded, scores: Scores) -> Record:
             Unit(layer=u.layer, kind=u.kind, parameters=u.parameters, executed=share)
             for u, share in zip(checkpoint.ledger.units, rates.executed, strict=True)
         ],
+    )
+
+
+def conditions(args: argparse.Namespace, lm: CountingLM, device: str, start: float) -> Evaluation:
+    """How the model was scored, and what that took since ``start``."""
+    return Evaluation(
+        batch_size=args.batch_size,
+        equal_lengths=not lm.pads,
+        share_prefix=lm.share_prefix,
+        max_length=lm.max_length,
+        end_tokens=sorted(lm.ends),
+        device=device,
+        threads=args.threads,
+        seconds=round(time.perf_counter() - start, 2),
+        peak_memory_mb=peak_memory_mb(),
     )
 
 

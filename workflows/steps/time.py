@@ -222,7 +222,7 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
         for recompute in (False, True):
             name = f"{mode} {_words(case)} bypass {rate}" + " recomputed" * recompute
             what = (routed, case, rate, recompute, bench, TRAINING[mode])
-            yield Piece(name, partial(_one, time_training, *what))
+            yield Piece(name, partial(_one_line, time_training, *what))
     if training:
         yield Piece("cast", partial(_cast, routed))
     else:
@@ -251,7 +251,7 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     elif "training" in args.modes.split(","):
         for case in cases(args.training):
             rows = texts.rows(*case).to(bench.device)
-            measure = partial(_one, time_update, row, dense, rows, bench)
+            measure = partial(_one_line, time_update, row, dense, rows, bench)
             yield Piece(f"training {_words(case)}", measure)
     yield Piece("folded", partial(_folded, row))
     yield from inference(dense, row, texts, None, args, bench)
@@ -270,7 +270,7 @@ def inference(
     for mode in (mode for mode in INFERENCE if mode in modes):
         for case in cases(args.prefill if mode == "prefill" else args.decode):
             name = f"{mode} {_words(case)}" + ("" if rate is None else f" bypass {rate}")
-            measure = partial(_one, INFERENCE[mode], dense, row, case, texts, rate, bench)
+            measure = partial(_one_line, INFERENCE[mode], dense, row, case, texts, rate, bench)
             yield Piece(name, measure)
 
 
@@ -278,7 +278,7 @@ def _words(case: Case) -> str:
     return "x".join(map(str, case))
 
 
-def _one(function: Callable[..., Line], *arguments: object) -> list[Line]:
+def _one_line(function: Callable[..., Line], *arguments: object) -> list[Line]:
     return [function(*arguments)]
 
 

@@ -30,18 +30,20 @@ class Machine:
     memory: float
     jobs: int = 1
 
-    def seconds(self, flops: float, width: int, layer_passes: float, read: float = 0.0) -> float:
+    def seconds(
+        self, flops: float, width: int, layer_passes: float, weight_bytes: float = 0.0
+    ) -> float:
         """Seconds of one run that has the machine, or its share of it, to itself.
 
         Args:
             flops: Operations.
             width: D of the model.
             layer_passes: Layers times passes over them, backward passes among them.
-            read: Bytes of weights read beyond what the operations hide.
+            weight_bytes: Of weights that decoding reads: their time comes on top.
         """
         share = 1 / self.jobs
         computing = flops / (self.rate * share * width / (width + self.half))
-        return max(computing, layer_passes * self.launch) + read / (self.bandwidth * share)
+        return max(computing, layer_passes * self.launch) + weight_bytes / (self.bandwidth * share)
 
 
 # Peaks in dense bfloat16: 989, 312, 989 and 165 TFLOP/s. One core of an AMD EPYC took 43 to 67

@@ -84,9 +84,11 @@ def training_memory(
     """
     sixteen = dense.number < 4
     trained = cost.trained * (OPTIMIZER_BYTES + dense.number * sixteen)
-    each = dense.states(cost.layers) + dense.inside if recomputed else dense.inside * cost.layers
+    per_position = (
+        dense.states(cost.layers) + dense.inside if recomputed else dense.inside * cost.layers
+    )
     logits = min(positions, CHUNK) * dense.vocabulary * (12 + 2 * dense.number * sixteen)
-    return dense.weights + trained + positions * (each + dense.number * row) + logits
+    return dense.weights + trained + positions * (per_position + dense.number * row) + logits
 
 
 def calibration_memory(dense: Dense, tokens: float) -> float:
@@ -96,9 +98,9 @@ def calibration_memory(dense: Dense, tokens: float) -> float:
         dense: Of the backbone.
         tokens: Whose states are in memory at a time, at the inputs of all layers.
     """
-    each = dense.states(dense.shape.layers) + dense.inside
+    per_token = dense.states(dense.shape.layers) + dense.inside
     logits = min(tokens, CHUNK) * dense.vocabulary * 12
-    return dense.weights + tokens * each + 4 * dense.layer + logits
+    return dense.weights + tokens * per_token + 4 * dense.layer + logits
 
 
 def scoring_memory(dense: Dense, weights: float, load: Load, batch_size: int) -> float:

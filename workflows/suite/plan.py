@@ -11,7 +11,7 @@ from workflows import ROOT
 from workflows.suite.jobs import Suite
 from workflows.suite.machines import MACHINES
 from workflows.suite.runs import CHAT, Run, run_of
-from workflows.suite.tasks import not_counted
+from workflows.suite.tasks import unknown_tasks
 
 GB = 1e9
 # Hub data sets: documents and their bytes. PG19's validation split is 50 books.
@@ -47,7 +47,7 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
         "total": totals(runs, extra),
         "left": totals(open_runs, extra),
         "disk": disk(suite, runs),
-        "not_counted": not_counted(suite.entries),
+        "not_counted": unknown_tasks(suite.entries),
     }
 
 

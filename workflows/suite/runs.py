@@ -39,14 +39,14 @@ class Work:
         tokens: Trained or scored.
         flops: Operations.
         layer_passes: Layers times passes over them.
-        read: Bytes of weights that decoding reads.
+        weight_bytes: Bytes of weights that decoding reads.
         memory: Peak, bytes.
     """
 
     tokens: float = 0.0
     flops: float = 0.0
     layer_passes: float = 0.0
-    read: float = 0.0
+    weight_bytes: float = 0.0
     memory: float = 0.0
 
 
@@ -75,7 +75,7 @@ class Run:
     def seconds(self, work: Work, machine: Machine) -> float:
         """Of the fit or the evaluation on a machine, start and loading included."""
         start = START_SECONDS + self.weights / DISK_RATE
-        return start + machine.seconds(work.flops, self.width, work.layer_passes, work.read)
+        return start + machine.seconds(work.flops, self.width, work.layer_passes, work.weight_bytes)
 
 
 def run_of(suite: Suite, job: Job, root: Path) -> Run:
@@ -134,8 +134,8 @@ def _fit(suite: Suite, dense: Dense, cost: Cost, training: TrainingParams | None
     texts = rows if cost.texts is None else min(rows, cost.texts)
     length = min(config["max_length"], cost.length or config["max_length"])
     batch = min(texts, cost.batch or texts)
-    tokens_read = cost.passes * texts * length + cost.probe_passes * _probe_tokens(suite)
-    flops = tokens_read * prefill_flops(shape, 1, 1, 0.0)
+    pass_tokens = cost.passes * texts * length + cost.probe_passes * _probe_tokens(suite)
+    flops = pass_tokens * prefill_flops(shape, 1, 1, 0.0)
     passes = cost.passes * math.ceil(texts / batch) * shape.layers if batch else 0.0
     memory = calibration_memory(dense, batch * length) if cost.passes else dense.weights
     if training is None:
@@ -174,6 +174,6 @@ def _evaluation(
     tokens = load.prefill + load.written
     flops = 2 * tokens * (run + shape.width * load.context * shape.layers)
     passes = (load.batches + load.steps) * (2 if trained else 1)
-    read = load.steps * dense.number * (run + shape.head)
+    weight_bytes = load.steps * dense.number * (run + shape.head)
     memory = scoring_memory(dense, weights + 4 * trained, load, size)
-    return Work(tokens, flops, passes * shape.layers, read, memory)
+    return Work(tokens, flops, passes * shape.layers, weight_bytes, memory)

@@ -29,8 +29,8 @@ def check_one_split(retain_tasks: Iterable[str]) -> None:
         )
 
 
-def of_one_split(tasks: Iterable[str]) -> list[str]:
+def without_second_split(tasks: Iterable[str]) -> list[str]:
     """The tasks without ARC's validation splits if its test splits are among them."""
     names = list(tasks)
-    both = any(name in VALIDATION for name in names)
-    return [name for name in names if not (both and name in VALIDATION.values())]
+    has_test = any(name in VALIDATION for name in names)
+    return [name for name in names if not (has_test and name in VALIDATION.values())]

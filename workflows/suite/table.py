@@ -81,12 +81,12 @@ def _check_other(line: TableLine, other: str, table: Mapping[str, TableLine]) ->
     where = f"suite config, derive.{line.name}"
     if other not in table:
         raise ValueError(f"{where}: '{other}' is not among the suite's rows")
-    lacking = [seed for seed in line.seeds if seed not in table[other].seeds]
-    if table[other].method.stochastic and lacking:
-        raise ValueError(f"{where}: '{other}' does not run its seed {lacking[0]} (see row_seeds)")
-    missing = [budget for budget in line.budgets if budget not in table[other].budgets]
-    if table[other].method.budgeted and missing:
-        raise ValueError(f"{where}: '{other}' does not run its budget {missing[0]}")
+    seeds = [seed for seed in line.seeds if seed not in table[other].seeds]
+    if table[other].method.stochastic and seeds:
+        raise ValueError(f"{where}: '{other}' does not run its seed {seeds[0]} (see row_seeds)")
+    budgets = [budget for budget in line.budgets if budget not in table[other].budgets]
+    if table[other].method.budgeted and budgets:
+        raise ValueError(f"{where}: '{other}' does not run its budget {budgets[0]}")
 
 
 def _derived(

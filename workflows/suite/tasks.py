@@ -116,6 +116,6 @@ def load_of(entries: Sequence[TaskEntry], batch_size: int, limit: int | None, sh
     return Load(prefill, written, steps, batches, weighted / prefill if prefill else 0.0, longest)
 
 
-def not_counted(entries: Sequence[TaskEntry]) -> list[str]:
+def unknown_tasks(entries: Sequence[TaskEntry]) -> list[str]:
     """Tasks whose tokens are not known here."""
     return [entry.task for entry in entries if entry.task not in TASKS]

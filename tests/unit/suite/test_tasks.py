@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workflows.evaluation.tasklist import TaskEntry
-from workflows.suite.tasks import TASKS, load_of, not_counted
+from workflows.suite.tasks import TASKS, load_of, unknown_tasks
 
 # Shots; millions of tokens, every choice with its prompt, and choices sharing it.
 KNOWN = {
@@ -51,5 +51,5 @@ def test_generation_takes_steps_for_the_longest_answer_of_a_batch() -> None:
 
 def test_unknown_tasks_are_named() -> None:
     entries = [TaskEntry("piqa"), TaskEntry("demo_facts")]
-    assert not_counted(entries) == ["demo_facts"]
+    assert unknown_tasks(entries) == ["demo_facts"]
     assert load_of(entries[1:], 16, None, True).context == 0
