@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def fetch(entry: TaskEntry, task_folders: Sequence[Path]) -> dict[str, Any]:
-    """What was fetched for an entry, for the record.
+    """Fetch the data of an entry and describe its files.
 
     Raises:
         CannotRun: It could not be scored from what the hub has, or without more packages.

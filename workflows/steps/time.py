@@ -60,7 +60,7 @@ from workflows.timing.inference import Texts, time_decode, time_prefill, time_st
 from workflows.timing.modes import Bench, Line, time_block, time_training, time_update
 
 INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
-# Whether LoRA, beside which a step is timed, is on the FFNs of the routed layers alone.
+# Mode -> whether the LoRA that a step is compared with is on the FFNs of the routed layers alone.
 TRAINING = {"training": False, "training-ffn": True}
 MODES = ("block", *INFERENCE, *TRAINING)
 # The option that holds the cases of a mode.

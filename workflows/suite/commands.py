@@ -37,7 +37,13 @@ def data(suite: Suite, job: Job) -> str:
 
 
 def score(suite: Suite, job: Job, batch_size: int | None = None) -> str:
-    """Arguments of the score step beside model and tasks; the suite's own batch size."""
+    """Arguments of the score step beside model and tasks.
+
+    Args:
+        suite: Of the job.
+        job: The job.
+        batch_size: Sequences per pass; None: as the suite says.
+    """
     words = ["--suite", suite.name, "--backbone-name", job.backbone, "--row", job.row]
     words += ["--batch-size", str(batch_size or suite.config["batch_size"])]
     length = suite.config["backbones"][job.backbone].get("max_length")

@@ -1,4 +1,4 @@
-"""One run of a suite: its paths, the models it waits for, the data of its fit; no torch here."""
+"""One job of a suite: its paths, the models it waits for, the data of its fit; no torch here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA_PARTS = ("training", "validation", "probe", "calibration")
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a row on a backbone at a budget under a seed.
+    """One row on a backbone at a budget under a seed.
 
     Args:
         suite: Name of the suite.
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def folder(self) -> str:
-        """Where the run lives, relative to the checkout."""
+        """The folder of its results, relative to the checkout."""
         return "/".join(("results", self.suite, *self.key))
 
     @property

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from workflows import ROOT
+from workflows.suite.costs import CHAT, JobCost, job_cost
 from workflows.suite.jobs import Suite
 from workflows.suite.machines import MACHINES
-from workflows.suite.runs import CHAT, Run, run_of
 from workflows.suite.tasks import unknown_tasks
 
 GB = 1e9
@@ -28,63 +28,63 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
 
     Returns:
         ``rows`` by name and ``total``, each with fits, evaluations, tokens, operations, hours per
-        machine and peak memory; ``left``, the total of the runs without a record; ``disk`` in GB;
-        tasks that are ``not_counted``. All derived, none measured.
+        machine and peak memory; ``left``, the total of the jobs without a record; ``disk`` in GB;
+        ``not_counted``, tasks whose tokens are not known. All derived, none measured.
 
     Raises:
         ValueError: A backbone has neither a config nor a published shape, or a param is wrong.
     """
-    runs = [run_of(suite, job, root) for job in suite.jobs]
+    costs = [job_cost(suite, job, root) for job in suite.jobs]
     extra = repeats(suite)
-    rows: dict[str, list[Run]] = {}
-    for run in runs:
-        rows.setdefault(run.job.row, []).append(run)
-    open_runs = [run for run in runs if not (root / run.job.folder / "record.json").is_file()]
+    rows: dict[str, list[JobCost]] = {}
+    for cost in costs:
+        rows.setdefault(cost.job.row, []).append(cost)
+    open_costs = [cost for cost in costs if not (root / cost.job.folder / "record.json").is_file()]
     return {
         "suite": suite.name,
         "basis": "derived",
         "rows": {name: totals(members, extra) for name, members in rows.items()},
-        "total": totals(runs, extra),
-        "left": totals(open_runs, extra),
-        "disk": disk(suite, runs),
+        "total": totals(costs, extra),
+        "left": totals(open_costs, extra),
+        "disk": disk(suite, costs),
         "not_counted": unknown_tasks(suite.entries),
     }
 
 
 def repeats(suite: Suite) -> Counter[str]:
-    """Folder of a run -> evaluations beyond its own, for the noise floor."""
+    """Folder of a job -> evaluations beyond its own, for the noise floor."""
     return Counter(file.split("/noise/")[0] for file in suite.noise_files())
 
 
-def totals(runs: Sequence[Run], extra: Mapping[str, int]) -> dict[str, Any]:
-    """The sums over runs, and the peaks."""
+def totals(costs: Sequence[JobCost], extra: Mapping[str, int]) -> dict[str, Any]:
+    """The sums over jobs, and the peaks."""
     evaluations = 0
     trained = scored = flops = 0.0
     seconds, longest = ({machine.name: 0.0 for machine in MACHINES} for _ in range(2))
-    for run in runs:
-        times = 1 + extra.get(run.job.folder, 0)
+    for cost in costs:
+        times = 1 + extra.get(cost.job.folder, 0)
         evaluations += times
-        trained += run.fit.tokens
-        scored += times * run.evaluation.tokens
-        flops += run.fit.flops + times * run.evaluation.flops
+        trained += cost.fit.tokens
+        scored += times * cost.evaluation.tokens
+        flops += cost.fit.flops + times * cost.evaluation.flops
         for machine in MACHINES:
-            fit, evaluation = (run.seconds(work, machine) for work in (run.fit, run.evaluation))
+            fit, evaluation = (cost.seconds(work, machine) for work in (cost.fit, cost.evaluation))
             seconds[machine.name] += (fit + times * evaluation) / machine.jobs
             longest[machine.name] = max(longest[machine.name], fit + evaluation)
     return {
         "basis": "derived",
-        "fits": len(runs),
+        "fits": len(costs),
         "evaluations": evaluations,
         "training_tokens": round(trained),
         "scored_tokens": round(scored),
         "flops": flops,
         "hours": _hours(seconds),
         "longest_run_hours": _hours(longest),
-        "fit_memory_gb": round(max((run.fit.memory for run in runs), default=0) / GB, 2),
+        "fit_memory_gb": round(max((cost.fit.memory for cost in costs), default=0) / GB, 2),
         "evaluation_memory_gb": round(
-            max((run.evaluation.memory for run in runs), default=0) / GB, 2
+            max((cost.evaluation.memory for cost in costs), default=0) / GB, 2
         ),
-        "trained_parameters": max((run.trained for run in runs), default=0),
+        "trained_parameters": max((cost.trained for cost in costs), default=0),
     }
 
 
@@ -93,16 +93,16 @@ def _hours(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value / 3600, 3) for name, value in seconds.items()}
 
 
-def disk(suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
-    """GB by kind. Of static models and snapshots one exists at a time, unless models are kept."""
-    statics = [run.own_weights for run in runs]
+def disk(suite: Suite, costs: Sequence[JobCost]) -> dict[str, Any]:
+    """GB by kind. Static models and snapshots exist one at a time, unless models are kept."""
+    statics = [cost.own_weights for cost in costs]
     models = sum(statics) if suite.keeps("untrained") else max(statics, default=0)
-    backbones = {run.job.backbone: run.weights for run in runs}
+    backbones = {cost.job.backbone: cost.weights for cost in costs}
     kinds = {
         "backbones": sum(backbones.values()),
-        "trained_parts": sum(4.0 * run.trained for run in runs),
+        "trained_parts": sum(4.0 * cost.trained for cost in costs),
         "static_models": models,
-        "snapshots": max((12.0 * run.trained for run in runs), default=0),
+        "snapshots": max((12.0 * cost.trained for cost in costs), default=0),
         "data": sum(data_bytes(spec) for spec in _sources(suite)),
     }
     sizes = {name: round(size / GB, 2) for name, size in kinds.items()}

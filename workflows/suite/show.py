@@ -57,7 +57,7 @@ def _short(value: float) -> str:
 
 def notes(plan: Mapping[str, Any]) -> list[str]:
     """What the table leaves out."""
-    total, open_runs, disk = plan["total"], plan["left"], plan["disk"]
+    total, open_jobs, disk = plan["total"], plan["left"], plan["disk"]
     sizes = ", ".join(
         f"{name.replace('_', ' ')} {size:g}" for name, size in disk.items() if name != "basis"
     )
@@ -71,10 +71,10 @@ def notes(plan: Mapping[str, Any]) -> list[str]:
             )
         elif _too_small(total, machine):
             sentences.append(f"{machine.name}: the largest run needs more memory than it has.")
-    if open_runs["fits"] < total["fits"]:
-        records = total["fits"] - open_runs["fits"]
+    if open_jobs["fits"] < total["fits"]:
+        records = total["fits"] - open_jobs["fits"]
         first = MACHINES[0].name
-        hours = _short(open_runs["hours"][first])
+        hours = _short(open_jobs["hours"][first])
         sentences.append(f"{records} runs have records; the others take {hours} {first} h.")
     if plan["not_counted"]:
         sentences.append(

@@ -13,10 +13,10 @@ import pytest
 from workflows import ROOT
 from workflows.steps.plan import main
 from workflows.suite.config import read_configs
+from workflows.suite.costs import PADDING, JobCost, Work, job_cost
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.machines import MACHINES, Machine
 from workflows.suite.plan import plan
-from workflows.suite.runs import PADDING, Run, Work, run_of
 from workflows.suite.show import opening
 
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
@@ -125,12 +125,12 @@ def test_static_models_lie_there_one_at_a_time_unless_they_are_kept(tmp_path: Pa
     assert sizes[1] == pytest.approx(16.06 * 2 * (0.75 + 0.60), abs=0.1)
 
 
-def run_of_row(suite: Suite, row: str, root: Path) -> Run:
-    return run_of(suite, next(job for job in suite.jobs if job.row == row), root)
+def row_cost(suite: Suite, row: str, root: Path) -> JobCost:
+    return job_cost(suite, next(job for job in suite.jobs if job.row == row), root)
 
 
 def test_seconds_of_a_fit_by_hand(tmp_path: Path) -> None:
-    run = run_of_row(few("dense", "lora"), "lora", tmp_path)
+    run = row_cost(few("dense", "lora"), "lora", tmp_path)
     # Forward through 32 layers and the head, backward through 16, these once more; scores apart.
     layer, head = 218_103_808, 525_336_576
     by_hand = 2 * (32 * layer + head) + 2 * (16 * layer + head) + 2 * 16 * layer
@@ -145,7 +145,7 @@ def test_seconds_of_a_fit_by_hand(tmp_path: Path) -> None:
 
 def test_training_grows_with_updates_and_tokens(tmp_path: Path) -> None:
     def lora(**training: int) -> Work:
-        return run_of_row(few("dense", "lora", training=training), "lora", tmp_path).fit
+        return row_cost(few("dense", "lora", training=training), "lora", tmp_path).fit
 
     once = lora(updates=100, batch_tokens=8192)
     assert once.tokens == 100 * 8192
@@ -158,7 +158,7 @@ def test_training_grows_with_updates_and_tokens(tmp_path: Path) -> None:
 def test_calibration_grows_with_texts_and_their_length(tmp_path: Path) -> None:
     def taylor(**params: int) -> Work:
         suite = few("dense", "shortened-taylor", params={"shortened-taylor": params})
-        return run_of_row(suite, "shortened-taylor", tmp_path).fit
+        return row_cost(suite, "shortened-taylor", tmp_path).fit
 
     once = taylor(samples=10, length=128)
     for more in (taylor(samples=20, length=128), taylor(samples=10, length=256)):
@@ -168,7 +168,7 @@ def test_calibration_grows_with_texts_and_their_length(tmp_path: Path) -> None:
 
 def test_a_row_that_does_not_apply_costs_nothing(tmp_path: Path) -> None:
     suite = few("dense", "mindskip")  # its attentions hold less than the budget
-    run = run_of_row(suite, "mindskip", tmp_path)
+    run = row_cost(suite, "mindskip", tmp_path)
     assert run.fit == run.evaluation == Work()
 
 

@@ -18,8 +18,8 @@ from workflows.evaluation.stock import Stock
 from workflows.report.paper.printed import groups
 from workflows.suite import commands
 from workflows.suite.config import read_configs, with_base
+from workflows.suite.costs import job_cost
 from workflows.suite.jobs import read_suite
-from workflows.suite.runs import run_of
 
 SUITES = ROOT / "workflows/suites"
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
@@ -161,7 +161,7 @@ def test_the_ladder_trains_as_many_parameters_in_every_row_as_hero(no_search: No
     for name in LADDER:
         suite = read_suite(read_configs([name]))
         counts = {
-            job.row: run_of(suite, job, Path("/nowhere")).trained
+            job.row: job_cost(suite, job, Path("/nowhere")).trained
             for job in suite.jobs
             if job.method.trained and job.budget in (None, 0.25) and job.row not in ROUTERS_ALONE
         }

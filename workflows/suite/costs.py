@@ -1,4 +1,4 @@
-"""What one run of a suite costs: what its method states, times the suite's texts and updates.
+"""What one job of a suite costs: what its method states, times the suite's texts and updates.
 
 An estimate. What a routed token skips in training is not subtracted, so that fits of routed rows
 take less; a row that starts from a compressed model counts as one on the dense model.
@@ -51,13 +51,13 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run of a suite.
+class JobCost:
+    """What a job costs.
 
     Args:
-        job: Which.
-        fit: Of the fit step.
-        evaluation: Of one score step.
+        job: The job.
+        fit: Work of the fit step.
+        evaluation: Work of one score step.
         trained: Parameters that it trains.
         weights: Bytes of the backbone.
         own_weights: Bytes of the weights that a static row stores, 0 for others.
@@ -78,12 +78,12 @@ class Run:
         return start + machine.seconds(work.flops, self.width, work.layer_passes, work.weight_bytes)
 
 
-def run_of(suite: Suite, job: Job, root: Path) -> Run:
-    """What a run costs.
+def job_cost(suite: Suite, job: Job, root: Path) -> JobCost:
+    """What a job of a suite costs; a row that does not apply costs nothing.
 
     Args:
         suite: Of the job.
-        job: The run.
+        job: The job.
         root: Checkout with results.
 
     Raises:
@@ -94,12 +94,12 @@ def run_of(suite: Suite, job: Job, root: Path) -> Run:
     method = load_method(job.method.name, job.params)
     request = Request(job.budget, job.seed, Path(), job.match or "pooled")
     if method.skip_reason(backbone, request) is not None:
-        return Run(job, Work(), Work(), 0, dense.weights, 0.0, dense.shape.width)
+        return JobCost(job, Work(), Work(), 0, dense.weights, 0.0, dense.shape.width)
     cost = method.cost(backbone, request)
     training = method.params if isinstance(method.params, TrainingParams) else None
     shared = suite.config["share_prefix"] and method.batchable()
     stored = dense.weights * (1 - (job.budget or 0.0)) if method.kind == "static" else 0.0
-    return Run(
+    return JobCost(
         job,
         _fit(suite, dense, cost, training),
         _evaluation(suite, dense, job.budget or 0.0, shared, stored or dense.weights, cost.trained),
