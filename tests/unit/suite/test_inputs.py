@@ -28,7 +28,7 @@ def suite(root: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     (root / "rows.jsonl").touch()
     local = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": ["rows.jsonl"]}}}
     text = {"task": "perplexity:text", "file": "text.txt"}
-    given = config(
+    changes = config(
         rows=["dense", "hero"],
         tasks=["toy_choice", "toy_write", {"task": "piqa", "config": local}, text],
         task_folder="tasks",
@@ -37,7 +37,7 @@ def suite(root: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
             "probe": {"source": "tasks"}, "calibration": {"source": "ids.npy"},
         },
     )  # fmt: skip
-    return read_suite(given, root)
+    return read_suite(changes, root)
 
 
 BACKBONE = ["toy/config.json", "toy/model.safetensors", "toy/tokenizer.json"]
@@ -57,8 +57,8 @@ def test_a_probe_of_the_tasks_waits_for_them_and_a_tokenizer(suite: Suite) -> No
 
 
 def test_data_wait_for_the_file_that_they_are_made_of(suite: Suite) -> None:
-    made = {part: inputs.source_files(suite, part) for part in suite.config["data"]}
-    assert made == {
+    files = {part: inputs.source_files(suite, part) for part in suite.config["data"]}
+    assert files == {
         "training": ["rows.jsonl"], "validation": [], "probe": [], "calibration": ["ids.npy"],
     }  # fmt: skip
 

@@ -98,9 +98,9 @@ def test_a_line_may_start_from_another_row_or_take_its_rates(root: Path) -> None
 def test_a_row_may_run_seeds_of_its_own(root: Path) -> None:
     derive = {"hero-random": {"from": "hero", "lender": "hero"}}
     rows = ["dense", "random-skip", "shortgpt", "hero"]
-    own = {"hero": [42, 43], "hero-random": [43], "shortgpt": [7, 8], "lora": [1]}
-    given = config(rows=rows, derive=derive, budgets=[0.25], seeds=[42], row_seeds=own)
-    suite = read_suite(given, root)
+    row_seeds = {"hero": [42, 43], "hero-random": [43], "shortgpt": [7, 8], "lora": [1]}
+    changes = config(rows=rows, derive=derive, budgets=[0.25], seeds=[42], row_seeds=row_seeds)
+    suite = read_suite(changes, root)
     assert keys(suite) == [
         "toy/dense/b0/s42",
         "toy/random-skip/b25/s42",
@@ -114,8 +114,8 @@ def test_a_row_may_run_seeds_of_its_own(root: Path) -> None:
 
 def test_a_healed_row_starts_from_the_one_run_of_its_static_row(root: Path) -> None:
     derive = {"cut+lora": {"from": "shortgpt", "then": "lora"}}
-    own = {"shortgpt": [7], "cut+lora": [42, 43]}
-    suite = read_suite(config(derive=derive, row_seeds=own), root)
+    row_seeds = {"shortgpt": [7], "cut+lora": [42, 43]}
+    suite = read_suite(config(derive=derive, row_seeds=row_seeds), root)
     starts = {job.start.key[-1] for job in suite.jobs if job.start is not None}
     assert starts == {"s7"}
     assert {job.key[-1] for job in suite.jobs if job.row == "cut+lora"} == {"s42", "s43"}
@@ -190,14 +190,14 @@ def test_an_evaluation_watches_tasks_and_what_they_share(root: Path) -> None:
 
 def test_rows_that_skip_read_all_data_but_training_and_trained_ones_that_too(root: Path) -> None:
     data = {part: {"source": "text.txt"} for part in ("training", "validation", "probe")}
-    shown = ["dense", "shortgpt", "random-skip", "hero", "lora"]
-    given = data | {"calibration": {"source": "ids.npy"}}
-    suite = read_suite(config(rows=shown, data=given), root)
+    rows = ["dense", "shortgpt", "random-skip", "hero", "lora"]
+    parts = data | {"calibration": {"source": "ids.npy"}}
+    suite = read_suite(config(rows=rows, data=parts), root)
     jobs = {job.row: job for job in suite.jobs}
-    made, tokens = "results/tiny/data", "results/tiny/tokens/toy/training.tokens"
+    folder, tokens = "results/tiny/data", "results/tiny/tokens/toy/training.tokens"
     assert suite.data_files(jobs["dense"]) == {}
     untrained = {
-        "validation": f"{made}/validation.jsonl", "probe": f"{made}/probe.jsonl",
+        "validation": f"{folder}/validation.jsonl", "probe": f"{folder}/probe.jsonl",
         "calibration": "ids.npy",
     }  # fmt: skip
     for row in ("shortgpt", "random-skip"):
@@ -205,8 +205,8 @@ def test_rows_that_skip_read_all_data_but_training_and_trained_ones_that_too(roo
     for row in ("hero", "lora"):
         assert suite.data_files(jobs[row]) == untrained | {"training": tokens}
     assert commands.data(suite, jobs["hero"]) == (
-        f"--train {tokens} --validation {made}/validation.jsonl "
-        f"--probe {made}/probe.jsonl --calibration ids.npy"
+        f"--train {tokens} --validation {folder}/validation.jsonl "
+        f"--probe {folder}/probe.jsonl --calibration ids.npy"
     )
 
 
@@ -256,10 +256,10 @@ def test_defaults_are_filled_in_at_every_depth() -> None:
 
 
 def test_the_given_config_is_left_alone() -> None:
-    given = config()
-    before = json.dumps(given)
-    with_defaults(given)
-    assert json.dumps(given) == before
+    raw = config()
+    before = json.dumps(raw)
+    with_defaults(raw)
+    assert json.dumps(raw) == before
 
 
 def test_retain_tasks_are_all_tasks_but_perplexity(root: Path) -> None:
@@ -271,8 +271,8 @@ def test_retain_tasks_are_all_tasks_but_perplexity(root: Path) -> None:
 
 
 def test_a_budget_may_run_the_first_seeds_only(root: Path) -> None:
-    given = {"rows": ["dense", "hero"], "budgets": [0.25, 0.4], "seeds": [1, 2, 3]}
-    suite = read_suite(config(**given, budget_seeds={"0.40": 2}), root)
+    changes = {"rows": ["dense", "hero"], "budgets": [0.25, 0.4], "seeds": [1, 2, 3]}
+    suite = read_suite(config(**changes, budget_seeds={"0.40": 2}), root)
     seeds = [(job.label, job.seed) for job in suite.jobs if job.row == "hero"]
     assert seeds == [("b25", 1), ("b25", 2), ("b25", 3), ("b40", 1), ("b40", 2)]
 

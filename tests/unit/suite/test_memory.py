@@ -124,9 +124,11 @@ def test_memory_grows_with_the_model() -> None:
         lambda dense: calibration_memory(dense, 32_768),
         lambda dense: scoring_memory(dense, dense.weights, load, 16),
     ):
-        found = [kind(DENSE[name]) for name in sizes]
-        assert found == sorted(found)
-        assert all(one > DENSE[name].weights for one, name in zip(found, sizes, strict=True))
+        bytes_by_size = [kind(DENSE[name]) for name in sizes]
+        assert bytes_by_size == sorted(bytes_by_size)
+        assert all(
+            memory > DENSE[name].weights for memory, name in zip(bytes_by_size, sizes, strict=True)
+        )
 
 
 def test_hero_at_8b_fits_80_gb_with_6144_positions() -> None:

@@ -72,21 +72,21 @@ def test_the_1b_rung_takes_a_night_on_a_24_gb_card(plans: dict[str, Any]) -> Non
 
 def test_the_sums_are_those_of_the_runs(tmp_path: Path) -> None:
     suite = few("dense", "hero", "lora", noise_batch_sizes=[8])
-    found = plan(suite, tmp_path)
-    assert list(found["rows"]) == ["dense", "hero", "lora"]
-    dense, hero = found["rows"]["dense"], found["rows"]["hero"]
+    costs = plan(suite, tmp_path)
+    assert list(costs["rows"]) == ["dense", "hero", "lora"]
+    dense, hero = costs["rows"]["dense"], costs["rows"]["hero"]
     assert (dense["fits"], dense["evaluations"]) == (1, 2)
     # Two budgets, three seeds.
     assert (hero["fits"], hero["evaluations"]) == (6, 6)
     assert hero["training_tokens"] == 6 * 7339 * 83_200
     assert dense["training_tokens"] == 0
     for key in ("fits", "evaluations", "training_tokens", "scored_tokens", "flops"):
-        assert found["total"][key] == pytest.approx(sum(o[key] for o in found["rows"].values()))
+        assert costs["total"][key] == pytest.approx(sum(o[key] for o in costs["rows"].values()))
     for machine in MACHINES:
-        parts = [one["hours"][machine.name] for one in found["rows"].values()]
-        assert found["total"]["hours"][machine.name] == pytest.approx(sum(parts), abs=2e-3)
-    every = [found["total"], found["disk"], found["left"], *found["rows"].values()]
-    assert {one["basis"] for one in every} == {"derived"}
+        parts = [cost["hours"][machine.name] for cost in costs["rows"].values()]
+        assert costs["total"]["hours"][machine.name] == pytest.approx(sum(parts), abs=2e-3)
+    every = [costs["total"], costs["disk"], costs["left"], *costs["rows"].values()]
+    assert {cost["basis"] for cost in every} == {"derived"}
 
 
 def test_what_has_a_record_is_not_left(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_suite_that_shares_no_context_reads_every_choice_with_its_prompt(tmp_p
 
 def test_static_models_lie_there_one_at_a_time_unless_they_are_kept(tmp_path: Path) -> None:
     sizes = []
-    for kept in (False, True):
-        suite = few("dense", "shortgpt", "laco", keep_models=kept)
+    for keep in (False, True):
+        suite = few("dense", "shortgpt", "laco", keep_models=keep)
         sizes.append(plan(suite, tmp_path)["disk"]["static_models"])
     assert sizes[0] == pytest.approx(16.06 * 0.75, abs=0.05)
     # Two rows at 25 and at 40 %.
@@ -198,6 +198,6 @@ def test_a_job_list_needs_no_torch() -> None:
 
 def test_a_backbone_of_unknown_shape_stops_no_run_that_opens_with_a_plan() -> None:
     backbone = {"path": "hub:somebody/their-model", "dtype": "bfloat16"}
-    told = opening(suite_of("llama31_8b", backbones={"theirs": backbone}))
-    assert told.startswith("No plan of what suite llama31_8b costs: backbone 'theirs'")
+    text = opening(suite_of("llama31_8b", backbones={"theirs": backbone}))
+    assert text.startswith("No plan of what suite llama31_8b costs: backbone 'theirs'")
     assert opening(suite_of("smollm2_135m")).startswith("Suite smollm2_135m; every figure")

@@ -30,8 +30,12 @@ def put(seconds: float | str, *place: str) -> None:
     file.write_text(f"s\th:m:s\tmax_rss\n{seconds}\t0:00:01\t1.0\n")
 
 
-def told(suite: Suite, place: tuple[str, str, str], *left: tuple[str, str, str]) -> str:
-    jobs = [SimpleNamespace(benchmark=log(*at).replace(".log", ".tsv")) for at in (place, *left)]
+def time_left_text(
+    suite: Suite, place: tuple[str, str, str], *open_jobs: tuple[str, str, str]
+) -> str:
+    jobs = [
+        SimpleNamespace(benchmark=log(*at).replace(".log", ".tsv")) for at in (place, *open_jobs)
+    ]
     none = SimpleNamespace(benchmark=None)
     return f"{TimeLeft(suite, lambda: [*jobs, none], 2):{log(*place)}}"
 
@@ -50,8 +54,8 @@ def test_a_run_in_words(path: str, name: str, suite: Suite) -> None:
 
 def test_of_several_backbones_the_name_is_told(suite: Suite) -> None:
     backbones = suite.config["backbones"] | {"other": suite.config["backbones"]["demo"]}
-    both = read_suite({**suite.config, "backbones": backbones})
-    assert f"{RunNames(both):other/hero/b25/s42}" == "hero on other, 25 %, seed 42"
+    two_backbones = read_suite({**suite.config, "backbones": backbones})
+    assert f"{RunNames(two_backbones):other/hero/b25/s42}" == "hero on other, 25 %, seed 42"
 
 
 def test_the_nearest_earlier_job_says_how_long_one_takes(
@@ -59,17 +63,17 @@ def test_the_nearest_earlier_job_says_how_long_one_takes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     hero = ("hero", "b25/s43", "fit")
-    assert told(suite, hero) == "no job like it has run before"
+    assert time_left_text(suite, hero) == "no job like it has run before"
     put(5, "shortgpt", "b25/s42", "fit")
     put(7, "hero", "b25/s42", "score")
-    assert told(suite, hero) == "no job like it has run before"
+    assert time_left_text(suite, hero) == "no job like it has run before"
     # Another row that trains; then its own row; then itself.
     put(600, "lora", "b0/s42", "fit")
-    assert told(suite, hero).startswith("takes about 10 min; ")
+    assert time_left_text(suite, hero).startswith("takes about 10 min; ")
     put(1200, "hero", "b25/s42", "fit")
-    assert told(suite, hero).startswith("takes about 20 min; ")
+    assert time_left_text(suite, hero).startswith("takes about 20 min; ")
     put(1800, *hero)
-    assert told(suite, hero).startswith("takes about 30 min; ")
+    assert time_left_text(suite, hero).startswith("takes about 30 min; ")
 
 
 def test_what_is_left_is_the_sum_of_what_is_known(
@@ -78,14 +82,16 @@ def test_what_is_left_is_the_sum_of_what_is_known(
     monkeypatch.chdir(tmp_path)
     fit, score = ("hero", "b25/s42", "fit"), ("hero", "b25/s42", "score")
     put(1200, *fit)
-    assert told(suite, fit) == "takes about 20 min; left: about 10 min"
-    assert told(suite, fit, score) == (
+    assert time_left_text(suite, fit) == "takes about 20 min; left: about 10 min"
+    assert time_left_text(suite, fit, score) == (
         "takes about 20 min; left: about 10 min and 1 jobs unlike any before"
     )
     put(120, *score)
-    assert told(suite, fit, score) == "takes about 20 min; left: about 11 min"
+    assert time_left_text(suite, fit, score) == "takes about 20 min; left: about 11 min"
     timed = ("hero", "b25/s42", "time")
-    assert told(suite, fit, timed).endswith("left: about 10 min and 1 jobs unlike any before")
+    assert time_left_text(suite, fit, timed).endswith(
+        "left: about 10 min and 1 jobs unlike any before"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "s\n", "s\th\n-\t1\n", "x\n1\n"])
@@ -96,11 +102,11 @@ def test_a_file_that_says_nothing_stops_no_run(
     fit = ("hero", "b25/s42", "fit")
     put(1, *fit)
     Path(log(*fit)).with_suffix(".tsv").write_text(text)
-    assert told(suite, fit) == "no job like it has run before"
+    assert time_left_text(suite, fit) == "no job like it has run before"
 
 
 @pytest.mark.parametrize(
-    ("held", "gpu", "jobs"),
+    ("limits", "gpu", "jobs"),
     [
         ({"_cores": 8}, 0, 8),
         ({"_cores": 8, "_nodes": None}, 0, 8),
@@ -111,10 +117,10 @@ def test_a_file_that_says_nothing_stops_no_run(
         ({"_cores": None}, 0, 1),
     ],
 )
-def test_jobs_side_by_side(held: dict[str, Any], gpu: int, jobs: int, suite: Suite) -> None:
-    own = read_suite({**suite.config, "resources": suite.config["resources"] | {"gpu": gpu}})
-    resources = {name: SimpleNamespace(value=value) for name, value in held.items()}
-    assert at_once(resources, own) == jobs
+def test_jobs_side_by_side(limits: dict[str, Any], gpu: int, jobs: int, suite: Suite) -> None:
+    with_gpus = read_suite({**suite.config, "resources": suite.config["resources"] | {"gpu": gpu}})
+    resources = {name: SimpleNamespace(value=value) for name, value in limits.items()}
+    assert at_once(resources, with_gpus) == jobs
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_they_are_the_tasks_of_lm_eval_but_for_the_split(name: str) -> None:
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None
     stock, ours = (
-        told(folder, task)
+        whole_task(folder, task)
         for folder, task in (
             (Path(spec.origin).parent / "tasks/arc", name),
             (OWN_TASKS / "arc", VALIDATION[name]),
@@ -77,13 +77,13 @@ def test_they_are_the_tasks_of_lm_eval_but_for_the_split(name: str) -> None:
     assert ours == stock
 
 
-def told(folder: Path, task: str) -> dict[str, Any]:
+def whole_task(folder: Path, task: str) -> dict[str, Any]:
     """A task's file with what it includes."""
-    own: dict[str, Any] = yaml.safe_load((folder / f"{task}.yaml").read_text())
-    if "include" not in own:
-        return own
-    included: dict[str, Any] = yaml.safe_load((folder / own.pop("include")).read_text())
-    return included | own
+    task_file: dict[str, Any] = yaml.safe_load((folder / f"{task}.yaml").read_text())
+    if "include" not in task_file:
+        return task_file
+    included: dict[str, Any] = yaml.safe_load((folder / task_file.pop("include")).read_text())
+    return included | task_file
 
 
 def test_the_old_key_is_refused_but_its_default_is_no_fault(plain: Suite) -> None:

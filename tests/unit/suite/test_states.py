@@ -33,24 +33,24 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def gone() -> int:
+def dead_process() -> int:
     """The id of a process that has ended."""
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    return done.pid
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def status(step: Step, silent: float = 20, **changes: Any) -> None:
     """A log, a minute old, and a status beside it."""
     now = time.time()
-    told = {
+    fields = {
         "status": "running", "host": platform.node(), "pid": os.getpid(),
         "began": now - 600, "beat": now - silent, "progress": "",
     }  # fmt: skip
     step.log.parent.mkdir(parents=True, exist_ok=True)
     step.log.write_text("first\n\ntraining: 40%\n")
     os.utime(step.log, (now - 60, now - 60))
-    step.log.with_suffix(".status").write_text(json.dumps(told | changes))
+    step.log.with_suffix(".status").write_text(json.dumps(fields | changes))
 
 
 def steps(suite: Suite) -> dict[str, Step]:
@@ -90,10 +90,10 @@ def test_what_a_status_says(changes: dict[str, Any], name: str, reason: str, sui
     step = steps(suite)["hero, 25 %, seed 42: fit"]
     assert state_of(step).name == "waiting"
     status(step, **changes)
-    found = state_of(step)
+    state = state_of(step)
     # Names of tests must be the same in every process that runs them.
     reason = reason.replace("OWN", str(os.getpid())).replace("HERE", platform.node())
-    assert (found.name, found.reason) == (name, reason)
+    assert (state.name, state.reason) == (name, reason)
     step.outputs[0].mkdir(parents=True)
     # A job that runs makes anew what is there; a status that is left over says nothing.
     assert state_of(step).name == ("done" if name == "failed" else name)
@@ -101,10 +101,10 @@ def test_what_a_status_says(changes: dict[str, Any], name: str, reason: str, sui
 
 def test_a_killed_step_has_failed(suite: Suite) -> None:
     step = steps(suite)["hero, 25 %, seed 42: fit"]
-    status(step, pid=(pid := gone()))
-    found = state_of(step)
-    assert found.name == "failed"
-    assert found.reason == f"process {pid} is gone without a word: killed, or out of memory"
+    status(step, pid=(pid := dead_process()))
+    state = state_of(step)
+    assert state.name == "failed"
+    assert state.reason == f"process {pid} is gone without a word: killed, or out of memory"
 
 
 def test_a_log_that_stays_silent_is_a_stall(suite: Suite) -> None:
@@ -129,8 +129,8 @@ def test_a_model_that_went_once_it_was_scored_is_done(suite: Suite) -> None:
 
 
 def test_what_asks_for_a_look_is_told_in_full(suite: Suite) -> None:
-    found = steps(suite)
-    fits = [found[f"{run}: fit"] for run in ("dense, seed 42", "hero, 25 %, seed 42")]
+    by_name = steps(suite)
+    fits = [by_name[f"{run}: fit"] for run in ("dense, seed 42", "hero, 25 %, seed 42")]
     status(fits[0])
     status(fits[1], status="failed", reason="disk full")
     fits[0].log.with_suffix(".tsv").write_text("s\th:m:s\n900\t0:15:00\n")

@@ -32,7 +32,7 @@ SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
 def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks of lm-eval are looked up once, in the test of the suites alone."""
     nothing = Stock(Path(), {})
-    monkeypatch.setattr(tasklist, "stock_names", lambda wanted: dict.fromkeys(wanted, nothing))
+    monkeypatch.setattr(tasklist, "stock_names", lambda names: dict.fromkeys(names, nothing))
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in SUITES.glob("*.yaml")))
@@ -60,8 +60,8 @@ def test_the_small_suite_repeats_hero_lora_and_the_controls_only() -> None:
         seeds.setdefault(job.row, set()).add(job.seed)
     variants = ("no-history", "no-memread", "same-size", "static", "random")
     several = {"lora", "hero", *(f"hero-{variant}" for variant in variants)}
-    assert {row for row, found in seeds.items() if found == {42, 43, 44}} == several
-    assert all(found == {42} for row, found in seeds.items() if row not in several)
+    assert {row for row, row_seeds in seeds.items() if row_seeds == {42, 43, 44}} == several
+    assert all(row_seeds == {42} for row, row_seeds in seeds.items() if row not in several)
     healed = ("shortgpt", "shortened-ppl", "shortened-taylor", "laco", "slicegpt", "llm-pruner")
     assert {row for row in seeds if "+" in row} == {f"{name}+lora" for name in healed}
     # HeRo and its variants; LoRA; dense; at two budgets: the other rows, those healed, D-LLM again.
@@ -105,14 +105,14 @@ def test_files_merge_as_snakemake_merges_them(name: str) -> None:
 
 
 def test_a_suite_goes_over_its_bases_and_they_over_each_other() -> None:
-    found = with_base({"base": ["hub", "paper"], "tasks": ["piqa"], "training": {"updates": 3}})
-    assert "base" not in found
-    assert found["tasks"] == ["piqa"]  # lists are replaced
-    assert found["training"] == {
+    complete = with_base({"base": ["hub", "paper"], "tasks": ["piqa"], "training": {"updates": 3}})
+    assert "base" not in complete
+    assert complete["tasks"] == ["piqa"]  # lists are replaced
+    assert complete["training"] == {
         "updates": 3, "batch_tokens": 83200, "micro_tokens": 6144, "checkpointing": True,
     }  # fmt: skip
-    assert {"mod-d", "skipgpt-rt"} <= found["params"].keys()
-    assert found == with_base(found)
+    assert {"mod-d", "skipgpt-rt"} <= complete["params"].keys()
+    assert complete == with_base(complete)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_every_table_of_the_paper_has_its_suite(no_search: None) -> None:
     text = (SUITES / "README.md").read_text(encoding="utf-8")
     block = text.split("## Tables of the paper")[1].split("\n## ")[0]
     lines = [re.split(r"\s*\|\s*", line.strip("| ")) for line in block.splitlines() if "|" in line]
-    listed = {tuple(cells[:3]): cells[3] for cells in lines[2:]}
-    assert set(listed) == set(groups())
-    for files in listed.values():
-        named = re.findall(r"`([\w/]+)`", files)
-        assert named
-        assert read_suite(read_configs(named)).jobs
+    suites = {tuple(cells[:3]): cells[3] for cells in lines[2:]}
+    assert set(suites) == set(groups())
+    for files in suites.values():
+        names = re.findall(r"`([\w/]+)`", files)
+        assert names
+        assert read_suite(read_configs(names)).jobs
 
 
 def test_the_papers_own_hero_is_in_every_core(no_search: None) -> None:

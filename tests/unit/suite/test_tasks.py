@@ -22,10 +22,10 @@ ENTRIES = [TaskEntry(name, num_fewshot=shots) for name, (shots, *_) in KNOWN.ite
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_tokens_per_task(name: str) -> None:
-    shots, apart, together = KNOWN[name]
-    for shared, millions in ((False, apart), (True, together)):
-        found = load_of([TaskEntry(name, num_fewshot=shots)], 16, None, shared)
-        assert found.prefill / 1e6 == pytest.approx(millions, rel=0.10)
+    shots, separate, together = KNOWN[name]
+    for shared, millions in ((False, separate), (True, together)):
+        load = load_of([TaskEntry(name, num_fewshot=shots)], 16, None, shared)
+        assert load.prefill / 1e6 == pytest.approx(millions, rel=0.10)
 
 
 def test_tokens_of_the_seven_tasks() -> None:
@@ -36,17 +36,17 @@ def test_tokens_of_the_seven_tasks() -> None:
 def test_limits_of_an_entry_go_before_those_of_the_suite() -> None:
     entries = [TaskEntry("piqa"), TaskEntry("boolq", limit=10)]
     piqa, boolq = TASKS["piqa"], TASKS["boolq"]
-    found = load_of(entries, 4, 100, True)
-    assert found.prefill == 100 * piqa.fed(0, True) + 10 * boolq.fed(0, True)
-    assert found.batches == 110 / 4
-    assert found.longest == boolq.sequence(0)
+    load = load_of(entries, 4, 100, True)
+    assert load.prefill == 100 * piqa.fed(0, True) + 10 * boolq.fed(0, True)
+    assert load.batches == 110 / 4
+    assert load.longest == boolq.sequence(0)
 
 
 def test_generation_takes_steps_for_the_longest_answer_of_a_batch() -> None:
-    found = load_of([TaskEntry("gsm8k_llama", limit=32)], 16, None, True)
+    load = load_of([TaskEntry("gsm8k_llama", limit=32)], 16, None, True)
     task = TASKS["gsm8k_llama"]
-    assert found.steps == 2 * task.longest
-    assert found.written == 32 * task.written
+    assert load.steps == 2 * task.longest
+    assert load.written == 32 * task.written
 
 
 def test_unknown_tasks_are_named() -> None:
