@@ -1,1 +1,1 @@
-"""What every step shares and no step is: files, errors, identity of the code, devices."""
+"""What all steps share: files, errors, devices, processes, the identity of the code."""

@@ -16,10 +16,10 @@ from time import sleep
 def claim_device(wish: str) -> Iterator[str]:
     """A torch device for the length of the block.
 
-    A GPU becomes torch's current device, which clocks and memory counters read. ``auto`` takes the
-    first GPU whose lock file is free and waits for one while all are claimed, the CPU where there
-    is no GPU; steps of one user on one machine see each other's locks. A named device is taken as
-    it is.
+    ``auto`` takes the first GPU whose lock file is free. If all are locked it waits; without a GPU
+    it takes the CPU. All steps of one user on one machine use the same locks. Any other device is
+    taken without a lock. A GPU becomes torch's current device, because clocks and memory counters
+    read that one.
 
     Raises:
         ValueError: The device does not exist.
@@ -46,33 +46,33 @@ def claim_device(wish: str) -> Iterator[str]:
 
 @contextmanager
 def claim_gpus(count: int) -> Iterator[list[int]]:
-    """The numbers of so many free GPUs, for the length of the block; waits for all of them at once.
+    """Numbers of free GPUs, for the length of the block; waits until enough are free at once.
 
-    Lock files bear the device's own identity: its number depends on what a job is shown.
+    A lock file is named after the GPU's UUID: its number depends on which GPUs a job can see.
 
     Raises:
-        ValueError: The machine has fewer.
+        ValueError: The machine has fewer GPUs.
     """
     import torch
 
-    there = torch.cuda.device_count()
-    if there < count:
-        raise ValueError(f"{count} GPUs are asked for, torch sees {there}")
+    total = torch.cuda.device_count()
+    if total < count:
+        raise ValueError(f"{count} GPUs are asked for, torch sees {total}")
     folder = Path(tempfile.gettempdir()) / f"skipbench-gpus-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    names = [str(torch.cuda.get_device_properties(number).uuid) for number in range(there)]
+    names = [str(torch.cuda.get_device_properties(number).uuid) for number in range(total)]
     while True:
         with ExitStack() as locks:
-            free = (n for n, name in enumerate(names) if _locked(folder / f"{name}.lock", locks))
-            held = list(islice(free, count))
-            if len(held) == count:
-                yield held
+            free = (n for n, name in enumerate(names) if _lock(folder / f"{name}.lock", locks))
+            numbers = list(islice(free, count))
+            if len(numbers) == count:
+                yield numbers
                 return
         sleep(1)
 
 
-def _locked(file: Path, locks: ExitStack) -> bool:
-    """Whether a lock file was free; it is held until ``locks`` closes."""
+def _lock(file: Path, locks: ExitStack) -> bool:
+    """Lock a file until ``locks`` closes; False if another process has locked it."""
     lock = locks.enter_context(file.open("w"))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Errors as people read them."""
+"""Errors as one sentence for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that appear whole, by an atomic rename, each written by one process at a time."""
+"""Files and folders that appear complete, by an atomic rename, with one writer at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A temporary sibling that becomes ``folder`` when the block ends well, else vanishes.
+    """A temporary folder beside ``folder``; renamed to it after the block, deleted after an error.
 
     Raises:
         ValueError: ``folder`` exists already, another process writes it, or its parent is a file.
@@ -20,7 +20,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     _check_new(folder)
     temporary = _sibling(folder)
     temporary.mkdir()
-    with _held(temporary):
+    with _lock(temporary):
         try:
             yield temporary
             temporary.rename(folder)
@@ -30,8 +30,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def kept_folder(folder: Path) -> Iterator[Path]:
-    """The same, but what an interrupted block left stays for the next one to go on with.
+def resumable_folder(folder: Path) -> Iterator[Path]:
+    """As :func:`whole_folder`, but after an error the files stay, and the next call continues.
 
     Raises:
         ValueError: ``folder`` exists already, or its parent is a file.
@@ -44,13 +44,13 @@ def kept_folder(folder: Path) -> Iterator[Path]:
         yield temporary
     finally:
         with suppress(OSError):
-            temporary.rmdir()  # only where nothing came
+            temporary.rmdir()  # fails unless it is empty
     temporary.rename(folder)
 
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """A temporary sibling that replaces ``file`` when the block ends well, else vanishes.
+    """A temporary file beside ``file``; replaces it after the block, deleted after an error.
 
     Raises:
         ValueError: ``file`` is a folder, another process writes it, or its parent is a file.
@@ -58,7 +58,7 @@ def whole_file(file: Path) -> Iterator[Path]:
     check_place(file)
     temporary = _sibling(file)
     temporary.touch()
-    with _held(temporary):
+    with _lock(temporary):
         try:
             yield temporary
             temporary.replace(file)
@@ -68,16 +68,16 @@ def whole_file(file: Path) -> Iterator[Path]:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Replace a text file whole."""
+    """Write a text file, through :func:`whole_file`."""
     with whole_file(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def read_text(file: Path) -> str:
-    """A text in UTF-8.
+    """The text of a file in UTF-8.
 
     Raises:
-        ValueError: It is in something else.
+        ValueError: It has another encoding.
     """
     try:
         return file.read_text(encoding="utf-8")
@@ -86,11 +86,11 @@ def read_text(file: Path) -> str:
 
 
 def check_place(file: Path, ending: str = "") -> None:
-    """Refuse a place where no file can be written, before long work begins.
+    """Refuse a path where no file can be written, before long work begins.
 
     Args:
-        file: What is to be written.
-        ending: Its name must end so; names of files beside it take another ending in its place.
+        file: The path.
+        ending: Required ending of its name; other files get this name with another ending.
 
     Raises:
         ValueError: ``file`` is a folder, has another ending, or one of its parents is a file.
@@ -114,39 +114,39 @@ def _check_parents(path: Path) -> None:
 
 
 def _sibling(path: Path) -> Path:
-    """A hidden name beside ``path``, in the same file system; the parent is made.
+    """A hidden path beside ``path``, in the same file system; makes the parent folder.
 
-    The name is fixed: what a killed run left there is cleared by the next one. What a step still
-    writes, one that outlived its Snakemake, is not.
+    The name is always the same, so that the next run deletes what a killed run has left there. A
+    step may outlive its Snakemake: what it still writes is locked, and is not deleted.
     """
     _check_parents(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     sibling = path.parent / f".{path.name}.part"
     if sibling.exists():
-        with _held(sibling):
+        with _lock(sibling):
             shutil.rmtree(sibling) if sibling.is_dir() else sibling.unlink()
     return sibling
 
 
 @contextmanager
-def _held(temporary: Path) -> Iterator[None]:
-    """Lock what is being written; a killed process lets go of it.
+def _lock(temporary: Path) -> Iterator[None]:
+    """Lock a file or folder for the length of the block; the lock of a killed process is free.
 
     Raises:
-        ValueError: Another process holds it.
+        ValueError: Another process has locked it.
     """
-    held = os.open(temporary, os.O_RDONLY)
+    lock = os.open(temporary, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(held)
+        os.close(lock)
         target = temporary.with_name(temporary.name.removeprefix(".").removesuffix(".part"))
         raise ValueError(
             f"{target} is being written by another process; wait for its end"
         ) from None
     except OSError:
-        pass  # NFS locks no folder; there two processes are not told apart
+        pass  # NFS cannot lock folders; there a second writer is not noticed
     try:
         yield
     finally:
-        os.close(held)
+        os.close(lock)

@@ -1,8 +1,8 @@
-"""What a step says of itself beside its log: that it runs, how far it came, why it failed.
+"""The status file of a step: that it runs, its progress, and why it failed.
 
-A step whose output goes to NAME.log keeps NAME.status while it runs: JSON with ``status``,
-``host``, ``pid``, the times ``began`` and ``beat`` (seconds since 1970) and ``progress``, the last
-line. The file goes when the step ends well; else it stays as the record of a failed run, with its
+A step with the log NAME.log writes NAME.status every 30 seconds: JSON with ``status``, ``host``,
+``pid``, the times ``began`` and ``beat`` (seconds since 1970) and ``progress``, the last line of
+the log. If the step succeeds, the file is deleted. If it fails, the file stays, with the
 ``reason``.
 """
 
@@ -27,9 +27,9 @@ TAIL = 4096
 
 
 def own_log() -> Path | None:
-    """The file NAME.log that this process writes its errors to, as every rule has it; else None.
+    """The log of this process: the file NAME.log to which a rule sends its errors; else None.
 
-    Of the processes of one fit the first speaks for all.
+    If a fit has several processes, only the process that started them has a log.
     """
     if "RANK" in os.environ:
         return None
@@ -40,44 +40,44 @@ def own_log() -> Path | None:
 
 
 @contextmanager
-def watched(log: Path | None) -> Iterator[None]:
-    """Beat beside a log for the length of the block; without one nothing is written."""
+def status_file(log: Path | None) -> Iterator[None]:
+    """Write a status file beside a log for the length of the block; without a log do nothing."""
     if log is None:
         yield
         return
     file = log.with_suffix(".status")
-    told = {"host": platform.node(), "pid": os.getpid(), "began": time.time()}
-    over = Event()
-    beats = Thread(target=_beat, args=(file, log, told, over), daemon=True)
-    _tell(file, log, told)
+    facts = {"host": platform.node(), "pid": os.getpid(), "began": time.time()}
+    end = Event()
+    beats = Thread(target=_beat, args=(file, log, facts, end), daemon=True)
+    _write(file, log, facts)
     beats.start()
-    failed: BaseException | None = None
+    failure: BaseException | None = None
     try:
         yield
     except BaseException as error:
-        failed = None if isinstance(error, SystemExit) and not error.code else error
+        failure = None if isinstance(error, SystemExit) and not error.code else error
         raise
     finally:
-        over.set()
+        end.set()
         beats.join()
-        if failed is not None:
-            _tell(file, log, told, status="failed", reason=_reason(failed, log))
+        if failure is not None:
+            _write(file, log, facts, status="failed", reason=_reason(failure, log))
         else:
             with suppress(OSError):
                 file.unlink()
 
 
 def read_status(log: Path) -> dict[str, Any] | None:
-    """What a step says of itself; None where it says nothing."""
+    """The status of the step with this log; None without a readable status file."""
     try:
-        told: dict[str, Any] = json.loads(log.with_suffix(".status").read_text(encoding="utf-8"))
+        status: dict[str, Any] = json.loads(log.with_suffix(".status").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return told
+    return status
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """The end of a log, without empty lines."""
+    """The last lines of a log that are not empty; at most those in its last ``TAIL`` bytes."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - TAIL))
@@ -87,23 +87,23 @@ def last_lines(log: Path, count: int) -> list[str]:
     return [line for line in text.splitlines() if line.strip()][-count:]
 
 
-def _beat(file: Path, log: Path, told: dict[str, Any], over: Event) -> None:
-    while not over.wait(BEAT):
-        _tell(file, log, told)
+def _beat(file: Path, log: Path, facts: dict[str, Any], end: Event) -> None:
+    while not end.wait(BEAT):
+        _write(file, log, facts)
 
 
-def _tell(file: Path, log: Path, told: dict[str, Any], **ended: str) -> None:
-    """Write the status whole; a disk that takes none of it stops no run."""
+def _write(file: Path, log: Path, facts: dict[str, Any], **outcome: str) -> None:
+    """Write the status file; an error in that (a full disk) does not stop the step."""
     now = {"status": "running", "beat": time.time(), "progress": "".join(last_lines(log, 1))}
     with suppress(OSError, ValueError):
-        write_text(file, json.dumps(told | now | ended) + "\n")
+        write_text(file, json.dumps(facts | now | outcome) + "\n")
 
 
 def _reason(error: BaseException, log: Path) -> str:
-    """An error in one line; an exit has said it itself."""
+    """An error in one line; if the step exits by itself, the last line of its log says why."""
     if isinstance(error, SystemExit):
         return "".join(last_lines(log, 1)) or f"exit status {error.code}"
-    told = sentence(error)
-    if isinstance(error, (ValueError, OSError, KeyboardInterrupt)) and told:
-        return told
-    return f"{type(error).__name__}: {told}"
+    message = sentence(error)
+    if isinstance(error, (ValueError, OSError, KeyboardInterrupt)) and message:
+        return message
+    return f"{type(error).__name__}: {message}"

@@ -1,4 +1,4 @@
-"""The model hub: what the prepare steps fetch, and its refusals as one sentence."""
+"""The model hub: files that the prepare steps fetch, and errors as one sentence."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from methods.core.facts import file_facts
 
-# Split of a data set in front of a slice such as [:500].
+# Between the split of a data set and a slice of it, as in train[:500].
 SLICE = "["
 
 
 @contextmanager
 def one_sentence(name: str) -> Iterator[None]:
-    """Turn what the hub's libraries raise into one sentence that names the repository.
+    """Turn an error of the hub's libraries into one sentence with the name of the repository.
 
     Raises:
         ValueError: The repository cannot be read.
     """
     from datasets.exceptions import DatasetNotFoundError
 
-    # HTTPError is that of whatever client the library uses.
+    # Imported from here, HTTPError is the class of the HTTP client that the library uses.
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         GatedRepoError,
         HTTPError,
@@ -58,12 +58,12 @@ def one_sentence(name: str) -> Iterator[None]:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """An error and what it came from."""
-    found: list[BaseException] = []
+    """An error, its cause, the cause of that, and so on."""
+    errors: list[BaseException] = []
     while error is not None:
-        found.append(error)
+        errors.append(error)
         error = error.__cause__ or error.__context__
-    return found
+    return errors
 
 
 def data_files(repository: str, config: str | None, revision: str | None) -> dict[str, list[str]]:
@@ -81,13 +81,13 @@ def data_files(repository: str, config: str | None, revision: str | None) -> dic
             if "BuilderConfig" not in str(error) and "onfig name" not in str(error):
                 raise
             raise ValueError(f"{repository}: {' '.join(str(error).split())}") from error
-    # What is read from the cache, without a network, no longer knows its files.
-    found = builder.config.data_files or {}
-    return {str(split): list(map(str, files)) for split, files in found.items()}
+    # Empty without a network: a data set that is read from the cache has no list of its files.
+    addresses = builder.config.data_files or {}
+    return {str(split): list(map(str, files)) for split, files in addresses.items()}
 
 
-def parts(address: str) -> tuple[str, str, str]:
-    """Repository, commit and path of a file's address; all empty where it is not of the hub."""
+def split_address(address: str) -> tuple[str, str, str]:
+    """Repository, commit and path of a file of the hub; three empty texts for other addresses."""
     prefix = "hf://datasets/"
     if not address.startswith(prefix):
         return "", "", ""
@@ -97,24 +97,24 @@ def parts(address: str) -> tuple[str, str, str]:
 
 
 def fetch_files(addresses: Sequence[str]) -> dict[str, Path]:
-    """Address -> local copy in the hub's cache; what is there is not fetched again."""
+    """Address -> local copy in the hub's cache; files in the cache are not fetched again."""
     from huggingface_hub import hf_hub_download
 
-    found = {}
+    copies = {}
     for address in addresses:
-        repository, commit, path = parts(address)
+        repository, commit, path = split_address(address)
         with one_sentence(repository):
             local = hf_hub_download(repository, path, repo_type="dataset", revision=commit)
-        found[address] = Path(local)
-    return found
+        copies[address] = Path(local)
+    return copies
 
 
-def described(files: dict[str, Path]) -> list[dict[str, Any]]:
-    """Repository, commit, path, size in bytes and sha256 of fetched files, for the record."""
+def describe_files(files: dict[str, Path]) -> list[dict[str, Any]]:
+    """Repository, commit, path, size in bytes and sha256 of each file, for the record."""
     lines = []
     for address, file in files.items():
-        repository, commit, path = parts(address)
-        told = {"repository": repository, "commit": commit, "path": path}
+        repository, commit, path = split_address(address)
+        place = {"repository": repository, "commit": commit, "path": path}
         facts = file_facts(file)
-        lines.append(told | {key: facts[key] for key in ("size", "sha256")})
+        lines.append(place | {key: facts[key] for key in ("size", "sha256")})
     return lines

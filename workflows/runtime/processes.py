@@ -1,4 +1,4 @@
-"""Several processes for one fit, started through torchrun; with one process nothing changes."""
+"""Several processes for one fit, under torchrun; one process runs without it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from workflows.runtime.files import whole_folder
 
 
 def start_processes(count: int, device: str, step: str) -> int:
-    """Run a step again in ``count`` processes under torchrun, each with its own GPU or on the CPU.
+    """Run a step in ``count`` processes under torchrun, each with its own GPU or on the CPU.
 
-    The GPUs are claimed here and held until the last process has ended; SIGTERM is passed on.
+    This process locks the GPUs until the last of those processes has ended. It passes SIGTERM on.
 
     Args:
-        count: Processes.
-        device: As the step was asked for.
+        count: Number of processes.
+        device: The option ``--device`` of the step.
         step: Module of the step; it gets the arguments of this process.
 
     Returns:
@@ -32,12 +32,12 @@ def start_processes(count: int, device: str, step: str) -> int:
 
     gpu = torch.cuda.is_available() and device != "cpu"
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    # Long enough for the update at hand and its snapshot.
+    # Seconds: enough to finish the current update and write its snapshot.
     words += ["--shutdown-timeout=300"]
     with claim_gpus(count) if gpu else nullcontext(None) as numbers:
-        shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(_name, numbers))} if numbers else {}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(_name, numbers))} if numbers else {}
         group = subprocess.Popen(
-            [sys.executable, *words, "-m", step, *sys.argv[1:]], env=os.environ | shown
+            [sys.executable, *words, "-m", step, *sys.argv[1:]], env=os.environ | visible
         )
         before = signal.signal(signal.SIGTERM, lambda number, frame: group.terminate())
         try:
@@ -47,7 +47,7 @@ def start_processes(count: int, device: str, step: str) -> int:
 
 
 def _name(number: int) -> str:
-    """What CUDA_VISIBLE_DEVICES calls the GPU that torch numbers so."""
+    """Name of a GPU in CUDA_VISIBLE_DEVICES, from its number in torch."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(number).uuid}"
@@ -55,10 +55,10 @@ def _name(number: int) -> str:
 
 @contextmanager
 def process_group(device: str, out: Path) -> Iterator[tuple[str, Path]]:
-    """Device and folder of this process.
+    """Device and output folder of this process, for the length of the block.
 
-    Started by torchrun, every process joins the group, takes the GPU of its local rank (or the
-    CPU) and only the first writes ``out``; the others get a folder that vanishes.
+    Under torchrun every process joins the group and takes the GPU of its local rank, or the CPU.
+    Only the first process writes ``out``; the others get a temporary folder.
     """
     import torch
     import torch.distributed as dist

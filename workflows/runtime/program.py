@@ -1,4 +1,4 @@
-"""A step as a program: errors as one sentence, arguments that all share, threads, memory."""
+"""A step as a program: errors as one sentence, common arguments, threads, memory."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ from safetensors import SafetensorError
 
 from methods.core.jsonfile import parse_json
 from workflows.runtime.errors import sentence
-from workflows.runtime.heartbeat import own_log, watched
+from workflows.runtime.heartbeat import own_log, status_file
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a step; bad input ends in one sentence and exit status 2.
+    """Run a step; on a wrong input print one sentence and exit with status 2.
 
-    ``SKIPBENCH_DEBUG=1`` shows the traceback as well.
+    With ``SKIPBENCH_DEBUG=1`` the traceback is printed too.
     """
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
     try:
-        with line_by_line(), watched(own_log()):
+        with line_by_line(), status_file(own_log()):
             main()
     except (ValueError, OSError, SafetensorError) as error:
-        # safetensors reports a full disk as an error of its own.
+        # With a full disk safetensors raises an error of its own.
         if os.environ.get("SKIPBENCH_DEBUG"):
             traceback.print_exc()
         print(f"error: {sentence(error)}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt as stop:
-        # A training that can be continued says so, and which signal it followed.
+        # A training that can be continued raises this with a message and the signal's status.
         print(str(stop) or "interrupted; nothing half-written is left", file=sys.stderr)
         raise SystemExit(getattr(stop, "status", 130)) from None
     finally:
-        # The interpreter would look for garbage once more before it goes.
+        # Saves time: the interpreter collects garbage once more at its end.
         gc.freeze()
 
 
 class Lines:
-    """A stream that is no terminal: each state of a progress bar becomes a line of its own.
+    """A stream without a terminal, in which each state of a progress bar is a line of its own.
 
-    Bars return to the start of their line and move the cursor up; neither reaches the stream.
+    A bar returns to the start of its line and moves the cursor up. Here the first ends the line,
+    and the second is dropped.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -59,20 +60,20 @@ class Lines:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Pass on the lines that are whole."""
+        """Pass on all complete lines."""
         *lines, self.rest = (self.rest + text.replace("\x1b[A", "")).replace("\r", "\n").split("\n")
         self.stream.writelines(f"{line.rstrip()}\n" for line in lines if line.strip())
         return len(text)
 
     def flush(self) -> None:
-        """Pass on what was drawn last: a bar ends its line when it is drawn again."""
+        """Pass on the last state of a bar, whose line ends only when it is drawn again."""
         self.write("\n")
         self.stream.flush()
 
 
 @contextmanager
 def line_by_line() -> Iterator[None]:
-    """Errors and bars as lines for the length of the block, unless a terminal shows them."""
+    """Write standard error as lines for the length of the block, unless it is a terminal."""
     if sys.stderr.isatty():
         yield
         return
@@ -85,21 +86,21 @@ def line_by_line() -> Iterator[None]:
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Every option says what it is when left out, or that it must be given."""
+    """Help in which every option has its default, or the word required."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        told = action.help or ""
+        text = action.help or ""
         if action.required and action.option_strings:
-            return f"{told} (required)"
+            return f"{text} (required)"
         if action.default is False:
-            return f"{told} (default: off)"
+            return f"{text} (default: off)"
         if action.default in (None, "", argparse.SUPPRESS):
-            return told
-        return f"{told} (default: %(default)s)"
+            return text
+        return f"{text} (default: %(default)s)"
 
 
 def step_parser(description: str | None) -> argparse.ArgumentParser:
-    """The command line of a step; what a default of None or "" means stands in the help."""
+    """The command line of a step; the help of an option says what a default of None or "" means."""
     return argparse.ArgumentParser(description=description, formatter_class=Help)
 
 
@@ -116,7 +117,7 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
     """Refuse numbers below 1.
 
     Raises:
-        ValueError: The first such option.
+        ValueError: With the name of the first such option.
     """
     for name in names:
         value = getattr(args, name)
@@ -125,27 +126,31 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 
 
 def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that choose hardware and never change what is computed."""
+    """Add the options that choose hardware and do not change what is computed."""
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
 
 
 def set_up_torch(threads: int) -> None:
-    """Make numbers repeat: on a GPU, and whatever number of cores Snakemake gives."""
+    """Set torch so that results repeat, on a GPU and with any number of Snakemake's cores.
+
+    Raises:
+        ValueError: The number of threads is below 1.
+    """
     import torch
 
     if threads < 1:
         raise ValueError(f"--threads is {threads}, must be at least 1")
-    # cuBLAS reads it before its first product, and without it sums may differ from run to run.
+    # Without it, sums of cuBLAS may differ from run to run. cuBLAS reads it at its first product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # No code here reads memory before it is written; filling it first is time alone.
+    # No code here reads memory that was not written, so to fill it first only costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def reset_peak_memory() -> None:
-    """Let :func:`peak_memory_mb` look back no further than now, where the kernel allows it."""
+    """Let :func:`peak_memory_mb` measure from now on, if the kernel allows that."""
     import torch
 
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which code ran, in which versions, on what hardware."""
+"""Which code ran, with which versions of packages, on what hardware."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from workflows import ROOT
 
 PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "numpy", "tokenizers")
 FOLDERS = ("methods", "workflows")
-# What every fit shares beside its own method, and what scores a model beside what fitted it.
+# Code that every fit runs in addition to its own method; code that scores a model.
 SHARED = (
     "methods/core", "methods/kernels", "methods/api.py", "methods/base.py", "methods/discovery.py",
 )  # fmt: skip
 SCORING = ("workflows/evaluation", "workflows/demo")
-# Ends of names; what tasks of lm-eval share stands in files without a dot.
+# Endings of names. Files that task files include have no dot in their names.
 CODE = (".py", ".yaml", "_yaml")
 PROSE = (".md", ".txt")
 
 
 def provenance(parts: Sequence[str]) -> dict[str, Any]:
-    """Versions, commit, state of the code and hardware, for a record.
+    """Versions, commit, hashes of the code and hardware, for a record.
 
     Args:
-        parts: Files and folders of the checkout that can change what the record says.
+        parts: Files and folders of the checkout on which the record's results depend.
     """
     return {
         "versions": {"python": platform.python_version()} | dict(_versions()),
@@ -49,16 +49,17 @@ def provenance(parts: Sequence[str]) -> dict[str, Any]:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    """Versions of what is installed: a machine that only fits has no lm_eval."""
+    """Versions of installed packages; a machine that only fits has no lm_eval."""
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             yield package, version(package)
 
 
 def dirty() -> bool:
-    """Whether a tracked file changed or a new one, but prose, was put beside what is compared.
+    """Whether the code differs from the commit: a tracked file changed, or there is a new one.
 
-    Outside git nothing says which code ran, so it counts as not committed.
+    New text files do not count. Outside git the answer is True, because no commit says which code
+    ran.
     """
     changed = git("status", "--porcelain", "--untracked-files=no", *FOLDERS) != ""
     new = git("ls-files", "-z", "--others", "--exclude-standard", *FOLDERS) or ""
@@ -66,10 +67,10 @@ def dirty() -> bool:
 
 
 def fit_parts(*rows: Row) -> list[str]:
-    """Files and folders of the checkout that can change a fit.
+    """Files and folders of the checkout on which a fit depends.
 
     Args:
-        rows: The row that is fitted, and the one whose model it starts from.
+        rows: The row, and the row of the model from which its fit starts.
     """
     own = [str(row.path.relative_to(ROOT)) for row in rows]
     return sorted({*own, *SHARED})
@@ -78,12 +79,12 @@ def fit_parts(*rows: Row) -> list[str]:
 def code_files(part: str) -> list[Path]:
     """The Python and YAML files of a file or folder of the checkout."""
     place = ROOT / part
-    found = place.rglob("*") if place.is_dir() else [place]
-    return sorted(file for file in found if file.name.endswith(CODE) and file.is_file())
+    files = place.rglob("*") if place.is_dir() else [place]
+    return sorted(file for file in files if file.name.endswith(CODE) and file.is_file())
 
 
 def code_hash(part: str) -> str:
-    """sha256 over names and contents of :func:`code_files`; 16 hex digits."""
+    """sha256 over names and contents of :func:`code_files`, 16 hex digits."""
     digest = hashlib.sha256()
     for file in code_files(part):
         digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
@@ -91,18 +92,23 @@ def code_hash(part: str) -> str:
 
 
 def git(*arguments: str) -> str | None:
-    """What git prints in the checkout; None outside git or where it fails.
+    """Output of git in the checkout; None outside git or if git fails.
 
-    A repository that an installed copy lies in, as that of a virtual environment, is not ours.
+    git does not look in parent folders: an installed copy may lie in another project's repository.
     """
-    own = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}
     try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=ROOT, env=own, capture_output=True, text=True, check=True
+        result = subprocess.run(
+            ["git", *arguments],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def _processor() -> str:
@@ -115,7 +121,7 @@ def _processor() -> str:
 
 
 def cpu_capability() -> str:
-    """The instruction set that torch computes with: the CPU's best, or what limits it."""
+    """The instruction set that torch uses: the CPU's best, unless ATEN_CPU_CAPABILITY limits it."""
     import torch
 
     return torch.backends.cpu.get_cpu_capability()

@@ -21,7 +21,7 @@ from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
 from workflows.runtime.files import check_place, read_text, whole_file
-from workflows.runtime.hub import SLICE, data_files, described, fetch_files
+from workflows.runtime.hub import SLICE, data_files, describe_files, fetch_files
 from workflows.runtime.program import json_argument, run, step_parser
 from workflows.suite.config import check_end, check_source
 from workflows.suite.job import DATA_PARTS
@@ -147,7 +147,7 @@ def read_hub(spec: dict[str, Any], provenance: Path) -> Iterator[dict[str, Any]]
             f"{repository} has no column '{column}' (it has: {', '.join(table.column_names)})"
         )
     with whole_file(provenance) as file:
-        write_json(file, {"source": spec, "files": described(files)})
+        write_json(file, {"source": spec, "files": describe_files(files)})
     order = list(range(len(table)))
     random.Random(seed_for(spec["seed"], "hub order")).shuffle(order)
     for index in order:

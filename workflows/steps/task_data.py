@@ -14,7 +14,13 @@ from methods.core.jsonfile import write_json
 from workflows.evaluation.loading import CannotRun, load, task_manager
 from workflows.evaluation.tasklist import TaskEntry, add_task_folder, read_entries, task_folders
 from workflows.runtime.files import whole_file
-from workflows.runtime.hub import data_files, described, fetch_files, one_sentence, parts
+from workflows.runtime.hub import (
+    data_files,
+    describe_files,
+    fetch_files,
+    one_sentence,
+    split_address,
+)
 from workflows.runtime.program import json_argument, run, step_parser
 
 
@@ -55,8 +61,10 @@ def fetch(entry: TaskEntry, task_folders: Sequence[Path]) -> dict[str, Any]:
     files: list[dict[str, Any]] = []
     for repository, config, revision in sources_of(entry, task_folders):
         addresses = data_files(repository, config, revision)
-        unique = dict.fromkeys(a for split in addresses.values() for a in split if parts(a)[0])
-        files += described(fetch_files(list(unique)))
+        unique = dict.fromkeys(
+            a for split in addresses.values() for a in split if split_address(a)[0]
+        )
+        files += describe_files(fetch_files(list(unique)))
     return {"task": entry.task, "files": files}
 
 

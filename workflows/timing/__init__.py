@@ -1,1 +1,1 @@
-"""What the clock needs."""
+"""Timing of a row against the dense model: prompts, decoding, training, with bounds."""

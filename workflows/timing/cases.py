@@ -1,4 +1,4 @@
-"""What is timed: sequences and the tokens of each."""
+"""Sizes of what is timed: number of sequences, tokens per sequence."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ Case = tuple[int, int]  # sequences, tokens each
 
 
 def cases(text: str) -> list[Case]:
-    """``1x512,8x2048`` as pairs.
+    """Pairs from a text such as ``1x512,8x2048``.
 
     Raises:
         ValueError: Not of that form.
     """
     try:
         pairs = [tuple(int(part) for part in word.split("x")) for word in text.split(",")]
-        found = [(sequences, length) for sequences, length in pairs]
+        sizes = [(sequences, length) for sequences, length in pairs]
     except ValueError:
-        found = [(0, 0)]
-    if min(map(min, found)) < 1:
+        sizes = [(0, 0)]
+    if min(map(min, sizes)) < 1:
         raise ValueError(f"'{text}' must look like 1x512,8x2048")
-    return found
+    return sizes
 
 
 def check_length(name: str, text: str, window: int) -> None:
-    """Hold cases, as :func:`cases` reads them, against a window.
+    """Refuse a text of cases with one that is longer than the window.
 
     Raises:
-        ValueError: One is longer; the message begins with ``name``.
+        ValueError: With ``name`` first.
     """
     longest = max(length for _, length in cases(text))
     if longest > window:

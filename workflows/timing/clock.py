@@ -1,4 +1,4 @@
-"""Timing two or more things against each other: in turn, after a warm-up, raw values kept."""
+"""Timing functions against each other: in turn, after a warm-up."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 
-def interleaved(
+def time_in_turn(
     functions: Mapping[str, Callable[[], Any]], rounds: int, warmup: int, device: str
 ) -> dict[str, list[float]]:
-    """Run A B A B ... and time each call, so that drift of the machine meets all alike.
+    """Run A B A B ... and time each call, so that drift of the machine affects all functions alike.
 
     Args:
-        functions: Name -> what to time.
+        functions: Name -> function to time.
         rounds: Counted calls of each.
         warmup: Calls of each that are not counted.
-        device: Calls on a GPU are timed by CUDA events.
+        device: On a GPU, CUDA events time the calls.
 
     Returns:
         Name -> seconds of each counted call.
@@ -48,17 +48,17 @@ def _on_gpu(function: Callable[[], Any]) -> float:
     return before.elapsed_time(after) / 1000
 
 
-def compared(seconds: list[float], dense: list[float], bound: float | None) -> dict[str, Any]:
-    """A measurement over dense: median of paired ratios with a 95 % interval, beside its bound.
+def compare(seconds: list[float], dense: list[float], bound: float | None) -> dict[str, Any]:
+    """Time over dense: the median of paired ratios, its 95 % interval and its bound.
 
     Args:
-        seconds: Of the variant, call by call.
-        dense: Of the dense model, same length, interleaved with them.
-        bound: Smallest ratio that the work allows; None: not known.
+        seconds: Of the row, one value per call.
+        dense: Of the dense model, measured in turn with these.
+        bound: Smallest ratio that the work allows; None: unknown.
 
     Returns:
-        Ratio, interval, bound, the realised share of the possible saving (None where there is no
-        bound or it allows none) and the raw seconds.
+        Ratio, interval, bound, realised share of the possible saving (None without a bound, or if
+        the bound allows no saving), quantiles of both times in seconds, all times of the row.
     """
     ratios = np.array(seconds) / np.array(dense)
     draws = np.random.default_rng(0).integers(len(ratios), size=(2000, len(ratios)))

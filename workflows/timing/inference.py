@@ -1,4 +1,4 @@
-"""Prefill and decode of a row over the dense model, on texts; one line per case."""
+"""Time of prefill and decoding of a row over the dense model, on texts; one line per case."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from methods.core.routing.routed import router_of
 from methods.core.seeds import generator
 from methods.kernels.choose import available
 from workflows.timing.cases import Case
-from workflows.timing.clock import compared
+from workflows.timing.clock import compare
 from workflows.timing.meters import joules, peak_memory
 from workflows.timing.modes import Bench, Line, forced_gates
 from workflows.timing.work import Work
 
 Arguments = dict[str, Any]
-# Batches of a decode step whose reads are foretold from a trace.
+# Batch sizes for which the reads of a decoding step are predicted from a trace.
 BATCHES = (1, 2, 4, 8, 16, 32)
 
 
@@ -32,18 +32,18 @@ class Texts:
     """What models are timed on.
 
     Args:
-        ids: One stream of tokens (N,); behind its end it begins anew.
+        ids: One stream of tokens (N,), repeated without end.
     """
 
     ids: Tensor
 
     @classmethod
     def random(cls, vocabulary: int, tokens: int = 65536) -> Texts:
-        """Drawn ids, for weights that are drawn too."""
+        """Random ids, for models with random weights."""
         return cls(torch.randint(vocabulary, (tokens,), generator=generator(0, "ids")))
 
     def rows(self, sequences: int, length: int, turn: int = 0) -> Tensor:
-        """Ids (sequences, length), others in every turn."""
+        """Ids (sequences, length), different in every turn."""
         count = sequences * length
         places = (torch.arange(count) + turn * count) % len(self.ids)
         return self.ids[places].view(sequences, length)
@@ -54,24 +54,24 @@ def time_prefill(
     row: PreTrainedModel,
     case: Case,
     texts: Texts,
-    bypass: float | None,
+    rate: float | None,
     bench: Bench,
 ) -> Line:
-    """A prompt pass with logits of its last token, another prompt in every turn.
+    """Time a prompt pass with logits of its last token, with another prompt in every turn.
 
     Args:
         dense: The backbone.
-        row: Made of it.
-        case: Sequences and tokens of each.
-        texts: Where prompts come from.
-        bypass: Rate that is forced on a routed row; None: its own decisions.
+        row: A model made from it.
+        case: Sequences, tokens per sequence.
+        texts: Source of the prompts.
+        rate: Share of the units that a routed row is forced to skip; None: its own decisions.
         bench: Device and rounds.
     """
     sequences, length = case
     prompts = [texts.rows(*case, turn).to(bench.device) for turn in range(bench.turns)]
-    forced = [_forced(row, ids, bypass) for ids in prompts]
+    forced = [_forced_gates(row, ids, rate) for ids in prompts]
     pairs = zip(prompts, forced, strict=True)
-    executed = _joined([_decisions(row, ids, extra) for ids, extra in pairs])
+    executed = _join([_decisions(row, ids, extra) for ids, extra in pairs])
     seconds = bench.time(
         partial(next, _passes(row, prompts, forced)),
         partial(next, _passes(dense, prompts, [{}] * len(prompts))),
@@ -80,13 +80,13 @@ def time_prefill(
         Work.of(model).prompt_flops(decided, sequences, length)
         for model, decided in ((row, executed), (dense, None))
     ]
-    found = compared(*seconds, needs[0] / needs[1])
+    times = compare(*seconds, needs[0] / needs[1])
     memory = peak_memory(
         partial(next, _passes(model, prompts[:1], extra[:1]))
         for model, extra in ((row, forced), (dense, [{}]))
     )
-    line = {"mode": "prefill", "case": _name(case), "bypass": _skipped(executed)}
-    return line | found | memory
+    line = {"mode": "prefill", "case": _name(case), "bypass": _skip(executed)}
+    return line | times | memory
 
 
 def time_decode(
@@ -94,17 +94,17 @@ def time_decode(
     row: PreTrainedModel,
     case: Case,
     texts: Texts,
-    bypass: float | None,
+    rate: float | None,
     bench: Bench,
 ) -> Line:
-    """One more token per sequence in every turn, behind ``context`` tokens at first; eager mode.
+    """Time decoding steps in eager mode: one token per sequence in every turn, after a context.
 
-    Arguments as in :func:`time_prefill`. ``predicted`` is the bound at several batch sizes, as the
-    decisions on single tokens of all sequences foretell it.
+    Arguments as in :func:`time_prefill`; the tokens of a case are its context. ``predicted`` is the
+    bound at several batch sizes, computed from the decisions about single tokens.
     """
     sequences, context = case
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
-    extra = _forced(row, ids, bypass)
+    extra = _forced_gates(row, ids, rate)
     caches = [
         _cache(row, ids[:, :context], _part(extra, 0, context)),
         _cache(dense, ids[:, :context], {}),
@@ -124,20 +124,20 @@ def time_static(
     row: PreTrainedModel,
     case: Case,
     texts: Texts,
-    bypass: float | None,
+    rate: float | None,
     bench: Bench,
 ) -> Line:
-    """The same steps in a static cache, on a GPU as one CUDA graph each.
+    """Time decoding steps in a static cache, on a GPU each as one CUDA graph.
 
-    Arguments as in :func:`time_prefill`. ``masked``: without kernels both branches of a routed unit
-    run, which is no skipping.
+    Arguments as in :func:`time_decode`. ``masked``: without the kernels a routed unit and its
+    alternative both run, so nothing is skipped.
     """
     sequences, context = case
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
-    extra = _forced(row, ids, bypass)
-    # One place more for the token that nothing reads.
+    extra = _forced_gates(row, ids, rate)
+    # One place more: after the timed steps, ``joules`` repeats one further step.
     decoders = [
-        StaticDecoder(model, sequences, ids.shape[1] + 1, forced=bypass is not None)
+        StaticDecoder(model, sequences, ids.shape[1] + 1, forced=rate is not None)
         for model in (row, dense)
     ]
     decoders[0].prefill(ids[:, :context], **_part(extra, 0, context))
@@ -151,7 +151,7 @@ def time_static(
     executed, caches = _decisions(row, ids, extra), [decoder.cache for decoder in decoders]
     line = _decode_line("static", (row, dense), case, executed, caches, seconds)
     line["masked"] = executed is not None and not available(next(row.parameters()))
-    return line | joules([_replayed(decoder) for decoder in decoders], sequences)
+    return line | joules([_replay(decoder) for decoder in decoders], sequences)
 
 
 def _decode_line(
@@ -162,7 +162,7 @@ def _decode_line(
     caches: Sequence[Cache],
     seconds: tuple[list[float], list[float]],
 ) -> Line:
-    """What was measured of decode steps of a row and the dense model, beside what they read."""
+    """The line of decoding steps: their times, and bounds from the bytes that they read."""
     size = torch.finfo(models[1].dtype).bits // 8
     steps = None if executed is None else executed[..., case[1] :].permute(2, 0, 1)
     works = [Work.of(model) for model in models]
@@ -170,8 +170,8 @@ def _decode_line(
         work.step_bytes(decided, cache, size)
         for work, decided, cache in zip(works, (steps, None), caches, strict=True)
     ]
-    found = compared(*seconds, needs[0] / needs[1])
-    line = {"mode": mode, "case": _name(case), "bypass": _skipped(steps), **found}
+    times = compare(*seconds, needs[0] / needs[1])
+    line = {"mode": mode, "case": _name(case), "bypass": _skip(steps), **times}
     if executed is not None:
         trace = executed.transpose(1, 2).flatten(0, 1)
         whole = works[1].step_weights(None)
@@ -210,12 +210,12 @@ def _static_steps(
         yield
 
 
-def _replayed(decoder: StaticDecoder) -> Callable[[], None]:
-    """One step, again and again at the same place of the cache."""
-    back = decoder.mark()
+def _replay(decoder: StaticDecoder) -> Callable[[], None]:
+    """A function that repeats one step at the same place of the cache."""
+    go_back = decoder.mark()
 
     def step() -> None:
-        back()
+        go_back()
         decoder.step()
 
     return step
@@ -230,32 +230,32 @@ def _cache(model: PreTrainedModel, ids: Tensor, extra: Arguments) -> Cache:
 
 @torch.no_grad()
 def _decisions(model: PreTrainedModel, ids: Tensor, extra: Arguments) -> Tensor | None:
-    """Who executes which unit (B, U, T), as forced or found; None where no unit is routed."""
+    """Decisions (B, U, T), forced or the row's own; None if no unit is routed."""
     if router_of(model) is None or "gates" in extra:
         return extra.get("gates")
     executed: Tensor = decoder(model)(input_ids=ids, use_cache=False, **extra).executed
     return executed
 
 
-def _joined(executed: Sequence[Tensor | None]) -> Tensor | None:
-    known = [each for each in executed if each is not None]
-    return torch.cat(known) if known else None
+def _join(executed: Sequence[Tensor | None]) -> Tensor | None:
+    decisions = [each for each in executed if each is not None]
+    return torch.cat(decisions) if decisions else None
 
 
-def _forced(model: PreTrainedModel, ids: Tensor, bypass: float | None) -> Arguments:
-    """Gates of a rate as arguments of a forward pass; nothing where the row decides itself."""
+def _forced_gates(model: PreTrainedModel, ids: Tensor, rate: float | None) -> Arguments:
+    """Forced gates as an argument of a forward pass; empty if the row decides itself."""
     router = router_of(model)
-    if bypass is None or router is None:
+    if rate is None or router is None:
         return {}
     rows, length = ids.shape
-    return {"gates": forced_gates(router, rows, length, bypass, str(ids.device))}
+    return {"gates": forced_gates(router, rows, length, rate, str(ids.device))}
 
 
 def _part(extra: Arguments, first: int, stop: int) -> Arguments:
     return {name: gates[..., first:stop] for name, gates in extra.items()}
 
 
-def _skipped(executed: Tensor | None) -> float | None:
+def _skip(executed: Tensor | None) -> float | None:
     return None if executed is None else 1 - float(executed.double().mean())
 
 

@@ -1,4 +1,4 @@
-"""Memory and energy of what is timed; only a GPU tells either of one model apart from another."""
+"""Memory and energy of a call; measured on a GPU only, where each model can be told apart."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-# The counter moves in steps of some 100 ms.
+# Seconds. The energy counter has steps of about 100 ms.
 WINDOW = 2.0
 
 
 def peak_memory(functions: Iterable[Callable[[], Any]]) -> dict[str, Any]:
-    """Peak of CUDA memory in a call of the row and of dense, in MB; nothing without a GPU.
+    """Peak of CUDA memory in a call of the row and of dense, in MB; empty without a GPU.
 
-    Both models lie in memory all the while: what differs is what a call needs beside them.
+    Both models stay in memory during both calls: the two values differ by what a call itself needs.
     """
     if not torch.cuda.is_available():
         return {}
@@ -29,16 +29,16 @@ def peak_memory(functions: Iterable[Callable[[], Any]]) -> dict[str, Any]:
 
 
 def joules(functions: Sequence[Callable[[], Any]], tokens: int) -> dict[str, Any]:
-    """Energy per token of the row and of dense; nothing where NVML does not count it.
+    """Energy per token of the row and of dense; empty if NVML does not measure it.
 
     Args:
-        functions: Calls of the row and of the dense model.
-        tokens: Of one call.
+        functions: A call of the row, a call of the dense model.
+        tokens: Number of tokens per call.
     """
     counter = _counter()
     if counter is None:
         return {}
-    found = []
+    energies = []
     for function in functions:
         calls, start, end = 0, counter(), time.perf_counter() + WINDOW
         while time.perf_counter() < end:
@@ -46,12 +46,12 @@ def joules(functions: Sequence[Callable[[], Any]], tokens: int) -> dict[str, Any
                 function()
             torch.cuda.synchronize()
             calls += 10
-        found.append((counter() - start) / (calls * tokens))
-    return {"joules_per_token": found[0], "dense_joules_per_token": found[1]}
+        energies.append((counter() - start) / (calls * tokens))
+    return {"joules_per_token": energies[0], "dense_joules_per_token": energies[1]}
 
 
 def _counter() -> Callable[[], float] | None:
-    """What reads the energy that the current GPU has used, in joules; None where nothing does."""
+    """A function that reads the energy used by the current GPU, in joules; None without NVML."""
     if not torch.cuda.is_available():
         return None
     try:

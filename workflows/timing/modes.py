@@ -1,4 +1,4 @@
-"""What is timed beside prompts and new tokens: a block, a training step."""
+"""Time of one FFN and of a training step."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from methods.core.training.lora import add_lora
 from methods.core.training.losses import lm_loss_sum
 from workflows.stats.bounds import Shape, training_flops
 from workflows.timing.cases import Case
-from workflows.timing.clock import compared, interleaved
+from workflows.timing.clock import compare, time_in_turn
 from workflows.timing.meters import peak_memory
 
 Line = dict[str, Any]
 
 
 def shape_of(model: PreTrainedModel) -> Shape:
-    """The sizes behind the bounds."""
+    """Sizes of a model, in parameters, from which bounds are computed."""
     router = router_of(model)
     first = layers(model)[0]
-    branch = None if router is None else router.alternative(0)
-    adapter = count(branch) if isinstance(branch, nn.Module) else 0
+    alternative = None if router is None else router.alternative(0)
+    adapter = count(alternative) if isinstance(alternative, nn.Module) else 0
     routed = 0 if router is None else len(router.units)
     own = 0 if router is None else count(router) - routed * adapter
     head = model.lm_head
@@ -49,20 +49,21 @@ def shape_of(model: PreTrainedModel) -> Shape:
     )
 
 
-def forced_gates(router: Router, rows: int, length: int, bypass: float, device: str) -> Tensor:
-    """Decisions (B, U, T): True executes, False with probability ``bypass``.
+def forced_gates(router: Router, rows: int, length: int, rate: float, device: str) -> Tensor:
+    """Decisions (B, U, T): False, with probability ``rate``, skips a unit.
 
-    How many units of a token are bypassed differs by one at most, so that steps compare.
+    The number of units that a token skips differs by one at most, so that all steps have the same
+    work.
     """
-    units, rng = len(router.units), generator(0, f"gates {bypass}")
+    units, rng = len(router.units), generator(0, f"gates {rate}")
     order = torch.rand(rows, units, length, generator=rng).argsort(dim=1).argsort(dim=1)
     start = torch.rand(rows, 1, length, generator=rng)
-    return (order + start >= bypass * units).to(device)
+    return (order + start >= rate * units).to(device)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """How to measure: device, counted calls, calls before them."""
+    """How to measure: device, number of timed calls, number of calls before these."""
 
     device: str
     rounds: int
@@ -74,53 +75,53 @@ class Bench:
         return self.rounds + self.warmup
 
     def time(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
-        """Seconds of two functions, called in turn."""
+        """Seconds of each timed call of two functions, called in turn."""
         functions = {"first": first, "second": second}
-        seconds = interleaved(functions, self.rounds, self.warmup, self.device)
+        seconds = time_in_turn(functions, self.rounds, self.warmup, self.device)
         return seconds["first"], seconds["second"]
 
 
-def time_block(routed: PreTrainedModel, bypass: float, bench: Bench) -> list[Line]:
-    """One FFN with its adapter over the FFN alone, without the router, on 2,048 tokens."""
+def time_block(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Line]:
+    """Time one FFN with its adapter over the FFN alone, without the router, on 2,048 tokens."""
     router = router_of(routed)
     assert router is not None
-    branch = router.alternative(0)
+    alternative = router.alternative(0)
     dense = ffn(layers(routed)[router.units[0].layer])
     rows = torch.randn(2048, routed.config.hidden_size, device=bench.device).to(routed.dtype)
-    gates = forced_gates(router, 1, 2048, bypass, bench.device)[0, 0]
+    gates = forced_gates(router, 1, 2048, rate, bench.device)[0, 0]
     sizes, real = shape_of(routed), 1 - float(gates.float().mean())
     bound = ((1 - real) * sizes.ffn + real * sizes.adapter) / sizes.ffn
     lines = []
     for backward in (False, True):
         leaf = rows.clone().requires_grad_(backward)
         routed_time, dense_time = bench.time(
-            partial(_block_step, lambda x: dispatch(x, gates, dense, branch), leaf),
+            partial(_block_step, lambda x: dispatch(x, gates, dense, alternative), leaf),
             partial(_block_step, dense, leaf),
         )
         case = "forward, backward" if backward else "forward"
-        found = compared(routed_time, dense_time, bound)
-        lines.append({"mode": "block", "case": case, "bypass": real, **found})
+        times = compare(routed_time, dense_time, bound)
+        lines.append({"mode": "block", "case": case, "bypass": real, **times})
     return lines
 
 
 def time_training(
     routed: PreTrainedModel,
     case: Case,
-    bypass: float,
+    rate: float,
     recompute: bool,
     bench: Bench,
     ffns: bool = False,
 ) -> Line:
-    """One step (forward, backward) over LoRA on every linear layer of the same backbone.
+    """Time a training step (forward, backward) over one of LoRA on the same backbone.
 
     Args:
-        routed: Its backbone's weights serve both.
-        case: Sequences and tokens of each.
-        bypass: Rate that is forced.
+        routed: The row; LoRA uses its backbone's weights.
+        case: Sequences, tokens per sequence.
+        rate: Share of the units that is skipped, forced.
         recompute: Whether layers run again in the backward pass.
         bench: Device and rounds.
-        ffns: LoRA is on the FFNs of the routed layers alone: its gradients reach no further down
-            than those of the row.
+        ffns: True: LoRA is only on the FFNs of the routed layers, so gradients go back through the
+            same layers in both. False: LoRA is on every linear layer.
     """
     sequences, length = case
     router = router_of(routed)
@@ -130,11 +131,11 @@ def time_training(
     lora = _with_lora(routed, FFN if ffns else (*ATTENTION, *FFN), adapted)
     trained = sum(p.numel() for p in lora.parameters() if p.requires_grad)
     ids = _ids(routed, sequences, length, bench.device)
-    gates = forced_gates(router, sequences, length, bypass, bench.device)
+    gates = forced_gates(router, sequences, length, rate, bench.device)
     forced, real = {"gates": gates}, 1 - float(gates.float().mean())
     if recompute:
         lora.gradient_checkpointing_enable({"use_reentrant": False})
-        # transformers also asks for gradients of the embeddings, which LoRA has no use for.
+        # transformers also computes gradients of the embeddings, which LoRA does not need.
         lora.disable_input_require_grads()
     routed.model.checkpointing = recompute
     steps = partial(_training_step, routed, ids, forced), partial(_training_step, lora, ids, {})
@@ -149,23 +150,23 @@ def time_training(
         training_flops(shape_of(routed), length, real, 0, recompute),
         training_flops(_dense_shape(routed), length, 0.0, trained, recompute, reached),
     ]
-    found = compared(*seconds, work[0] / work[1])
+    times = compare(*seconds, work[0] / work[1])
     line = {
         "mode": "training-ffn" if ffns else "training",
         "case": f"{sequences}x{length}" + (" recomputed" if recompute else ""),
         "bypass": real,
-        **found,
+        **times,
     }
-    return line | {"tokens_per_second": ids.numel() / found["seconds"][50]} | memory
+    return line | {"tokens_per_second": ids.numel() / times["seconds"][50]} | memory
 
 
 def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench: Bench) -> Line:
-    """One step (forward, backward) of a row as it trains, over LoRA on every linear layer of dense.
+    """Time a training step (forward, backward) of a row over one of LoRA on every linear layer.
 
     Args:
-        row: As loaded: what it trained asks for gradients. A router decides as at the end of
-            training, with noise where it samples.
-        dense: Its backbone.
+        row: A model as loaded: the parameters that it trained require gradients. Its router decides
+            as at the end of training, with noise if it samples.
+        dense: Its backbone, which gets LoRA.
         ids: Texts (sequences, tokens), the same in every turn.
         bench: Device and rounds.
     """
@@ -183,13 +184,13 @@ def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench
         row.zero_grad(set_to_none=True)
         row.eval()
     case = "x".join(map(str, ids.shape))
-    return {"mode": "training", "case": case, "bypass": None, **compared(*seconds, None)}
+    return {"mode": "training", "case": case, "bypass": None, **compare(*seconds, None)}
 
 
 def _with_lora(
     model: PreTrainedModel, projections: Sequence[str], adapted: Sequence[int]
 ) -> PreTrainedModel:
-    """The backbone of a model, its weights not copied, with LoRA on projections of some layers."""
+    """A model with LoRA on projections of some layers; it shares the backbone's weights."""
     config = model.config
     with torch.device("meta"):
         lora = AutoModelForCausalLM.from_config(config, dtype=model.dtype).train()
@@ -207,7 +208,7 @@ def _block_step(function: Callable[[Tensor], Tensor], leaf: Tensor) -> None:
 
 
 def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -> None:
-    """Every token is predicted, in the precision of the trainer."""
+    """Forward and backward pass with the loss of every token, in the precision of training."""
     model.zero_grad(set_to_none=True)
     targets = ids[:, 1:].flatten()
     weights = torch.ones(len(targets), device=ids.device)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from workflows.runtime import heartbeat
-from workflows.runtime.heartbeat import last_lines, read_status, watched
+from workflows.runtime.heartbeat import last_lines, read_status, status_file
 
 BODY = """
 import sys, time
@@ -99,9 +99,9 @@ def test_a_disk_that_takes_no_status_stops_no_step(
         raise OSError(28, "No space left on device", str(file))
 
     monkeypatch.setattr(heartbeat, "write_text", full)
-    with watched(tmp_path / "fit.log"):
+    with status_file(tmp_path / "fit.log"):
         pass
-    with pytest.raises(ValueError, match="own"), watched(tmp_path / "fit.log"):
+    with pytest.raises(ValueError, match="own"), status_file(tmp_path / "fit.log"):
         raise ValueError("own")
     assert not list(tmp_path.iterdir())
 
