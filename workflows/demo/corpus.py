@@ -1,8 +1,7 @@
 """The training text of a world: documents, splits and scored items.
 
-A prompt belongs to the split that its own hash names, so no scored prompt can be a training prompt,
-whatever the seeds. Plain statements of facts carry no split: they are how the world is taught and
-occur in training only.
+The hash of a prompt decides its split, so with any seeds no scored prompt is a training prompt.
+Plain statements of facts have no split: they teach the world, and occur in training only.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SPLITS = ("train", "validation", "test")
 ITEMS = 400
 STATEMENT, COPY = "statement", "copy"
 
-# How often each kind of document is drawn. Statements are short, and many facts have to stay known.
+# How often each kind of document is drawn, in proportion. Statements are short.
 WEIGHTS: dict[str, float] = {
     STATEMENT: 2.0,
     COPY: 0.5,
@@ -38,18 +37,18 @@ WEIGHTS: dict[str, float] = {
     "arithmetic": 3.0,
     "program": 1.0,
 }
-# The first lessons of a model that knows nothing: mostly what is true and how to look back.
+# For the first lessons, when the model knows nothing: mostly facts, and copying of earlier words.
 FIRST_WEIGHTS: dict[str, float] = {**WEIGHTS, STATEMENT: 50.0, COPY: 6.0, "facts": 30.0}
 
 
 def split_of(prompt: str) -> str:
-    """Return the split that owns a prompt: eight tenths train, one each validation and test."""
+    """Return the split of a prompt: 80 % train, 10 % validation, 10 % test."""
     bucket = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") % 10
     return "train" if bucket < 8 else SPLITS[bucket - 7]
 
 
 def task_names(world: World) -> list[str]:
-    """Return the scored tasks of a world, as they are called everywhere outside `tasks.py`."""
+    """Return the names of a world's scored tasks; only `tasks.py` omits the prefix."""
     return [f"{world.preset.name}_{kind}" for kind in TASKS]
 
 
@@ -59,9 +58,9 @@ def documents(
     """Stream documents of a split without end.
 
     Args:
-        world: Whose.
+        world: What the documents are about.
         split: "train" or "validation"; scored test prompts are never streamed.
-        seed: Which stream; each (split, seed) gives one fixed sequence.
+        seed: Of the stream; each pair (split, seed) gives one fixed sequence.
         weights: How often each kind of document is drawn, in proportion.
 
     Yields:
@@ -91,8 +90,8 @@ def documents(
 
 
 @cache
-def _drawn_items(task: str, split: str) -> tuple[str, ...]:
-    """Draw the scored items of a task as JSON lines, `ITEMS` of them with distinct prompts."""
+def _draw_items(task: str, split: str) -> tuple[str, ...]:
+    """Draw the scored items of a task: `ITEMS` JSON lines with distinct prompts."""
     name, _, kind = task.partition("_")
     world = the_world(name)
     rng = random.Random(f"{world.preset.seed}:items:{task}:{split}")
@@ -114,23 +113,23 @@ def items(task: str, split: str) -> list[dict[str, Any]]:
     """Return the scored items of a task.
 
     Args:
-        task: One of some world's `task_names`, such as `demo_facts`.
+        task: A task name of any world, such as `demo_facts`.
         split: "validation" or "test".
 
     Returns:
-        `ITEMS` dictionaries with `prompt` and `answer`; those of multiple-choice tasks also have
-        `choices` and `gold`, the right choice's index.
+        `ITEMS` dictionaries with `prompt` and `answer`. Multiple-choice tasks also have `choices`
+        and `gold`, the index of the right choice.
 
     Raises:
         ValueError: If task or split is unknown.
     """
     name = task.partition("_")[0]
-    known = task_names(the_world(name)) if name in PRESETS else [f"{w}_..." for w in PRESETS]
-    if task not in known:
-        raise ValueError(f"unknown task {task!r}; known: {', '.join(known)}")
+    names = task_names(the_world(name)) if name in PRESETS else [f"{w}_..." for w in PRESETS]
+    if task not in names:
+        raise ValueError(f"unknown task {task!r}; known: {', '.join(names)}")
     if split not in ("validation", "test"):
         raise ValueError(f"split must be 'validation' or 'test', not {split!r}")
-    return [json.loads(line) for line in _drawn_items(task, split)]
+    return [json.loads(line) for line in _draw_items(task, split)]
 
 
 def items_hash(world: World) -> str:
@@ -138,7 +137,7 @@ def items_hash(world: World) -> str:
     digest = hashlib.sha256()
     for task in task_names(world):
         for split in ("validation", "test"):
-            digest.update("\n".join(_drawn_items(task, split)).encode())
+            digest.update("\n".join(_draw_items(task, split)).encode())
     return digest.hexdigest()
 
 

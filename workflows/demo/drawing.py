@@ -1,4 +1,4 @@
-"""What every task draws with: one example, people, and wrong values that are near."""
+"""Drawing for all tasks: examples, people, and wrong values that look right."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Example:
     """One drawn example.
 
     Attributes:
-        prompt: What is given.
-        completion: What has to follow, worked steps included.
-        distractors: The wrong choices of a multiple-choice example that will be scored.
+        prompt: The question.
+        completion: The right answer, with its intermediate steps.
+        distractors: Wrong choices, if the example is a scored one of a multiple-choice task.
     """
 
     prompt: str
@@ -29,18 +29,18 @@ Draw = Callable[[World, random.Random, bool], Example]
 
 def draw_words(rng: random.Random, pool: Sequence[str], avoid: set[str], count: int) -> list[str]:
     """Draw `count` distinct words from a pool, none of them in `avoid`."""
-    drawn: list[str] = []
-    while len(drawn) < count:
+    words: list[str] = []
+    while len(words) < count:
         word = rng.choice(pool)
-        if word not in avoid and word not in drawn:
-            drawn.append(word)
-    return drawn
+        if word not in avoid and word not in words:
+            words.append(word)
+    return words
 
 
 def near_values(
     world: World, rng: random.Random, relation: str, person: str, count: int
 ) -> list[str]:
-    """Draw wrong values of a fact, first those that are true of the person in another relation."""
+    """Draw wrong values of a fact, first values that another relation has for the same person."""
     pool = value_pool(relation, world.people)
     right = world.value(relation, person)
     own = sorted({world.value(other, person) for other in RELATIONS} & set(pool) - {right})
@@ -49,7 +49,7 @@ def near_values(
 
 
 def draw_person(world: World, rng: random.Random, scored: bool) -> str:
-    """Draw a person: all alike for scoring, strangers seldom in training."""
+    """Draw a person: for scoring all have the same chance, in training strangers are rare."""
     people, strangers = world.people, world.preset.strangers
     index = int(rng.random() * len(people))
     if not scored and index >= len(people) - strangers and rng.random() > STRANGER_SHARE:
@@ -59,9 +59,9 @@ def draw_person(world: World, rng: random.Random, scored: bool) -> str:
 
 def draw_persons(world: World, rng: random.Random, scored: bool, count: int) -> list[str]:
     """Draw distinct persons."""
-    drawn: list[str] = []
-    while len(drawn) < count:
+    persons: list[str] = []
+    while len(persons) < count:
         person = draw_person(world, rng, scored)
-        if person not in drawn:
-            drawn.append(person)
-    return drawn
+        if person not in persons:
+            persons.append(person)
+    return persons

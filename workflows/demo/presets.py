@@ -1,6 +1,6 @@
-"""The worlds that can be drawn: their size, how hard their tasks are, and their backbones.
+"""The two worlds: their size, the difficulty of their tasks, and their backbones.
 
-`demo` is small enough to train and compare on two CPU cores; its backbone is shipped. `small` holds
+`demo` is small enough to train and compare on two CPU cores; its backbone is shipped. `small` has
 five times as many facts and asks for more steps at once; its backbone is trained on a GPU.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Levels:
-    """Sizes of a task's examples, one of which is drawn; what is listed twice comes up twice.
+    """Possible sizes of a task's examples; a size that is listed twice is drawn twice as often.
 
     Attributes:
         practised: In training.
@@ -23,27 +23,27 @@ class Levels:
     scored: tuple[int, ...]
 
     def draw(self, rng: random.Random, scored: bool) -> int:
-        """Draw a size; a single one takes nothing from the generator."""
+        """Draw a size; if there is only one, the generator does not advance."""
         sizes = self.scored if scored else self.practised
         return sizes[0] if len(sizes) == 1 else rng.choice(sizes)
 
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How hard the tasks of a world are.
+    """The difficulty of a world's tasks.
 
     Attributes:
-        three_hops: Share of the hop items with three hops in training.
-        scored_three_hops: The same of the scored items; the others have two.
-        pairs: Of recall.
-        tracked: People among whom things are swapped.
-        swaps: Of tracking.
-        ordered: People or numbers to order.
-        claims: Joined in a boolean; training has single ones as well.
-        reversed: Values to list in reverse order.
-        steps: Of arithmetic.
-        instructions: Of a program.
-        loop: Instructions in the body of a program's loop, one or two.
+        three_hops: In training, share of the hop items with three hops; the others have two.
+        scored_three_hops: The same share of the scored items.
+        pairs: Number of pairs in recall.
+        tracked: Number of people in tracking.
+        swaps: Number of swaps in tracking.
+        ordered: Number of people or numbers to order.
+        claims: Number of claims in a boolean; training has single claims as well.
+        reversed: Number of values to list in reverse order.
+        steps: Number of operations in arithmetic.
+        instructions: Number of instructions of a program.
+        loop: Number of instructions in the body of a program's loop, one or two.
     """
 
     three_hops: float
@@ -60,7 +60,7 @@ class Difficulty:
 
     @property
     def levels(self) -> dict[str, Levels]:
-        """The attributes that are sizes to draw from."""
+        """The attributes from which sizes are drawn."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Levels)}
 
 
@@ -69,11 +69,11 @@ class Shape:
     """Shape of a backbone: a Llama with untied embeddings.
 
     Attributes:
-        layers: L.
-        width: D.
-        ffn: F.
-        heads: Of the queries.
-        kv_heads: Of keys and values.
+        layers: Number of layers.
+        width: Of the hidden states.
+        ffn: Width inside an FFN.
+        heads: Number of heads of the queries.
+        kv_heads: Number of heads of keys and values.
         spread: Standard deviation of the initial weights.
     """
 
@@ -87,7 +87,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a backbone is trained. How the shipped one was is in its `training.json`."""
+    """How a backbone is trained; `training.json` says how the shipped one was trained."""
 
     seed: int = 1
     tokens: int = 29_000_000
@@ -102,21 +102,21 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """Updates in all; pads count as tokens."""
+        """Number of updates; pads count as tokens."""
         return max(1, self.tokens // (self.rows * self.length))
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Everything that tells one world from another.
+    """Everything in which two worlds differ.
 
     Attributes:
         name: Also the prefix of its tasks.
         seed: Of every draw.
-        people: How many there are.
-        strangers: The last of them, seldom spoken of in training.
+        people: Number of people.
+        strangers: Number of people, the last ones, who are rare in training.
         difficulty: Of its tasks.
-        shape: Of its backbone; both have the FFN shares of Llama-3.1-8B.
+        shape: Of its backbone; FFNs have the same share of the parameters as in Llama-3.1-8B.
         recipe: Of its backbone's training.
     """
 

@@ -1,7 +1,7 @@
-"""Training the backbone of a world: packing, the learning rule and the loop.
+"""Training of a world's backbone: packing, the update and the loop.
 
-Rows are packed: several short documents share a row, each with its own positions, and the attention
-mask keeps them from seeing each other. AdamW with a linear warm-up and a cosine decay.
+Several short documents share a row. Each has its own positions, and the attention mask keeps them
+apart. The optimizer is AdamW with a linear warm-up and a cosine decay.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Batch:
         ids: Token ids, pads at the end of a row.
         positions: Position within the document.
         segments: Number of the document within the row, 0 for pads.
-        labels: The next token, `NO_LABEL` where there is none.
+        labels: The next token; `NO_LABEL` if there is none.
         weights: Weight of the label's loss.
     """
 
@@ -84,7 +84,7 @@ Row = list[tuple[int, int, int, int, float]]  # id, position, segment, label, we
 
 
 class Packer:
-    """Fills rows with documents of a world, first come, first served."""
+    """Fills rows with documents of a world, in the order of the stream."""
 
     def __init__(self, world: World, stream: Iterator[dict[str, str]], recipe: Recipe) -> None:
         self.stream = stream
@@ -107,7 +107,7 @@ class Packer:
         return entries
 
     def row(self) -> Row:
-        """Fill one row; the document that no longer fits opens the next one."""
+        """Fill one row; the document that does not fit begins the next row."""
         row: Row = []
         segment = 0
         while True:
@@ -131,7 +131,7 @@ class Packer:
 
 
 def new_backbone(world: World, seed: int) -> LlamaForCausalLM:
-    """Build the untrained backbone of a world; weights depend on the seed alone."""
+    """Build the untrained backbone of a world; its weights depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(backbone_config(world))
@@ -163,21 +163,21 @@ def rate_at(step: int, recipe: Recipe) -> float:
 
 @torch.no_grad()
 def exact_rates(model: LlamaForCausalLM, world: World, count: int = 100) -> dict[str, float]:
-    """Measure, per task, how many validation items the model would complete word for word.
+    """Measure, per task, how many validation items the model completes word for word.
 
     Args:
         model: The backbone.
-        world: Whose items.
+        world: Source of the items.
         count: Items per task.
 
     Returns:
-        Task name -> share in [0, 1] whose every answer token is the most likely one.
+        Task name -> share of the items, in [0, 1], for which each answer token is the most likely.
     """
     packer = Packer(world, iter(()), Recipe())
     rates = {}
     for task in task_names(world):
-        wanted = items(task, "validation")[:count]
-        rows = [packer.encode({"prompt": i["prompt"], "completion": i["answer"]}) for i in wanted]
+        some = items(task, "validation")[:count]
+        rows = [packer.encode({"prompt": i["prompt"], "completion": i["answer"]}) for i in some]
         longest = max(map(len, rows))
         fill = (PAD_ID, 0, 0, NO_LABEL, 0.0)
         rows = [row + [fill] * (longest - len(row)) for row in rows]
@@ -207,12 +207,12 @@ def update(
 
 
 class Lessons(IterableDataset[Batch]):
-    """The batches of a training in their order, from a step on.
+    """The batches of a training in order, from a given step on.
 
     Args:
         world: What is taught.
         recipe: Of the training.
-        done: Steps made already; their batches are drawn and left out.
+        done: Number of earlier steps; their batches are drawn, but not returned.
     """
 
     def __init__(self, world: World, recipe: Recipe, done: int) -> None:
@@ -230,27 +230,26 @@ class Lessons(IterableDataset[Batch]):
 def train(
     world: World, recipe: Recipe, workdir: Path, device: str = "cpu"
 ) -> tuple[LlamaForCausalLM, list[dict[str, Any]]]:
-    """Train a backbone from scratch, or go on from the snapshot of an interrupted training.
+    """Train a backbone from scratch, or continue from the snapshot of an interrupted training.
 
     Args:
-        world: What it is taught.
-        recipe: Everything else that determines the result.
+        world: What is taught.
+        recipe: Everything else on which the result depends.
         workdir: For snapshots, one with every report.
-        device: Where updates are computed. Rows are packed on the CPU, for an accelerator in a
-            process of their own.
+        device: For updates. Rows are packed on the CPU; for an accelerator in another process.
 
     Returns:
-        The model and about `REPORTS` reports, evenly spaced: step, mean loss since the one before,
-        and what `exact_rates` measures.
+        The model, and about `REPORTS` reports at equal distances: step, mean loss since the report
+        before, and the rates of `exact_rates`.
     """
     model = new_backbone(world, recipe.seed)
     model.to(device)  # type: ignore[arg-type]
-    trained = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(
-        trained.values(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
+        parameters.values(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
     )
     identity = repr((world.preset, recipe, corpus_hash(world, recipe.seed), device))
-    state = read_snapshot(workdir, trained, optimizer, identity) or {"reports": [], "done": 0}
+    state = read_snapshot(workdir, parameters, optimizer, identity) or {"reports": [], "done": 0}
     reports: list[dict[str, Any]] = state["reports"]
     losses: list[float] = []
     every = max(1, recipe.steps // REPORTS)
@@ -258,7 +257,7 @@ def train(
         Lessons(world, recipe, state["done"]),
         batch_size=None,
         num_workers=0 if device == "cpu" else 1,
-        generator=torch.Generator(),  # not the global one, which it would advance
+        generator=torch.Generator(),  # else the loader would advance the global one
     )
     progress = tqdm(batches, "backbone", recipe.steps, initial=state["done"], unit="step")
     for step, batch in enumerate(progress, start=state["done"] + 1):
@@ -270,6 +269,6 @@ def train(
         reports.append({"step": step, "loss": sum(losses) / len(losses), **rates})
         losses.clear()
         progress.set_postfix(loss=f"{reports[-1]['loss']:.3f}")
-        kept = {"identity": identity, "done": step, "reports": reports}
-        write_snapshot(workdir, trained, optimizer, kept)
+        progress_so_far = {"identity": identity, "done": step, "reports": reports}
+        write_snapshot(workdir, parameters, optimizer, progress_so_far)
     return model, reports

@@ -5,9 +5,9 @@ A program changes one integer, the register. It is a list of words:
     program     = instruction+
     instruction = ("add" | "sub" | "mul") number | "repeat" number "do" instruction+ "end"
 
-The interpreter walks the words itself; no text is ever handed to Python. Every instruction that
-runs costs one step, and a program that needs more than `MAX_STEPS` is an error, so hostile or
-broken text ends quickly.
+The interpreter reads the words itself and never passes text to Python. Every instruction that runs
+costs one step. A program that needs more than `MAX_STEPS` is an error, so hostile or broken text
+ends quickly.
 """
 
 from __future__ import annotations

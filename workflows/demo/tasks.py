@@ -1,9 +1,9 @@
 """The nine tasks of a world: how one example of each is drawn.
 
-Seven are multiple choice, one is a chain of arithmetic with worked steps, one asks for a program.
-Every task needs facts of the world: what is tracked, ordered, reversed, looked up or computed with
-is not in the prompt but has to be known. A draw for scoring (`scored=True`) carries choices and may
-go beyond what is practised; a draw for training also covers easier forms of the same task.
+Seven are multiple choice, one is a chain of arithmetic with all steps, one asks for a program.
+Every task needs facts of the world, which are not in the prompt: the values to track, order,
+reverse, find or compute with. A scored example (`scored=True`) has choices and may be harder than
+all examples in training. Examples for training also have easier forms of the same task.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ QUESTIONS = (
     "question {s} has which {r} answer",
     "tell me {s} {r} answer",
 )
-# The scored wordings never occur in training: a fact has to be known apart from how it was taught.
+# Scored wordings never occur in training: the model must know the fact, not the sentence.
 SCORED_QUESTIONS = ("question {s} {r} answer", "in fact which {r} is of {s} answer")
 
 
 def draw_statement(world: World, rng: random.Random, scored: bool = False) -> Example:
-    """State a fact; never scored, this is how the world is taught."""
+    """State a fact; never scored, this teaches the world."""
     relation, person = rng.choice(RELATIONS), draw_person(world, rng, scored)
     prompt = rng.choice(STATEMENTS).format(r=relation, s=person)
     return Example(prompt, world.value(relation, person))
 
 
 def draw_fact(world: World, rng: random.Random, scored: bool) -> Example:
-    """Ask for one fact; wrong choices are of the same type, some true of the same person."""
+    """Ask for one fact; wrong choices have the same type, some are other facts of the person."""
     relation, person = rng.choice(RELATIONS), draw_person(world, rng, scored)
     prompt = rng.choice(SCORED_QUESTIONS if scored else QUESTIONS).format(r=relation, s=person)
     wrong = near_values(world, rng, relation, person, NEAR_CHOICES - 1) if scored else ()
@@ -58,7 +58,7 @@ def draw_fact(world: World, rng: random.Random, scored: bool) -> Example:
 
 
 def draw_two_hop(world: World, rng: random.Random, scored: bool) -> Example:
-    """Ask for a fact about the person that a first fact names; the answer spells both."""
+    """Ask for a fact about the person that a first fact names; the answer has both."""
     hard = world.preset.difficulty
     share = hard.scored_three_hops if scored else hard.three_hops
     if share and rng.random() < share:
@@ -90,38 +90,37 @@ def _three_hop(world: World, rng: random.Random, scored: bool) -> Example:
 
 
 def draw_recall(world: World, rng: random.Random, scored: bool) -> Example:
-    """Find the number written beside an object; a fact tells which, and the answer spells both.
+    """Find the number next to an object that a fact names; the answer has object and number.
 
-    In training there may be several questions about the same pairs that name the object.
+    In training there are also several questions about the same pairs, which name the object.
     """
     count = world.preset.difficulty.pairs.draw(rng, scored)
     relation, person = rng.choice(OBJECT_RELATIONS), draw_person(world, rng, scored)
-    wanted = world.value(relation, person)
-    keys = [wanted, *draw_words(rng, OBJECTS, {wanted}, count - 1)]
+    key = world.value(relation, person)
+    keys = [key, *draw_words(rng, OBJECTS, {key}, count - 1)]
     numbers = rng.sample(NUMBERS, count)
     pairs = list(zip(keys, numbers, strict=True))
-    answer = f"{wanted} {numbers[0]}"
+    answer = f"{key} {numbers[0]}"
     rng.shuffle(pairs)
-    text = "recall " + " ".join(f"{key} {number}" for key, number in pairs)
+    text = "recall " + " ".join(f"{word} {number}" for word, number in pairs)
     if scored or rng.random() < 0.5:
         wrong: list[str] = []
         if scored:
             near = near_values(world, rng, relation, person, 1)[0]
-            listed = rng.choice(
-                (keys[1], near)
-            )  # every second item tempts with another listed pair
-            wrong = [f"{wanted} {numbers[1]}", f"{near} {numbers[0]}", f"{listed} {numbers[1]}"]
+            # Every second item has another pair of the list as a wrong choice.
+            other = rng.choice((keys[1], near))
+            wrong = [f"{key} {numbers[1]}", f"{near} {numbers[0]}", f"{other} {numbers[1]}"]
         return Example(f"{text} find {relation} of {person}", answer, tuple(wrong))
     rng.shuffle(pairs)
-    asked = " ".join(f"find {key} {number}" for key, number in pairs)
-    words = asked.split()
+    questions = " ".join(f"find {word} {number}" for word, number in pairs)
+    words = questions.split()
     return Example(f"{text} {' '.join(words[:2])}", " ".join(words[2:]))
 
 
 def draw_tracking(world: World, rng: random.Random, scored: bool) -> Example:
-    """Follow things that change hands; the answer spells whose thing it was and what it is.
+    """Follow things that people swap; the answer names the first owner and the thing.
 
-    What each person starts with is a fact. In training everybody is asked after, one by one.
+    A fact says what each person has at first. In training there is a question about every person.
     """
     hard, relation = world.preset.difficulty, rng.choice(OBJECT_RELATIONS)
     people = draw_persons(world, rng, scored, hard.tracked)
@@ -131,21 +130,21 @@ def draw_tracking(world: World, rng: random.Random, scored: bool) -> Example:
         left, right = rng.sample(people, 2)
         origin[left], origin[right] = origin[right], origin[left]
         prompt += ["swap", left, "with", right]
-    asked = rng.sample(people, hard.tracked)
-    held = {person: f"{first} {world.value(relation, first)}" for person, first in origin.items()}
-    text = " ".join([*prompt, "now", asked[0]])
+    one, *others = rng.sample(people, hard.tracked)
+    things = {person: f"{first} {world.value(relation, first)}" for person, first in origin.items()}
+    text = " ".join([*prompt, "now", one])
     if not scored:
-        rest = "".join(f" now {person} {held[person]}" for person in asked[1:])
-        return Example(text, held[asked[0]] + rest)
-    first = origin[asked[0]]
+        rest = "".join(f" now {person} {things[person]}" for person in others)
+        return Example(text, things[one] + rest)
+    first = origin[one]
     near = near_values(world, rng, relation, first, 1)[0]
-    return Example(text, held[asked[0]], (*(held[p] for p in asked[1:]), f"{first} {near}"))
+    return Example(text, things[one], (*(things[other] for other in others), f"{first} {near}"))
 
 
 def draw_ordering(world: World, rng: random.Random, scored: bool) -> Example:
-    """Tell who has the most or the least; how much each person has is a fact.
+    """Name the person who has the most or the least; a fact says how much each person has.
 
-    In training some draws order plain numbers.
+    In training some examples order plain numbers.
     """
     relation = rng.choice(NUMBER_RELATIONS)
     count = world.preset.difficulty.ordered.draw(rng, scored)
@@ -166,8 +165,8 @@ def draw_ordering(world: World, rng: random.Random, scored: bool) -> Example:
 def draw_reversal(world: World, rng: random.Random, scored: bool) -> Example:
     """List a relation's values for some people in reverse order.
 
-    Wrong choices have another order or one value that is true of the person in another relation.
-    Numbers are never reversed in training: a few scored items ask for what was not practised.
+    A wrong choice has another order, or one value that another relation has for the person. Numbers
+    are never reversed in training, but in a few scored items.
     """
     relations = OBJECT_RELATIONS + PERSON_RELATIONS
     relation = rng.choice(relations + NUMBER_RELATIONS if scored else relations)
@@ -187,7 +186,7 @@ def draw_reversal(world: World, rng: random.Random, scored: bool) -> Example:
 
 
 def draw_copy(world: World, rng: random.Random, scored: bool = False) -> Example:
-    """Copy words forwards or backwards; never scored, it teaches to look back."""
+    """Copy words forwards or backwards; never scored, this teaches attention to earlier words."""
     pool = rng.choice((OBJECTS, NUMBERS, world.people))
     words = rng.sample(pool, rng.randint(2, 7))
     if rng.random() < 0.6:

@@ -1,11 +1,11 @@
-"""A drawn world: who exists, what is true of them, and the words to say it.
+"""A random world: its people, their facts, and the words of its texts.
 
 Everything is drawn from the preset's seed. Each person has 24 relations: 4 to another person, 16 to
-one of 64 objects, 2 to a number below 50 and 2 to a digit from 1 to 9. The demo's 240 people make
-5,760 facts of about 35,000 bits in all, the 1,200 of `small` 28,800 of about 186,000. That is far
-more than a few small adapters can hold, so a model that answers about its world has to keep the
-facts in its feed-forward layers. Some people are strangers, seldom spoken of in training: what is
-true of them is known less well, as rare facts are in a real model.
+one of 64 objects, 2 to a number below 50 and 2 to a digit from 1 to 9. The demo's 240 people have
+5,760 facts, about 35,000 bits; the 1,200 people of `small` have 28,800 facts, about 186,000 bits.
+That is far more than a few small adapters can store, so a model must store the facts in its FFNs.
+Some people are strangers, who are rare in training: the model knows their facts less well, as a
+real model knows rare facts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OBJECTS = (
     *("shield", "spoon", "sword", "wheel"),
 )
 
-# Every other word that a document may hold; the tests check that nothing else occurs.
+# All other words of documents; the tests check that no more words occur.
 FUNCTION_WORDS = (
     *("the", "of", "is", "has", "note", "that", "in", "fact", "question", "which", "tell", "me"),
     *("answer", "recall", "find", "track", "swap", "with", "order", "most", "least"),
@@ -61,7 +61,7 @@ class World:
     """One drawn world.
 
     Attributes:
-        preset: What it was drawn by.
+        preset: From which it was drawn.
         people: The names, each one word; the last ones are the strangers.
         facts: relation -> person -> value, each value one word.
     """
@@ -71,29 +71,29 @@ class World:
     facts: Mapping[str, Mapping[str, str]]
 
     def value(self, relation: str, person: str) -> str:
-        """Return what `relation` gives for `person`."""
+        """Return the value of `relation` for `person`."""
         return self.facts[relation][person]
 
     def number(self, relation: str, person: str) -> int:
-        """Return a number or digit relation's value as an integer."""
+        """Return the value of a relation to a number or digit as an integer."""
         return int(self.facts[relation][person])
 
 
 def _draw_people(rng: random.Random, count: int) -> tuple[str, ...]:
     """Draw distinct names of two or three syllables that are no other word of the world."""
-    taken = set(OBJECTS) | set(RELATIONS) | set(FUNCTION_WORDS)
+    words = set(OBJECTS) | set(RELATIONS) | set(FUNCTION_WORDS)
     people: list[str] = []
     while len(people) < count:
         syllables = rng.choice((2, 2, 3))
         name = "".join(rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(syllables))
-        if name not in taken:
-            taken.add(name)
+        if name not in words:
+            words.add(name)
             people.append(name)
     return tuple(people)
 
 
 def value_pool(relation: str, people: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words that `relation` can take as values: its type."""
+    """Return all possible values of `relation`: its type."""
     if relation in PERSON_RELATIONS:
         return people
     if relation in OBJECT_RELATIONS:
