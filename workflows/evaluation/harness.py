@@ -143,9 +143,6 @@ class CountingLM(HFLM):
         """The prompt of a task in the tokenizer's chat template."""
         return task_prompt(self.tokenizer, chat_history, add_generation_prompt)
 
-    def _count(self, kind: str, executed: Tensor | None, tokens: int) -> None:
-        self.tallies[kind].add(executed, tokens)
-
     def loglikelihood(self, requests: list[Any], **options: Any) -> list[Any]:
         """lm-eval's own method; an answer that has no token gets one sentence as its error.
 
@@ -232,7 +229,14 @@ class CountingLM(HFLM):
         keys: Sequence[Hashable] | None,
         options: dict[str, Any],
     ) -> list[Any]:
-        """Results in the order of requests; only requests with the same key share a batch."""
+        """Results in the order of requests; only requests with the same key share a batch.
+
+        Args:
+            answer: lm-eval's method.
+            requests: Of lm-eval.
+            keys: One per request; None: all requests may share a batch.
+            options: More arguments of ``answer``.
+        """
         if keys is None:
             return answer(requests, **options)
         groups = defaultdict(list)
@@ -258,8 +262,8 @@ class CountingLM(HFLM):
         executed = self.log.passes[-1]
         row = None if executed is None else executed[self._row, :, :inplen]
         split = inplen - contlen
-        self._count("prompt", None if row is None else row[:, :split], split)
-        self._count("likelihood", None if row is None else row[:, split:], contlen)
+        self.tallies["prompt"].add(None if row is None else row[:, :split], split)
+        self.tallies["likelihood"].add(None if row is None else row[:, split:], contlen)
         self._row += 1
         return super()._select_cont_toks(logits, contlen, inplen)
 
@@ -279,13 +283,14 @@ class CountingLM(HFLM):
             real = mask[row]
             prompt = None if first is None else first[row][:, real]
             split = int(real.sum()) - 1
-            self._count("prompt", None if prompt is None else prompt[:, :split], split)
+            self.tallies["prompt"].add(None if prompt is None else prompt[:, :split], split)
             # The last token, which completes a stop string or is the end, is not fed to the model.
-            fed = min(len(later), self._length(output[row, context.shape[1] :], stop, ends) - 1)
-            steps = [p[row] for p in later[: max(fed, 0)] if p is not None]
+            length = self._length(output[row, context.shape[1] :], stop, ends)
+            fed = max(0, min(len(later), length - 1))
+            steps = [p[row] for p in later[:fed] if p is not None]
             # The first generated token is predicted by the last token of the context.
             executed = None if prompt is None else torch.cat([prompt[:, split:], *steps], dim=1)
-            self._count("generated", executed, 1 + max(fed, 0))
+            self.tallies["generated"].add(executed, 1 + fed)
         return output
 
     def _ends(self, override: int | list[int] | None) -> set[int]:
