@@ -1,4 +1,4 @@
-"""What the HumanEval task files refer to: programs from completions, and their scores."""
+"""Functions of the HumanEval task files: programs from completions, and their scores."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ FENCE = "```"
 
 
 def pass_at(k: int, samples: int, passed: int) -> float:
-    """The chance that of k programs drawn from n at least one passes.
+    """The probability that at least one of k programs passes, which are drawn from n.
 
     Formula: 1 - C(n - c, k) / C(n, k), which is unbiased.
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", section 2.1.
 
     Args:
-        k: Drawn programs, at most n.
-        samples: n.
-        passed: c, how many of the n passed.
+        k: Number of drawn programs, at most n.
+        samples: n, number of all programs.
+        passed: c, number of programs that passed.
     """
     return 1 - comb(samples - passed, k) / comb(samples, k)
 
 
 def score_completion(doc: dict[str, Any], results: list[str] | list[list[str]]) -> dict[str, float]:
-    """``pass@k`` of completions that go on from the prompt.
+    """``pass@k`` of completions that continue the prompt.
 
     Args:
         doc: A problem of HumanEval.
@@ -36,12 +36,12 @@ def score_completion(doc: dict[str, Any], results: list[str] | list[list[str]]) 
     Raises:
         ValueError: No sandbox can be made here; nothing was run.
     """
-    given = results[0]
-    return _score(doc, [given] if isinstance(given, str) else given)
+    completions = results[0]
+    return _score(doc, [completions] if isinstance(completions, str) else completions)
 
 
 def score_block(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """The same of a completion within a block of code, up to the block's end."""
+    """``pass@1`` of a completion inside a block of code, up to the block's end."""
     return _score(doc, [results[0].split(FENCE)[0]])
 
 

@@ -1,4 +1,4 @@
-"""What the demo task files refer to: items drawn in the process, and the program's score."""
+"""Functions of the demo task files: items, which are drawn here, and the score of a program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workflows.demo.program import passes
 
 
 class Splits(dict[str, Dataset]):
-    """The splits of a task, each drawn when it is first asked for."""
+    """The splits of a task; each is drawn at its first use."""
 
     def __init__(self, task: str) -> None:
         super().__init__()
@@ -28,15 +28,15 @@ class Splits(dict[str, Dataset]):
 
 
 def dataset(task: str, **_metadata: object) -> Splits:
-    """A task's scored items; no file and no network is needed.
+    """A task's scored items, without a file or a network.
 
     Args:
         task: The task's name, from `dataset_kwargs` of its file.
-        _metadata: The `metadata` of the file, which lm-eval hands over as well.
+        _metadata: The `metadata` of the file, which lm-eval passes too.
     """
     return Splits(task)
 
 
 def score_program(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Run the one generated program; it passes if it agrees with the reference on every probe."""
+    """Run the generated program; it passes if it agrees with the reference on every probe input."""
     return {"pass@1": float(passes(results[0], doc["answer"]))}
