@@ -15,7 +15,6 @@ from typing import Any, TextIO, cast
 
 from safetensors import SafetensorError
 
-from methods.core.jsonfile import parse_json
 from workflows.runtime.errors import sentence
 from workflows.runtime.heartbeat import own_log, status_file
 
@@ -102,15 +101,6 @@ class Help(argparse.RawDescriptionHelpFormatter):
 def step_parser(description: str | None) -> argparse.ArgumentParser:
     """The command line of a step; the help of an option says what a default of None or "" means."""
     return argparse.ArgumentParser(description=description, formatter_class=Help)
-
-
-def json_argument(text: str, name: str) -> Any:
-    """A command line value as JSON.
-
-    Raises:
-        ValueError: It is not JSON.
-    """
-    return parse_json(text, name)
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:

@@ -9,11 +9,11 @@ import argparse
 from pathlib import Path
 
 from methods import load_method
-from methods.core.jsonfile import write_json
+from methods.core.jsonfile import parse_json, write_json
 from methods.core.model.backbone import check_weights
 from methods.core.model.folder import read_config, read_tokenizer, window_of
 from workflows.runtime.files import whole_file
-from workflows.runtime.program import json_argument, run, step_parser
+from workflows.runtime.program import run, step_parser
 from workflows.suite.jobs import Suite, read_suite
 from workflows.timing.cases import check_length
 
@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Check and write."""
     args = arguments()
-    suite = read_suite(json_argument(args.config, "--config"))
+    suite = read_suite(parse_json(args.config, "--config"))
     check_rows(suite)
     for name in suite.config["backbones"]:
         folder = Path(suite.backbone_folder(name))

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from methods.core.data import read_rows
-from methods.core.jsonfile import write_json
+from methods.core.jsonfile import parse_json, write_json
 from methods.core.seeds import seed_for
 from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
 from workflows.runtime.files import check_place, read_text, whole_file
 from workflows.runtime.hub import SLICE, data_files, describe_files, fetch_files
-from workflows.runtime.program import json_argument, run, step_parser
+from workflows.runtime.program import run, step_parser
 from workflows.suite.config import check_end, check_source
 from workflows.suite.job import DATA_PARTS
 
@@ -42,7 +42,7 @@ def main() -> None:
     """Read the source, write the rows."""
     args = arguments()
     check_place(args.out, ".jsonl")
-    spec = check_source(json_argument(args.source, "--source"), "source")
+    spec = check_source(parse_json(args.source, "--source"), "source")
     check_end(args.part, spec)
     first, rows = spec.get("skip", 0), spec.get("rows")
     last = None if rows is None else first + rows

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from methods.core.facts import file_facts
-from methods.core.jsonfile import write_json
+from methods.core.jsonfile import parse_json, write_json
 from methods.core.model.folder import FETCHED, read_config
 from workflows.runtime.files import resumable_folder
 from workflows.runtime.hub import one_sentence
-from workflows.runtime.program import json_argument, run, step_parser
+from workflows.runtime.program import run, step_parser
 from workflows.runtime.wheels import download, extract
 from workflows.suite.config import check_source
 
@@ -45,7 +45,7 @@ def main() -> None:
     """Bring config, safetensors and tokenizer; never pickle files."""
     args = arguments()
     given = args.source
-    raw = json_argument(given, "--source") if given.startswith("{") else {"path": given}
+    raw = parse_json(given, "--source") if given.startswith("{") else {"path": given}
     spec = check_source(raw, "backbone")
     kind, _, name = spec["path"].partition(":")
     if kind not in SOURCES or not name:

@@ -18,6 +18,7 @@ from methods import Row, find_row, load_method
 from methods.base import Method, Request
 from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
+from methods.core.jsonfile import parse_json
 from methods.core.model.card import CARD, read_card, write_card
 from methods.core.model.checkpoint import describe, open_backbone, save
 from methods.core.training.snapshots import NAME as SNAPSHOT
@@ -27,7 +28,6 @@ from workflows.runtime.processes import process_group, start_processes
 from workflows.runtime.program import (
     add_machine_arguments,
     check_positive,
-    json_argument,
     peak_memory_mb,
     reset_peak_memory,
     run,
@@ -132,7 +132,7 @@ def check_data(args: argparse.Namespace, row: Row) -> None:
 
 def json_object(text: str, name: str, example: str) -> dict[str, Any]:
     """A JSON object from the command line."""
-    value = json_argument(text, name)
+    value = parse_json(text, name)
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a JSON object, such as '{example}': {text}")
     return value

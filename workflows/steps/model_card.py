@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from methods import load_method
 from methods.base import Request
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import write_json
+from methods.core.jsonfile import parse_json, write_json
 from methods.core.model.backbone import count, ffn, layers, load_backbone
 from methods.core.model.checkpoint import DECISIONS
 from methods.core.model.ledger import Ledger
@@ -36,7 +36,7 @@ from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.runtime.files import check_place, whole_file
-from workflows.runtime.program import json_argument, run, set_up_torch, step_parser
+from workflows.runtime.program import run, set_up_torch, step_parser
 
 TEMPLATE = ROOT / "workflows" / "demo"
 
@@ -56,7 +56,7 @@ def main() -> None:
     """Measure, then write the card."""
     args = arguments()
     check_place(args.out)
-    params = json_argument(args.params, "--params")
+    params = parse_json(args.params, "--params")
     for part in ("training", "validation"):
         check_file(args.data / f"{part}.jsonl", part)
     set_up_torch(args.threads)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from methods.core.jsonfile import write_json
+from methods.core.jsonfile import parse_json, write_json
 from workflows.evaluation.loading import CannotRun, load, task_manager
 from workflows.evaluation.tasklist import TaskEntry, add_task_folder, read_entries, task_folders
 from workflows.runtime.files import whole_file
@@ -21,7 +21,7 @@ from workflows.runtime.hub import (
     one_sentence,
     split_address,
 )
-from workflows.runtime.program import json_argument, run, step_parser
+from workflows.runtime.program import run, step_parser
 
 
 def arguments() -> argparse.Namespace:
@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Build the task, which fetches its data; then write what it was built from."""
     args = arguments()
-    entry = read_entries([json_argument(args.task, "--task")])[0]
+    entry = read_entries([parse_json(args.task, "--task")])[0]
     folders = task_folders(args)
     try:
         report = fetch(entry, folders)
