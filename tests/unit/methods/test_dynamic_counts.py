@@ -11,7 +11,7 @@ from methods import load_method
 from methods.core.model.backbone import Backbone, empty_backbone, shape_config
 from methods.core.model.ledger import Ledger, Rates, Tally
 from methods.d_llm import omega_for
-from methods.mod_d import capacity_for
+from methods.mod_d.competition import capacity_for
 from tests import toy
 from tests.routing_toys import built, wrap
 

@@ -17,7 +17,8 @@ from methods.core.data import Data, Document
 from methods.core.model.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.routed import router_of
-from methods.ffn_skipllm import Setting, ffn_turns, turn
+from methods.ffn_skipllm import Setting
+from methods.ffn_skipllm.router import ffn_turns, turn
 from tests import toy
 
 IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(5))

@@ -14,7 +14,8 @@ from methods import load_method
 from methods.base import Request
 from methods.core.model.backbone import attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.routing.calibration import weigh
-from methods.mod_d import capacity_for, measure_levels
+from methods.mod_d import measure_levels
+from methods.mod_d.competition import capacity_for
 from tests import toy
 from tests.near import ROUNDING
 from tests.routing_toys import (

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from methods.core.routing.router import Tokens, Unit
-from methods.mod_d import CompetingRouter, MoDD, capacity_for, kth_largest
+from methods.mod_d import CompetingRouter, MoDD
+from methods.mod_d.competition import capacity_for, kth_largest
 from tests.routing_toys import built, training, winners
 
 SEVERAL = [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 1, 2, 0, 1, 2, 3, 0, 0, 1]]
