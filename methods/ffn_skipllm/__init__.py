@@ -39,54 +39,55 @@ from methods.api import (
 )
 from methods.ffn_skipllm.router import SkippingRouter, ffn_turns
 
-# Documents on which settings are compared; the one that is chosen is calibrated on all.
-COMPARED = 512
+# Settings are compared on so many documents; the best is then calibrated on all of them.
+SAMPLE = 512
 
 
 class Setting(NamedTuple):
-    """Layers at the start and at the end whose FFNs always run, FFNs that are skipped in a run."""
+    """How many first and last layers always run their FFN; how many FFNs are skipped in a row."""
 
     first: int
     last: int
     run_length: int
 
-    def most_skipped(self, total: int) -> int:
-        """FFNs that a token may skip in ``total`` layers: every run takes one that is executed."""
+    def most_skips(self, total: int) -> int:
+        """How many FFNs of ``total`` layers a token can skip: one must run before each row."""
         middle = max(0, total - self.first - self.last)
         return middle - math.ceil(middle / (self.run_length + 1))
 
 
 class FfnSkipLlm(Method):
-    """Once an FFN hardly turns a token's residual stream, the next few FFNs are skipped for it.
+    """Once an FFN hardly turns the hidden states of a token, the token skips the next few FFNs.
 
-    Attention always runs, nothing replaces a skipped FFN, nothing is trained.
+    Attention always runs. Nothing replaces a skipped FFN, and nothing is trained.
 
-    Formula: x enters the FFN of layer l behind attention and y = x + FFN(norm(x)). In the middle
-    layers s <= l < e, for tokens at positions p >= w: where the FFN ran and cos(x, y) >= tau, the
-    FFNs of the next k layers of the middle are skipped; then one runs and is measured again.
+    Formula: x are the hidden states that enter the FFN of layer l, after attention, and
+    y = x + FFN(norm(x)). The rule holds in the middle layers s <= l < e and for tokens at positions
+    p >= w. If the FFN ran and cos(x, y) >= tau, the token skips the FFNs of the next k middle
+    layers; then an FFN runs and is measured again.
 
-    Its authors published no code, and what is known of the text does not settle k, s and e. What is
-    not pinned is chosen on validation documents, as learning rates are: one after the other, k, s
-    and L - e take the value at which most answers are right (then: the loss least) at the budget.
+    The authors published no code, and the text does not fix k, s and e. Params that are None are
+    chosen on validation documents, as learning rates are. First k, then s, then L - e takes the
+    value that gives most right answers at the budget; of equal values the one with the lowest loss.
 
     Args of ``Params``:
-        tau: Cosine from which on FFNs are skipped; None: searched for the budget. Pinned it needs
-            ``run_length`` and ignores the budget.
+        tau: The cosine from which FFNs are skipped; None: searched for the budget. If tau is set,
+            ``run_length`` must be too, and the budget is ignored.
         run_length: k; None: 8, 4, 2 and 1 are tried.
-        cold: s and L - e, layers at the start and at the end whose FFNs always run. None:
-            round(L / 8) and round(L / 16), where round(L / 16) and round(L / 4) are tried in place
-            of the former and 0 in place of the latter unless tau is pinned.
-        warmup: w, first positions of a sequence whose FFNs all run; None: 5 % of the mean length
-            of the probe documents, at least one (the paper's 25 to 30 tokens are 5 to 10 % of its
-            longest sequences).
+        cold: s and L - e: how many first and last layers always run their FFN. None: round(L / 8)
+            and round(L / 16). Unless tau is set, round(L / 16) and round(L / 4) are also tried for
+            s, and 0 for L - e.
+        warmup: w: at the first w positions of a sequence all FFNs run. None: 5 % of the mean length
+            of the probe documents, at least 1. (The paper's 25 to 30 tokens are 5 to 10 % of its
+            longest sequences.)
 
-    Memory: the model. Time: some five runs through 512 probe documents for each of seven settings.
+    Memory: the model. Time: about five runs through 512 probe documents for each of seven settings.
 
     Source: Jaiswal et al., FFN-SkipLLM: A Hidden Gem for Autoregressive Decoding with Adaptive Feed
         Forward Skipping, arXiv 2404.03865.
-    Differs from upstream: there is no code to differ from; prefill and decoding follow one rule,
-        and w counts from the start of a sequence, so that decoding with a cache equals a full
-        forward; tau is searched for a budget of parameters; k, s, e and w as above.
+    Differs from upstream: there is no code to compare with. Prefill and decoding follow the same
+        rule, and w counts from the start of a sequence, so that cached decoding equals the full
+        forward pass. tau is searched for a budget in parameters; k, s, e and w as above.
     """
 
     title = "FFN-SkipLLM"
@@ -120,7 +121,7 @@ class FfnSkipLlm(Method):
                 raise ValueError("param 'tau' is pinned, so param 'run_length' must be")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Something must say how much is skipped, and enough FFNs must be there to skip."""
+        """Neither a budget nor tau is set, or too few FFNs may be skipped."""
         if self.params.tau is not None:
             return None
         if request.budget is None:
@@ -128,11 +129,11 @@ class FfnSkipLlm(Method):
         total = backbone.layer_count
         values = self._alternatives(total)
         widest = Setting(min(values["first"]), min(values["last"]), max(values["run_length"]))
-        held = widest.most_skipped(total) * count(ffn(layers(backbone.model)[0]))
-        return shortfall("skippable FFNs", held / backbone.parameters, request.budget)
+        most = widest.most_skips(total) * count(ffn(layers(backbone.model)[0]))
+        return shortfall("skippable FFNs", most / backbone.parameters, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Choose what is not pinned and calibrate tau on the probe documents."""
+        """Choose the params that are None and calibrate tau on the probe documents."""
         values = self._alternatives(backbone.layer_count)
         turns = ffn_turns(backbone, data.calibration())
         study = Study(self, backbone, turns, self._warmup(data.probe()))
@@ -140,36 +141,36 @@ class FfnSkipLlm(Method):
         setting = Setting(**{name: several[0] for name, several in values.items()})
         if self.params.tau is None and max(map(len, values.values())) > 1:
             setting = study.choose(setting, values, Trial.of(data, request))
-            decisions["choice"] = [one._asdict() | told for one, told in study.tried.items()]
-        router, structure = study.routed(setting)
+            decisions["choice"] = [one._asdict() | result for one, result in study.results.items()]
+        router, structure = study.route(setting)
         if self.params.tau is None:
             decisions |= calibrate(backbone.model, data, study.shares(router), request)
             structure["tau"] = router.tau
         decisions |= {key: structure[key] for key in structure if key != "spread"}
         middle = range(*structure["region"])
-        medians = [1 - float(turned.median()) for turned in turns]
+        medians = [1 - float(by_token.median()) for by_token in turns]
         decisions["similarity"] = [c if n in middle else None for n, c in enumerate(medians)]
         return Fitted(backbone.model, structure, decisions)
 
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The routed backbone; nothing is trained, so nothing asks for a gradient."""
+        """The routed backbone; nothing is trained, so nothing needs a gradient."""
         units = ffn_units(backbone.model, range(*structure["region"]))
-        given = {key: value for key, value in structure.items() if key != "region"}
-        return route(backbone.model.requires_grad_(False), SkippingRouter(units, **given))
+        options = {key: value for key, value in structure.items() if key != "region"}
+        return route(backbone.model.requires_grad_(False), SkippingRouter(units, **options))
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
         """Seven settings are tried, each some five times, and the best is calibrated."""
         return Cost(passes=1, probe_passes=7 * 5 + 7)
 
     def authors_skip(self, rates: Rates) -> float:
-        """Skipped FFNs over layers."""
+        """FFNs that were skipped over all layers."""
         return sum(1 - ran for ran in rates.executed) / rates.ledger.dense_layers
 
     def _alternatives(self, total: int) -> dict[str, list[int]]:
-        """Field of a setting -> the values to try, first the one to begin with.
+        """Field of a setting -> the values to try; the first is the default.
 
         Raises:
-            ValueError: Param ``cold`` leaves no layer.
+            ValueError: Param ``cold`` leaves no layer to skip.
         """
         run_length, cold = self.params.run_length, self.params.cold
         if cold is not None and sum(cold) >= total:
@@ -182,14 +183,14 @@ class FfnSkipLlm(Method):
         }
 
     def _warmup(self, documents: Sequence[Document]) -> int:
-        """Param ``warmup``, or its default for documents such as these."""
+        """Param ``warmup``, or its default for these documents."""
         if self.params.warmup is not None:
             return int(self.params.warmup)
         return max(1, round(0.05 * sum(len(d.ids) for d in documents) / len(documents)))
 
 
 class Trial(NamedTuple):
-    """What settings are compared on: documents that tau is searched on, documents with answers."""
+    """What settings are compared on: probe documents for tau, validation documents for answers."""
 
     probe: WeightedDocuments
     validation: Sequence[Document]
@@ -197,28 +198,28 @@ class Trial(NamedTuple):
 
     @classmethod
     def of(cls, data: Data, request: Request) -> Trial:
-        """A fixed draw of documents: evenly spaced ones could all be of a few tasks."""
+        """A fixed random sample of documents: evenly spaced ones could be of a few tasks only."""
         assert request.budget is not None
         parts = []
         for texts in (data.probe(), data.validation()):
-            drawn = torch.randperm(len(texts), generator=generator(0, "documents to compare on"))
-            parts.append([texts[n] for n in drawn[:COMPARED].tolist()])
+            order = torch.randperm(len(texts), generator=generator(0, "documents to compare on"))
+            parts.append([texts[n] for n in order[:SAMPLE].tolist()])
         kind = "answer" if request.match == "split" else "pooled"
         return cls(weigh(parts[0], kind), parts[1], request.budget)
 
-    def behind(self, position: int) -> float:
-        """Weighted share of the probe's tokens that stand at ``position`` or behind it."""
+    def share_from(self, position: int) -> float:
+        """Weighted share of the probe's tokens at ``position`` or later."""
         weights = self.probe.weights
         return float(sum(w[position:].sum() for w in weights) / sum(w.sum() for w in weights))
 
 
 class Study:
-    """Routes a backbone by one setting after another.
+    """Routes a backbone by one setting after another, and keeps their results.
 
     Args:
-        method: Whose params hold.
+        method: With its params.
         backbone: Dense.
-        turns: What the FFN of each layer turns tokens by, L tensors (N,).
+        turns: Of :func:`ffn_turns`.
         warmup: w.
     """
 
@@ -227,14 +228,14 @@ class Study:
     ) -> None:
         self.method, self.backbone, self.turns, self.warmup = method, backbone, turns, warmup
         self.dense = decoder(backbone.model)
-        self.tried: dict[Setting, dict[str, float]] = {}
+        self.results: dict[Setting, dict[str, float]] = {}
 
-    def routed(self, setting: Setting) -> tuple[SkippingRouter, dict[str, Any]]:
-        """The router of a setting, now in the backbone, and its structure."""
+    def route(self, setting: Setting) -> tuple[SkippingRouter, dict[str, Any]]:
+        """Put the router of a setting into the backbone; the router and its structure."""
         region = [setting.first, len(self.turns) - setting.last]
-        turned = torch.cat(list(self.turns[slice(*region)]))
-        # Not 0, where tau would have no scale.
-        spread = max(float(turned.median()), torch.finfo(torch.float32).eps)
+        middle = torch.cat(list(self.turns[slice(*region)]))
+        # Above 0, because tau is measured in units of the spread.
+        spread = max(float(middle.median()), torch.finfo(torch.float32).eps)
         pinned = self.method.params.tau
         structure = {
             "region": region,
@@ -249,34 +250,34 @@ class Study:
         return router, structure
 
     def shares(self, router: Router) -> Tensor:
-        """Of the dense parameters in each unit (U,)."""
+        """The share of the dense parameters in each unit (U,)."""
         return unit_shares(router.units, self.backbone.parameters)
 
     def choose(
         self, setting: Setting, values: Mapping[str, Sequence[int]], trial: Trial
     ) -> Setting:
-        """The best setting, found field by field; those that cannot reach the budget stay out."""
+        """The best setting, chosen field by field among those that can reach the budget."""
 
         def merit(one: Setting) -> tuple[bool, float, float]:
-            found = self.tried[one]
-            return abs(found["skip"] - trial.budget) < 0.01, found["right"], -found["loss"]
+            result = self.results[one]
+            return abs(result["skip"] - trial.budget) < 0.01, result["right"], -result["loss"]
 
         for name, several in values.items():
             for other in [setting._replace(**{name: value}) for value in several]:
                 self._try(other, trial)
-            if self.tried:
-                setting = max(self.tried, key=merit)
+            if self.results:
+                setting = max(self.results, key=merit)
         return setting
 
     def _try(self, setting: Setting, trial: Trial) -> None:
         """Search tau for the budget and measure the answers."""
-        router, _ = self.routed(setting)
+        router, _ = self.route(setting)
         shares = self.shares(router)
-        most = setting.most_skipped(len(self.turns)) * float(shares.max())
-        if setting in self.tried or most * trial.behind(self.warmup) < trial.budget:
+        most = setting.most_skips(len(self.turns)) * float(shares.max())
+        if setting in self.results or most * trial.share_from(self.warmup) < trial.budget:
             return
         model = self.backbone.model
         _, rates = calibrate_threshold(model, router, trial.probe, shares, trial.budget)
         right, loss = score_answers(model, trial.validation)
-        found = {"tau": router.tau, "skip": float(rates @ shares), "right": right, "loss": loss}
-        self.tried[setting] = found
+        result = {"tau": router.tau, "skip": float(rates @ shares), "right": right, "loss": loss}
+        self.results[setting] = result

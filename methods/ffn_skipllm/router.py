@@ -1,4 +1,4 @@
-"""Skips the next FFNs of a token once one of them hardly turned its hidden states."""
+"""The router of FFN-SkipLLM, and by how much each FFN turns the hidden states."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from methods.api import (
 
 
 class SkippingRouter(Router):
-    """Skips the next FFNs of a token once one has hardly turned its stream.
+    """Skips the next FFNs of a token once an FFN has hardly turned its hidden states.
 
     Args:
         units: FFNs of R adjacent layers.
-        tau: Cosine from which on an FFN that ran lets the next ones be skipped.
-        run_length: How many, at most: k.
-        warmup: Positions of a sequence that never start to skip: w.
-        spread: Median of 1 - cosine, which makes tau = 1 - spread a threshold of 0.5.
+        tau: If the cosine before and after an FFN reaches tau, the next FFNs are skipped.
+        run_length: k, how many of them.
+        warmup: w; the first w positions of a sequence skip nothing.
+        spread: Median of 1 - cosine; tau = 1 - spread is a threshold of 0.5.
     """
 
     def __init__(
@@ -43,18 +43,19 @@ class SkippingRouter(Router):
 
     @property
     def threshold(self) -> float:
-        """Tau on a scale from 0, nothing is skipped, to 1: (1 - tau) / (1 - tau + spread)."""
+        """Tau on a scale from 0 (no skips) to 1: (1 - tau) / (1 - tau + spread)."""
         return (1 - self.tau) / (1 - self.tau + self.spread)
 
     @threshold.setter
     def threshold(self, value: float) -> None:
+        """Set tau by this scale."""
         self.tau = 1 - self.spread * value / (1 - value)
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
-        """Stream behind attention; who ran the FFN, how many a run still holds, who may skip."""
-        nothing = torch.zeros_like(tokens.valid)
-        left = torch.zeros_like(tokens.positions)
-        return hidden, nothing, left, tokens.positions >= self.warmup
+        """States before the last FFN; who ran it; how many FFNs are to be skipped; who may skip."""
+        ran = torch.zeros_like(tokens.valid)
+        to_skip = torch.zeros_like(tokens.positions)
+        return hidden, ran, to_skip, tokens.positions >= self.warmup
 
     def gate(
         self,
@@ -64,47 +65,47 @@ class SkippingRouter(Router):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """Skip what a run still holds; ``block_input`` is what the last FFN made of the stream."""
-        before, ran, left, warm = state
+        """Skip while FFNs are to be skipped; ``block_input`` is the result of the last FFN."""
+        before, ran, to_skip, warm = state
         starts = ran & warm & (turn(before, block_input) <= 1 - self.tau)
-        left = left.masked_fill(starts, self.run_length)
-        execute = left == 0
-        after = (post_attention, execute, (left - 1).clamp(min=0), warm)
+        to_skip = to_skip.masked_fill(starts, self.run_length)
+        execute = to_skip == 0
+        after = (post_attention, execute, (to_skip - 1).clamp(min=0), warm)
         return Gate(execute=execute), after
 
 
 def turn(before: Tensor, after: Tensor) -> Tensor:
-    """1 - cosine of two streams (..., D), in float32; exactly 0 where they are equal."""
-    apart = normalize(after.float(), dim=-1) - normalize(before.float(), dim=-1)
-    return apart.square().sum(dim=-1) / 2
+    """1 - cosine of two states (..., D), in float32; exactly 0 if they are equal."""
+    difference = normalize(after.float(), dim=-1) - normalize(before.float(), dim=-1)
+    return difference.square().sum(dim=-1) / 2
 
 
 @torch.no_grad()
 def ffn_turns(backbone: Backbone, batches: Iterable[Batch]) -> list[Tensor]:
-    """By how much the FFN of each layer turns the residual stream, L tensors (N,) of N tokens.
+    """By how much the FFN of each layer turns the hidden states of N tokens: L tensors (N,).
 
     Args:
         backbone: Dense model.
-        batches: Right-padded; pads are left out.
+        batches: Right-padded; pads do not count.
     """
-    model, entering = backbone.model, list[Tensor]()
+    model, inputs = backbone.model, list[Tensor]()
     turns: list[list[Tensor]] = [[] for _ in layers(model)]
     hooks = []
-    for layer, found in zip(layers(model), turns, strict=True):
+    for layer, of_layer in zip(layers(model), turns, strict=True):
         hooks += [
-            ffn_norm(layer).register_forward_pre_hook(lambda _, given: entering.append(given[0])),
+            ffn_norm(layer).register_forward_pre_hook(lambda _, args: inputs.append(args[0])),
             layer.register_forward_hook(
-                lambda _, __, output, found=found: found.append(turn(entering.pop(), output))
+                lambda _, __, output, turns=of_layer: turns.append(turn(inputs.pop(), output))
             ),
         ]
     valid = []
     try:
         for batch in batches:
-            # Right padding leaves real tokens untouched in a causal model.
+            # No attention mask: in a causal model no token sees the pads to its right.
             decoder(model)(batch.ids.to(model.device), use_cache=False)
             valid.append(batch.valid.to(model.device))
     finally:
         for hook in hooks:
             hook.remove()
-    kept = [zip(found, valid, strict=True) for found in turns]
-    return [torch.cat([each[real] for each, real in pairs]).cpu() for pairs in kept]
+    batches_of_layers = [zip(of_layer, valid, strict=True) for of_layer in turns]
+    return [torch.cat([part[mask] for part, mask in each]).cpu() for each in batches_of_layers]

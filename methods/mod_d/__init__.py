@@ -1,4 +1,4 @@
-"""MoD-D: Mixture of Depths on attention and feed-forward network apart, on a trained model."""
+"""MoD-D: Mixture of Depths for each attention and each FFN of a trained model."""
 
 from __future__ import annotations
 
@@ -40,40 +40,44 @@ from methods.mod_d.competition import capacity_for, kth_largest, membership, upp
 class MoDD(RoutedMethod):
     """The tokens of a document compete: those with the largest router weights run the module.
 
-    One scalar router per attention and FFN of every layer but the first and the last, trained with
-    LoRA by the language-model loss alone; the capacity fixes the rate, so there is no penalty.
+    Every attention and every FFN, except in the first and the last layer, has a router with one
+    output. The language-model loss alone trains routers and LoRA: the capacity fixes how many
+    tokens run, so there is no penalty.
 
-    Formula: w = router(h), h (B, T, D) the raw input of the layer for both routers; among the n
-    tokens of a document, k = max(1, floor(C n)) and tau the k-th largest w. A token runs where
-    w > tau (w >= tau for k = 1):
+    Formula: w = router(h), where h (B, T, D) is the raw input of the layer for both routers. Of the
+    n tokens of a document k = max(1, floor(C n)) win, and tau is the k-th largest w. A token runs
+    where w > tau (w >= tau for k = 1):
         h1 = h + w_attention Attention(LN1(h)),  h2 = h1 + w_ffn FFN(LN2(h1))
-    A skipped module adds nothing. The factor w is the only path of a gradient to the router.
+    A skipped module adds nothing. The gradient reaches the router only through the factor w.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        capacity: C; None: from the budget. Pinned, it is the authors' recipe.
-        compare: ``"strict"``, w > tau, runs k - 1 tokens; ``"inclusive"`` runs k.
-        inference: ``"topk"`` repeats the training rule: not causal, what follows a token decides
-            with it, a cached step of one token runs everything, and texts of different lengths are
-            not scored in one batch. ``"threshold"`` is causal: a token runs where w exceeds the
-            mean tau of the router over validation documents.
-        initial: ``"near_one"``, bias 1 and weights of deviation 1e-3; ``"default"``, torch's linear
-            layer as upstream, under which w starts near 0 and the trained model is switched off.
-        membership_weight: Under ``match: split``, of a cross-entropy that teaches routers who wins.
-        protected_first, protected_last: Layers without routers at either end.
+        capacity: C; None: from the budget. If it is set, the row is the authors'.
+        compare: ``"strict"``: w > tau, so k - 1 tokens run; ``"inclusive"``: k tokens run.
+        inference: ``"topk"`` repeats the rule of training. It is not causal: later tokens take part
+            in the decision, a cached step of one token runs everything, and texts of different
+            lengths cannot share a batch. ``"threshold"`` is causal: a token runs where w exceeds
+            the mean tau of the router over validation documents.
+        initial: ``"near_one"``: bias 1 and weights of deviation 1e-3. ``"default"``: torch's values
+            of a linear layer, as upstream; w then starts near 0, which switches the trained model
+            off.
+        membership_weight: Under ``match: split``: weight of a cross-entropy that teaches routers
+            which tokens win.
+        protected_first, protected_last: How many first and last layers have no routers.
         rank: Of LoRA on the query and value projections of every layer.
-        lora_alpha: Scale of LoRA; None: twice the rank, as 32 to 16 upstream.
+        lora_alpha: LoRA is scaled by lora_alpha / rank; None: twice the rank, as upstream's 32 for
+            16.
     Source: Raposo et al., Mixture-of-Depths, arXiv 2404.02258; per module as in the baseline of
         SkipGPT, arXiv 2506.04179.
-    Differs from upstream: routers start near one, where the trained model is whole, not near zero
-        (``initial``); weights and comparison in float32, so that rounding makes no ties, which the
-        strict comparison would skip; pads do not compete and packed documents compete each on
-        its own; causal inference is the default, its taus measured after training on the documents
-        that calibrate; with a budget, the capacity follows from the lengths of these documents and
-        a common shift of the taus is calibrated on them; under ``match: split`` prompt tokens
-        compete in their document and answer tokens with all of their kind, and the auxiliary loss
-        of the Mixture-of-Depths paper brings both to one tau; the same data, schedule and no
-        dropout as every trained row. Attention that is skipped still makes keys and values, which
-        count as used.
+    Differs from upstream: routers start near one, which leaves the trained model whole, not near
+        zero (``initial``). Weights and comparison are in float32, so that rounding makes no ties,
+        which the strict comparison would skip. Pads do not compete, and packed documents compete
+        apart from each other. Causal inference is the default; its taus are measured after training
+        on the probe documents. With a budget, the capacity follows from the lengths of these
+        documents, and a common shift of the taus is calibrated on them. Under ``match: split``
+        prompt tokens compete within their document and answer tokens with all answer tokens of the
+        batch; the auxiliary loss of the Mixture-of-Depths paper brings both to the same tau. Data
+        and schedule are those of every trained row, and there is no dropout. A skipped attention
+        still makes keys and values, which count as run.
     """
 
     title = "MoD-D"
@@ -113,7 +117,7 @@ class MoDD(RoutedMethod):
     stand_ins = {"capacity": 1.0, "levels": None}
 
     def layers(self, backbone: Backbone, budget: float | None) -> list[int]:
-        """Those that are not protected."""
+        """The layers that are not protected."""
         last = backbone.layer_count - self.params.protected_last
         return list(range(self.params.protected_first, last))
 
@@ -124,7 +128,7 @@ class MoDD(RoutedMethod):
     def router(
         self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]
     ) -> CompetingRouter:
-        """A scalar router per module."""
+        """One router per module."""
         width = int(backbone.config.hidden_size)
         router = CompetingRouter(
             units, width, self.params, structure["capacity"], structure["seed"]
@@ -138,7 +142,7 @@ class MoDD(RoutedMethod):
         return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Too few layers, units too small for the budget, or nothing says how much to skip."""
+        """No layer to route, modules too small for the budget, or no budget and no capacity."""
         if not self.layers(backbone, request.budget):
             return f"none of the {backbone.layer_count} layers is left between the protected ones"
         return super().skip_reason(backbone, request)
@@ -147,65 +151,66 @@ class MoDD(RoutedMethod):
         """The capacity: the param, or what the budget leaves to run of the probe documents."""
         capacity = self.params.capacity
         if capacity is None:
-            held = [len(document.ids) for document in data.probe()]
+            lengths = [len(document.ids) for document in data.probe()]
             if plan.request.match == "split":
-                held = [n - d.answer_tokens for n, d in zip(held, data.probe(), strict=True)]
-            capacity = capacity_for(_running(plan), [n for n in held if n], self.params.compare)
+                lengths = [n - d.answer_tokens for n, d in zip(lengths, data.probe(), strict=True)]
+            lengths = [length for length in lengths if length]
+            capacity = capacity_for(_share_to_run(plan), lengths, self.params.compare)
         plan.structure |= {"capacity": capacity, "levels": None}
         plan.decisions["capacity"] = capacity
 
     def target(self, plan: Plan) -> None:
-        """None: the competition keeps the rate."""
+        """None: the competition fixes how many tokens run."""
 
     def weight(self, target: Target | None) -> FixedWeight:
         """Param ``membership_weight``."""
         return FixedWeight(self.params.membership_weight)
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty | None:
-        """Where kinds compete apart, teaches routers who wins."""
+        """Under ``match: split`` the cross-entropy that teaches routers which tokens win."""
         if plan.request.match == "pooled":
             return None
         return lambda gates: membership(gates.soft, gates.executed, gates.counted)
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
-        """While tokens compete, under ``match: split`` by kind."""
+        """Train while tokens compete; under ``match: split`` answer tokens compete apart."""
         if plan.request.match == "split":
-            _competing(model).running = _running(plan)
+            _competing(model).answer_share = _share_to_run(plan)
         super().train(model, data, plan)
 
     def calibrate(self, model: nn.Module, data: Data, plan: Plan) -> None:
-        """Measure the taus, then shift them to the budget."""
+        """Measure the taus, then calibrate their common shift to the budget."""
         if self.params.inference == "topk":
             return
-        router, each = _competing(model), plan.request.match == "split"
-        probe = weigh(data.probe(), "answer" if each else "pooled")
-        router.levels = plan.structure["levels"] = measure_levels(model, router, probe, each)
+        router, split = _competing(model), plan.request.match == "split"
+        probe = weigh(data.probe(), "answer" if split else "pooled")
+        router.levels = plan.structure["levels"] = measure_levels(model, router, probe, split)
         super().calibrate(model, data, plan)
 
     def batchable(self) -> bool:
-        """Under the training rule the pads of a batch would compete: lm-eval masks none."""
+        """Not by ``"topk"``: lm-eval masks no pads, so they would compete."""
         return bool(self.params.inference == "threshold")
 
     def authors_skip(self, rates: Rates) -> float:
-        """The share of routed modules skipped: 1 - C, but for the comparison."""
+        """The share of routed modules skipped; 1 - C, or slightly more by the strict comparison."""
         return 1.0 - sum(rates.executed) / len(rates.executed)
 
 
-def _running(plan: Plan) -> float:
-    """Share of the tokens that a budget leaves to run in every module."""
+def _share_to_run(plan: Plan) -> float:
+    """The share of tokens that may run in every module at the budget."""
     assert plan.request.budget is not None
     return 1 - plan.request.budget / float(plan.shares.sum())
 
 
 class Level(NamedTuple):
-    """Of one router on validation documents: mean tau, and the deviation of all weights."""
+    """Of one router on validation documents: the mean tau and the deviation of all weights."""
 
     mean: float
     deviation: float
 
 
 class CompetingRouter(Router):
-    """A scalar router for every unit, on the raw input of its layer.
+    """One router per unit, which reads the raw input of its layer.
 
     Args:
         units: U units.
@@ -221,9 +226,9 @@ class CompetingRouter(Router):
         super().__init__()
         self.units, self.params, self.capacity = units, params, capacity
         self.threshold = 0.5
-        # Share of the answer tokens to run where these compete on their own.
-        self.running: float | None = None
-        # Without levels, as in training, tokens compete.
+        # The share of answer tokens to run if they compete apart.
+        self.answer_share: float | None = None
+        # None: tokens compete, as in training.
         self.levels: Sequence[Sequence[float]] | None = None
         self.routers = nn.ModuleList(nn.Linear(width, 1) for _ in units)
         rng = generator(seed, "initial values")
@@ -239,7 +244,7 @@ class CompetingRouter(Router):
                 nn.init.uniform_(linear.bias, -bound, bound, generator=rng)
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> tuple[Tokens, Tensor | None]:
-        """What says which tokens compete with each other."""
+        """What decides which tokens compete with each other."""
         return tokens, at.answers
 
     def gate(
@@ -250,7 +255,7 @@ class CompetingRouter(Router):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """The weight scales the module and decides, in float32."""
+        """Decide by the weight, in float32; it also scales the module."""
         with torch.autocast(block_input.device.type, enabled=False):
             weights = self.routers[index](block_input.float()).squeeze(-1)
         if self.levels is None:
@@ -260,19 +265,19 @@ class CompetingRouter(Router):
         return Gate(scale=weights, execute=weights > mean + shift), state
 
     def _compete(self, weights: Tensor, tokens: Tokens, answers: Tensor | None) -> Gate:
-        """The best of every document run; answer tokens compete with all of their kind."""
-        found, apart = weights.detach(), answers if self.running is not None else None
+        """The best of every document run; answer tokens compete with all answer tokens."""
+        values, apart = weights.detach(), answers if self.answer_share is not None else None
         among = tokens.valid if apart is None else tokens.valid & (apart == 0)
-        taus = kth_largest(found, tokens, self.capacity, among)
-        execute = (found >= taus.value) & among
+        taus = kth_largest(values, tokens, self.capacity, among)
+        execute = (values >= taus.value) & among
         if self.params.compare == "strict":
-            execute &= (found > taus.value) | (taus.k == 1)
-        if apart is None or self.running is None:
+            execute &= (values > taus.value) | (taus.k == 1)
+        if apart is None or self.answer_share is None:
             return Gate(scale=weights, execute=execute)
-        # An answer of one word has nobody to compete with in its document.
-        tau = upper_quantile(found, apart, self.running)
-        execute |= (apart > 0) & (found > tau)
-        soft = torch.sigmoid((weights - tau) / (found.std() + 1e-6))
+        # Over the batch: an answer of one token would have no competitor in its document.
+        tau = upper_quantile(values, apart, self.answer_share)
+        execute |= (apart > 0) & (values > tau)
+        soft = torch.sigmoid((weights - tau) / (values.std() + 1e-6))
         return Gate(soft, weights, execute)
 
 
@@ -284,19 +289,19 @@ def _competing(model: nn.Module) -> CompetingRouter:
 
 @torch.no_grad()
 def measure_levels(
-    model: nn.Module, router: CompetingRouter, probe: WeightedDocuments, each: bool
+    model: nn.Module, router: CompetingRouter, probe: WeightedDocuments, split: bool
 ) -> list[Level]:
-    """Level of each router while tokens compete as in training, over all documents.
+    """The level of each router over all documents, while tokens compete as in training.
 
     Args:
         model: Routed causal LM.
         router: Its router.
-        probe: Documents, and the weights of the positions that a budget speaks of.
-        each: Whether answer tokens compete on their own; then theirs is the level.
+        probe: Documents, and the weights of the positions that the budget is about.
+        split: Whether answer tokens compete apart; then the level is theirs.
     """
     device = next(model.parameters()).device
     taus = [list[Tensor]() for _ in router.units]
-    seen = [list[Tensor]() for _ in router.units]
+    values = [list[Tensor]() for _ in router.units]
     shares = list[Tensor]()
     weights = dict[int, Tensor]()
 
@@ -307,28 +312,27 @@ def measure_levels(
     try:
         for batch, share, answers in probe.batches(32):
             ids, valid = batch.ids.to(device), batch.valid.to(device)
-            context = Context(answers=answers.to(device) if each else None)
+            context = Context(answers=answers.to(device) if split else None)
             decoder(model)(
                 input_ids=ids, attention_mask=valid.long(), use_cache=False, context=context
             )
             positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
             shares.append(share[batch.valid][:, 0])
-            for number, found in weights.items():
+            for number, of_router in weights.items():
                 tokens = Tokens(ids, positions, valid)
-                taus[number].append(kth_largest(found, tokens, router.capacity, valid).value[:, 0])
-                seen[number].append(found[valid])
+                tau = kth_largest(of_router, tokens, router.capacity, valid).value
+                taus[number].append(tau[:, 0])
+                values[number].append(of_router[valid])
     finally:
         for hook in hooks:
             hook.remove()
-    held = torch.cat(shares).to(device)
-    return [
-        Level(
-            float(
-                upper_quantile(torch.cat(s), held, router.running or router.capacity)
-                if each
-                else torch.cat(t).double().mean()
-            ),
-            float(torch.cat(s).double().std()),
-        )
-        for t, s in zip(taus, seen, strict=True)
-    ]
+    weights_of_tokens, levels = torch.cat(shares).to(device), []
+    for of_documents, of_tokens in zip(taus, values, strict=True):
+        everything = torch.cat(of_tokens)
+        if split:
+            target = router.answer_share or router.capacity
+            level = upper_quantile(everything, weights_of_tokens, target)
+        else:
+            level = torch.cat(of_documents).double().mean()
+        levels.append(Level(float(level), float(everything.double().std())))
+    return levels

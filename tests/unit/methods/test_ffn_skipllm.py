@@ -122,7 +122,7 @@ def test_at_the_lowest_cosine_every_run_costs_one_ffn(k: int) -> None:
     assert torch.equal(found, runs[None, :, None].expand_as(found))
     tally = Tally(Ledger.of(model, 59808, 6))
     tally.add(found.transpose(0, 1).flatten(1), IDS.numel())
-    most = Setting(1, 0, k).most_skipped(6)
+    most = Setting(1, 0, k).most_skips(6)
     assert most == int((~runs).sum())
     assert tally.rates().skip == pytest.approx(most * FFN)
     assert tally.rates().skip_net == tally.rates().skip

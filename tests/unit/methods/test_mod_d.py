@@ -191,7 +191,7 @@ def test_levels_are_means_over_documents() -> None:
     model = shaken("mod-d-topk")
     router = model.model.router
     texts = Texts().probe()
-    levels = measure_levels(model, router, weigh(texts, "pooled"), each=False)
+    levels = measure_levels(model, router, weigh(texts, "pooled"), split=False)
     taus: list[list[float]] = [[] for _ in router.units]
     seen: list[list[float]] = [[] for _ in router.units]
     heard: dict[int, list[float]] = {}

@@ -28,12 +28,12 @@ def decide(
     capacity: float,
     compare: str = "strict",
     answers: Tensor | None = None,
-    running: float | None = None,
+    answer_share: float | None = None,
 ) -> Tensor:
     """Decisions of a router whose linear map reads the weights (B, T) off the input."""
     units = [Unit(1, "ffn", 1)]
     router = CompetingRouter(units, 32, MoDD.Params(compare=compare), capacity, seed=7)
-    router.running = running
+    router.answer_share = answer_share
     with torch.no_grad():
         router.routers[0].weight.zero_()[0, 0] = 1.0
         router.routers[0].bias.zero_()
