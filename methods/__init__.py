@@ -1,9 +1,9 @@
 """The methods under comparison: one file (or folder) per paper.
 
-``discover()`` reads the literals of each method class from its syntax tree and imports neither
-torch nor the methods. ``load_method(row)`` imports the one file a row needs; ``load_model(folder)``
-gives back what a ``fit`` step wrote, and so does transformers' ``AutoModelForCausalLM`` once
-``methods`` is imported.
+``discover()`` reads the literals of each method class from its syntax tree; it imports neither
+torch nor the methods. ``load_method(row)`` imports the one file that a row needs.
+``load_model(folder)`` loads the model that a ``fit`` step wrote. After ``import methods``
+transformers' ``AutoModelForCausalLM`` can load it too.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ def load_model(
 
     Args:
         folder: Output of the fit step, or of ``save_pretrained`` of a loaded model.
-        backbone: Where the dense backbone lies now, if it moved; its hash must match.
-        dtype: Of the model, such as ``"bfloat16"``; None: as it is stored. What decides which
-            layers run stays in float32.
+        backbone: Folder of the dense backbone, if it has moved; its hash must match.
+        dtype: Of the model, such as ``"bfloat16"``; None: as it is stored. Routers stay in float32.
 
     Raises:
-        ValueError: The folder is no such output, the backbone is another one, or no model is
+        ValueError: The folder is no such output, the backbone is another one, or models cannot be
             computed in ``dtype``.
     """
     from methods.core.model.checkpoint import load

@@ -1,29 +1,29 @@
 """All that a method file imports: ``from methods.api import Method, ...``.
 
 A file in ``methods/`` is one paper. It holds one class that derives from :class:`Method` or
-:class:`RoutedMethod`; nothing else is edited. Its class attributes (``title`` and so on, see
+:class:`RoutedMethod`; no other file changes. Its class attributes (``title`` and so on, see
 :class:`Method`) are literals, because they are read from the syntax tree: a job list imports no
 method and no torch. ``Params`` is a frozen dataclass; ``rows = {"name": {params}}`` makes several
 rows from one file.
 
 A **static** method changes the weights once:
 
-    fit(backbone, data, request) -> Fitted    decides: the model, its structure, the reasons
-    build(backbone, structure) -> module      the same shape again, without data; also empty (meta)
+    fit(backbone, data, request) -> Fitted    decides; returns the model, its structure, the reasons
+    build(backbone, structure) -> module      the same model again, without data; also on meta
 
 A **routed** method lets a router decide per token; the base class fits, builds and calibrates:
 
-    units(backbone, layers) -> [Unit]         what a token may skip in the layers that are routed
+    units(backbone, layers) -> [Unit]         what a token may skip in these layers
     router(backbone, units, structure)        a Router: start(tokens, hidden, at) -> state,
                                               gate(index, block_input, post_attention, state, at)
                                               -> (Gate, state); a Gate is a value in [0, 1] and how
                                               it scales what runs
-    layers, prepare, lora                     where the defaults do not fit
+    layers, prepare, lora                     if the defaults do not fit
     target, weight, penalty                   what training adds to the loss
 
-Either says in ``skip_reason`` why it does not fit a backbone or a budget, and in ``cost`` what a
-fit takes (where the default is wrong), so that a suite can be planned. A method never counts,
-times, evaluates, saves or tables. Randomness comes from ``generator(seed, purpose)``; a bad value
+Both say in ``skip_reason`` why they cannot run on a backbone or at a budget. Where the default is
+wrong, ``cost`` says what a fit takes, so that a suite can be planned. A method never counts,
+times, scores or saves anything. Randomness comes from ``generator(seed, purpose)``; a bad value
 raises a ``ValueError`` that names the param.
 """
 

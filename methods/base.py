@@ -1,11 +1,11 @@
 """The contract of a method: what it is, what it decides, how its model is built again.
 
-A method never counts, times, evaluates, saves or tables anything. It turns a dense backbone into a
-model and says why; the core counts what runs, the steps write files, the harness scores.
+A method turns a dense backbone into a model and says why. It never counts, times, scores or saves
+anything: the core counts what runs, the harness scores, the steps write files.
 
 A file in ``methods/`` holds one class that derives from :class:`Method`. Its class attributes are
-literals: :func:`methods.discover` reads them from the syntax tree, so that building a list of jobs
-imports neither the file nor torch.
+literals: :func:`methods.discover` reads them from the syntax tree, so that a job list imports
+neither the file nor torch.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class Request:
     """What a run asks of a method.
 
     Args:
-        budget: Fraction in (0, 1) of the dense parameters that a token shall not use, or None:
-            the params decide as they stand.
-        seed: Seeds every generator of the fit, through ``(seed, purpose)``.
-        workdir: Folder for checkpoints of a long fit; survives an interrupted run.
-        match: Which tokens shall meet the budget. ``"pooled"``: all together, as in the papers.
-            ``"split"``: prompt tokens and answer tokens, whose output is scored, apart.
-        lender: Folder of another row's fitted model, for a control that is held to what it does.
+        budget: Fraction in (0, 1) of the dense parameters that a token should skip; None: the
+            params alone decide.
+        seed: Of every generator of the fit, through ``(seed, purpose)``.
+        workdir: Folder for checkpoints of a long fit; it survives an interrupted run.
+        match: Which tokens should meet the budget. ``"pooled"``: all of them in the mean, as in the
+            papers. ``"split"``: prompt tokens and answer tokens apart; only the output of answer
+            tokens is scored.
+        lender: Folder of another row's fitted model, for a control that copies its rates.
     """
 
     budget: float | None
@@ -50,7 +51,7 @@ class Request:
     lender: Path | None = None
 
     def pinned(self) -> Request:
-        """The same request without a budget: a pinned param decides how much is skipped."""
+        """The same request without a budget, for a row whose params say how much to skip."""
         return dataclasses.replace(self, budget=None, match="pooled")
 
 
@@ -60,8 +61,8 @@ class Fitted:
 
     Args:
         model: Causal LM, ready to score.
-        structure: JSON value; with the backbone it is all that :meth:`Method.build` needs.
-        decisions: JSON value; why: scores, order of removal, trace of the budget search.
+        structure: JSON value; :meth:`Method.build` needs only this and the backbone.
+        decisions: JSON value; the reasons: scores, order of removal, trace of the budget search.
     """
 
     model: nn.Module
@@ -97,15 +98,15 @@ class Method(ABC):
 
     Class attributes (literals):
         title: Name in tables; may use the fields of ``Params``, as in ``"Random skip ({unit})"``.
-        source: Paper or reason of existence, with its address.
+        source: The paper, with its address, or what a control is for.
         kind: ``"reference"`` skips nothing; ``"static"`` changes weights once and stores a whole
             model; ``"dynamic"`` decides per token and stores only what it trained.
         trained: Whether :meth:`fit` trains on ``data.training()``.
-        stochastic: Whether the seed changes the result; others run the first seed only.
-        budgeted: Whether a skip budget applies.
-        causal: Whether cached decoding equals the full forward and padding changes nothing.
-            Where params decide it, :meth:`batchable` says so of an instance.
-        rows: Lines of the table this file makes, with the params that make them.
+        stochastic: Whether the seed changes the result; other rows run the first seed only.
+        budgeted: Whether a budget applies.
+        causal: Whether cached decoding equals the full forward pass and pads change nothing. If it
+            depends on params, override :meth:`batchable`.
+        rows: The rows that this file makes, each with its params.
     """
 
     title: ClassVar[str]
@@ -119,7 +120,7 @@ class Method(ABC):
 
     @dataclass(frozen=True)
     class Params:
-        """Hyper-parameters; defaults are the paper's values, bad values raise ValueError."""
+        """Hyper-parameters. Defaults are the paper's; bad values raise ValueError."""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         """Check ``params`` against ``Params``.
@@ -130,12 +131,12 @@ class Method(ABC):
         self.params: Any = make_params(self.Params, params or {})
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Why this method does not fit here, or None. A reason becomes a record, not a failure."""
+        """Why the method cannot run here, or None. A reason becomes a record, not a failure."""
         return None
 
     @abstractmethod
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
-        """Search, calibrate or train; may consume ``backbone.model``.
+        """Search, calibrate or train; may change ``backbone.model``.
 
         Raises:
             ValueError: The request cannot be met; the message names the parameter.
@@ -143,10 +144,10 @@ class Method(ABC):
 
     @abstractmethod
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
-        """The fitted model's shape, without data; works on meta tensors.
+        """The fitted model again, without data; also on meta tensors.
 
-        Static methods give the module whose weights a file fills; dynamic ones wrap
-        ``backbone.model`` and leave ``requires_grad`` set on exactly what they train.
+        Static methods return the shape, and a file fills in the weights. Dynamic methods wrap
+        ``backbone.model``, and ``requires_grad`` is set exactly on what they train.
         """
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
@@ -162,36 +163,36 @@ class Method(ABC):
         return Cost(layers=backbone.layer_count) if self.trained else Cost(passes=1)
 
     def batchable(self) -> bool:
-        """Whether pads change nothing; if not, only sequences of one length share a batch."""
+        """Whether pads change nothing; if they do, only sequences of one length share a batch."""
         return self.causal
 
     def authors_skip(self, rates: Rates) -> float:
-        """The skip rate as the method's authors count it, from what really ran; a fraction."""
+        """The skip as the method's authors count it, from what ran; a fraction."""
         return rates.skip
 
 
-def make_params(cls: type[P], given: Mapping[str, Any]) -> P:
-    """An instance of the params class ``cls`` with ``given`` over its defaults.
+def make_params(cls: type[P], values: Mapping[str, Any]) -> P:
+    """An instance of the params class ``cls``, with ``values`` in place of defaults.
 
     Raises:
         ValueError: Unknown name, wrong type, or a value outside its Literal.
     """
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in names:
             allowed = ", ".join(names) or "none"
             raise ValueError(f"unknown param '{name}' (allowed: {allowed})")
         if not _fits(value, hints[name]):
             raise ValueError(f"param '{name}' is {value!r}, expected {_describe(hints[name])}")
-    return cls(**given)
+    return cls(**values)
 
 
 def check_least(params: object, least: int, *names: str) -> None:
-    """Hold params against the least value they may have; None passes.
+    """Check params against the least value that is allowed; None passes.
 
     Raises:
-        ValueError: Names the first below it.
+        ValueError: A param is less; the message names the first.
     """
     for name in names:
         value = getattr(params, name)
@@ -200,10 +201,10 @@ def check_least(params: object, least: int, *names: str) -> None:
 
 
 def check_protect(protect: tuple[int, int]) -> None:
-    """Hold param ``protect``, how many first and last layers stay, against its form.
+    """Check param ``protect``: how many first and how many last layers stay.
 
     Raises:
-        ValueError: Not two numbers from 0.
+        ValueError: It is not two numbers from 0.
     """
     if len(protect) != 2 or min(protect) < 0:
         raise ValueError(f"param 'protect' is {protect}, must be two numbers from 0")

@@ -1,4 +1,4 @@
-"""Finding methods by reading, not by importing: a job list costs milliseconds and no torch."""
+"""Finds methods by reading their files, not by importing them: a job list then needs no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent
 NOT_METHODS = {"__init__", "api", "base", "core", "discovery", "kernels", "order", "registration"}
-# Of these a file's class derives; methods.api exports them.
+# A method's class derives from one of these; methods.api exports them.
 BASES = {"Method", "RoutedMethod"}
 LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "causal")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: its method's literals and the params that make it.
+    """One row of the table: its method's literals and its params.
 
     ``module`` is the import path of the method's file, ``path`` the file or folder itself.
     """
@@ -41,7 +41,7 @@ class Row:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def is_matched(self, budget: float | None) -> bool:
-        """Whether a protocol of matching applies to its run; every other run is one under all."""
+        """Whether the protocol (``match``) changes its run; else one run serves all protocols."""
         return self.kind == "dynamic" and self.budgeted and budget is not None
 
 
@@ -94,10 +94,10 @@ def _read_rows(source: Path, module: str, path: Path) -> list[Row]:
     missing = [name for name in LITERALS if name not in literals]
     if missing:
         raise ValueError(f"method file {path.name} lacks the literals: {', '.join(missing)}")
-    lines = literals.pop("rows", None) or {path.stem.replace("_", "-"): {}}
+    params_of = literals.pop("rows", None) or {path.stem.replace("_", "-"): {}}
     return [
         Row(name=name, module=module, path=path, params=params, **literals)
-        for name, params in lines.items()
+        for name, params in params_of.items()
     ]
 
 
@@ -112,7 +112,7 @@ def find_row(name: str) -> Row:
     """The row called ``name``.
 
     Raises:
-        ValueError: There is none; the message lists the rows.
+        ValueError: There is no such row; the message lists all rows.
     """
     rows = discover()
     if name not in rows:
@@ -121,10 +121,10 @@ def find_row(name: str) -> Row:
 
 
 def load_method(name: str, params: Mapping[str, Any] | None = None) -> Method:
-    """The method behind row ``name``, with ``params`` over the row's own.
+    """The method of row ``name``; ``params`` replace those of the row.
 
     Raises:
-        ValueError: The row or a param is unknown, or a value does not fit.
+        ValueError: There is no such row or param, or a value does not fit.
     """
     from methods.base import Method
 

@@ -1,6 +1,6 @@
-"""The table's order, apart from code that fits: a name here marks no record as of other code."""
+"""The order of rows in tables. Records do not hash this file: after an edit none runs again."""
 
-# Rows that are not named here follow in alphabetical order.
+# Other rows follow in alphabetical order.
 ORDER = (
     "dense lora random-skip random-skip-layers shortgpt shortened-ppl shortened-taylor sleb "
     "blockpruner slicegpt laco llm-pruner replaceme replaceme-cosine flap ffn-skipllm "

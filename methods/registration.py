@@ -1,7 +1,7 @@
 """Lets transformers' Auto classes read compressed models, without importing transformers.
 
-Importing it costs seconds and brings torch, and a job list needs neither. So the types are
-registered when the modules of the Auto classes are there: at once, or when somebody imports them.
+The import takes seconds and loads torch, and a job list needs neither. So the types are registered
+at once if the modules of the Auto classes are loaded, or else when they are imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODELS = "transformers.models.auto.modeling_auto"
 
 
 def register_with_transformers() -> None:
-    """Register the types now, where the Auto classes are loaded, or as soon as they are."""
+    """Register the types now if the Auto classes are loaded, or else once they are."""
     for name in (CONFIGS, MODELS):
         if name in sys.modules:
             _register(sys.modules[name])
@@ -39,7 +39,7 @@ def _register(module: ModuleType) -> None:
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module of the Auto classes and then registers with it."""
+    """Loads a module of the Auto classes, then registers the types with it."""
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
@@ -47,13 +47,13 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the two modules where Python finds them, and nothing else."""
+    """Finds the two modules of the Auto classes, where Python finds them, and nothing else."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        found = PathFinder.find_spec(fullname, path) if fullname in (CONFIGS, MODELS) else None
-        if found is None or found.origin is None:
+        spec = PathFinder.find_spec(fullname, path) if fullname in (CONFIGS, MODELS) else None
+        if spec is None or spec.origin is None:
             return None
-        loader = _Loader(fullname, found.origin)
-        return spec_from_file_location(fullname, found.origin, loader=loader)
+        loader = _Loader(fullname, spec.origin)
+        return spec_from_file_location(fullname, spec.origin, loader=loader)
