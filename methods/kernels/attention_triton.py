@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from methods.kernels.decode_triton import (
     any_of,
@@ -15,11 +16,7 @@ from methods.kernels.decode_triton import (
     tile_of,
 )
 from methods.kernels.launch import Launch
-from methods.kernels.weights import (
-    AttentionCache,
-    AttentionWeights,
-    AttentionWorkspace,
-)
+from methods.kernels.weights import AttentionStep
 
 # Bytes of keys, and of values, that a program reads per turn, and at most so many columns.
 BYTES = 8192
@@ -220,30 +217,18 @@ def merge_kernel(
                 tl.store(stored + token, tl.load(stored + token) + 1)
 
 
-def launches(
-    hidden: Tensor,
-    normed: Tensor,
-    execute: Tensor,
-    scale: Tensor,
-    weights: AttentionWeights,
-    cosine: Tensor,
-    sine: Tensor,
-    cache: AttentionCache,
-    out: Tensor,
-    workspace: AttentionWorkspace,
-    evicts: bool,
-) -> list[Launch]:
-    """The four launches of ``routed_attention_decode``, whose arguments these are."""
+def launches(step: AttentionStep) -> list[Launch]:
+    """The four launches of ``routed_attention_decode``; ``execute`` and ``scale`` are not None."""
+    hidden, normed, execute, scale, weights, cosine, sine, cache, out, space, evicts = step
     batch, width = hidden.shape
     _, heads, capacity, head_dim = cache.keys.shape
     wide, narrow, size = len(weights.query), len(weights.key), weights.query.element_size()
-    group, space = wide // narrow, workspace
+    group = wide // narrow
     shares = space.peaks.shape[-1]
     tile = tile_of(batch, size)
     walk = {"ROWS": tile.rows, "DEPTH": tile.depth, "SLOTS": tile.slots, "SPLIT": tile.split}
-    given = weights._asdict()
-    project = {name: given[name] for name in ("query", "key", "value")}
-    project |= {name: given[name] for name in ("query_bias", "key_bias", "value_bias")}
+    parts = ("query", "key", "value", "query_bias", "key_bias", "value_bias")
+    project: dict[str, Any] = {name: getattr(weights, name) for name in parts}
     project |= {"query_out": space.query, "key_out": space.key, "value_out": space.value}
     project |= {"normed": normed, "execute": execute, "D": width, "WIDE": wide, "NARROW": narrow}
     project |= walk | {"BATCH": batch, "EVICTS": evicts}
@@ -253,8 +238,8 @@ def launches(
     padded = max(triton.next_power_of_2(head_dim), LEAST_DEPTH)
     columns = max(min(BYTES // (padded * size), MOST_COLUMNS), LEAST_DEPTH)
     sizes = {"WIDTH": head_dim, "PADDED": padded, "EVICTS": evicts}
-    parts = {"peaks": space.peaks, "totals": space.totals, "sums": space.sums}
-    shared = parts | sizes | {"execute": execute, "stored": cache.stored}
+    shared: dict[str, Any] = {"peaks": space.peaks, "totals": space.totals, "sums": space.sums}
+    shared |= sizes | {"execute": execute, "stored": cache.stored}
     read = shared | {"query": space.query, "key": space.key, "value": space.value}
     read |= {"keys": cache.keys, "values": cache.values, "first": cache.first}
     read |= {"cosine": cosine, "sine": sine, "rotary_step": head_dim * (len(cosine) > 1)}

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from methods.kernels.launch import Launch
-from methods.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
+from methods.kernels.weights import FfnStep
 
 
 class Tile(NamedTuple):
@@ -153,17 +153,9 @@ def outer_kernel(
     tl.store(out + places, stream + factor[None, :] * update, mask=kept)
 
 
-def launches(
-    hidden: Tensor,
-    normed: Tensor,
-    execute: Tensor,
-    scale: Tensor,
-    ffn: FfnWeights,
-    adapter: AdapterWeights | None,
-    out: Tensor,
-    workspace: DecodeWorkspace,
-) -> list[Launch]:
-    """The two launches of ``routed_ffn_decode``, whose arguments these are."""
+def launches(step: FfnStep) -> list[Launch]:
+    """The two launches of ``routed_ffn_decode``."""
+    hidden, normed, execute, scale, ffn, adapter, out, workspace = step
     batch, width = hidden.shape
     narrow = 0 if adapter is None else len(adapter.down)
     tile = tile_of(batch, ffn.gate.element_size())

@@ -71,6 +71,30 @@ class DecodeWorkspace(NamedTuple):
     adapter: Tensor | None
 
 
+class FfnStep(NamedTuple):
+    """A routed FFN for one new token of each of B sequences, 1 <= B <= 16.
+
+    Args:
+        hidden: Hidden states after attention (B, D).
+        normed: The branches' input, ``hidden`` normed (B, D), in the dtype of the weights.
+        execute: Rows that run the FFN (B,), bool.
+        scale: Factor of the branch that runs (B,), float32.
+        ffn: Weights, in bfloat16, float16 or float32.
+        adapter: Weights in the same dtype; None: a row that skips keeps ``hidden``.
+        out: Written: hidden states after the FFN (B, D); may be ``hidden``.
+        workspace: Of ``decode_workspace``.
+    """
+
+    hidden: Tensor
+    normed: Tensor
+    execute: Tensor
+    scale: Tensor
+    ffn: FfnWeights
+    adapter: AdapterWeights | None
+    out: Tensor
+    workspace: DecodeWorkspace
+
+
 def branches(network: nn.Module, alternative: object | None) -> Branches | None:
     """The matrices behind two branches, None where kernels do not know one of them.
 
@@ -141,6 +165,38 @@ class AttentionWorkspace(NamedTuple):
     sums: Tensor
     every: Tensor
     ones: Tensor
+
+
+class AttentionStep(NamedTuple):
+    """A routed attention for one new token of each of B sequences, 1 <= B <= 16.
+
+    Args:
+        hidden: Hidden states before the layer (B, D).
+        normed: ``hidden`` normed (B, D), in the dtype of the weights.
+        execute: Rows that run (B,), bool; None: all.
+        scale: Factor of the update (B,), float32; None: 1.
+        weights: In bfloat16, float16 or float32.
+        cosine: Of the rotary position of each row (B, d), or of all (1, d), in any dtype.
+        sine: The same.
+        cache: Written. Each ``stored`` must be below C; only the caller knows this without asking
+            the device. It stays as it is, so that layers can share it, unless ``evicts``.
+        out: Written: hidden states after attention (B, D); may be ``hidden``.
+        workspace: Of ``attention_workspace``.
+        evicts: Rows that skip leave no key and value; ``cache.stored`` (B,) grows by one for each
+            row that runs.
+    """
+
+    hidden: Tensor
+    normed: Tensor
+    execute: Tensor | None
+    scale: Tensor | None
+    weights: AttentionWeights
+    cosine: Tensor
+    sine: Tensor
+    cache: AttentionCache
+    out: Tensor
+    workspace: AttentionWorkspace
+    evicts: bool = False
 
 
 def attention_weights(heads: nn.Module) -> AttentionWeights | None:

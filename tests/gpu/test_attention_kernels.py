@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from methods.kernels.attention import attention_workspace, routed_attention_decode
-from methods.kernels.weights import AttentionCache, AttentionWeights
+from methods.kernels.weights import AttentionCache, AttentionStep, AttentionWeights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,10 +48,10 @@ def test_a_graph_follows_decisions_and_lengths(batch: int, shared: int, evicts: 
 
     def step(side: int, kernel: bool) -> None:
         cache = sides[side]
-        routed_attention_decode(
-            hidden, normed, execute, scale, weights, *rotary, cache, outs[side], space,
-            evicts, kernel,
-        )  # fmt: skip
+        arguments = AttentionStep(
+            hidden, normed, execute, scale, weights, *rotary, cache, outs[side], space, evicts
+        )
+        routed_attention_decode(arguments, kernel)
         if not evicts:
             cache.stored.add_(1)
 

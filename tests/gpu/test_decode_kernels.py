@@ -11,7 +11,7 @@ from methods.hero.router import HeroRouter
 from methods.hero.weights import kernel_weights, merge
 from methods.kernels.decode import decode_workspace, routed_ffn_decode
 from methods.kernels.hero.router import router_step, router_workspace
-from methods.kernels.weights import AdapterWeights, FfnWeights
+from methods.kernels.weights import AdapterWeights, FfnStep, FfnWeights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,7 +54,8 @@ def test_a_graph_of_routed_blocks_follows_its_inputs(slim: bool, batch: int) -> 
             met = streams[max(0, index - 2) : index + 1]
             router_step(index, met, packed, space, 0.5, kernel)
             out, decided = outs[side][index], (space.execute, space.scale)
-            routed_ffn_decode(hidden, hidden, *decided, ffn, adapter, out, rows, kernel)
+            arguments = FfnStep(hidden, hidden, *decided, ffn, adapter, out, rows)
+            routed_ffn_decode(arguments, kernel)
 
     step(0)
     torch.cuda.synchronize()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from methods.core.model.shapes import SHAPES
 from methods.kernels.attention import attention_workspace
-from methods.kernels.weights import AttentionCache, AttentionWeights
+from methods.kernels.weights import AttentionCache, AttentionStep, AttentionWeights
 from tests.compiled import Case
 
 NAMES = ("llama31_8b", "llama2_7b", "llama2_13b")
@@ -29,12 +28,12 @@ def attention_cases(name: str, batch: int, evicts: bool = False) -> Iterator[Cas
     from methods.kernels.attention_triton import launches
 
     shape = f"{name} batch {batch}" + (" evicting" if evicts else "")
-    for launch in launches(*attention_arguments(name, batch, torch.bfloat16), evicts):
+    for launch in launches(attention_step(name, batch, evicts)):
         kernel = "attention_" + launch.kernel.__name__.removesuffix("_kernel")
         yield Case(kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages)
 
 
-def attention_arguments(name: str, batch: int, dtype: torch.dtype) -> tuple[Any, ...]:
+def attention_step(name: str, batch: int, evicts: bool = False) -> AttentionStep:
     """Meta tensors of a published shape, padded on the left in a cache of 4096 columns."""
     sizes = SHAPES[name]
     width, heads, shared = (
@@ -42,7 +41,7 @@ def attention_arguments(name: str, batch: int, dtype: torch.dtype) -> tuple[Any,
     )
     d = width // heads
 
-    def empty(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+    def empty(*shape: int, kind: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(*shape, dtype=kind, device="meta")
 
     weights = AttentionWeights(
@@ -56,4 +55,5 @@ def attention_arguments(name: str, batch: int, dtype: torch.dtype) -> tuple[Any,
     execute, scale = empty(batch, kind=torch.bool), empty(batch, kind=torch.float32)
     space, rotary = attention_workspace(batch, weights), (empty(batch, d), empty(batch, d))
     streams = (empty(batch, width), empty(batch, width))
-    return *streams, execute, scale, weights, *rotary, cache, empty(batch, width), space
+    out = empty(batch, width)
+    return AttentionStep(*streams, execute, scale, weights, *rotary, cache, out, space, evicts)

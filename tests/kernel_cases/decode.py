@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from methods.core.model.shapes import SHAPES
 from methods.kernels.decode import decode_workspace
-from methods.kernels.weights import AdapterWeights, FfnWeights
+from methods.kernels.weights import AdapterWeights, FfnStep, FfnWeights
 from tests.compiled import Case
 
 Form = Literal["bottleneck", "slim", "none"]
@@ -28,19 +28,17 @@ def decode_cases(name: str, batch: int, adapter: Form = "bottleneck") -> Iterato
     from methods.kernels.decode_triton import launches
 
     shape = f"{name} batch {batch}" + {"none": " no adapter", "slim": " slim"}.get(adapter, "")
-    for launch in launches(*decode_arguments(name, batch, torch.bfloat16, adapter)):
+    for launch in launches(decode_step(name, batch, adapter)):
         kernel = "decode_" + launch.kernel.__name__.removesuffix("_kernel")
         yield Case(kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages)
 
 
-def decode_arguments(
-    name: str, batch: int, dtype: torch.dtype, adapter: Form = "bottleneck"
-) -> tuple[Any, ...]:
+def decode_step(name: str, batch: int, adapter: Form = "bottleneck") -> FfnStep:
     """Meta tensors of a published shape: a bottleneck 896 wide at D = 4096, a SwiGLU F / 16."""
     width, inner = SHAPES[name]["hidden_size"], SHAPES[name]["intermediate_size"]
     narrow = inner // 16 if adapter == "slim" else round(width * 896 / 4096)
 
-    def empty(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+    def empty(*shape: int, kind: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(*shape, dtype=kind, device="meta")
 
     ffn = FfnWeights(empty(inner, width), empty(inner, width), empty(width, inner))
@@ -50,4 +48,5 @@ def decode_arguments(
     stream, execute = empty(batch, width), empty(batch, kind=torch.bool)
     scale = empty(batch, kind=torch.float32)
     space = decode_workspace(batch, ffn, other)
-    return stream, empty(batch, width), execute, scale, ffn, other, empty(batch, width), space
+    out = empty(batch, width)
+    return FfnStep(stream, empty(batch, width), execute, scale, ffn, other, out, space)

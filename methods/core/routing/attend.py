@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 from methods.core.routing.caches import StaticEvictingLayer
 from methods.kernels.attention import attention_workspace, routed_attention_decode
 from methods.kernels.choose import use_steps
-from methods.kernels.weights import AttentionCache, attention_weights
+from methods.kernels.weights import AttentionCache, AttentionStep, attention_weights
 
 
 class ExecutingTokens(NamedTuple):
@@ -128,10 +128,11 @@ def attend_static(
     cache = AttentionCache(layer.keys, layer.values, layer.cumulative_length, first)
     cosine, sine = (part[:, 0].contiguous() for part in arguments["position_embeddings"])
     rows, update = normed[:, 0].contiguous(), torch.zeros_like(normed[:, 0])
-    routed_attention_decode(
+    step = AttentionStep(
         update, rows, execute[:, 0].contiguous(), None, weights, cosine, sine, cache, update,
         attention_workspace(len(rows), weights), evicts,
     )  # fmt: skip
+    routed_attention_decode(step)
     if not evicts:
         layer.cumulative_length.add_(1)
     return update[:, None]

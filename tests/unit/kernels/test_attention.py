@@ -12,8 +12,8 @@ from methods.kernels import attention as module
 from methods.kernels.attention import attention_workspace, routed_attention_decode
 from methods.kernels.weights import (
     AttentionCache,
+    AttentionStep,
     AttentionWeights,
-    AttentionWorkspace,
 )
 from tests.interpreted import DEVICE, bytes_read, mend
 
@@ -52,23 +52,10 @@ GROUPED, PLAIN = Shape(48, 6, 2, 8), Shape(64, 3, 3, 16)
 QWEN2, QWEN3 = Shape(40, 7, 1, 16, biases=True), Shape(48, 4, 2, 24, norms=True)
 
 
-class World(NamedTuple):
-    hidden: Tensor
-    normed: Tensor
-    execute: Tensor | None
-    scale: Tensor | None
-    weights: AttentionWeights
-    cosine: Tensor
-    sine: Tensor
-    cache: AttentionCache
-    out: Tensor
-    workspace: AttentionWorkspace
-    evicts: bool
-
-    def copied(self) -> World:
-        """The same numbers in buffers of its own."""
-        parts = (None if part is None else part.clone() for part in self.cache)
-        return self._replace(cache=AttentionCache(*parts), out=self.out.clone())
+def copy(step: AttentionStep) -> AttentionStep:
+    """The same numbers in buffers of its own."""
+    parts = (None if part is None else part.clone() for part in step.cache)
+    return step._replace(cache=AttentionCache(*parts), out=step.out.clone())
 
 
 def normal(maker: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -82,7 +69,7 @@ def world(
     dtype: torch.dtype = torch.float32,
     evicts: bool = False,
     padded: bool = False,
-) -> World:
+) -> AttentionStep:
     """Random tensors; whatever a kernel should write, leave alone or never read is NaN."""
     maker = torch.Generator().manual_seed(len(pattern) + shape.width)
     width, heads, shared, d = shape[:4]
@@ -115,7 +102,9 @@ def world(
     execute, out = torch.tensor(pattern, device=DEVICE), torch.full_like(hidden, float("nan"))
     cache = AttentionCache(keys, values, stored, first)
     rotary = (angles.cos().to(dtype), angles.sin().to(dtype))
-    return World(hidden, normed, execute, scale, weights, *rotary, cache, out, space, evicts)
+    return AttentionStep(
+        hidden, normed, execute, scale, weights, *rotary, cache, out, space, evicts
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -135,11 +124,11 @@ def near(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=bound)
 
 
-def compared(made: World) -> None:
+def compared(made: AttentionStep) -> None:
     """Kernels and twin leave the same output, cache and lengths."""
-    twin = made.copied()
-    routed_attention_decode(*made, triton=True)
-    routed_attention_decode(*twin, triton=False)
+    twin = copy(made)
+    routed_attention_decode(made, triton=True)
+    routed_attention_decode(twin, triton=False)
     assert not made.out.isnan().any()
     near(made.out, twin.out)
     near(made.cache.keys, twin.cache.keys)
@@ -179,7 +168,7 @@ def test_any_number_of_shares_gives_the_same(
 def test_padding_on_the_left_changes_nothing() -> None:
     """Each row alone, its columns moved to the front, reads the same."""
     made = world((True,) * 9, padded=True)
-    routed_attention_decode(*made, triton=True)
+    routed_attention_decode(made, triton=True)
     first = made.cache.first
     assert first is not None and (first > 0).sum() > 5
     for row, begin in enumerate(first.tolist()):
@@ -190,10 +179,11 @@ def test_padding_on_the_left_changes_nothing() -> None:
         )
         out = torch.empty_like(made.hidden[at])
         assert made.scale is not None
-        routed_attention_decode(
+        step = AttentionStep(
             made.hidden[at], made.normed[at], None, made.scale[at], made.weights,
-            made.cosine[at], made.sine[at], cache, out, space, triton=True,
+            made.cosine[at], made.sine[at], cache, out, space,
         )  # fmt: skip
+        routed_attention_decode(step, triton=True)
         near(out, made.out[at])
 
 
@@ -207,13 +197,13 @@ def test_rows_at_one_place_share_position_and_rotation() -> None:
     )
     for kept in made.cache[:2]:
         kept.nan_to_num_(0.5)
-    one = made.copied()
+    one = copy(made)
     one = one._replace(
         cache=one.cache._replace(stored=torch.tensor(30, device=DEVICE)),
         cosine=one.cosine[:1],
         sine=one.sine[:1],
     )
-    routed_attention_decode(*made, triton=True)
+    routed_attention_decode(made, triton=True)
     compared(one)
     assert torch.equal(made.out, one.out)
 
@@ -221,8 +211,8 @@ def test_rows_at_one_place_share_position_and_rotation() -> None:
 @pytest.mark.parametrize("evicts", [False, True])
 def test_all_execute_where_nobody_decides(evicts: bool) -> None:
     made = world((True,) * 3, evicts=evicts)
-    free = made.copied()._replace(execute=None, scale=None)
-    routed_attention_decode(*made._replace(scale=torch.ones(3, device=DEVICE)), triton=True)
+    free = copy(made)._replace(execute=None, scale=None)
+    routed_attention_decode(made._replace(scale=torch.ones(3, device=DEVICE)), triton=True)
     compared(free)
     assert torch.equal(free.out, made.out)
 
@@ -231,8 +221,8 @@ def test_all_execute_where_nobody_decides(evicts: bool) -> None:
 @pytest.mark.parametrize("evicts", [False, True], ids=["leaves", "evicts"])
 def test_rows_that_skip_touch_nothing(pattern: tuple[bool, ...], evicts: bool) -> None:
     made = world(pattern, evicts=evicts)
-    before = made.copied()
-    routed_attention_decode(*made, triton=True)
+    before = copy(made)
+    routed_attention_decode(made, triton=True)
     skips = [not runs for runs in pattern]
     assert torch.equal(made.out[skips], made.hidden[skips])
     space = made.workspace
@@ -252,14 +242,14 @@ def test_rows_that_skip_touch_nothing(pattern: tuple[bool, ...], evicts: bool) -
 def test_a_cache_that_evicts_grows_with_the_rows_that_execute(dtype: torch.dtype) -> None:
     """Seven steps; the kernels' own columns are what their next step reads."""
     made = world((True, True, True), PLAIN, dtype, evicts=True)
-    twin = made.copied()
+    twin = copy(made)
     maker = torch.Generator().manual_seed(5)
     for step in range(7):
         execute = torch.rand(3, generator=maker).to(DEVICE) < 0.6
         normed = normal(maker, dtype, *made.normed.shape) * 8
         sides = [side._replace(execute=execute, normed=normed) for side in (made, twin)]
         for side, triton in zip(sides, (True, False), strict=True):
-            routed_attention_decode(*side, triton=triton)
+            routed_attention_decode(side, triton=triton)
         near(made.out, twin.out)
         assert torch.equal(made.cache.stored, twin.cache.stored), step
     near(made.cache.keys, twin.cache.keys)
@@ -268,9 +258,9 @@ def test_a_cache_that_evicts_grows_with_the_rows_that_execute(dtype: torch.dtype
 
 def test_the_residual_stream_can_be_updated_in_place() -> None:
     made = world(PATTERNS[5])
-    again = made.copied()._replace(out=made.hidden.clone())
-    routed_attention_decode(*made, triton=True)
-    routed_attention_decode(*again._replace(hidden=again.out), triton=True)
+    again = copy(made)._replace(out=made.hidden.clone())
+    routed_attention_decode(made, triton=True)
+    routed_attention_decode(again._replace(hidden=again.out), triton=True)
     assert torch.equal(made.out, again.out)
 
 
@@ -287,7 +277,7 @@ def test_only_what_executing_rows_need_is_read_and_once(
     assert made.cache.first is not None
     columns = (made.cache.stored - made.cache.first).tolist()
     with bytes_read(weights | cache) as read:
-        routed_attention_decode(*made, triton=True)
+        routed_attention_decode(made, triton=True)
     used = dict.fromkeys(("query", "output"), any(pattern))
     used |= dict.fromkeys(("key", "value"), any(pattern) or not evicts)
     expected = {part: weight.nbytes * used[part] for part, weight in weights.items()}
@@ -300,17 +290,17 @@ def test_what_does_not_fit_is_named() -> None:
     made = world(PATTERNS[5])
     cache = made.cache
     with pytest.raises(ValueError, match="1 to 16 rows, not 17"):
-        routed_attention_decode(*made._replace(hidden=made.hidden.new_empty(17, 48)), triton=False)
+        routed_attention_decode(made._replace(hidden=made.hidden.new_empty(17, 48)), triton=False)
     with pytest.raises(ValueError, match="'cosine' must be contiguous"):
-        routed_attention_decode(*made._replace(cosine=made.cosine[:, :4], sine=made.sine[:, :4]))
+        routed_attention_decode(made._replace(cosine=made.cosine[:, :4], sine=made.sine[:, :4]))
     with pytest.raises(ValueError, match=r"'cache.stored' must be torch.int32 or torch.int64"):
-        routed_attention_decode(*made._replace(cache=cache._replace(stored=cache.stored.float())))
+        routed_attention_decode(made._replace(cache=cache._replace(stored=cache.stored.float())))
     with pytest.raises(ValueError, match=r"'cache.stored' must be contiguous, \(9,\)"):
         routed_attention_decode(
-            *made._replace(cache=cache._replace(stored=cache.stored[0]), evicts=True)
+            made._replace(cache=cache._replace(stored=cache.stored[0]), evicts=True)
         )
     with pytest.raises(ValueError, match=r"'cache.keys' must be contiguous"):
-        routed_attention_decode(*made._replace(cache=cache._replace(keys=cache.keys.bfloat16())))
+        routed_attention_decode(made._replace(cache=cache._replace(keys=cache.keys.bfloat16())))
     sums = made.workspace.sums[:, :1]
     with pytest.raises(ValueError, match=r"'workspace.sums' must be contiguous"):
-        routed_attention_decode(*made._replace(workspace=made.workspace._replace(sums=sums)))
+        routed_attention_decode(made._replace(workspace=made.workspace._replace(sums=sums)))

@@ -22,7 +22,7 @@ from methods.core.routing.router import (
 )
 from methods.kernels import attention as module
 from methods.kernels.attention import attention_workspace, routed_attention_decode
-from methods.kernels.weights import AttentionCache, attention_weights
+from methods.kernels.weights import AttentionCache, AttentionStep, attention_weights
 from tests import toy
 from tests.interpreted import DEVICE
 from tests.near import assert_near
@@ -88,10 +88,11 @@ def step(
         assert weights is not None
         space, middle = attention_workspace(len(ids), weights), torch.empty_like(hidden)
         evicts = kind == "evicting" and number in gates
-        routed_attention_decode(
+        step = AttentionStep(
             hidden, attention_norm(layer)(hidden), execute, None, weights, *rotary,
-            caches[number], middle, space, evicts, triton,
+            caches[number], middle, space, evicts,
         )  # fmt: skip
+        routed_attention_decode(step, triton)
         update = ffn(layer)(ffn_norm(layer)(middle))
         if execute is not None and kind != "attention":
             update = torch.where(execute[:, None], update, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from methods.core.routing.dispatch import dispatch_masked
 from methods.core.routing.slim import SlimFFN
 from methods.hero.branch import Adapter
 from methods.kernels.decode import decode_workspace, routed_ffn_decode
-from methods.kernels.weights import AdapterWeights, DecodeWorkspace, FfnWeights
+from methods.kernels.weights import AdapterWeights, FfnStep, FfnWeights
 from tests.interpreted import DEVICE, bytes_read, mend
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -33,17 +31,6 @@ PATTERNS = (
 FORMS = pytest.mark.parametrize("slim", [False, True], ids=["bottleneck", "slim"])
 
 
-class World(NamedTuple):
-    hidden: Tensor
-    normed: Tensor
-    execute: Tensor
-    scale: Tensor
-    ffn: FfnWeights
-    adapter: AdapterWeights | None
-    out: Tensor
-    workspace: DecodeWorkspace
-
-
 def world(
     pattern: tuple[bool, ...],
     dtype: torch.dtype = torch.float32,
@@ -51,7 +38,7 @@ def world(
     inner: int = 172,
     narrow: int = 14,
     slim: bool = False,
-) -> World:
+) -> FfnStep:
     """Random tensors; whatever a kernel should write or leave alone is NaN."""
     maker = torch.Generator().manual_seed(len(pattern) + width)
 
@@ -72,7 +59,7 @@ def world(
     scale = torch.rand(batch, generator=maker).to(DEVICE) + 0.5
     execute = torch.tensor(pattern, device=DEVICE)
     out = torch.full_like(hidden, float("nan"))
-    return World(hidden, normed, execute, scale, ffn, adapter, out, space)
+    return FfnStep(hidden, normed, execute, scale, ffn, adapter, out, space)
 
 
 def near(found: Tensor, expected: Tensor) -> None:
@@ -90,9 +77,9 @@ def test_kernels_equal_their_twin(
     slim: bool, pattern: tuple[bool, ...], dtype: torch.dtype
 ) -> None:
     made = world(pattern, dtype, slim=slim)
-    routed_ffn_decode(*made, triton=True)
+    routed_ffn_decode(made, triton=True)
     twin = made._replace(out=torch.empty_like(made.out))
-    routed_ffn_decode(*twin, triton=False)
+    routed_ffn_decode(twin, triton=False)
     near(made.out, twin.out)
 
 
@@ -115,14 +102,14 @@ def test_kernels_equal_the_eager_dispatch(
 
     with torch.no_grad():
         update = dispatch_masked(made.normed, made.execute, network, adapter, made.scale)
-    routed_ffn_decode(*made, triton=True)
+    routed_ffn_decode(made, triton=True)
     near(made.out, made.hidden + update)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: "".join("ab"[not x] for x in p))
 def test_rows_of_the_other_branch_stay_untouched(pattern: tuple[bool, ...]) -> None:
     made = world(pattern)
-    routed_ffn_decode(*made, triton=True)
+    routed_ffn_decode(made, triton=True)
     assert made.workspace.adapter is not None
     assert made.workspace.ffn.isnan().all(1).tolist() == [not runs for runs in pattern]
     assert made.workspace.ffn.isnan().any(1).tolist() == [not runs for runs in pattern]
@@ -137,27 +124,27 @@ def test_a_branch_that_no_row_takes_is_not_read(pattern: tuple[bool, ...]) -> No
     idle += made.adapter if all(pattern) else ()
     for weight in idle:
         weight.fill_(float("nan"))
-    routed_ffn_decode(*made, triton=True)
+    routed_ffn_decode(made, triton=True)
     assert made.out.isfinite().all()
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: "".join("ab"[not x] for x in p))
 def test_without_an_adapter_a_bypassing_row_keeps_its_state(pattern: tuple[bool, ...]) -> None:
     made = world(pattern, narrow=0)
-    routed_ffn_decode(*made, triton=True)
+    routed_ffn_decode(made, triton=True)
     kept = torch.tensor([not runs for runs in pattern])
     assert torch.equal(made.out[kept], made.hidden[kept])
     twin = made._replace(out=torch.empty_like(made.out))
-    routed_ffn_decode(*twin, triton=False)
+    routed_ffn_decode(twin, triton=False)
     near(made.out, twin.out)
 
 
 @pytest.mark.parametrize("pattern", [(True,), (False,), PATTERNS[5]], ids=str)
 def test_the_residual_stream_can_be_updated_in_place(pattern: tuple[bool, ...]) -> None:
     made = world(pattern)
-    routed_ffn_decode(*made, triton=True)
+    routed_ffn_decode(made, triton=True)
     again = made._replace(out=made.hidden)
-    routed_ffn_decode(*again, triton=True)
+    routed_ffn_decode(again, triton=True)
     assert torch.equal(made.out, again.out)
 
 
@@ -165,15 +152,15 @@ def test_what_does_not_fit_is_named() -> None:
     made = world(PATTERNS[5])
     assert made.adapter is not None
     with pytest.raises(ValueError, match="1 to 16 rows, not 17"):
-        routed_ffn_decode(*world((True,) * 17))
+        routed_ffn_decode(world((True,) * 17))
     with pytest.raises(ValueError, match="'normed' must be contiguous"):
-        routed_ffn_decode(*made._replace(normed=made.normed.bfloat16()))
+        routed_ffn_decode(made._replace(normed=made.normed.bfloat16()))
     with pytest.raises(ValueError, match=r"'ffn.down' must be contiguous"):
-        routed_ffn_decode(*made._replace(ffn=made.ffn._replace(down=made.ffn.down.t())))
+        routed_ffn_decode(made._replace(ffn=made.ffn._replace(down=made.ffn.down.t())))
     with pytest.raises(ValueError, match=r"'adapter.factor' must be contiguous"):
-        routed_ffn_decode(*made._replace(adapter=made.adapter._replace(factor=made.adapter.up)))
+        routed_ffn_decode(made._replace(adapter=made.adapter._replace(factor=made.adapter.up)))
     with pytest.raises(ValueError, match="no rows for the adapter"):
-        routed_ffn_decode(*made._replace(workspace=made.workspace._replace(adapter=None)))
+        routed_ffn_decode(made._replace(workspace=made.workspace._replace(adapter=None)))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="reads are counted by the interpreter")
@@ -184,7 +171,7 @@ def test_weights_are_read_once_for_all_rows(pattern: tuple[bool, ...]) -> None:
     assert made.adapter is not None
     ffn, adapter = made.ffn._asdict(), made.adapter._asdict()
     with bytes_read({**ffn, **{f"adapter_{name}": part for name, part in adapter.items()}}) as read:
-        routed_ffn_decode(*made, triton=True)
+        routed_ffn_decode(made, triton=True)
     expected = {name: part.nbytes * any(pattern) for name, part in ffn.items()}
     bypass = not all(pattern)
     expected |= {f"adapter_{name}": part.nbytes * bypass for name, part in adapter.items()}

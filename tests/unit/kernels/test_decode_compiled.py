@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from methods.core.model.shapes import SHAPES
 from tests.compiled import Binary, compiled
-from tests.kernel_cases.decode import NAMES, decode_arguments
+from tests.kernel_cases.decode import NAMES, decode_step
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -53,8 +52,7 @@ def test_the_tiles_read_the_matrices_once(name: str, bypass: int) -> None:
     """Of the branch that runs; the loops' reads are counted elsewhere."""
     from methods.kernels.decode_triton import launches, tile_of
 
-    arguments = decode_arguments(name, 1, torch.bfloat16)
-    inner, outer = (launch.arguments for launch in launches(*arguments))
+    inner, outer = (launch.arguments for launch in launches(decode_step(name, 1)))
     width, ffn, narrow = inner["D"], inner["F"], inner["A"]
     rows = tile_of(1, 2).rows
     first = narrow if bypass else ffn
