@@ -28,10 +28,10 @@ LEAST_SLOTS = 8
 
 @triton.jit
 def project(
-    weight, bias, inputs, out, first, live,
-    N: tl.constexpr, K: tl.constexpr,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
+    weight: tl.tensor, bias: tl.tensor, inputs: tl.tensor, out: tl.tensor, first: tl.tensor,
+    live: tl.tensor, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+) -> None:  # fmt: skip
     """ROWS rows of ``weight`` (N, K) from ``first`` on, times the live rows of ``inputs``."""
     values = row_products(weight, inputs, first, live, N, K, ROWS, DEPTH, SPLIT, SLOTS)
     rows, slots = first + tl.arange(0, ROWS), tl.arange(0, SLOTS)
@@ -43,12 +43,12 @@ def project(
 
 @triton.jit
 def project_kernel(
-    normed, execute, query, key, value, query_bias, key_bias, value_bias,
-    query_out, key_out, value_out,
-    D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, BATCH: tl.constexpr,
-    EVICTS: tl.constexpr,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
+    normed: tl.tensor, execute: tl.tensor, query: tl.tensor, key: tl.tensor, value: tl.tensor,
+    query_bias: tl.tensor, key_bias: tl.tensor, value_bias: tl.tensor, query_out: tl.tensor,
+    key_out: tl.tensor, value_out: tl.tensor, D: tl.constexpr, WIDE: tl.constexpr,
+    NARROW: tl.constexpr, BATCH: tl.constexpr, EVICTS: tl.constexpr, ROWS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+) -> None:  # fmt: skip
     """Keys and values of rows that leave them, queries of rows that execute."""
     runs, rests = decisions(execute, BATCH, SLOTS)
     leaves = runs
@@ -76,10 +76,9 @@ def project_kernel(
 
 @triton.jit
 def turned(
-    heads, norm, cosine, sine,
-    COUNT: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    EPS: tl.constexpr,
-):  # fmt: skip
+    heads: tl.tensor, norm: tl.tensor, cosine: tl.tensor, sine: tl.tensor, COUNT: tl.constexpr,
+    SLOTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EPS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """COUNT ``heads`` of WIDTH at their rotary position, normed if they are.
 
     Returns [PADDED, SLOTS] in float32, a head per column, zero outside.
@@ -103,9 +102,10 @@ def turned(
 
 @triton.jit
 def read_columns(
-    keys, values, asked, begin, end, peak, total, summed,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr, SCALING: tl.constexpr,
-):  # fmt: skip
+    keys: tl.tensor, values: tl.tensor, asked: tl.tensor, begin: tl.tensor, end: tl.tensor,
+    peak: tl.tensor, total: tl.tensor, summed: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    COLUMNS: tl.constexpr, SCALING: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Online softmax of ``asked`` [PADDED, SLOTS] over the columns from ``begin`` to ``end``."""
     place = tl.arange(0, PADDED)
     for start in range(begin, end, COLUMNS):
@@ -128,11 +128,13 @@ def read_columns(
 
 @triton.jit(do_not_specialize=["capacity", "stored_step", "rotary_step"])
 def read_kernel(
-    query, key, value, execute, cosine, sine, query_norm, key_norm, keys, values, stored, first,
-    peaks, totals, sums, capacity, stored_step, rotary_step,
-    GROUP: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    COLUMNS: tl.constexpr, SCALING: tl.constexpr, EPS: tl.constexpr, EVICTS: tl.constexpr,
-):  # fmt: skip
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, execute: tl.tensor, cosine: tl.tensor,
+    sine: tl.tensor, query_norm: tl.tensor, key_norm: tl.tensor, keys: tl.tensor, values: tl.tensor,
+    stored: tl.tensor, first: tl.tensor, peaks: tl.tensor, totals: tl.tensor, sums: tl.tensor,
+    capacity: tl.tensor, stored_step: tl.tensor, rotary_step: tl.tensor, GROUP: tl.constexpr,
+    SLOTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr,
+    SCALING: tl.constexpr, EPS: tl.constexpr, EVICTS: tl.constexpr,
+) -> None:  # fmt: skip
     """One share of the columns for the GROUP query heads of a key head of a row.
 
     The first share also holds the new column: it takes it from the projections and writes it, so
@@ -194,9 +196,10 @@ def read_kernel(
 
 @triton.jit
 def merge_kernel(
-    execute, peaks, totals, sums, stored, read,
-    SHARES: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EVICTS: tl.constexpr,
-):  # fmt: skip
+    execute: tl.tensor, peaks: tl.tensor, totals: tl.tensor, sums: tl.tensor, stored: tl.tensor,
+    read: tl.tensor, SHARES: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    EVICTS: tl.constexpr,
+) -> None:  # fmt: skip
     """What one head of a row reads, from its shares; under eviction the row's new length."""
     token, head = tl.program_id(0), tl.program_id(1)
     if tl.load(execute + token) != 0:

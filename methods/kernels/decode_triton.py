@@ -43,10 +43,10 @@ def tile_of(batch: int, size: int) -> Tile:
 
 @triton.jit
 def row_products(
-    weight, inputs, first, live,
-    N: tl.constexpr, K: tl.constexpr,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
+    weight: tl.tensor, inputs: tl.tensor, first: tl.tensor, live: tl.tensor, N: tl.constexpr,
+    K: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """ROWS rows of ``weight`` (N, K) from ``first`` on, times the ``live`` rows of ``inputs``.
 
     Returns [ROWS, SLOTS] in float32, zero where a slot is not live. Rows past the end repeat the
@@ -82,7 +82,9 @@ def row_products(
 
 
 @triton.jit
-def decisions(execute, BATCH: tl.constexpr, SLOTS: tl.constexpr):
+def decisions(
+    execute: tl.tensor, BATCH: tl.constexpr, SLOTS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Which slots run the FFN and which bypass it, [SLOTS] each; padding does neither."""
     slots = tl.arange(0, SLOTS)
     present = slots < BATCH
@@ -91,17 +93,18 @@ def decisions(execute, BATCH: tl.constexpr, SLOTS: tl.constexpr):
 
 
 @triton.jit
-def any_of(mask):
+def any_of(mask: tl.tensor) -> tl.tensor:
     """Whether one entry of ``mask`` is set."""
     return tl.max(mask.to(tl.int32), axis=0) > 0
 
 
 @triton.jit
 def inner_kernel(
-    normed, execute, gate, up, narrow, factor, ffn_out, adapter_out,
-    D: tl.constexpr, F: tl.constexpr, A: tl.constexpr, BATCH: tl.constexpr,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
+    normed: tl.tensor, execute: tl.tensor, gate: tl.tensor, up: tl.tensor, narrow: tl.tensor,
+    factor: tl.tensor, ffn_out: tl.tensor, adapter_out: tl.tensor, D: tl.constexpr, F: tl.constexpr,
+    A: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+) -> None:  # fmt: skip
     """SiLU(W_gate u) * (W_up u) for rows that execute, SiLU(W_1 u) for the others.
 
     ``factor`` is W_3, whose product with u multiplies the latter; None: nothing does.
@@ -132,10 +135,11 @@ def inner_kernel(
 
 @triton.jit
 def outer_kernel(
-    hidden, execute, scale, ffn_in, adapter_in, down, wide, out,
-    D: tl.constexpr, F: tl.constexpr, A: tl.constexpr, BATCH: tl.constexpr,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
+    hidden: tl.tensor, execute: tl.tensor, scale: tl.tensor, ffn_in: tl.tensor,
+    adapter_in: tl.tensor, down: tl.tensor, wide: tl.tensor, out: tl.tensor, D: tl.constexpr,
+    F: tl.constexpr, A: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+) -> None:  # fmt: skip
     """Adds scale * (W_down f) to rows that execute, scale * (W_2 r) to the others."""
     runs, rests = decisions(execute, BATCH, SLOTS)
     first = tl.program_id(0) * ROWS

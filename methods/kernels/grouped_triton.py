@@ -18,7 +18,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
+def _place(
+    tile: tl.tensor, row_tiles: tl.tensor, column_tiles: tl.tensor, GROUP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Row tile and column tile of number ``tile``: ``GROUP`` row tiles share what they read of a
     weight before the next columns come, so that both fit into the L2 cache.
     """
@@ -29,7 +31,9 @@ def _place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _load(matrix, rows, columns, width, WHOLE: tl.constexpr):
+def _load(
+    matrix: tl.tensor, rows: tl.tensor, columns: tl.tensor, width: tl.tensor, WHOLE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """``matrix[rows, columns]`` of a row-major matrix of ``width`` columns; 0 beyond the last one.
 
     ``rows`` must exist. Offsets are 32 bits wide: half the registers of pointers.
@@ -41,7 +45,10 @@ def _load(matrix, rows, columns, width, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _store(matrix, rows, inside, columns, values, width):
+def _store(
+    matrix: tl.tensor, rows: tl.tensor, inside: tl.tensor, columns: tl.tensor, values: tl.tensor,
+    width: tl.tensor,
+) -> None:  # fmt: skip
     """``matrix[rows, columns] = values``, for rows ``inside`` and columns that exist."""
     pointers = matrix + rows[:, None] * width + columns[None, :]
     tl.store(pointers, values, mask=inside[:, None] & (columns[None, :] < width))
@@ -49,8 +56,9 @@ def _store(matrix, rows, inside, columns, values, width):
 
 @triton.jit
 def _weight(
-    weight, columns, inner, width, depth, TRANSPOSED: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
+    weight: tl.tensor, columns: tl.tensor, inner: tl.tensor, width: tl.tensor, depth: tl.tensor,
+    TRANSPOSED: tl.constexpr, WHOLE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """The tile (inner, columns) of a weight (depth, width); (width, depth) if ``TRANSPOSED``.
 
     Columns beyond the last hold anything; rows beyond the last meet zeros of the other factor.
@@ -62,9 +70,10 @@ def _weight(
 
 @triton.jit
 def _product(
-    total, matrix, rows, weight, columns, width, depth, TK: tl.constexpr,
-    TRANSPOSED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    total: tl.tensor, matrix: tl.tensor, rows: tl.tensor, weight: tl.tensor, columns: tl.tensor,
+    width: tl.tensor, depth: tl.tensor, TK: tl.constexpr, TRANSPOSED: tl.constexpr,
+    WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """``total`` plus ``matrix[rows] @ weight[:, columns]``, sums of ``depth`` terms."""
     for start in range(0, depth, TK):
         inner = start + tl.arange(0, TK)
@@ -75,15 +84,16 @@ def _product(
 
 
 @triton.jit
-def _halves(tile, TM: tl.constexpr, TN: tl.constexpr):
+def _halves(tile: tl.tensor, TM: tl.constexpr, TN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Left and right half of the columns: what follows a sum then needs half the registers."""
     return tl.split(tl.permute(tl.reshape(tile, (TM, 2, TN // 2)), (0, 2, 1)))
 
 
 @triton.jit
 def _activate(
-    total, other, position, inside, columns, hidden, gate_sum, up_sum, F
-):  # fmt: skip
+    total: tl.tensor, other: tl.tensor, position: tl.tensor, inside: tl.tensor, columns: tl.tensor,
+    hidden: tl.tensor, gate_sum: tl.tensor, up_sum: tl.tensor, F: tl.tensor,
+) -> None:  # fmt: skip
     """Store ``silu(total) * other`` and, where wanted, both factors; ``other`` may be None."""
     value = total * tl.sigmoid(total)
     if other is not None:
@@ -97,8 +107,9 @@ def _activate(
 
 @triton.jit
 def _add(
-    total, target, inside, columns, scale, residual, output, D, WHOLE: tl.constexpr
-):  # fmt: skip
+    total: tl.tensor, target: tl.tensor, inside: tl.tensor, columns: tl.tensor, scale: tl.tensor,
+    residual: tl.tensor, output: tl.tensor, D: tl.tensor, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
     """Store ``residual + scale * total``."""
     if scale is not None:
         total *= tl.load(scale + target).to(tl.float32)[:, None]
@@ -109,9 +120,10 @@ def _add(
 
 @triton.jit
 def _deactivate(
-    total, position, end, columns, factor, gate_sum, up_sum, gate_gradient, up_gradient,
-    weighted, F, WHOLE: tl.constexpr,
-):  # fmt: skip
+    total: tl.tensor, position: tl.tensor, end: tl.tensor, columns: tl.tensor, factor: tl.tensor,
+    gate_sum: tl.tensor, up_sum: tl.tensor, gate_gradient: tl.tensor, up_gradient: tl.tensor,
+    weighted: tl.tensor, F: tl.tensor, WHOLE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Store the gradients behind ``expand``; dot (TM,) of its output with ``total``, its gradient.
 
     ``factor`` (TM,) is the scale; the rest as in :func:`expand_backward`.
@@ -135,10 +147,11 @@ def _deactivate(
 
 @triton.jit
 def expand(
-    rows, order, bounds, gate, up, hidden, gate_sum, up_sum,
-    D, F, WHOLE: tl.constexpr, TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr,
-    GROUP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    rows: tl.tensor, order: tl.tensor, bounds: tl.tensor, gate: tl.tensor, up: tl.tensor,
+    hidden: tl.tensor, gate_sum: tl.tensor, up_sum: tl.tensor, D: tl.tensor, F: tl.tensor,
+    WHOLE: tl.constexpr, TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr, GROUP: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     """``hidden = silu(u gate^T) * (u up^T)``, u the branch's rows: the first half of a branch.
 
     Args:
@@ -184,11 +197,11 @@ def expand(
 
 @triton.jit
 def contract(
-    first, second, order, bounds, weight, second_weight, scale, residual, output,
-    F, D, TRANSPOSED: tl.constexpr, WHOLE: tl.constexpr,
-    TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr,
-    GROUP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    first: tl.tensor, second: tl.tensor, order: tl.tensor, bounds: tl.tensor, weight: tl.tensor,
+    second_weight: tl.tensor, scale: tl.tensor, residual: tl.tensor, output: tl.tensor,
+    F: tl.tensor, D: tl.tensor, TRANSPOSED: tl.constexpr, WHOLE: tl.constexpr, TM: tl.constexpr,
+    TN: tl.constexpr, TK: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     """``output = residual + scale * (first weight + second second_weight)``, scattered.
 
     Args:
@@ -237,11 +250,12 @@ def contract(
 
 @triton.jit
 def expand_backward(
-    upstream, order, bounds, down, gate_sum, up_sum, scale,
-    gate_gradient, up_gradient, weighted, dots,
-    D, F, WHOLE: tl.constexpr, TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr,
-    GROUP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    upstream: tl.tensor, order: tl.tensor, bounds: tl.tensor, down: tl.tensor, gate_sum: tl.tensor,
+    up_sum: tl.tensor, scale: tl.tensor, gate_gradient: tl.tensor, up_gradient: tl.tensor,
+    weighted: tl.tensor, dots: tl.tensor, D: tl.tensor, F: tl.tensor, WHOLE: tl.constexpr,
+    TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr, GROUP: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     """Back through ``scale * (hidden down^T)`` and through the activation.
 
     ``dots`` uses (hidden down^T) . upstream = hidden . (upstream down): the gradient of the scale
@@ -290,10 +304,10 @@ def expand_backward(
 
 @triton.jit
 def weight_gradient(
-    sorted_rows, rows, order, bounds, output,
-    F, D, TRANSPOSED: tl.constexpr, WHOLE: tl.constexpr,
-    TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    sorted_rows: tl.tensor, rows: tl.tensor, order: tl.tensor, bounds: tl.tensor, output: tl.tensor,
+    F: tl.tensor, D: tl.tensor, TRANSPOSED: tl.constexpr, WHOLE: tl.constexpr, TM: tl.constexpr,
+    TN: tl.constexpr, TK: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     """``output = sum over the branch of sorted_rows[position]^T rows[order[position]]``.
 
     One program sums all rows of a tile in their order: no partial sums meet. A branch without rows

@@ -22,7 +22,10 @@ CHUNK, STAGES = 256, 3
 
 
 @triton.jit
-def times(left, weight, n, k, N: tl.constexpr, K: tl.constexpr):
+def times(
+    left: tl.tensor, weight: tl.tensor, n: tl.tensor, k: tl.tensor, N: tl.constexpr,
+    K: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """A tile over ``k`` times rows ``n`` of ``weight`` (N, K), transposed; zero beyond both."""
     kept = (n[None, :] < N) & (k[:, None] < K)
     tile = tl.load(weight + n[None, :] * K + k[:, None], mask=kept, other=0.0)
@@ -30,7 +33,9 @@ def times(left, weight, n, k, N: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def summed(row, columns, inside, H: tl.constexpr, PARTS: tl.constexpr):
+def summed(
+    row: tl.tensor, columns: tl.tensor, inside: tl.tensor, H: tl.constexpr, PARTS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Columns of the projections of tokens at ``row``, whose ``PARTS`` parts are 2H wide."""
     total = tl.load(row[:, None] + columns[None, :], mask=inside[None, :], other=0.0)
     for part in tl.static_range(1, PARTS):
@@ -40,16 +45,16 @@ def summed(row, columns, inside, H: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def entry_of(vector, n, N: tl.constexpr):
+def entry_of(vector: tl.tensor, n: tl.tensor, N: tl.constexpr) -> tl.tensor:
     """Entries ``n`` of a vector for every token of a tile; zero beyond the last."""
     return tl.load(vector + n, mask=n < N, other=0.0)[None, :]
 
 
 @triton.jit
 def along_path(
-    hbar, last, before, at, index, D: tl.constexpr, TM: tl.constexpr, CHUNK: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
+    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, at: tl.tensor, index: tl.tensor,
+    D: tl.constexpr, TM: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """The four sums of ``path_sums`` for tokens ``at``."""
     size = tl.zeros([TM, CHUNK], tl.float32)
     moved = tl.zeros([TM, CHUNK], tl.float32)
@@ -68,18 +73,20 @@ def along_path(
 
 @triton.jit(do_not_specialize=["index", "threshold", "tokens"])
 def prompt_kernel(
-    hbar, last, before, projected, keys, values, p, m, gate, scale, execute,
-    hidden_up, path_in, path_in_bias, path_out, path_out_bias, query, key, value,
-    novelty_state, novelty_context, history_state, history_context, history_novelty,
-    history_bias, history_out, local_bias, local_out, last_biases, decays,
-    index, threshold, tokens,
-    D: tl.constexpr, H: tl.constexpr, M: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-    Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr, MP: tl.constexpr,
+    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, projected: tl.tensor, keys: tl.tensor,
+    values: tl.tensor, p: tl.tensor, m: tl.tensor, gate: tl.tensor, scale: tl.tensor,
+    execute: tl.tensor, hidden_up: tl.tensor, path_in: tl.tensor, path_in_bias: tl.tensor,
+    path_out: tl.tensor, path_out_bias: tl.tensor, query: tl.tensor, key: tl.tensor,
+    value: tl.tensor, novelty_state: tl.tensor, novelty_context: tl.tensor,
+    history_state: tl.tensor, history_context: tl.tensor, history_novelty: tl.tensor,
+    history_bias: tl.tensor, history_out: tl.tensor, local_bias: tl.tensor, local_out: tl.tensor,
+    last_biases: tl.tensor, decays: tl.tensor, index: tl.tensor, threshold: tl.tensor,
+    tokens: tl.tensor, D: tl.constexpr, H: tl.constexpr, M: tl.constexpr, R: tl.constexpr,
+    S: tl.constexpr, Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr, MP: tl.constexpr,
     TM: tl.constexpr, TN: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
-    PARTS: tl.constexpr,
-    FLOOR: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
+    PARTS: tl.constexpr, FLOOR: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
     MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """TM tokens: from streams and projections to decision, memory entry, p and m."""
     token = tl.program_id(0) * TM + tl.arange(0, TM)
     live = token < tokens

@@ -22,10 +22,11 @@ WARPS = 8
 
 @triton.jit(do_not_specialize=["index"])
 def project_kernel(
-    hbar, last, before, wide, projected, sums, index,
-    D: tl.constexpr, N: tl.constexpr, BATCH: tl.constexpr, CHUNK: tl.constexpr,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
+    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, wide: tl.tensor, projected: tl.tensor,
+    sums: tl.tensor, index: tl.tensor, D: tl.constexpr, N: tl.constexpr, BATCH: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> None:  # fmt: skip
     """``wide`` (N, D) times hbar by the first programs, one more per token for its sums."""
     tiles: tl.constexpr = (N + ROWS - 1) // ROWS
     tile = tl.program_id(0)
@@ -42,7 +43,10 @@ def project_kernel(
 
 
 @triton.jit
-def moves(hbar, last, before, places, inside, index):
+def moves(
+    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, places: tl.tensor, inside: tl.tensor,
+    index: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """The stream at ``places``, delta and the delta before in float32; 0 where there is none."""
     now = tl.load(hbar + places, mask=inside, other=0.0).to(tl.float32)
     old = tl.load(last + places, mask=inside & (index > 0), other=0.0).to(tl.float32)
@@ -52,8 +56,9 @@ def moves(hbar, last, before, places, inside, index):
 
 @triton.jit
 def path_sums(
-    hbar, last, before, sums, index, token, D: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
+    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, sums: tl.tensor, index: tl.tensor,
+    token: tl.tensor, D: tl.constexpr, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
     """Sums over D of one token: of hbar^2, delta^2, delta * previous delta, previous delta^2."""
     size = tl.zeros([CHUNK], tl.float32)
     moved = tl.zeros([CHUNK], tl.float32)
@@ -74,7 +79,10 @@ def path_sums(
 
 
 @triton.jit
-def product(matrix, vector, N: tl.constexpr, K: tl.constexpr, n, k):
+def product(
+    matrix: tl.tensor, vector: tl.tensor, N: tl.constexpr, K: tl.constexpr, n: tl.tensor,
+    k: tl.tensor,
+) -> tl.tensor:  # fmt: skip
     """``matrix`` (N, K) times a vector over the columns ``k``, for the rows ``n``."""
     kept = (n[:, None] < N) & (k[None, :] < K)
     part = tl.load(matrix + n[:, None] * K + k[None, :], mask=kept, other=0.0)
@@ -82,19 +90,22 @@ def product(matrix, vector, N: tl.constexpr, K: tl.constexpr, n, k):
 
 
 @triton.jit
-def silu(x):
+def silu(x: tl.tensor) -> tl.tensor:
     """SiLU, x sigmoid(x)."""
     return x * tl.sigmoid(x)
 
 
 @triton.jit
-def phi(x):
+def phi(x: tl.tensor) -> tl.tensor:
     """ELU + 1."""
     return tl.where(x > 0, x + 1.0, tl.exp(tl.minimum(x, 0.0)))
 
 
 @triton.jit
-def path_vector(sums, p, m, index, EPS: tl.constexpr, R: tl.constexpr, POSITION: tl.constexpr):
+def path_vector(
+    sums: tl.tensor, p: tl.tensor, m: tl.tensor, index: tl.tensor, EPS: tl.constexpr,
+    R: tl.constexpr, POSITION: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """x_j, six features in a vector of eight."""
     place = tl.arange(0, 8)
     x = tl.where(place == 4, p, 0.0) + tl.where(place == 5, m, 0.0)
@@ -109,9 +120,9 @@ def path_vector(sums, p, m, index, EPS: tl.constexpr, R: tl.constexpr, POSITION:
 
 @triton.jit
 def read_memory(
-    keys, values, decays, query, index, M: tl.constexpr, R: tl.constexpr,
-    MP: tl.constexpr, RP: tl.constexpr, EPS: tl.constexpr,
-):  # fmt: skip
+    keys: tl.tensor, values: tl.tensor, decays: tl.tensor, query: tl.tensor, index: tl.tensor,
+    M: tl.constexpr, R: tl.constexpr, MP: tl.constexpr, RP: tl.constexpr, EPS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """c_j over the entries before ``index``; zero where there is none."""
     entry, feature = tl.arange(0, RP), tl.arange(0, MP)
     kept = (entry[:, None] < index) & (feature[None, :] < M)
@@ -124,17 +135,18 @@ def read_memory(
 
 @triton.jit(do_not_specialize=["index", "threshold"])
 def decide_kernel(
-    projected, sums, keys, values, p, m, gate, scale, execute,
-    hidden_up, path_in, path_in_bias, path_out, path_out_bias, query, key, value,
-    novelty_state, novelty_context, history_state, history_context, history_novelty,
-    history_bias, history_out, local_bias, local_out, last_biases, decays,
-    index, threshold,
-    D: tl.constexpr, H: tl.constexpr, M: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-    Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr,
-    HP: tl.constexpr, MP: tl.constexpr, RP: tl.constexpr,
-    FLOOR: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
-    MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
-):  # fmt: skip
+    projected: tl.tensor, sums: tl.tensor, keys: tl.tensor, values: tl.tensor, p: tl.tensor,
+    m: tl.tensor, gate: tl.tensor, scale: tl.tensor, execute: tl.tensor, hidden_up: tl.tensor,
+    path_in: tl.tensor, path_in_bias: tl.tensor, path_out: tl.tensor, path_out_bias: tl.tensor,
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, novelty_state: tl.tensor,
+    novelty_context: tl.tensor, history_state: tl.tensor, history_context: tl.tensor,
+    history_novelty: tl.tensor, history_bias: tl.tensor, history_out: tl.tensor,
+    local_bias: tl.tensor, local_out: tl.tensor, last_biases: tl.tensor, decays: tl.tensor,
+    index: tl.tensor, threshold: tl.tensor, D: tl.constexpr, H: tl.constexpr, M: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr,
+    HP: tl.constexpr, MP: tl.constexpr, RP: tl.constexpr, FLOOR: tl.constexpr, EPS: tl.constexpr,
+    TEMPERATURE: tl.constexpr, MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
+) -> None:  # fmt: skip
     """One token: from projections and sums to decision, memory entry, p and m."""
     token = tl.program_id(0)
     head, state, feature = tl.arange(0, HP), tl.arange(0, S), tl.arange(0, MP)

@@ -16,17 +16,19 @@ WARPS = 4
 
 @triton.jit(do_not_specialize=["index"])
 def sums_kernel(
-    hbar, last, before, sums, index, D: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
+    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, sums: tl.tensor, index: tl.tensor,
+    D: tl.constexpr, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
     """The sums over D of one token."""
     path_sums(hbar, last, before, sums, index, tl.program_id(0).to(tl.int64), D, CHUNK)
 
 
 @triton.jit(do_not_specialize=["index"])
 def gradients_kernel(
-    hbar, last, before, base, by_sums, by_hbar, by_last, by_before, index,
-    D: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, base: tl.tensor, by_sums: tl.tensor,
+    by_hbar: tl.tensor, by_last: tl.tensor, by_before: tl.tensor, index: tl.tensor, D: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
     """The gradients of one token's streams."""
     token = tl.program_id(0).to(tl.int64)
     own = 2 * tl.load(by_sums + token * 4)
