@@ -14,11 +14,11 @@ from workflows.suite.jobs import Suite, read_suite
 
 @dataclass(frozen=True)
 class Again:
-    """Commands for the runs of a results folder.
+    """Commands that make the runs of a results folder again.
 
     Args:
-        suite: That made them; None where it cannot be read here.
-        reason: Why not.
+        suite: The suite of the folder; None where it cannot be read here.
+        reason: Why it cannot.
     """
 
     suite: Suite | None
@@ -26,14 +26,14 @@ class Again:
 
     @classmethod
     def of(cls, folder: Path) -> Again:
-        """From the folder's suite.json."""
+        """For the suite of a folder, from its suite.json."""
         try:
             return cls(read_suite(read_suite_file(folder)))
         except (ValueError, KeyError) as error:
             return cls(None, sentence(error))
 
     def of_file(self, file: Path) -> dict[str, str]:
-        """How to score the model of a record again, and how to fit and score it again."""
+        """The command that scores the model of a record, and the one that fits and scores it."""
         *_, backbone, row, label, seed, _ = file.parts
         if self.suite is None:
             return self._none(self.reason)

@@ -1,4 +1,4 @@
-"""What a reader must be told of records that stand in one table, in sentences."""
+"""Sentences on records of one table that differ in settings, code or machine."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from workflows.records.record import Record
 from workflows.stats.folders import shared_panels
 from workflows.stats.lines import Panel
 
-# Rows that a caution names before it counts them.
+# A caution names so many rows; more are counted.
 NAMED = 6
-# Around the name of a part of the code, among settings.
+# Before and after the name of a part of the code, in the name of a setting.
 CODE, FITTED = "code of ", " when fitted"
 # Setting -> value -> rows.
 Mixtures = dict[str, dict[Any, list[str]]]
 
 
 def cautions(records: Sequence[Record]) -> list[str]:
-    """One sentence for everything that a table of these records cannot tell by itself.
-
-    Settings that differ between records and may move last digits, code that was not committed, and
-    rows whose seed matters and that ran under one.
-    """
+    """Sentences on settings that differ, code that was not committed, and rows with one seed."""
     finished = [record for record in records if record.done]
     sentences = []
     for name, mixtures in _by_backbone(finished):
@@ -86,7 +82,7 @@ def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator
 
 
 def _one_seed(records: Sequence[Record]) -> str:
-    """The rows whose seed matters and that ran under a single one at some target."""
+    """Rows whose seed matters and that ran one seed at some target."""
     seeds: dict[tuple[str, str, float | None, str | None], set[int]] = {}
     for record in records:
         if record.stochastic:
@@ -97,7 +93,7 @@ def _one_seed(records: Sequence[Record]) -> str:
 
 
 def _by_backbone(records: Sequence[Record]) -> Iterator[tuple[str, Mixtures]]:
-    """Of each backbone every setting with more than one value, and the rows of each value."""
+    """For each backbone, every setting with more than one value, and the rows of each value."""
     for name in dict.fromkeys(record.backbone.name for record in records):
         groups: Mixtures = {}
         for record in (record for record in records if record.backbone.name == name):
@@ -111,9 +107,9 @@ def _sizes(groups: Mapping[Any, Sequence[str]]) -> list[int]:
 
 
 def settings(record: Record) -> dict[str, Any]:
-    """What may move last digits of a finished run, by the name it has in sentences.
+    """Settings that may change the last digits of a finished run: name in sentences -> value.
 
-    Code goes by file or folder, so that a method's own is held against that method's only.
+    Code is compared by file or folder, so that methods are not compared with each other.
     """
     evaluation, hardware = record.evaluation, record.hardware
     values = {

@@ -1,4 +1,4 @@
-"""Frames as people read them: cells of text with marks, one table for CSV's every line."""
+"""Tables for people: cells of text with marks, and a builder of their columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS = frozenset(
 
 
 class Cell(NamedTuple):
-    """Text and how it is set."""
+    """Text and its mark."""
 
     text: str
     mark: Mark = Mark()
@@ -38,18 +38,18 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """What is printed.
+    """A table for people.
 
     Args:
         name: Stem of its files.
-        title: Over it.
-        columns: Heads.
-        lines: Cells, as many per line as there are columns.
+        title: Its heading.
+        columns: Heads of the columns.
+        lines: Cells, one per column.
         words: Names of the columns that hold words.
-        note: Below it.
-        match: The protocol of its lines; empty where they are of all.
-        ids: What each line is called (:func:`line_id`); empty where lines are no rows at a target.
-        groups: Column -> the group of columns that it is shown with; none is always shown.
+        note: The text below it.
+        match: The protocol of its lines; empty where they are of several.
+        ids: Name of each line (:func:`line_id`); empty where lines are not rows at a target.
+        groups: Column -> the group that a reader switches on; columns without one are always on.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Table:
 
 
 def line_id(line: Mapping[Any, Any]) -> str:
-    """What a line of a frame is called on a page: ``backbone/row/target/match``."""
+    """Name of a line of a frame on the page: ``backbone/row/target/match``."""
     parts = [number(line["target"], "{:g}"), number(line["match"], "{}")]
     return "/".join([line["backbone"], line["row"], *parts]).replace("–", "")
 
@@ -79,13 +79,13 @@ class Builder:
     group: str = ""
 
     def add(self, name: str, texts: Sequence[Any], marks: Sequence[Mark] | None = None) -> None:
-        """One column of texts, with marks where they are given, in the group at hand."""
+        """Add a column of texts, with marks if there are any, to the current group."""
         all_marks = marks or [Mark()] * len(texts)
         self.columns[name] = [Cell(str(t), m) for t, m in zip(texts, all_marks, strict=True)]
         self.groups |= {name: self.group} if self.group else {}
 
     def lead(self, frame: pd.DataFrame) -> None:
-        """The columns that name a line."""
+        """Add the columns that name a line."""
         self.ids = [line_id(line) for line in frame.to_dict("records")]
         if frame["backbone"].nunique() > 1:
             self.add("Backbone", frame["backbone"].tolist())
@@ -95,18 +95,18 @@ class Builder:
             self.add("Match", [number(value, "{}") for value in frame["match"]])
 
     def skips(self, frame: pd.DataFrame, deviations: bool = False) -> None:
-        """Skip on prompt and on answer tokens."""
+        """Add skip on prompt and on answer tokens."""
         for head, name in (("On prompts", "skip_prompt"), ("On answers", "skip_answer")):
             spread = frame[f"{name}_std"] if deviations else [None] * len(frame)
             self.add(head, [plus(v, s) for v, s in zip(frame[name], spread, strict=True)])
 
     def numbers(self, frame: pd.DataFrame, heads: Mapping[str, tuple[str, str]]) -> None:
-        """Head -> (column, form) of plain numbers."""
+        """Add columns of numbers, by head -> (column of the frame, format)."""
         for name, (column, form) in heads.items():
             self.add(name, [number(value, form) for value in frame[column]])
 
     def table(self, name: str, title: str, note: str) -> Table:
-        """What was collected."""
+        """The table of all columns so far."""
         lines = list(zip(*self.columns.values(), strict=True))
         return Table(
             name, title, list(self.columns), lines, WORDS, note, ids=self.ids, groups=self.groups
@@ -114,7 +114,7 @@ class Builder:
 
 
 def number(value: Any, form: str = "{:.2f}") -> str:
-    """A dash where there is no number."""
+    """A number as text; a dash where there is none."""
     return "–" if value is None or pd.isna(value) else form.format(value)
 
 
@@ -135,10 +135,10 @@ def spans(frame: pd.DataFrame, low: str, high: str, form: str = "{:.1f}") -> lis
 
 
 def p_texts(frame: pd.DataFrame, name: str) -> list[str]:
-    """The values of a column of p, ≤ where resamples could tell none smaller.
+    """A column of p as texts, with ≤ where resamples cannot give a smaller p.
 
-    Holm's correction multiplies the least p of a target by its rows; what it leaves equal to that
-    is no better known.
+    Holm's correction multiplies the least p of a target by its number of rows, and may raise larger
+    ones to the same value: these get ≤ as well.
     """
     # Between the least of bootstrap, 2 / (B + 1), and the next.
     least = frame["test"].eq("bootstrap") & (frame["p"] < 3 / (RESAMPLES + 1))
@@ -157,5 +157,5 @@ def short_name(column: str) -> str:
     """``demo_facts:acc`` -> ``facts acc``."""
     task, metric = column.rsplit(":", 1)
     label = task_name(task)
-    # A perplexity is told apart from other perplexities by the name behind its colon.
+    # The name after the colon tells perplexities apart.
     return label if label.split(":")[0] == metric == PERPLEXITY else f"{label} {metric}"

@@ -1,4 +1,4 @@
-"""The first screen of a page: three sentences, and the table with everything known of a row."""
+"""The first screen of a page: three sentences, and a table with all numbers of each row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOW = {"pooled": "over all tokens", "split": "on prompts and answer tokens apart
 
 
 def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
-    """Who leads at each budget and protocol, how sure, what it costs on the clock.
+    """Who leads at each budget and protocol, how sure that is, and how fast the leader is.
 
     Args:
         frames: ``ranks`` and ``speeds`` of :func:`workflows.report.frames.make_frames`.
@@ -68,7 +68,7 @@ def _certainty(leader: Mapping[Any, Any], others: list[dict[Any, Any]]) -> str:
 
 
 def _clock(leaders: list[dict[Any, Any]], frames: Frames) -> str:
-    """Times of the leaders over the dense ones, each once."""
+    """Times of the leaders over dense."""
     speeds = frames["speeds"]
     if speeds.empty:
         return "No row was timed; a skip rate is no speed-up."
@@ -92,10 +92,10 @@ def _sentence(clauses: list[str]) -> str:
 
 
 def without_twins(retain: pd.DataFrame) -> pd.DataFrame:
-    """The frame with lines of the same weights as one, under both titles.
+    """The frame with one line for rows of the same weights, under both titles.
 
     Returns:
-        Its columns, the note as readers see it, and ``also``: ids of the lines that went.
+        Its columns, ``note`` as in :func:`notes`, and ``also``: ids of the lines that were merged.
     """
     lines: list[dict[Any, Any]] = []
     for line in retain.fillna({"same_weights": ""}).to_dict("records"):
@@ -122,7 +122,7 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
     """Every line of a protocol: Retain and rank, then skip, scores, speed and cost by group.
 
     Args:
-        seeds_of: The suite whose seeds the column Between seeds is of.
+        seeds_of: The suite that the column Between seeds comes from.
     """
     retain = frames["retain"]
     own = without_twins(retain[retain["match"] == match].reset_index(drop=True))
@@ -171,7 +171,7 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
 
 
 def _add_scores(builder: Builder, both: pd.DataFrame) -> None:
-    """Retain with what is known of its spread, and the rank."""
+    """Add Retain with its spread, and the rank."""
     retains = [plus(v, s) for v, s in zip(both["retain"], both["retain_std"], strict=True)]
     builder.add("Retain", retains, retain_marks(both))
     builder.add("95 % interval", spans(both, "retain_low", "retain_high"))
@@ -182,7 +182,7 @@ def _add_scores(builder: Builder, both: pd.DataFrame) -> None:
 
 
 def retain_marks(both: pd.DataFrame) -> list[Mark]:
-    """Of Retain among the ranked lines of each backbone and target of one protocol."""
+    """Marks of Retain among the ranked lines of each backbone and target of one protocol."""
     marks = [Mark()] * len(both)
     for _, field in both[both["rank"].notna()].groupby(["backbone", "target"]):
         for line, place in zip(field.index, places(field["retain"].tolist()), strict=True):

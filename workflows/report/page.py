@@ -24,7 +24,7 @@ from workflows.stats.comparable import code_by_part
 PAGES = ROOT / "workflows" / "report"
 # One after the other they are the script of the page.
 SCRIPTS = ("page.js", "page_figure.js", "page_rows.js")
-# Figures that the page shows, and bytes beyond which one, of hundreds of rows then, is linked only.
+# Figures in the page. One larger than LARGE bytes, as with hundreds of rows, is a link only.
 SHOWN = ("retain_over_skip", "differences", "executed_per_layer", "scores_per_task")
 LARGE = 1_000_000
 
@@ -42,12 +42,12 @@ def page(
 
     Args:
         frames: Every table as a frame.
-        tables: Those beside the main one, in the page's order, one per protocol.
+        tables: All but the main one, in the page's order: name -> one per protocol.
         told: Where the numbers come from: :func:`source` or what a published table keeps of it.
-        results: The records behind the frames, where they are here: their rows can be opened.
+        results: The records of the frames; with them the page has details of each row.
         figures: Folder of figures to show; None where the tables lie beside the page as CSV alone.
         home: Address of the index of all suites.
-        seeds_of: The suite whose seeds say how far seeds lie apart, for rows that ran one.
+        seeds_of: The suite that gives the deviation between seeds for rows with one seed.
     """
     matches = list(dict.fromkeys(frames["retain"]["match"]))
     lead = [lead_table(frames, match, seeds_of) for match in matches]
@@ -85,12 +85,12 @@ def to_html(table: Table) -> Markup:
 
 
 def asset(name: str) -> Markup:
-    """A file that stands in the page as it is."""
+    """A file that goes into the page unchanged."""
     return Markup((PAGES / name).read_text(encoding="utf-8"))
 
 
 def embed(value: Any) -> Markup:
-    """JSON for a script element, which no text in it can end."""
+    """JSON for a script element. Signs are escaped so that no text can end the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -109,7 +109,7 @@ def _images(folder: Path | None) -> dict[str, str]:
 
 
 def source(results: Results, cautions: Sequence[str]) -> dict[str, Any]:
-    """Where the numbers come from.
+    """Where the numbers of a report come from: code, machine, settings.
 
     Args:
         results: All records of a suite.

@@ -1,4 +1,4 @@
-"""What the script of a page reads: the lines of the tables, and what lies behind each, as JSON."""
+"""The data of the page's script, as JSON: lines of the tables and the details of each."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from workflows.report.results import Results, read_texts
 from workflows.stats.lines import Line, Panel
 from workflows.stats.speeds import with_speed
 
-# Items won and lost whose texts a page holds in all, and at most of one task of a run.
+# Items won and lost with their texts: in a whole page, and at most per task of a run.
 TEXTS, MOST = 4000, 10
-# Characters of routes that a page holds in all, and points of a curve.
+# Characters of all routes in a page, and points of a curve.
 ROUTES, POINTS = 3_000_000, 60
-# Longer decisions stay in decisions.json.
+# Decisions with more characters are not in the page.
 LONG = 400
 AXES = {
     "skip": "skip over all scored tokens (%)",
@@ -43,11 +43,11 @@ NUMBERS = (
 
 
 def page_data(frames: Frames, results: Results | None = None) -> dict[str, Any]:
-    """Everything as JSON values.
+    """All data as JSON values.
 
     Args:
         frames: Of :func:`workflows.report.frames.make_frames`.
-        results: The records behind them; None where only the frames are kept.
+        results: Their records; None where only the frames are here.
 
     Returns:
         ``lines`` (those of the retain frame, their numbers as there), ``axes`` and ``measures`` of
@@ -71,7 +71,7 @@ def page_data(frames: Frames, results: Results | None = None) -> dict[str, Any]:
 
 
 def _lines(frames: Frames, match: str) -> list[dict[str, Any]]:
-    """The lines of one protocol; those of the same weights are one."""
+    """The lines of one protocol; rows with the same weights are one line."""
     retain, speeds = frames["retain"], frames["speeds"]
     own = without_twins(retain[retain["match"] == match].reset_index(drop=True))
     names = set(discover())
@@ -131,7 +131,7 @@ def _behind(results: Results) -> dict[str, Any]:
 
 
 def _record(line: Line, file: Path) -> dict[str, Any]:
-    """What a record says, its seeds beside each other, and what the fit decided."""
+    """A record for the page: with the scores of all seeds and the decisions of the fit."""
     record, entries = line.first, line.first.to_json()
     scores = [
         {k: getattr(score, k) for k in ("task", "metric", "value", "k", "n")}
@@ -197,7 +197,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Texts:
-    """What the items of a run asked and got.
+    """Texts of the items of a run: prompts and answers.
 
     Args:
         file: Its record.
@@ -209,7 +209,7 @@ class Texts:
             self.of.setdefault(line["task"], []).append((line["item"], line[SAMPLE]))
 
     def at(self, task: str, place: int) -> tuple[int, dict[str, Any]] | None:
-        """Number and texts of the item at a place of a task's values; None where none are kept."""
+        """Number and texts of an item by its place among a task's values; None without texts."""
         if task not in self.of:
             return None
         item, sample = self.of[task][place]
@@ -251,7 +251,7 @@ def _answer(sample: Mapping[str, Any]) -> Any:
 
 
 def _add_routes(pairs: Sequence[tuple[Panel, Line]], data: dict[str, Any]) -> None:
-    """Prompts that rows were routed on, and per run what ran, as many as there is room for."""
+    """Add the prompts, and per run what ran for them, as many as there is room for."""
     runs = {data["run_of"][line_id(line.labels)]: line for _, line in pairs}
     lines = {name: line for name, line in runs.items() if line.first.routes}
     sizes = [len("".join(route.executed)) for line in lines.values() for route in line.first.routes]
@@ -261,6 +261,6 @@ def _add_routes(pairs: Sequence[tuple[Panel, Line]], data: dict[str, Any]) -> No
         routes = data["runs"][name]["routes"] = {}
         for route in line.first.routes[:most]:
             prompt = {"tokens": route.tokens, "first_answer": route.first_answer}
-            # The same tokens for every row of a backbone, unless its tokenizer was changed since.
+            # All rows of a backbone have the same tokens, unless its tokenizer changed in between.
             if prompts.setdefault(route.task, prompt) == prompt:
                 routes[route.task] = route.executed

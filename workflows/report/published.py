@@ -1,4 +1,4 @@
-"""Tables as they lie in a folder of CSV files: read back into frames, held against the checkout."""
+"""Published tables: read from CSV into frames, and compared with the checkout."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SOURCE = "source.json"
 # Whole numbers with gaps, and words that may be missing, by frame.
 WHOLE = {"costs": ["trained_parameters", "training_tokens"], "scores": ["k"]}
 WORDS = {"retain": ["same_weights", "note"], "budgets": ["missed"]}
-# What tables of older code lack: there, that seeds are several is not known, and the note says what
-# has the same weights.
+# Columns that tables of older code lack -> a value. Those tables do not say how many seeds a row
+# has, and name rows with the same weights in the note.
 LACKING: dict[str, dict[str, Any]] = {
     "ranks": {"one_seed": True},
     "retain": {"same_weights": ""},
@@ -53,7 +53,7 @@ def _read_frame(file: Path) -> pd.DataFrame:
 
 
 def stale(folder: Path, suite: Suite) -> list[str]:
-    """One sentence for everything that says a published table is older than the checkout.
+    """One sentence for each sign that a published table is older than the checkout.
 
     Args:
         folder: Of the published frames.

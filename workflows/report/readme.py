@@ -76,7 +76,7 @@ class Published:
 
     @property
     def table(self) -> str:
-        """Retain of every row as Markdown, one table per protocol, with what a reader must know."""
+        """Retain of every row as Markdown, one table per protocol, with its notes."""
         link = os.path.relpath(self.folder / "retain.csv", self.page.parent)
         return published_tables(self.frames, self.source, link)
 
@@ -88,7 +88,7 @@ class Published:
         return lines.to_dict("records")
 
     def line(self, frame: str, **where: Any) -> Line:
-        """The one such line.
+        """The only line of a frame whose columns have these values.
 
         Raises:
             ValueError: There is none, or several.
@@ -106,7 +106,7 @@ class Published:
         return self.line("retain", **where)
 
     def lead(self, row: str, other: str, target: float, match: str = "pooled") -> Lead:
-        """``row`` - ``other``; one of the two is the row that the frame holds others against."""
+        """``row`` - ``other``; one of the two is an opponent in the frame of differences."""
         where = {"target": target, "match": match, "measure": RETAIN}
         if not self.lines("differences", row=row, against=other, **where):
             points, low, high = self.lead_of_line(row=other, against=row, **where)

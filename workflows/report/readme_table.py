@@ -1,4 +1,4 @@
-"""The main table of a published suite as Markdown, with what a reader must know of it."""
+"""The main table of a published suite as Markdown, with its notes."""
 
 from __future__ import annotations
 

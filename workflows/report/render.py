@@ -1,8 +1,7 @@
 """Tables as Markdown, LaTeX (booktabs) and HTML.
 
-By hand, for pandas' Styler serves part of it: it writes no Markdown, its LaTeX leaves ≈ and ≠ as
-they are (pdflatex knows neither) and sets no minus, its HTML gives every cell an id and three times
-the bytes. A writer of Markdown, the table of signs and the text of tied cells would stay.
+pandas' Styler is not used. It writes no Markdown. Its LaTeX keeps ≈ and ≠, which pdflatex lacks,
+and writes no minus. Its HTML gives every cell an id and has three times the bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LATEX = {
 
 
 def markdown(table: Table, cautions: Sequence[str] = ()) -> str:
-    """A Markdown table, its note and what warns of it below."""
+    """A Markdown table, with its note and cautions below."""
     heads = [escape_markdown(name) for name in table.columns]
     rule = [":--" if name in table.words else "--:" for name in table.columns]
     lines = [heads, rule, *[[markdown_cell(cell) for cell in line] for line in table.lines]]
@@ -47,7 +46,7 @@ def escape_markdown(text: str) -> str:
 
 
 def latex(table: Table, cautions: Sequence[str] = ()) -> str:
-    """A tabular of the booktabs package; its note and what warns of it below, in one box."""
+    """A tabular of the booktabs package, with its note and cautions below, in one box."""
     columns = "".join("l" if name in table.words else "r" for name in table.columns)
     body = [" & ".join(map(latex_cell, line)) + r" \\" for line in table.lines]
     head = " & ".join(map(escape_latex, table.columns)) + r" \\"

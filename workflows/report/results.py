@@ -36,8 +36,8 @@ class Results:
         panels: Their lines, one panel per backbone and protocol of matching.
         repeats: The reference scored again at other batch sizes.
         repeat_items: Index of a repeat -> its frame of items.
-        speeds: What was measured of runs on the clock.
-        missing: Runs of the suite that have no record yet, by row and budget, and why some failed.
+        speeds: Measured times of runs.
+        missing: Runs of the suite without a record, by row and budget, and why some failed.
     """
 
     folder: Path
@@ -52,11 +52,11 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Every record below a folder, held against each other, with their lines.
+    """All records below a folder, checked for one table, with their lines.
 
     Raises:
-        ValueError: There is no record, one breaks the schema, its items are missing or others, two
-            are of one run, or they cannot stand in one table.
+        ValueError: There is no record, a record breaks the schema, its items are missing or are
+            not its own, two records are of one run, or they cannot be in one table.
     """
     order = {name: position for position, name in enumerate(ORDER)}
     runs, noise, missing = _files(folder)
@@ -81,7 +81,7 @@ def read_results(folder: Path) -> Results:
 
 
 def gaps(results: Results) -> list[str]:
-    """What tables do without: runs without a record, tasks not run or beyond the reference."""
+    """Sentences on what tables lack: runs without a record, and tasks that do not count."""
     sentences = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
     every = [*results.records, *results.repeats]
     rows: dict[tuple[str, str], list[str]] = {}
@@ -118,7 +118,7 @@ def _without(record: Record, tasks: Container[str]) -> Record:
 
 
 def _retain_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
-    """Those of the tasks that every record has, with a metric of which more is better.
+    """The tasks that every record has, with a metric whose higher values are better.
 
     Raises:
         ValueError: There is none.
@@ -133,7 +133,7 @@ def _retain_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
 
 
 def _falling_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
-    """Those of the tasks whose headline metric is better where it is less, as perplexities are."""
+    """The tasks whose headline metric is better where it is lower, such as perplexity."""
     names = {
         task
         for record in records
@@ -144,9 +144,9 @@ def _falling_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]
 
 
 def _files(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
-    """Records of runs, of the noise floor, and the runs without one.
+    """Files of records, files of the noise floor, and the runs without a record.
 
-    What a suite no longer lists stays out.
+    Runs that the suite does not list are left out.
     """
     files = sorted(folder.rglob("record.json"))
     beside = (f for f in folder.rglob("noise/batch*.json") if not f.name.endswith(DECISIONS))
@@ -156,7 +156,7 @@ def _files(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
     try:
         suite = read_suite(read_suite_file(folder))
     except ValueError:
-        # No suite, or one that cannot run here, say without its backbone: every record counts.
+        # Without a suite, or with one that cannot be read here, every record counts.
         return files, noise, []
     names = [*(f"{job.folder}/record.json" for job in suite.jobs), *suite.noise_files()]
     paths = {folder.joinpath(*Path(name).parts[2:]) for name in names}
@@ -168,7 +168,7 @@ def _files(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
 
 
 def _label_runs(missing: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
-    """Absent runs as row, budget and seeds; a budget of which nothing is here by itself."""
+    """Runs without a record, as row, budget and seeds; budgets without any record by themselves."""
     labels = {job.label for job in missing} - {job.label for job in jobs if job not in missing}
     names: dict[str, list[str]] = {f"all of {label}": [] for label in sorted(labels)}
     for job in (job for job in missing if job.label not in labels):
@@ -177,7 +177,7 @@ def _label_runs(missing: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
 
 
 def _failed(folder: Path, missing: Sequence[Job]) -> Iterator[str]:
-    """Those of the absent runs whose fit or score failed, each with its reason."""
+    """Runs without a record whose fit or score failed, each with its reason."""
     for job in missing:
         logs = folder.joinpath("logs", *job.key)
         for status in map(read_status, (logs / "fit.log", logs / "score.log")):
@@ -202,7 +202,7 @@ def _position(record: Record, order: dict[str, int]) -> tuple[Any, ...]:
 
 
 def _read_speeds(records: Sequence[Record], files: Sequence[Path]) -> Speeds:
-    """What lies beside the records of runs that were timed."""
+    """The measurements of the runs that were timed."""
     pairs = [
         (record, file.with_name("speed.json")) for record, file in zip(records, files, strict=True)
     ]
@@ -210,7 +210,7 @@ def _read_speeds(records: Sequence[Record], files: Sequence[Path]) -> Speeds:
 
 
 def _check_twins(records: Sequence[Record], files: Sequence[Path]) -> None:
-    """A run must not count twice."""
+    """Refuse two records of one run."""
     files_of: dict[Any, Path] = {}
     for record, file in zip(records, files, strict=True):
         run = key(record)
@@ -220,7 +220,7 @@ def _check_twins(records: Sequence[Record], files: Sequence[Path]) -> None:
 
 
 def _read_items(records: Sequence[Record], files: Sequence[Path]) -> dict[int, pd.DataFrame]:
-    """Index of a record -> its frame of items, which must give the record's scores."""
+    """Index of a record -> its frame of items, checked against the record's scores."""
     items = {}
     for number, (record, file) in enumerate(zip(records, files, strict=True)):
         if not record.done:

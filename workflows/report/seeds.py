@@ -1,6 +1,6 @@
-"""How far seeds of a trained row lie apart, told beside suites that run one seed.
+"""Deviation between seeds of trained rows, shown with suites that run one seed.
 
-A published suite of several seeds knows it; the report and the publish step are given its folder.
+It comes from a published suite with several seeds, whose folder is an option of the steps.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ KEYS = ["backbone", "target", "match", "row"]
 
 
 class SeedSpread(NamedTuple):
-    """What a published suite knows.
+    """The deviations of a published suite.
 
     Args:
-        name: Of its folder, as people read it.
-        retain: Its frame; the deviation is in ``retain_std``.
-        updates: Of its trained rows; None where its source does not say it.
+        name: Its folder, for people.
+        retain: Its retain frame; the deviation is in ``retain_std``.
+        updates: Updates of its trained rows; None where its source does not say.
     """
 
     name: str
@@ -56,13 +56,13 @@ def add_spread_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def read_spread(folder: Path | None) -> SeedSpread | None:
-    """What the suite of a folder knows.
+    """The deviations of the suite in a folder.
 
     Args:
         folder: None for that of the checkout.
 
     Returns:
-        None outside a checkout, where no folder is named.
+        None outside a checkout, where no folder is given.
 
     Raises:
         ValueError: The named folder holds no published suite.
@@ -83,10 +83,9 @@ def read_spread(folder: Path | None) -> SeedSpread | None:
 def with_seed_deviation(
     retain: pd.DataFrame, records: Sequence[Record], spread: SeedSpread | None
 ) -> pd.DataFrame:
-    """The frame with ``seed_std`` of trained rows that ran one seed.
+    """The retain frame with ``seed_std``, in points, for trained rows that ran one seed.
 
-    Returns:
-        ``seed_std`` in points; where nothing is known the note says so.
+    Where no deviation is known the note says so.
     """
     trained_rows = {
         (record.backbone.name, record.row)

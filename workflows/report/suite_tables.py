@@ -57,7 +57,7 @@ CLOCK = (
 
 
 def seeds_note(suite: str) -> str:
-    """What Between seeds is, and of which suite."""
+    """What the column Between seeds means, and which suite it comes from."""
     return (
         f"Between seeds: deviation of the Retain over the seeds of {suite}, for rows that ran one "
         "seed here."
@@ -65,7 +65,7 @@ def seeds_note(suite: str) -> str:
 
 
 def notes(frame: pd.DataFrame) -> list[str]:
-    """What a reader must know of each line of a retain frame, other rows of its weights last."""
+    """The note of each line of a retain frame, rows with the same weights last."""
     both = frame[["note", "same_weights"]].fillna("").to_numpy().tolist()
     words = [
         (note, f"same weights as {same.replace('; ', ', ')}" if same else "") for note, same in both
@@ -98,7 +98,7 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], seeds_of: str = "
         heads = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
         builder.numbers(frame, heads)
         note += f" {SPEEDS}"
-    # Before the tasks: where a table is cut, its scores may go, the caveats may not.
+    # Before the tasks: a reader who cuts the table may lose scores, but not the notes.
     builder.add("Note", notes(frame))
     for column in (name for name in frame.columns if ":" in name):
         values = [number(value) for value in frame[column]]
@@ -130,7 +130,7 @@ def rank_table(frame: pd.DataFrame) -> Table:
 
 
 def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
-    """Every row against one opponent, its title given: Retain with its interval, then tasks."""
+    """Every row minus one opponent, called ``title``: Retain with its interval, then tasks."""
     part = frame[frame["against"] == against]
     main = part[part["measure"] == RETAIN].reset_index(drop=True)
     builder = Builder()
@@ -150,7 +150,7 @@ def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
 
 
 def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
-    """Items solved of items asked: one line per run, headline metrics only."""
+    """Items solved of all items, by the headline metric: one line per run."""
     part = frame[frame["primary"] & frame["k"].notna()]
     keys = ["backbone", "row", "target", "match", "seed"]
     runs = part[keys].drop_duplicates().reset_index(drop=True)
@@ -168,7 +168,7 @@ def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
 
 
 def budget_table(frame: pd.DataFrame) -> Table:
-    """Asked, realised, by kind of token, net, the authors' measure, spread over tokens."""
+    """Target and realised skip: by kind of token, net, by the authors' measure, its spread."""
     builder = Builder()
     builder.lead(frame)
     skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]

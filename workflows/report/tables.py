@@ -1,4 +1,4 @@
-"""The frames of a report as people read them, one table per protocol."""
+"""All tables of a report, one per frame and protocol."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from workflows.stats.speeds import with_speed
 
 Tables = dict[str, list[Table]]
 
-# Frames whose lines are read by protocol.
+# Frames that become one table per protocol.
 MATCHED = ("retain", "ranks", "differences", "budgets", "costs", "speeds")
 
 
 def make_tables(results: Results, frames: Frames, seeds_of: str = "") -> Tables:
-    """The frames as people read them, in the page's order: name -> one table per protocol.
+    """All tables, in the page's order: name -> one table per protocol.
 
     Args:
         results: Records behind the frames.
         frames: Of :func:`workflows.report.frames.make_frames`.
-        seeds_of: The suite whose seeds say how far seeds lie apart, for rows that ran one.
+        seeds_of: The suite that gives the deviation between seeds for rows with one seed.
     """
     return retain_tables(results, frames, seeds_of) | frame_tables(frames)
 
@@ -91,7 +91,7 @@ def _by_match(frames: Frames) -> list[tuple[str, Frames]]:
 
 
 def _add(tables: Tables, table: Table, match: str) -> None:
-    """Under its name; the first protocol keeps the plain names of the files."""
+    """Add a table. Files of the first protocol have the plain names, others an ending."""
     same = tables.setdefault(table.name, [])
     name = f"{table.name}_{match}" if same else table.name
     note = f"{MATCHES[match]} {table.note}"  # type: ignore[index]

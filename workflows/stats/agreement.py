@@ -21,7 +21,7 @@ def kendall(first: Sequence[float], second: Sequence[float]) -> tuple[float, flo
         second: One value per row; equal ones are tied.
 
     Raises:
-        ValueError: There are fewer than two rows, ``first`` has ties, or ``second`` nothing else.
+        ValueError: There are fewer than two rows, ``first`` has ties, or ``second`` only ties.
     """
     if len(first) != len(second) or len(first) < 2:
         raise ValueError("a rank correlation needs two values of each of at least two rows")
@@ -63,7 +63,7 @@ def _gaussian(n: int, k: int) -> list[int]:
 
 
 def _product(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Of two polynomials."""
+    """The coefficients of a product of two polynomials."""
     product = [0] * (len(first) + len(second) - 1)
     for i, a in enumerate(first):
         for j, b in enumerate(second):

@@ -1,7 +1,7 @@
-"""What physics allows: the time of a routed model over the dense one, if work alone cost time.
+"""Lower bounds of time: a routed model over the dense one, if only work took time.
 
-Prefill and training are bound by multiplications. A measured ratio below its bound is a measurement
-error; the distance to it is what the implementation leaves lying.
+Multiplications bound prefill and training. A measured ratio below its bound is an error of
+measurement. The distance to the bound is what a better implementation could save.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Shape:
     router: int = 0
 
     def matrices(self, bypass: float) -> float:
-        """Parameters of the layers that multiply one token's state, mean over tokens."""
+        """Parameters that multiply one token's hidden state in the layers, mean over tokens."""
         routed = (1 - bypass) * self.ffn + bypass * self.adapter + self.router
         dense = self.layers - self.routed
         return self.layers * self.attention + dense * self.ffn + self.routed * routed

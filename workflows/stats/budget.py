@@ -1,10 +1,9 @@
 """Whether realised skip rates met their budgets, and whether gates tell tokens apart.
 
-Two protocols say what a budget means to a row that decides per token. ``pooled``: the mean over
-all scored tokens meets it; most of them are prompt tokens, where skipping risks little. ``split``:
-prompt tokens and answer tokens meet it apart. Deciding is a position whose output is scored: it
-predicts a token of a choice's answer, or one that is generated (workflows/evaluation/harness.py).
-Every other row skips the same everywhere and is the same under both.
+A dynamic row meets a budget by one of two protocols. ``pooled``: the mean over all scored tokens
+meets it; most of them are prompt tokens, where skipping risks little. ``split``: prompt tokens and
+answer tokens meet it apart. Static rows skip the same for every token, so both protocols are the
+same for them. GLOSSARY.md defines the two kinds of token.
 """
 
 from __future__ import annotations
@@ -14,20 +13,22 @@ from collections.abc import Sequence
 from workflows.records.record import Record, Unit
 
 TOLERANCE, PROMPT_TOLERANCE = 0.01, 0.03
-# How far from the budget training may end before a note says that the threshold alone met it.
+# How far from the budget training may end without a note.
 TRAINED_TOLERANCE = 0.05
 ONE_WAY = 0.01
 
 
 def answer_skip(record: Record, retain_tasks: Sequence[str]) -> float | None:
-    """Skip on the tokens whose output is scored, a fraction: what the Retain was made with.
+    """Skip on answer tokens, a fraction.
 
-    The mean over tasks of each task's rate, so that skip is weighed as the Retain is.
+    The mean over tasks of each task's rate: the Retain, too, weighs all tasks alike.
 
     Args:
         record: Of a finished run.
-        retain_tasks: Tasks of the Retain. Those without a answer token are left out; None if all
-            are.
+        retain_tasks: Tasks of the Retain. Tasks without an answer token are left out.
+
+    Returns:
+        None where no task has an answer token.
     """
     rates = {score.task: score.rates for score in record.scores if score.task in retain_tasks}
     skips = [rate["answer"].skip for rate in rates.values() if "answer" in rate]
@@ -41,10 +42,11 @@ def prompt_skip(record: Record) -> float | None:
 
 
 def misses(record: Record, retain_tasks: Sequence[str]) -> dict[str, float]:
-    """What of a finished run missed its budget, and by how much: fractions, above 0 if over it.
+    """Where a finished run missed its budget.
 
     Returns:
-        Kind of token, ``"all"``, ``"answers"`` or ``"prompts"`` -> skip - budget.
+        Kind of token, ``"all"``, ``"answers"`` or ``"prompts"`` -> skip - budget, a fraction.
+        Kinds that met the budget are not in it.
     """
     skips: dict[str, tuple[float | None, float]] = {}
     if record.match == "split":
@@ -66,9 +68,9 @@ def met(budget: float | None, skip: float, tolerance: float = TOLERANCE) -> bool
 
 
 def far_in_training(record: Record) -> dict[str, float]:
-    """Kinds of token whose skip at the end of training lay far from the budget: a fraction each.
+    """Kind of token -> its skip at the end of training, where that is far from the budget.
 
-    Such a row was brought to its budget by the threshold alone, at which it was not trained.
+    The threshold alone brought such a row to its budget, and it was not trained at that threshold.
     """
     skips = record.fit.trained_skip if record.fit is not None else None
     return {
@@ -79,12 +81,12 @@ def far_in_training(record: Record) -> dict[str, float]:
 
 
 def one_way(units: Sequence[Unit]) -> bool:
-    """Whether each routed unit runs for nearly every token or for nearly none.
+    """Whether each unit runs for nearly every token or for nearly none.
 
-    Such a row is a static one: what it scores says nothing of routing.
+    Such a row is static in effect. Its scores say nothing about routing.
 
     Args:
-        units: Of a record; none where nothing is routed.
+        units: Of a record; empty where nothing is routed.
     """
     shares = [unit.executed for unit in units]
     return bool(shares) and all(share < ONE_WAY or share > 1 - ONE_WAY for share in shares)

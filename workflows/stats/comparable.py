@@ -1,4 +1,4 @@
-"""Which records may stand in one table, and what a reader must be told of those that do."""
+"""Which records may be compared in one table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from workflows.records.record import Record, Score
 
-# Per score: what must be equal, or two numbers of one column measure different things.
+# Field of a score that must be equal in a column -> words for an error.
 SAME_SCORE = {
     "prompt_hash": "on different prompts of",
     "split": "on different splits of",
@@ -18,7 +18,7 @@ SAME_SCORE = {
     "chat_template": "with and without a chat template on",
     "higher_is_better": "with more and with less as better on",
 }
-# Per task: what must be equal of its headline, or one column holds two metrics.
+# Field of a headline score that must be equal for a task -> words for an error.
 SAME_HEADLINE = {
     "metric": "by different headline metrics of",
     "filter": "with different filters of the headline metric of",
@@ -26,7 +26,7 @@ SAME_HEADLINE = {
 
 
 def check_comparable(records: Sequence[Record]) -> None:
-    """Refuse records whose scores do not measure the same thing.
+    """Refuse records whose scores measure different things.
 
     Raises:
         ValueError: Headline metrics of a task, or splits, prompts, items or task versions of a
@@ -55,7 +55,7 @@ def check_comparable(records: Sequence[Record]) -> None:
 
 
 def _columns(record: Record) -> Iterator[tuple[Any, Score, Mapping[str, str]]]:
-    """Key of each column with the record's score there, and what its scores must share."""
+    """Key of each column, the record's score in it, and the fields that must be equal there."""
     for task, score in record.headlines.items():
         yield task, score, SAME_HEADLINE
     for score in record.scores:
@@ -64,7 +64,7 @@ def _columns(record: Record) -> Iterator[tuple[Any, Score, Mapping[str, str]]]:
 
 
 def _check_protocol(record: Record) -> None:
-    """A row that decides per token meets a budget by one protocol; every other run names none."""
+    """A dynamic row with a budget names its protocol; every other row names none."""
     applies = record.kind == "dynamic" and record.budget is not None
     if applies != (record.match is not None):
         statement = "says no protocol of matching" if applies else f"says '{record.match}'"
@@ -77,7 +77,7 @@ def _check_protocol(record: Record) -> None:
 def score_difference(
     first: Score, score: Score, fields: Mapping[str, str] = MappingProxyType(SAME_SCORE)
 ) -> str:
-    """What two scores do not share, as words behind "were scored"; mostly empty."""
+    """The first field in which two scores differ, in words after "were scored"; else empty."""
     for field, words in fields.items():
         values = getattr(first, field), getattr(score, field)
         if values[0] != values[1]:
@@ -95,7 +95,7 @@ def _refuse(records: Sequence[Record], what: str, setting: Callable[[Record], An
 
 
 def code_by_part(records: Sequence[Record]) -> dict[str, list[str]]:
-    """File or folder of the checkout -> hashes of what stood there when records were made."""
+    """File or folder of the checkout -> hashes of its code in the records."""
     hashes: dict[str, set[str]] = {}
     for record in records:
         for part, code in [*record.code.items(), *(record.fit_code or {}).items()]:

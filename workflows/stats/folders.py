@@ -16,10 +16,9 @@ from workflows.stats.versus import test_columns
 
 
 def comparison_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
-    """Every line that stands in either folder, on Retain and on each task, panel by shared panel.
+    """Every line of either folder, on Retain and on each task, in the panels that both have.
 
-    Each folder's Retain refers to its own reference. Lines with the same seeds are paired run by
-    run.
+    Each folder's Retain refers to its own reference. Lines with the same seeds are paired by seed.
 
     Returns:
         Columns backbone, target, match, row, title, measure, a, a_low, a_high, b, b_low, b_high
@@ -62,7 +61,7 @@ def shared_panels(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple
 
 
 def _check(one: Panel, two: Panel) -> None:
-    """Refuse scores of different things."""
+    """Refuse two panels whose scores measure different things."""
     if set(one.samples) != set(two.samples) or set(one.retain_tasks) != set(two.retain_tasks):
         raise ValueError(
             f"the folders score different tasks: {', '.join(one.samples)} and "
@@ -109,7 +108,7 @@ def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) 
 
 
 def equality_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
-    """What of the runs that both folders have is equal: those of rows that train, and the others.
+    """How many runs of both folders are equal, for rows that train and for the others.
 
     Returns:
         Columns rows ("trained", "untrained"), runs, weights (how many have one hash of weights),
@@ -118,7 +117,7 @@ def equality_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFr
     """
     runs = [run for pair in shared_panels(first, second) for run in _shared_runs(*pair)]
     frame = pd.DataFrame(runs, columns=["key", "rows", "weights", "items", "retain"])
-    # A run that is the same under every protocol stands in the panels of all.
+    # A run without a protocol is in the panels of all protocols.
     counts = (
         frame.drop_duplicates("key")
         .groupby("rows")
@@ -133,7 +132,7 @@ def equality_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFr
 
 
 def _shared_runs(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
-    """Key, kind and agreement of every run that stands in both panels."""
+    """Every run that is in both panels: its key, whether it trains, and what is equal."""
     mine, theirs = (
         {(line.name, record.seed): (record, run) for line in p.done for record, run in line.pairs}
         for p in (one, two)

@@ -17,7 +17,7 @@ from workflows.stats.retain import Floats, retain
 
 @dataclass(frozen=True)
 class Line:
-    """A row at a target on a backbone, among those of one protocol of matching.
+    """A row at one target, on one backbone and by one protocol: a line of a table.
 
     Args:
         backbone: Its name.
@@ -37,7 +37,7 @@ class Line:
 
     @property
     def name(self) -> str:
-        """What tells it apart in its panel; the draws of its seeds follow from it."""
+        """Its name, unique in its panel. The random draws of its seeds follow from it."""
         return self.row if self.budget is None else f"{self.row} at {100 * self.budget:g} %"
 
     @property
@@ -52,7 +52,7 @@ class Line:
 
     @property
     def one_seed(self) -> bool:
-        """Whether its seed matters and no other was run: its intervals know the items alone."""
+        """Whether its seed matters and it has one run. Its intervals then cover items only."""
         return self.first.stochastic and len(self.records) == 1
 
     @property
@@ -67,7 +67,7 @@ class Line:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The columns by which every table names it; the target in percent."""
+        """The columns that name it in every table; the target in percent."""
         return {
             "backbone": self.backbone,
             "target": None if self.budget is None else 100 * self.budget,
@@ -79,7 +79,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """The lines of one backbone whose budgets are met by one protocol: what may be compared.
+    """The lines of one backbone and one protocol: what may be compared.
 
     Args:
         match: The protocol.
@@ -97,7 +97,7 @@ class Panel:
 
     @property
     def name(self) -> str:
-        """What tells it apart in a folder."""
+        """Its name, unique in a results folder."""
         return f"{self.reference.backbone} ({self.match})"
 
     @property
@@ -106,7 +106,7 @@ class Panel:
         return [line for line in self.lines if line.done]
 
     def retain(self, run: Run) -> float:
-        """Of one run, in percent."""
+        """The Retain of one run, in percent."""
         base = {task: self.samples[task][self.reference.name].value for task in self.retain_tasks}
         return 100 * float(retain({task: run[task].mean() for task in base}, base))
 
@@ -120,13 +120,13 @@ def make_panels(
 ) -> list[Panel]:
     """One panel per backbone and protocol, lines in the order of the records.
 
-    Runs that are the same under every protocol stand in the panels of all.
+    Runs without a protocol are in the panels of all protocols.
 
     Args:
         records: All runs of one suite.
         items: Index of a record -> its frame of items.
-        retain_tasks: Tasks of the Retain; a panel leaves out those of which its reference solves
-            nothing.
+        retain_tasks: Tasks of the Retain. A panel leaves out tasks whose items its reference solves
+            none of.
         reference_row: Row whose scores are 100 %.
         resamples: Of the bootstrap.
 
@@ -151,7 +151,7 @@ def make_panels(
 
 
 def _panels(records: Sequence[Record]) -> list[tuple[str, Protocol]]:
-    """Backbone and protocol of every panel; pooled where no row tells two kinds of token apart."""
+    """Backbone and protocol of every panel; pooled where no row names a protocol."""
     pairs = dict.fromkeys((record.backbone.name, record.match) for record in records)
     backbones = dict.fromkeys(backbone for backbone, _ in pairs)
     return [
@@ -187,8 +187,8 @@ def item_values(frame: pd.DataFrame, record: Record) -> Run:
 
 
 def headline_items(frame: pd.DataFrame, score: Score) -> tuple[NDArray[np.int64], Floats]:
-    """Numbers and values (n,) of the items behind one score, ordered by number."""
-    # Arrays: a suite of thousands of runs asks for each of their scores.
+    """Numbers and values (n,) of the items of one score, ordered by number."""
+    # Arrays, because selecting rows of a frame is too slow for thousands of runs.
     same = [frame[name].to_numpy() == getattr(score, name) for name in ("task", "metric", "filter")]
     places = np.flatnonzero(np.logical_and.reduce(same))
     items, values = frame["item"].to_numpy()[places], frame["value"].to_numpy(np.float64)[places]

@@ -1,4 +1,4 @@
-"""The noise floor: what another batch size of scoring moves by itself."""
+"""The noise floor: how much another batch size changes the scores of the same model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workflows.stats.retain import retain
 def noise_frame(
     panels: Sequence[Panel], repeats: Sequence[Record], items: Mapping[int, pd.DataFrame]
 ) -> pd.DataFrame:
-    """The reference scored again, held against its own record.
+    """The reference scored again, compared with its own record.
 
     Args:
         panels: The lines of each backbone.
@@ -56,7 +56,7 @@ def noise_frame(
 
 
 def _same_items(frame: pd.DataFrame, repeat: Record, run: Run) -> Run:
-    """Item values of a repeat, which must have the items of the run it repeats."""
+    """Item values of a repeat. Its items must be those of the run that it repeats."""
     again = item_values(frame, repeat)
     if {task: len(values) for task, values in again.items()} != {
         task: len(values) for task, values in run.items()

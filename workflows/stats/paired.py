@@ -1,4 +1,4 @@
-"""Paired tests of two lines on the same items, and what it takes to see a difference."""
+"""Paired tests of two lines on the same items, and the items that a difference needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import stats
 from workflows.stats.retain import Floats
 
 LEVEL, POWER = 0.05, 0.8
-# Standard errors that lie between zero and a difference found at LEVEL with POWER.
+# A difference of so many standard errors is found at LEVEL with POWER.
 FOUND = float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER))
 
 

@@ -1,4 +1,4 @@
-"""Who is best at a target, who comes second, and who cannot be told from the best."""
+"""Which row is best at a target, which is second, and which are tied with the best."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class Mark:
-    """How a number is set: ``place`` 1 is bold, 2 underlined; ``tied``: not told from the best."""
+    """How a number is printed: ``place`` 1 is bold, 2 underlined; ``tied``: with the best."""
 
     place: int = 0
     tied: bool = False
 
 
 def places(values: Sequence[float], lower_is_better: bool = False) -> list[int]:
-    """1 for the best of a column, 2 for the second, else 0, as far as printed digits tell.
+    """1 for the best of a column, 2 for the second, else 0, by the printed digits.
 
     Equal printed numbers share a place; the second is the next smaller printed number.
 
@@ -51,8 +51,8 @@ def fields(panel: Panel) -> list[list[Line]]:
 def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
     """(line, measure) -> its mark, for Retain and every task.
 
-    A headline metric of which less is better, as a perplexity, is no mean over items here, so
-    nothing says who is tied.
+    A headline metric whose lower values are better, such as perplexity, is no mean over items. It
+    has no draws, so no row is tied in it.
     """
     marks_of = {}
     heads = panel.reference.first.headlines
@@ -73,7 +73,7 @@ def marks(panel: Panel) -> dict[tuple[str, str], Mark]:
 
 
 def _mean_score(line: Line, task: str) -> float:
-    """Of its headline metric, over seeds."""
+    """Mean of a line's headline metric of a task over seeds."""
     headlines = [record.headlines for record in line.records]
     values = [heads[task].value for heads in headlines if task in heads]
     return float(np.mean(values)) if values else float("nan")
@@ -85,7 +85,7 @@ def rank_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     Columns: backbone, target, match, row, title, retain, retain_low, retain_high (percent), rank,
     rank_low, rank_high, first (share of resamples in which the row leads, percent), behind,
     behind_low, behind_high (points to the best row), tied (whether that interval reaches zero),
-    one_seed (whether it knows the items alone, because a trained row on a side has one seed).
+    one_seed (whether that interval covers items only, because one of the two rows has one seed).
     """
     lines = [line for panel in panels for field in fields(panel) for line in _ranks(panel, field)]
     columns = (

@@ -1,24 +1,24 @@
 """Paired bootstrap of scores and Retain: one set of resampled items for every line of a table.
 
-The items a resample draws follow from the seed and the task alone, so every line, also one of
-another results folder, sees the same items, and a row more or less in a table moves no interval.
+The items of a resample depend on the seed and the task only. Every line sees the same items, also a
+line of another results folder, and a new row in a table changes no interval.
 
-Seeds come on top. Runs of a line differ by their seeds and by what items do under one seed and not
-under another; the variance between S runs, s^2, holds both. The error of their mean is known no
-better than S runs tell, so it is drawn from a t distribution, and the items' part is what all runs
+Seeds come on top. The S runs of a line differ by their seeds, and by items that are solved under
+one seed and not under another. The variance between runs, s^2, holds both. S runs say little about
+the error of their mean, so it is drawn from a t distribution; the items' part is what all runs
 share:
 
     draw = items + sqrt(s^2 / S) t,   t ~ Student(S - 1)
     items = mean over runs of the resampled value, its deviation times sqrt(max(0, 1 - w / V))
 
-V is the variance of that mean over resamples and w the part of it that s^2 / S holds already: the
-variance between runs that resampled items alone make, over S. For the difference of two lines with
-runs of their own, s^2 / S and w are sums over both, and t has Welch's degrees of freedom,
+V is the variance of that mean over resamples. w is the part of V that s^2 / S already holds: the
+variance between runs that comes from the resampled items, over S. For the difference of two lines
+with different runs, s^2 / S and w are sums over both, and t has Welch's degrees of freedom,
 
     (a + b)^2 / (a^2 / (S_a - 1) + b^2 / (S_b - 1)),   a, b = s^2 / S of each, rounded down.
 
-Resampling the runs themselves would cover far less than it says: of three values, a bootstrap never
-looks beyond their extremes. A single run has no such term: its interval speaks of the items only.
+Resampling the runs themselves would give intervals that are too narrow: a bootstrap of three values
+never goes beyond their extremes. A single run has no such term; its interval covers items only.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Run = Mapping[str, Floats]
 
 RETAIN = "retain"
 RESAMPLES = 10_000
-# Counts of drawn items held at once; blocks bound the memory of tasks with many items.
+# Entries of an array of counts: resamples are drawn in blocks, to bound memory.
 BLOCK = 4_000_000
 
 
 @dataclass(frozen=True)
 class Chance:
-    """What is at chance in a mean over runs, or in the difference of two.
+    """Sampling error of a mean over runs, or of the difference of two means.
 
     Args:
         by_items: Its value on resampled items, (B,).
@@ -60,7 +60,7 @@ class Chance:
     freedom: float = math.inf
 
     def __sub__(self, other: Chance) -> Chance:
-        """Of two lines with runs of their own, on the same items."""
+        """The error of a difference of two lines with different runs on the same items."""
         between = self.between + other.between
         doubt = sum(part.between**2 / part.freedom for part in (self, other))
         freedom = math.floor(round(between**2 / doubt, 6)) if doubt else math.inf
@@ -68,7 +68,7 @@ class Chance:
         return Chance(self.by_items - other.by_items, between, within, freedom)
 
     def draws(self, seed: int, *purpose: str) -> Floats:
-        """Items and seeds at chance, (B,); see the formula on top."""
+        """Values with the errors of items and seeds, (B,); see the formula at the top."""
         if not self.between:
             return self.by_items
         mean = self.by_items.mean()
@@ -85,8 +85,8 @@ class Sample:
     Args:
         points: Value of each run, (S,).
         replicates: Value of each run on resampled items, (S, B).
-        chance: Of the mean over the runs.
-        draws: The line's value with items and seeds at chance, (B,).
+        chance: Sampling error of the mean over the runs.
+        draws: The line's value with the errors of items and seeds, (B,).
     """
 
     points: Floats
@@ -141,7 +141,7 @@ def bootstrap(
         rng = _generator(seed, "items", task)
         points[task], base[task] = values.mean(axis=1), float(mean.mean())
         replicates[task], base_means = _resample(values, mean, resamples, rng)
-        # A draw in which the reference solves nothing counts half an item: few items have them.
+        # Where the reference solves nothing in a draw, half an item counts: the ratio stays finite.
         base_replicates[task] = np.maximum(base_means, 0.5 / len(mean))
     points[RETAIN] = retain({task: points[task] for task in retain_tasks}, base)
     replicates[RETAIN] = retain({task: replicates[task] for task in retain_tasks}, base_replicates)
@@ -180,19 +180,19 @@ def mean_of_tasks(
         if reference is not None:
             other = samples[task][reference]
             base[task], by_items = other.value, other.chance.by_items
-            # A draw in which it solves nothing takes the smallest of the others.
+            # Where it solves nothing in a draw, the smallest other value counts.
             base_replicates[task] = np.maximum(by_items, by_items[by_items > 0].min(initial=1.0))
     means = retain(points, base)
     return _sample(means, retain(replicates, base_replicates), seed, "mean of tasks", name)
 
 
 def difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
-    """Draws of ``second`` - ``first``, two lines with runs of their own, (B,)."""
+    """Draws of ``second`` - ``first``, two lines with different runs, (B,)."""
     return (second.chance - first.chance).draws(seed, "difference")
 
 
 def paired_difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
-    """Draws of ``second`` - ``first``, two lines whose runs belong together one by one, (B,)."""
+    """Draws of ``second`` - ``first``, two lines whose runs are paired, (B,)."""
     points, replicates = second.points - first.points, second.replicates - first.replicates
     return _chance(points, replicates).draws(seed, "difference")
 
@@ -227,7 +227,7 @@ def _resample(
     start = 0
     for counts in _counts(n, resamples, rng):
         if base.any():
-            # A resample in which the reference solves nothing has no ratio: take the whole sample.
+            # A resample in which the reference solves nothing has no ratio: take all items once.
             counts[counts @ base == 0] = 1
         part = slice(start, start + len(counts))
         means[:, part], bases[part] = values @ counts.T / n, counts @ base / n
@@ -251,7 +251,7 @@ def _sample(points: Floats, replicates: Floats, seed: int, *purpose: str) -> Sam
 
 
 def _chance(points: Floats, replicates: Floats) -> Chance:
-    """What is at chance in the mean over runs."""
+    """Sampling error of the mean over runs."""
     by_items, runs = replicates.mean(axis=0), len(points)
     if runs == 1:
         return Chance(by_items)
@@ -261,19 +261,19 @@ def _chance(points: Floats, replicates: Floats) -> Chance:
 
 @cache
 def _student(freedom: float, number: int) -> Floats:
-    """Evenly spaced quantiles of the t distribution: no luck of the draw in its long tails."""
+    """Evenly spaced quantiles of the t distribution: random draws would be noisy in its tails."""
     shares = (np.arange(number) + 0.5) / number
     return np.asarray(stats.t.ppf(shares, freedom), dtype=np.float64)
 
 
-# All differences of a table share one order.
+# Cached, because all differences of a table share one order.
 @lru_cache(maxsize=8)
 def _order(number: int, seed: int, *purpose: str) -> NDArray[np.int64]:
-    """A permutation of ``number``, another for every purpose."""
+    """A permutation of ``number``; every purpose has another."""
     return _generator(seed, *purpose).permutation(number)
 
 
 def _generator(seed: int, *purpose: str) -> np.random.Generator:
-    """A generator of its own for every purpose."""
+    """A random generator; every purpose has another."""
     digest = hashlib.sha256("/".join(purpose).encode()).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])

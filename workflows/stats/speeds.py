@@ -1,4 +1,4 @@
-"""What rows take on the clock, from the measurements beside their records."""
+"""Speeds of rows, from the measurements beside their records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from workflows.records.record import Record
 from workflows.stats.lines import Panel
 
-# What tells a run apart, and the lines that the time step measured of it.
+# Key of a run -> the lines that the time step measured.
 Key = tuple[Any, ...]
 Speeds = Mapping[Key, Sequence[Mapping[str, Any]]]
 
@@ -22,7 +22,7 @@ KEYS = ["backbone", "target", "match", "row"]
 
 
 def key(record: Record) -> Key:
-    """What tells a run apart."""
+    """A key that is unique for each run."""
     return (record.backbone.name, record.row, record.budget, record.match, record.seed)
 
 
@@ -70,7 +70,7 @@ def _columns(measurement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_speed(retain: pd.DataFrame, speeds: pd.DataFrame) -> pd.DataFrame:
-    """The retain frame with ``prefill`` and ``decode``: speed in the first case of each mode."""
+    """The retain frame with columns ``prefill`` and ``decode``: speed in the first case of each."""
     columns = {}
     for mode in ("prefill", "decode"):
         first = speeds[speeds["mode"] == mode].drop_duplicates(KEYS)

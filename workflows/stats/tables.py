@@ -1,4 +1,4 @@
-"""The frames that become tables; percent from here on, but fractions in the frame of scores."""
+"""The frames that become tables. Numbers are percent, except in the frame of scores: fractions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def retain_frame(panels: Sequence[Panel]) -> pd.DataFrame:
 
 
 def protocol_column(retain: pd.DataFrame) -> pd.Series[Any]:
-    """``match`` of the retain frame, empty where a line is the same under every protocol."""
+    """Column ``match`` of the retain frame, empty for lines without a protocol."""
     return retain["match"].where((retain["kind"] == "dynamic") & retain["target"].notna())
 
 
@@ -80,14 +80,14 @@ def _mean(line: Line, value: Any, scale: float = 100) -> float:
 
 
 def _deviation(line: Line, values: Sequence[float]) -> float | None:
-    """Standard deviation over seeds in points; None where there is none to speak of."""
+    """Standard deviation over seeds, in points; None with one seed or where none matters."""
     if not line.first.stochastic or len(values) < 2:
         return None
     return 100 * float(np.std(values, ddof=1))
 
 
 def _score_columns(line: Line) -> dict[str, float]:
-    """``task:metric`` -> mean over seeds; percent, but perplexities as they are."""
+    """``task:metric`` -> mean over seeds; in percent, except perplexities."""
     columns: dict[str, list[float]] = {}
     for record in line.records:
         for score in record.scores:
@@ -99,10 +99,10 @@ def _score_columns(line: Line) -> dict[str, float]:
 
 
 def _note(panel: Panel, line: Line) -> str:
-    """What a reader must know of a line: budget, causality, one-way gates, code."""
+    """The note of a line: budget, causality, one-way gates, code."""
     sentences = [_missed(line, panel.retain_tasks), _ended_training(line, panel.retain_tasks)]
     words = [sentence for sentence in sentences if sentence]
-    # Only a model whose routes pads would change is scored in batches of one length.
+    # Only models whose decisions pads would change are scored in batches of one length.
     if line.first.evaluation.equal_lengths:
         words.append("not causal")
     if stuck := sum(one_way(record.units) for record in line.records):
@@ -113,7 +113,7 @@ def _note(panel: Panel, line: Line) -> str:
 
 
 def _twins(panel: Panel, line: Line) -> list[str]:
-    """Titles of other lines whose runs hold the same weights; with the target if it is another."""
+    """Titles of other lines with the same weights, and their target if it differs."""
     twins = []
     for other in panel.done:
         if other is not line and None not in line.weights and other.weights == line.weights:
@@ -123,7 +123,7 @@ def _twins(panel: Panel, line: Line) -> list[str]:
 
 
 def _missed(line: Line, retain_tasks: Sequence[str]) -> str:
-    """By how much runs missed their budget, each judged by itself; empty if none did."""
+    """By how much runs missed their budget; empty if all met it. Each run counts by itself."""
     misses_of: dict[str, list[float]] = {}
     for record in line.records:
         for kind, excess in misses(record, retain_tasks).items():
@@ -137,7 +137,7 @@ def _missed(line: Line, retain_tasks: Sequence[str]) -> str:
 
 
 def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
-    """Of runs that training left far from their budget: where, in the farthest one."""
+    """Where training ended, in the run that ended farthest from its budget; else empty."""
     far = [(record, skips) for record in line.records if (skips := far_in_training(record))]
     if not far:
         return ""
@@ -152,12 +152,12 @@ def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
 
 
 def _of(line: Line, runs: int) -> str:
-    """How many of a line's runs a note is about; nothing if all."""
+    """How many runs of a line a note is about; empty if all."""
     return "" if runs == len(line.records) else f" in {runs} of {len(line.records)} runs"
 
 
 def score_frame(records: Sequence[Record]) -> pd.DataFrame:
-    """One line per run and metric: value, k of n, standard error, skip on that task; fractions."""
+    """One line per run and metric: value, k of n, standard error, skip on the task; fractions."""
     fields = ("task", "metric", "filter", "primary", "value", "k", "n", "stderr")
     lines = [
         {
@@ -177,7 +177,7 @@ def score_frame(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
-    """What was asked and what ran, in percent of the dense parameters.
+    """Target and realised skip, in percent of the dense parameters.
 
     Columns: backbone, target, match, row, title, seeds, skip (mean over scored tokens),
     skip_prompt, skip_answer (see budget.py), the deviation of each over seeds (_std), skip_net,
@@ -210,11 +210,11 @@ def _kind_mean(line: Line, kind: str) -> float | None:
 
 
 def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:
-    """What a row cost, means over seeds.
+    """Cost of every row, means over seeds.
 
-    Columns: backbone, target, match, row, title, trained_parameters, training_tokens (asked for:
-    updates times tokens per update), fit_seconds, fit_memory_mb, scored_tokens, scoring_seconds,
-    scoring_memory_mb, device. A plain model was never fitted: its fit columns are empty.
+    Columns: backbone, target, match, row, title, trained_parameters, training_tokens (updates
+    times tokens per update), fit_seconds, fit_memory_mb, scored_tokens, scoring_seconds,
+    scoring_memory_mb, device. A plain model has no fit: its fit columns are empty.
     """
     lines = []
     for line in (line for panel in panels for line in panel.done):
@@ -250,11 +250,11 @@ def _training_tokens(record: Record) -> int | None:
 
 
 def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
-    """Share of tokens that ran each dense layer's routed units, one line per row, first seeds only.
+    """Share of tokens that ran each dense layer's units, one line per row, first seeds only.
 
-    Units of one layer are averaged by their parameters. A layer that was removed ran for no token,
-    a layer that is not routed for every one; layers that a shallower backbone lacks are NaN. A row
-    that narrows layers or takes parts of them away has no line: records do not say from which.
+    Units of one layer are averaged by their parameters. A removed layer has 0, a layer without
+    units 1, and layers that a shallower backbone lacks are NaN. Rows that narrow layers or remove
+    parts of them have no line: records do not say how much of a layer is left.
 
     Returns:
         Columns backbone, target, match (empty where it is the same under every protocol), row,
@@ -283,7 +283,7 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def unit_title(record: Record) -> str:
-    """Title of a row, with what it routes where that is a part of a layer."""
+    """Title of a row; with its kind of unit where that is one sublayer only."""
     kinds = {unit.kind for unit in record.units}
     if kinds == {"ffn"}:
         return f"{record.title}, FFN only"

@@ -1,4 +1,4 @@
-"""Rows against each other on the same items: differences, ranks, who is best."""
+"""Differences of rows on the same items."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workflows.stats.paired import holm, items_needed, mcnemar, sign_share
 from workflows.stats.resample import RETAIN, Run, difference, interval
 from workflows.stats.retain import Floats
 
-# The method whose claims the suite examines: every row is held against it, beside the reference.
+# Every row is compared with the reference and with this method, whose claims the suite examines.
 FOCUS = "hero"
 
 
@@ -42,7 +42,7 @@ def difference_frame(panels: Sequence[Panel]) -> pd.DataFrame:
 
 
 def _pairs(panel: Panel) -> Iterator[tuple[Line, Line]]:
-    """Every line with the reference, and with HeRo where it has the same target or none."""
+    """Each line with the reference, and with HeRo at its target; other references with any HeRo."""
     others = [line for line in panel.done if line is not panel.reference]
     yield from ((line, panel.reference) for line in others)
     for focus, line in product(others, others):
@@ -76,9 +76,9 @@ def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str
 def test_columns(line: Line, other: Line, measure: str, draws: Floats) -> dict[str, Any]:
     """Columns won, lost, test, p of one measure.
 
-    McNemar's exact test knows items alone, so it is for two single runs whose items are right or
-    wrong; everything else is tested by the draws, in which seeds are at chance as well. Won and
-    lost are summed over seeds; a row with a single run serves every seed.
+    McNemar's exact test covers items only. It is used for two single runs whose items are right or
+    wrong. All else is tested by the draws, which cover seeds as well. Won and lost are sums over
+    seeds; a row with a single run is paired with every seed of the other.
     """
     runs = [*line.runs, *other.runs]
     if not all(measure in run and np.isin(run[measure], (0.0, 1.0)).all() for run in runs):
@@ -92,7 +92,7 @@ def test_columns(line: Line, other: Line, measure: str, draws: Floats) -> dict[s
 
 
 def seed_pairs(line: Line, other: Line) -> list[tuple[Run, Run]]:
-    """Runs of two lines that belong together: by seed, else each with each."""
+    """Pairs of runs of two lines: by seed, or each with each where no seeds are shared."""
     mine, theirs = (
         {record.seed: run for record, run in part} for part in (line.pairs, other.pairs)
     )

@@ -2,7 +2,7 @@
 
 Each is drawn at the width of two columns, and of one below ``one_column``, as PDF (fonts embedded),
 SVG (text as text) and PNG (300 dpi). A new figure is a function in a module here and a line of
-``FIGURES``; one whose data a suite does not have is not made.
+``FIGURES``. A figure without data in a suite is left out.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def draw_all(
         more: The other frames of :class:`~workflows.report.figures.data.Data`, by name.
     """
     data = Data(retain, differences, layers, **more)
-    # A fresh process: a copy of this one would lack its threads and keep their locks.
+    # Spawned, not forked: a fork has the locks of the other threads but not the threads.
     other = get_context("spawn").Process(target=_draw_silently, args=(data, 1, folder), daemon=True)
     if len(retain) > MANY and len(os.sched_getaffinity(0)) > 1:
         start_deaf(other)
@@ -71,15 +71,12 @@ def draw_all(
     if other.pid is not None:
         other.join()
     if other.exitcode != 0:
-        # Not begun; or what failed there fails here, in words.
+        # The process was not started, or it failed: here the error is visible.
         _draw(data, 1, folder)
 
 
 def start_deaf(process: BaseProcess) -> None:
-    """Start a daemon that Ctrl-C does not reach: it would print where its imports were.
-
-    It ends with the process that started it.
-    """
+    """Start a daemon that ignores Ctrl-C, at which it would print. It ends with its parent."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.start()
@@ -104,7 +101,7 @@ def _save(figure: Figure, file: Path) -> None:
 
 
 def _draw_silently(data: Data, columns: int, folder: Path) -> None:
-    """As :func:`_draw`; exit status 1 is all that is said of an error."""
+    """As :func:`_draw`; an error gives exit status 1 and no text."""
     try:
         _draw(data, columns, folder)
     except BaseException:

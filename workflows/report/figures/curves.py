@@ -63,7 +63,7 @@ def _sheet(runs: pd.DataFrame, curves: pd.DataFrame, columns: int) -> Figure:
 def _path(log: pd.DataFrame) -> pd.DataFrame:
     """The smoothed log of one run."""
     values = log[["update", *LABELS]].astype(float).reset_index(drop=True)
-    # A penalty that never weighs anything is none.
+    # A weight that is always 0 means that there is no penalty.
     if not values["alpha"].any():
         values["alpha"] = np.nan
     smooth = values[list(LABELS)].rolling(SMOOTH, min_periods=1).mean()

@@ -1,4 +1,4 @@
-"""What figures are drawn from: frames alone, empty where a suite has nothing of the kind."""
+"""The frames that figures are drawn from; a frame is empty where a suite has no such data."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def direction_frame(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def curve_frame(runs: Sequence[tuple[Record, Path]]) -> pd.DataFrame:
-    """What training logged of each line's first seed that keeps its decisions.
+    """The log of training, of each line's first seed that has its decisions.
 
     Columns: those of ``CURVES``; ``skip`` in percent of the dense parameters, ``alpha`` (weight of
     the penalty) and ``skip`` empty where nothing is routed.
@@ -113,8 +113,8 @@ def route_frame(records: Sequence[Record]) -> pd.DataFrame:
     """Which layers ran for each token of the prompts whose routes a record keeps.
 
     Columns: those of ``ROUTES``, one line per token and layer; ``ran`` is the share of the layer's
-    routed parameters, 1 where nothing of a layer is routed, 0 where it was removed; ``answers``
-    whether the token's output is scored; ``title`` names the part of layers that is routed. First
+    routed parameters, 1 for a layer without units, 0 for a removed one; ``answer`` says whether
+    the token is an answer token; ``title`` names the part of layers that is routed. First
     seeds only.
     """
     routes: dict[tuple[str, ...], list[pd.DataFrame]] = {}

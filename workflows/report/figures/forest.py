@@ -67,7 +67,7 @@ def _sheet(lines: pd.DataFrame, columns: int, label: str) -> Figure:
 
 
 def _panel(axis: Axes, part: pd.DataFrame) -> None:
-    """The best on top; a hollow sign is not told from zero after Holm's correction."""
+    """The best on top. A hollow sign does not differ from zero after Holm's correction."""
     lines = part.assign(height=range(len(part)), hollow=~(part["p_holm"] < LEVEL))
     for (kind, hollow), same in lines.groupby(["kind", "hollow"], sort=False):
         span = (same["low"], same["high"])

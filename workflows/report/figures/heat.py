@@ -1,4 +1,4 @@
-"""Rows against tasks, and against layers: numbers on a ground that says how much."""
+"""Rows against tasks, and rows against layers: numbers on a coloured ground."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BAR = 0.4  # inches that the scale needs
 def scores_per_task(data: Data, columns: int) -> dict[str, Figure]:
     """Scores in percent, rows against tasks; the ground is the score over the column's best.
 
-    Columns of which less is better, such as perplexities, are no percentages and left out.
+    Columns whose lower values are better, such as perplexities, are left out: they are no percent.
     """
     lines = with_part(data.retain[data.retain["retain"].notna()], data.methods)
     perplexities = set(data.directions.loc[~data.directions["higher_is_better"], "column"])
@@ -36,7 +36,7 @@ def scores_per_task(data: Data, columns: int) -> dict[str, Figure]:
 
 
 def _once(lines: pd.DataFrame) -> pd.DataFrame:
-    """The lines, one for what is the same under every protocol."""
+    """The lines; those without a protocol once."""
     if lines["match"].nunique() < 2:
         return lines
     labels = lines.assign(match=protocol_column(lines))

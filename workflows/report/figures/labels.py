@@ -1,4 +1,4 @@
-"""Names beside marks: in columns, apart from each other, leaders that never cross."""
+"""Names of marks, in columns beside them, with leaders that never cross."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workflows.report.figures.style import GREY, SMALL, inches, text_width
 STEP = 0.108  # inches from name to name
 GAP = 0.07  # inches between a column of names and what is beside it
 LEADER = 0.1  # inches that a leader has at least
-SAME = 0.5  # a span of x in which no side is told apart
+SAME = 0.5  # a span of x that is too small for two sides
 
 
 class Named(NamedTuple):
@@ -28,7 +28,7 @@ class Named(NamedTuple):
 
 
 def sides(marks: Sequence[Named], low: float, high: float) -> tuple[list[Named], list[Named]]:
-    """Marks whose names stand left and right of all in [low, high]: by the half they lie in."""
+    """Marks with names on the left and on the right, by their half of [low, high]."""
     if high - low < SAME:
         return [], list(marks)
     left = [mark for mark in marks if mark.x < (low + high) / 2]
@@ -90,10 +90,12 @@ def _column(axes: Axes, marks: Sequence[Named], place: float, align: str) -> Non
 
 
 def slots(heights: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Falling heights nearest to the wanted ones, a step apart, in [low, high] where they fit.
+    """Heights a step apart, as near to the given ones as possible; in [low, high] if they fit.
 
     Args:
-        wanted: Falling, (N,).
+        heights: In falling order, (N,).
+        low: Of the room.
+        high: Of the room.
     """
     steps = STEP * np.arange(len(heights))
     even = isotonic_regression(heights + steps, increasing=False).x

@@ -11,12 +11,12 @@ import pandas as pd
 KEYS = ["backbone", "target", "match", "row"]
 ORDER = ("match", "target", "part")
 VARIANTS = "variants"
-# Of one figure; more of them nobody prints.
+# At most so many sheets of one figure.
 SHEETS = 8
 
 
 class Sheet(NamedTuple):
-    """One figure of lines that are split: the part it shows, and its number there from 0 on."""
+    """One figure of several: the part of the lines in it, and its number in this part, from 0."""
 
     part: tuple[str, ...]
     number: int
@@ -69,11 +69,11 @@ def with_part(lines: pd.DataFrame, methods: Mapping[str, str]) -> pd.DataFrame:
 def parts(lines: pd.DataFrame, most: int) -> dict[str, pd.DataFrame]:
     """Suffix of a figure's name -> its lines.
 
-    Lines are split by protocol, then target, then main rows and variants, only as far as one part
-    has more than ``most``; what is left is cut. The first part has no suffix. What is the same
-    under every protocol (``match`` empty) and references (no target) stand in all parts that hold
-    anything else. Of more sheets than ``SHEETS``, those of variants are left to the page, and where
-    that does not do, all but the first of each target.
+    Lines are split by protocol, then by target, then into main rows and variants, until no part
+    has more than ``most`` lines. Parts that are still longer are cut into several sheets. The first
+    sheet has no suffix. Lines without a protocol (``match`` empty) and references (no target) are
+    in every part that has other lines. Of more than ``SHEETS`` sheets those of variants are left
+    out; if there are still too many, all but the first of each part.
     """
     parts_of: dict[tuple[str, ...], pd.DataFrame] = {(): lines}
     for column in ORDER:
@@ -102,7 +102,7 @@ def parts(lines: pd.DataFrame, most: int) -> dict[str, pd.DataFrame]:
 
 
 def _split(lines: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
-    """The lines by value of a column, with those of no value in all."""
+    """The lines by value of a column; lines without a value are in every part."""
     common = lines[column].isna()
     if column == "target":
         common &= ~_skips(lines)
@@ -116,7 +116,7 @@ def _split(lines: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
 
 
 def _skips(lines: pd.DataFrame) -> pd.Series[Any]:
-    """Which lines are no plain references."""
+    """Which lines are not references without a target."""
     return (lines["kind"] != "reference") | lines["target"].notna()
 
 

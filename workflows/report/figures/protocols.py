@@ -1,4 +1,4 @@
-"""What a row keeps when skip is matched over all tokens, and when it is matched where it counts."""
+"""Retain by both protocols: skip matched over all tokens, and on answer tokens apart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workflows.report.figures.style import (
 
 
 def protocols(data: Data, columns: int) -> dict[str, Figure]:
-    """Retain under both protocols: a panel per target, sorted by the one that counts."""
+    """Retain by both protocols: a panel per target, sorted by the split one."""
     both = data.retain[data.retain["target"].notna()].pivot_table(
         index=["backbone", "target", "row", "title", "kind"],
         columns="match", values=["retain", "retain_low", "retain_high"], sort=False,
@@ -53,7 +53,7 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
 
 
 def _panel(axis: Axes, part: pd.DataFrame) -> None:
-    """The best on top; from the hollow sign to the full one is what the place of skipping costs."""
+    """The best on top. From the hollow to the full sign: what the split protocol costs."""
     lines = part.assign(height=range(len(part)))
     axis.plot(
         lines[["retain_pooled", "retain_split"]].T, lines[["height", "height"]].T, color=GREY,

@@ -1,4 +1,4 @@
-"""Retain, and time, over what is skipped."""
+"""Retain, and time, over the realised skip."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Extra(NamedTuple):
 def retain_over_skip(data: Data, columns: int) -> dict[str, Figure]:
     """Retain with its interval over the realised skip: a line per row through its budgets.
 
-    What nothing beats in both, Retain and skip, is the frontier; rows of one budget have none.
+    The frontier is the rows that no other row beats in both. With one budget there is none.
     """
     lines = with_part(data.retain[data.retain["retain"].notna()], data.methods)
     marks = lines.rename(columns={"retain": "y", "retain_low": "low", "retain_high": "high"})
@@ -77,13 +77,13 @@ def _one_budget(lines: pd.DataFrame) -> bool:
 
 
 def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
-    """Measured time over that of the dense model, above what each row's decisions would allow.
+    """Measured time over that of the dense model, with the bound of each row.
 
-    Over the realised skip, which says nothing of rows of one budget: these stand below each other.
+    Drawn over the realised skip; with one budget as a list of rows.
     """
     speeds = data.speeds
     if not speeds.empty:
-        # Of training it is not dense that a row's time is over.
+        # The time of training is not over that of dense.
         speeds = speeds[speeds["mode"] != "training"]
     if speeds.empty:
         return {}
@@ -103,7 +103,7 @@ def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
 
 
 def _lists(panels: Panels, columns: int) -> Figure:
-    """Times of rows below each other, the fastest on top, with what would be left by work alone."""
+    """A list of rows with their times and bounds, the fastest on top."""
     names = pd.concat([part["title"] for _, part in panels])
     figure, axes = sheet(
         columns, [PITCH * (len(part) + 0.6) for _, part in panels], columns,
@@ -212,7 +212,7 @@ class Panel:
 def _sheets(
     suffix: str, panels: Panels, columns: int, label: str, extra: Extra
 ) -> dict[str, Figure]:
-    """As many sheets as the panels need, those without a row that skips left out."""
+    """As many sheets as the panels need. Panels without a row that skips are left out."""
     drawings = [Panel(title, part) for title, part in panels]
     pages: list[list[Panel]] = []
     room = 0.0
@@ -240,7 +240,7 @@ def _sheet(panels: Sequence[Panel], columns: int, label: str, extra: Extra) -> F
     for axis, panel in zip(axes, panels, strict=True):
         panel.draw(axis, extra)
         title = axis.set_title(panel.title)
-        # A long one in smaller letters; on a coarse grid these are up to a tenth wider.
+        # A long title gets smaller letters. They may be a tenth wider than computed, hence 0.88.
         size, room = float(title.get_fontsize()), 0.88 * (inches(axis)[2] + 2 * min(left, right))
         title.set_fontsize(size * min(1, room / (text_width([panel.title], size) or room)))
         axis.set_xlabel(SKIPPED)
@@ -265,7 +265,7 @@ def _nothing(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def _frontier(axis: Axes, rows: pd.DataFrame) -> None:
-    """A band through the rows that none beats in both; skips that meet a budget are equal."""
+    """A band through the frontier. Skips that meet the same budget count as equal."""
     met = (rows["skip"] - rows["target"]).abs() <= 100 * TOLERANCE
     skip = rows["skip"].where(~met, rows["target"])
     best = rows[on_frontier(skip.to_numpy(), rows["y"].to_numpy())].sort_values("skip")
@@ -276,7 +276,7 @@ def _frontier(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def on_frontier(skip: Floats, value: Floats) -> Bools:
-    """Which points (N,) no other equals in one and beats in the other."""
+    """Points (N,) that no other point beats: at least equal in both, and better in one."""
     more = (skip >= skip[:, None]) & (value >= value[:, None])
     beats = more & ((skip > skip[:, None]) | (value > value[:, None]))
     return np.asarray(~beats.any(1))

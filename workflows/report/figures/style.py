@@ -34,7 +34,7 @@ HOLLOW = Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linesty
 
 
 class Sign(NamedTuple):
-    """How a kind of row is drawn: told apart by marker and line alone as well as by colour."""
+    """How a kind of row is drawn. Marker and line differ too, for readers who see no colours."""
 
     color: str
     marker: str
@@ -115,7 +115,7 @@ def inches(axes: Axes) -> tuple[float, float, float, float]:
 
 
 def legend(figure: Figure, kinds: Collection[str], more: Mapping[str, Artist] = {}) -> None:
-    """The signs of the kinds that are shown, and others by what they mean, below all panels."""
+    """The signs of the kinds in a figure, and other signs by their meaning, below all panels."""
     own = [sign for kind, sign in KINDS.items() if kind in kinds]
     signs: dict[str, Artist] = {
         sign.label: Line2D([], [], color=sign.color, marker=sign.marker, linestyle=sign.line)
@@ -137,9 +137,9 @@ def mark(
     yspan: Span | None = None,
     hollow: bool = False,
 ) -> None:
-    """The signs of marks (N,) of one kind, with their intervals (low, high) where they are given.
+    """Draw marks (N,) of one kind, with their intervals (low, high) if there are any.
 
-    All at once: a panel of hundreds of marks is drawn as fast as one of a few.
+    One call for all marks, because a call per mark is slow with hundreds of them.
     """
     sign = KINDS[kind]
     axes.errorbar(

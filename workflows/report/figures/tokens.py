@@ -45,7 +45,7 @@ def _sheet(runs: pd.DataFrame, routes: pd.DataFrame, columns: int) -> Figure:
 
 
 def _panel(axis: Axes, own: pd.DataFrame, most: int) -> None:
-    """Layers upwards, the last tokens to the right; a line before those that decide."""
+    """Layers upwards, the last tokens to the right; a line before the answer tokens."""
     shares = own.pivot(index="layer", columns="place", values="ran").iloc[:, -most:]
     paint(axis, shares.to_numpy(dtype=float))
     axis.invert_yaxis()

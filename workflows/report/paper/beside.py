@@ -170,7 +170,7 @@ class Beside:
         }
 
     def judgement(self, measure: str, paper: Paper, ours: Ours, line: Line) -> tuple[str, str]:
-        """The verdict; a skip that was steered agrees within the suite's tolerance."""
+        """The verdict. A skip that was steered to a budget agrees within the suite's tolerance."""
         if measure != SKIP:
             return verdict(paper, ours)
         steered = line.budget is not None
@@ -224,7 +224,7 @@ class Beside:
         return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
     def other_items(self, method: str, name: str, task: str | None, line: Line) -> str:
-        """What of a score's items, metric or demonstrations is not the paper's; mostly empty."""
+        """How a score differs from the paper's in items, metric or demonstrations; else empty."""
         split = split_of(self.group, method, name)
         short = name.split(" ")[0]
         if split is None and name not in numbers_of(self.group)[method]:
@@ -277,7 +277,7 @@ def without_arc(group: Group, method: str) -> tuple[float, float]:
 
 
 def skip_of(line: Line) -> Ours:
-    """Realised skip in percent; its interval knows seeds alone (Student's t)."""
+    """Realised skip in percent; its interval covers seeds only (Student's t)."""
     skips = pd.Series([100 * record.rates["all"].skip for record in line.records])
     value, runs = float(skips.mean()), len(skips)
     std = float(skips.std(ddof=1)) if runs > 1 else None

@@ -1,4 +1,4 @@
-"""The frames of the paper beside ours as people read them."""
+"""The tables of the paper beside ours."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _order(part: pd.DataFrame, labels: Mapping[Hashable, Any], several: bool) ->
 
 
 def value_tables(values: pd.DataFrame) -> list[Table]:
-    """One table per group and family of which anything of ours is there."""
+    """One table per group and family that has a run of ours."""
     return [
         _values(part, dict(zip(PARTS, key, strict=True)))
         for key, part in values.groupby(PARTS, sort=False)
@@ -74,7 +74,7 @@ def value_tables(values: pd.DataFrame) -> list[Table]:
 
 
 def without_record(values: pd.DataFrame) -> list[str]:
-    """Titles of the tables of which nothing of ours is there but a reference."""
+    """Titles of the tables without a run of ours, or with a reference only."""
     return [
         _title(dict(zip(PARTS, key, strict=True)))
         for key, part in values.groupby(PARTS, sort=False)
@@ -127,7 +127,7 @@ def _cell(line: Mapping[Any, Any] | None) -> str:
 
 
 def _note(lines: list[Mapping[Any, Any]]) -> str:
-    """Every reason once, with what it is about unless that is all but the skip."""
+    """Every reason once, with the measures it is about, unless it is about all scores."""
     about: dict[str, list[str]] = {}
     for line in lines:
         if line["why"]:

@@ -3,21 +3,20 @@
 ``agrees``: the paper's value lies in our 95 % interval; ``differs``: it does not; ``cannot be
 compared``: the two do not measure the same thing, or too little is known to say.
 
-What our interval holds. Items: both sides were scored on the same items, so their noise is shared
-and a copy of the paper's model would give the paper's score. Nobody has one: prompts, kernels and
-weights differ, and which items the paper's models solve is not published, so that no paired test
-exists. The interval over items stands for what such differences do to single answers; the paper's
-own sampling error is not added to it. ``agrees`` is therefore no proof of equality, and ``differs``
-means: farther off than another draw of as many items, or other seeds, would take us.
+Items. Both sides were scored on the same items: a copy of the paper's model would give the paper's
+score. We have no copy: prompts, kernels and weights differ. No paired test is possible, because the
+paper does not publish which items its models solve. Our interval over items stands for these
+differences; the paper's own sampling error is not added. So ``agrees`` is no proof of equality, and
+``differs`` means: the distance is larger than other items or other seeds would explain.
 
-Seeds: where a row trains or draws, our interval holds them if we ran several. The paper's own value
-moves with its seeds as well, with a standard error of s / sqrt(3) where it prints s over three, and
-of s where it prints none: one run, for which our s stands. Both parts add in quadrature,
+Seeds. Where a row trains or draws, our interval covers seeds if we ran several. The paper's value
+depends on its seeds as well. Its standard error is s / sqrt(3) where it prints a deviation s over
+three seeds. Where it prints none it is one run, and our s is its error. Both add in quadrature,
 
     paper in [ours - sqrt((ours - low)^2 + e^2), ours + sqrt((high - ours)^2 + e^2)],   e = t s.e.,
 
 t being Student's 97.5 % quantile at the degrees of freedom of s; half a unit of the paper's last
-digit is added. One run of ours knows no seeds: outside its interval nothing can be said.
+digit is added. One run of ours does not cover seeds: outside its interval there is no verdict.
 """
 
 from __future__ import annotations
