@@ -25,7 +25,9 @@ if not torch.cuda.is_available():
     # Triton kernels, where Triton is installed, run on CPU tensors: read when it is imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
-from tests import toy
+from tests.toys.models import CONFIGS, make_backbone
+from tests.toys.tasks import make_tasks
+from tests.toys.texts import make_data
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def backbones(home: Path) -> dict[str, Path]:
     """Kind of toy backbone -> folder; tests copy what they change."""
-    return {kind: toy.make_backbone(home / kind, kind) for kind in toy.SHAPES}
+    return {kind: make_backbone(home / kind, kind) for kind in CONFIGS}
 
 
 @pytest.fixture(scope="session")
@@ -54,10 +56,10 @@ def llama(backbones: dict[str, Path]) -> Path:
 @pytest.fixture(scope="session")
 def data_files(home: Path) -> dict[str, Path]:
     """``ids`` (.npy) and ``calibration``, ``training``, ``validation``, ``probe`` (.jsonl)."""
-    return toy.make_data(home / "data")
+    return make_data(home / "data")
 
 
 @pytest.fixture(scope="session")
 def task_folder(home: Path) -> Path:
     """lm-eval tasks ``toy_choice`` and ``toy_write``."""
-    return toy.make_tasks(home / "tasks")
+    return make_tasks(home / "tasks")

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from tests import toy
 from tests.hub import Repository
+from tests.toys.texts import WORDS
 
 Rows = list[dict[str, Any]]
 
@@ -55,7 +55,7 @@ def _sets(number: int) -> dict[str, dict[str, dict[str, Rows]]]:
     rng = random.Random(0)
 
     def text(low: int, high: int) -> str:
-        return " ".join(rng.choices(toy.WORDS, k=rng.randint(low, high)))
+        return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
 
     def mmlu(subject: str) -> dict[str, Any]:
         return {

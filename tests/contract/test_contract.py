@@ -23,8 +23,10 @@ from methods.core.model.card import CARD, read_card
 from methods.core.model.checkpoint import DECISIONS, TRAINED, load
 from methods.core.model.folder import read_config
 from methods.core.model.ledger import Tally
-from tests import steps, toy
+from tests import steps
 from tests.contract.conftest import BUDGET, BUDGETS, IDS, QUICK, ROWS, SEED, Runs, digests, logits
+from tests.toys.models import CONFIGS, make_backbone
+from tests.toys.texts import VOCABULARY
 
 # LaCo merges no full-attention layer with one of a window, and BlockPruner gives no attention
 # the cache slot of another kind: this toy has both.
@@ -33,7 +35,7 @@ REFUSED = [("laco", "qwen2"), ("blockpruner", "qwen2")]
 CASES = [
     (row, kind)
     for row in ROWS
-    for kind in toy.SHAPES
+    for kind in CONFIGS
     if (kind == "llama" or not ROWS[row].trained) and (row, kind) not in REFUSED
 ]
 DYNAMIC = [row for row in ROWS if ROWS[row].kind == "dynamic"]
@@ -73,7 +75,7 @@ def decided(model: Any, ids: torch.Tensor) -> torch.Tensor | None:
 def test_the_result_is_a_causal_lm(row: str, kind: str, runs: Runs) -> None:
     model = load_model(runs.fit(row, kind))
     assert not model.training
-    assert logits(model).shape == (3, 14, toy.VOCABULARY)
+    assert logits(model).shape == (3, 14, VOCABULARY)
     written = model.generate(IDS, max_new_tokens=3, do_sample=False, eos_token_id=None)
     assert written.shape == (3, 17)
 
@@ -145,7 +147,7 @@ def test_a_loaded_model_is_the_fitted_one(row: str, runs: Runs, tmp_path: Path) 
     folder = runs.fit(row)
     backbone = load_backbone(runs.backbones["llama"])
     files = {f"{part}_file": file for part, file in runs.files(row).items()}
-    data = Data(backbone.tokenizer, toy.VOCABULARY, 64, **files)
+    data = Data(backbone.tokenizer, VOCABULARY, 64, **files)
     method = load_method(row, QUICK.get(row, {}))
     budget = BUDGETS.get(row, BUDGET) if ROWS[row].budgeted else None
     fitted = method.fit(backbone, data, Request(budget, SEED, tmp_path))
@@ -169,7 +171,7 @@ def test_a_moved_folder_loads(row: str, runs: Runs, tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].kind != "static"])
 def test_another_or_a_missing_backbone_is_refused(row: str, runs: Runs, tmp_path: Path) -> None:
     folder = runs.fit(row)
-    other = toy.make_backbone(tmp_path / "other", seed=5)
+    other = make_backbone(tmp_path / "other", seed=5)
     with pytest.raises(ValueError, match="is another backbone"):
         load_model(folder, other)
     with pytest.raises(ValueError, match="say where it is"):

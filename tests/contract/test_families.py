@@ -11,8 +11,9 @@ from methods import load_method
 from methods.base import Request
 from methods.core.data import Data
 from methods.core.model.backbone import load_backbone
-from tests import toy
 from tests.contract.conftest import BUDGET, BUDGETS, IDS, ROWS, SEED
+from tests.toys.models import CONFIGS
+from tests.toys.texts import VOCABULARY
 from workflows.suite.job import data_parts
 
 # Enough to move weights, on ids: transformers gives a Qwen2 folder a tokenizer without toy words.
@@ -20,14 +21,14 @@ PARAMS = {"updates": 2, "batch_tokens": 128, "row_length": 64}
 TRAINED = [row for row in ROWS if ROWS[row].trained]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in toy.SHAPES if kind != "llama"])
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "llama"])
 @pytest.mark.parametrize("row", TRAINED)
 def test_a_trained_row_decodes_from_a_cache_as_in_one_pass(
     row: str, kind: str, backbones: dict[str, Path], data_files: dict[str, Path], tmp_path: Path
 ) -> None:
     backbone = load_backbone(backbones[kind])
     files = {f"{part}_file": data_files["ids"] for part in data_parts(ROWS[row])}
-    data = Data(backbone.tokenizer, toy.VOCABULARY, 64, **files)
+    data = Data(backbone.tokenizer, VOCABULARY, 64, **files)
     budget = BUDGETS.get(row, BUDGET) if ROWS[row].budgeted else None
     method, request = load_method(row, PARAMS), Request(budget, SEED, tmp_path)
     reason = method.skip_reason(backbone, request)

@@ -16,8 +16,8 @@ from methods.core.model.backbone import load_backbone
 from methods.core.routing.calibration import skip_rates, weigh
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
-from tests import toy
 from tests.contract.conftest import BUDGET, BUDGETS, QUICK, SEED
+from tests.toys.texts import VOCABULARY
 from workflows.suite.job import data_parts
 
 ROWS = discover()
@@ -30,7 +30,7 @@ def test_answer_tokens_meet_the_budget(
     backbone, budget = load_backbone(llama), BUDGETS.get(row, BUDGET)
     total = backbone.parameters
     files = {f"{part}_file": data_files[part] for part in data_parts(ROWS[row])}
-    data = Data(backbone.tokenizer, toy.VOCABULARY, 64, **files)
+    data = Data(backbone.tokenizer, VOCABULARY, 64, **files)
     method = load_method(row, QUICK.get(row, {}))
     fitted = method.fit(backbone, data, Request(budget, SEED, tmp_path, "split"))
     router = router_of(fitted.model)

@@ -18,9 +18,11 @@ from methods import discover, load_model
 from methods.core.model.backbone import layers, load_backbone
 from methods.core.model.checkpoint import load
 from methods.core.routing.routed import router_of
-from tests import steps, toy
+from tests import steps
 from tests.contract.conftest import BUDGET, BUDGETS
 from tests.near import assert_near
+from tests.toys.models import make_backbone, untie
+from tests.toys.texts import EOS, PAD, make_tokenizer
 from workflows.evaluation.harness import CountingLM, simple_evaluate
 
 ROWS = discover()
@@ -32,7 +34,7 @@ CASES = [
 ]
 CAUSAL = [row for row in ROWS if ROWS[row].causal]
 # What a backbone may ship: a temperature without sampling is a mistake that published ones make.
-SHIPPED = {"repetition_penalty": 1.3, "temperature": 0.6, "eos_token_id": [toy.EOS, 3, 9, 44]}
+SHIPPED = {"repetition_penalty": 1.3, "temperature": 0.6, "eos_token_id": [EOS, 3, 9, 44]}
 IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(1))
 PROMPTS = [IDS[0, :3], IDS[1, :9], IDS[2, :6]]
 
@@ -60,9 +62,9 @@ class Folders:
         self.home = home
         self.data = data | {"calibration": data["ids"]}
         for kind in ("llama", "tied"):
-            file = toy.make_backbone(home / kind, kind) / "generation_config.json"
+            file = make_backbone(home / kind, kind) / "generation_config.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | SHIPPED))
-        toy.give_head(toy.make_backbone(home / "own", "tied"))
+        untie(make_backbone(home / "own", "tied"))
 
     def fit(self, row: str, kind: str = "llama", **params: Any) -> Path:
         out = self.home / f"{kind}-{row}-{len(params)}"
@@ -156,7 +158,7 @@ def test_every_row_ships_the_settings_of_its_backbone(row: str, folders: Folders
 
 
 def test_with_nothing_removed_a_static_row_writes_the_dense_text(folders: Folders) -> None:
-    given = {"max_new_tokens": 12, "pad_token_id": toy.PAD, "attention_mask": torch.ones_like(IDS)}
+    given = {"max_new_tokens": 12, "pad_token_id": PAD, "attention_mask": torch.ones_like(IDS)}
     dense = load_backbone(folders.home / "llama").model
     text = dense.generate(IDS, **given)
     whole = load_model(folders.fit("shortgpt", layers=0))
@@ -167,20 +169,20 @@ def test_with_nothing_removed_a_static_row_writes_the_dense_text(folders: Folder
 @pytest.mark.parametrize("row", CAUSAL)
 def test_beam_search_needs_neither_cache_nor_pads(row: str, folders: Folders) -> None:
     model = load_model(folders.fit(row))
-    options = {"max_new_tokens": 8, "pad_token_id": toy.PAD, "num_beams": 2}
+    options = {"max_new_tokens": 8, "pad_token_id": PAD, "num_beams": 2}
     # transformers before 5.23 counts the pads of a prompt as words that repeat.
     options["repetition_penalty"] = 1.0
     length = max(map(len, PROMPTS))
-    ids = torch.full((len(PROMPTS), length), toy.PAD)
+    ids = torch.full((len(PROMPTS), length), PAD)
     for line, prompt in zip(ids, PROMPTS, strict=True):
         line[length - len(prompt) :] = prompt
-    together = model.generate(ids, attention_mask=(ids != toy.PAD).long(), **options)
+    together = model.generate(ids, attention_mask=(ids != PAD).long(), **options)
     for prompt, line in zip(PROMPTS, together[:, length:], strict=True):
         mask = torch.ones_like(prompt)[None]
         slow = model.generate(prompt[None], attention_mask=mask, use_cache=False, **options)
         written = slow[0, len(prompt) :]
         assert torch.equal(line[: len(written)], written)
-        assert (line[len(written) :] == toy.PAD).all()
+        assert (line[len(written) :] == PAD).all()
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -207,7 +209,7 @@ def test_a_head_of_its_own_is_fitted_read_and_scored(row: str, folders: Folders)
     """Under a config that ties it: its row counts it and lm-eval does not tie it away."""
     head = load_file(folders.home / "own/model.safetensors")["lm_head.weight"]
     for folder in (folders.fit(row, "own"), folders.save(row, "own")):
-        loaded, tokenizer = load(folder), toy.make_tokenizer()
+        loaded, tokenizer = load(folder), make_tokenizer()
         CountingLM(loaded.model, tokenizer, loaded.ledger, batch_size=1, max_length=None)
         assert torch.equal(loaded.model.lm_head.weight, head)
         assert loaded.ledger.total == load(folders.fit(row, "tied")).ledger.total + head.numel()

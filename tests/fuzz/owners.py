@@ -26,7 +26,8 @@ from methods.core.model.checkpoint import load
 from methods.core.model.folder import read_config, read_tokenizer
 from methods.core.model.ledger import Ledger
 from methods.hero.controls import lender_rates
-from tests import records, steps, toy
+from tests import records, steps
+from tests.toys import models, tasks, texts
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
@@ -63,12 +64,12 @@ class Owner:
 
 
 def make_backbone(folder: Path) -> None:
-    toy.make_backbone(folder, **SMALL)
+    models.make_backbone(folder, **SMALL)
 
 
 def make_shards(folder: Path) -> None:
     """The same weights in two files under an index."""
-    model = toy.make_model(**SMALL)
+    model = models.make_model(**SMALL)
     model.save_pretrained(folder, max_shard_size="12KB")
     assert (folder / "model.safetensors.index.json").is_file()
 
@@ -96,7 +97,7 @@ def read_words(folder: Path) -> None:
 def make_words(folder: Path) -> None:
     make_backbone(folder)
     (folder / "model.safetensors").unlink()
-    toy.write_jsonl(folder / "rows.jsonl", [{"text": "w1 w2 w3 other"}])
+    texts.write_jsonl(folder / "rows.jsonl", [{"text": "w1 w2 w3 other"}])
 
 
 def make_documents(folder: Path) -> None:
@@ -105,7 +106,7 @@ def make_documents(folder: Path) -> None:
         {"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]},
         {"fed": "w1 w2 w3", "prompt": "w1"},
     ]  # fmt: skip
-    toy.write_jsonl(folder / "rows.jsonl", rows)
+    texts.write_jsonl(folder / "rows.jsonl", rows)
     np.save(folder / "ids.npy", np.arange(24).reshape(4, 6))
     (folder / "text.txt").write_text("w1 w2\n\nw3 w4\n", encoding="utf-8")
 
@@ -114,7 +115,9 @@ def read_documents(folder: Path) -> None:
     """Ids of the vocabulary, no document empty; texts that are texts."""
     for name in ("rows.jsonl", "ids.npy"):
         file = folder / name
-        check_batches(Data(toy.make_tokenizer(), toy.VOCABULARY, LONGEST, calibration_file=file))
+        check_batches(
+            Data(texts.make_tokenizer(), texts.VOCABULARY, LONGEST, calibration_file=file)
+        )
     source = {"source": str(folder / "text.txt")}
     for row in read_source(source, "calibration", folder / "told.json"):
         assert row["text"].strip()
@@ -163,7 +166,7 @@ def read_jobs(folder: Path) -> None:
 
 def make_tasks(folder: Path) -> None:
     make_backbone(folder / "toy")
-    toy.make_tasks(folder / "tasks", items=3)
+    tasks.make_tasks(folder / "tasks", items=3)
 
 
 def read_tasks(folder: Path) -> None:
@@ -243,7 +246,7 @@ COMMANDS = {
 def make_command(step: str, folder: Path) -> None:
     make_backbone(folder / "toy")
     make_documents(folder)
-    toy.make_tasks(folder / "tasks", items=3)
+    tasks.make_tasks(folder / "tasks", items=3)
     (folder / "command.json").write_text(json.dumps(COMMANDS[step].split()))
 
 

@@ -8,7 +8,8 @@ import torch
 
 from methods.core.routing.dispatch import dispatch, dispatch_masked
 from methods.hero.branch import Adapter
-from tests.slicing_toys import IDS, dense, fit, logits
+from tests.toys.models import make_scaled
+from tests.toys.static import IDS, fit_slicegpt, logits
 from workflows.demo.presets import Recipe
 from workflows.demo.pretrain import train
 from workflows.demo.world import the_world
@@ -49,7 +50,7 @@ def test_dispatch_agrees_with_the_masked_reference(
 @pytest.mark.parametrize("orientation", ["pca", "random"])
 def test_slicing_agrees_with_the_cpu(orientation: str) -> None:
     fits = [
-        fit(dense("qwen2", torch.float64).to(device), orientation=orientation)
+        fit_slicegpt(make_scaled("qwen2", torch.float64).to(device), orientation=orientation)
         for device in ("cpu", "cuda")
     ]
     first, second = (np.array(fitted.decisions["eigenvalues"]) for fitted in fits)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from methods.kernels import grouped
 from methods.kernels.weights import AdapterWeights, FfnWeights
-from tests.grouped_toys import Sizes, Toy, gradients, masked
+from tests.toys.grouped import Case, Sizes, gradients, run_both
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,7 +17,7 @@ pytestmark = [
 pytest.importorskip("triton", reason="Triton is not installed")
 
 
-def drawn(sizes: Sizes, bypass: float, dtype: torch.dtype, slim: bool, device: str) -> Toy:
+def drawn(sizes: Sizes, bypass: float, dtype: torch.dtype, slim: bool, device: str) -> Case:
     """Inputs drawn on the device; what is trained is float32, as a trainer holds it."""
     maker = torch.Generator(device).manual_seed(0)
 
@@ -31,7 +31,7 @@ def drawn(sizes: Sizes, bypass: float, dtype: torch.dtype, slim: bool, device: s
         draw(adapter, width, kind=kind), draw(width, adapter, kind=kind),
         draw(adapter, width, kind=kind) if slim else None,
     )  # fmt: skip
-    given = Toy(
+    given = Case(
         rows=draw(count, width) * width**0.5,
         execute=torch.rand(count, generator=maker, device=device) >= bypass,
         ffn=FfnWeights(draw(ffn, width), draw(ffn, width), draw(width, ffn)),
@@ -39,7 +39,7 @@ def drawn(sizes: Sizes, bypass: float, dtype: torch.dtype, slim: bool, device: s
         scale=torch.rand(count, generator=maker, device=device) + 0.25,
         residual=draw(count, width),
     )
-    for tensor in given.trained().values():
+    for tensor in given.parameters().values():
         tensor.requires_grad_()
     return given
 
@@ -48,12 +48,12 @@ def check(sizes: Sizes, bypass: float, dtype: torch.dtype, slim: bool, device: s
     """Output and gradients are near the truth in float32, and the same bits twice."""
     given = drawn(sizes, bypass, dtype, slim, device)
     runs = []
-    for form in (grouped.dispatch_kernels, grouped.dispatch_kernels, masked):
+    for form in (grouped.dispatch_kernels, grouped.dispatch_kernels, run_both):
         runs.append(gradients(form, given))
-        for tensor in given.trained().values():
+        for tensor in given.parameters().values():
             tensor.grad = None
     found, again, expected = runs
-    assert found.keys() == again.keys() == expected.keys() == {"output", *given.trained()}
+    assert found.keys() == again.keys() == expected.keys() == {"output", *given.parameters()}
     eps = torch.finfo(dtype).eps
     for name, value in expected.items():
         assert torch.equal(found[name], again[name]), name

@@ -17,8 +17,9 @@ from methods.core.model.backbone import decoder, load_backbone
 from methods.core.model.checkpoint import describe, save
 from methods.core.routing.routed import router_of
 from methods.hero.router import HeroRouter
-from tests import toy
 from tests.reference import hero_oracle as oracle
+from tests.toys.models import make_model
+from tests.toys.texts import PAD
 
 ROUTED = [2, 3, 5]
 STRUCTURE = {"layers": ROUTED, "seed": 3, "threshold": 0.5}
@@ -184,7 +185,7 @@ def agrees(found: Found, row: int, where: slice, expected: Found, place: slice) 
 def padded(side: str) -> tuple[Tensor, Tensor, list[slice]]:
     """Ids and mask (B, T), and where each sequence lies."""
     width = max(LENGTHS)
-    ids = torch.full((len(ROWS), width), toy.PAD)
+    ids = torch.full((len(ROWS), width), PAD)
     mask = torch.zeros(len(ROWS), width, dtype=torch.int64)
     places = []
     for number, row in enumerate(ROWS):
@@ -261,7 +262,7 @@ def test_generation_with_and_without_a_cache(model: PreTrainedModel) -> None:
     texts = [
         model.generate(
             ids, attention_mask=mask, max_new_tokens=8, do_sample=False, use_cache=cached,
-            pad_token_id=toy.PAD, eos_token_id=None,
+            pad_token_id=PAD, eos_token_id=None,
         )
         for cached in (True, False)
     ]  # fmt: skip
@@ -304,7 +305,7 @@ def test_later_tokens_never_change_earlier_gates(model: PreTrainedModel) -> None
 def test_forced_gates_replace_decision_and_scale(model: PreTrainedModel) -> None:
     ids = torch.tensor([ROWS[0]])
     every = torch.ones(1, len(ROUTED), len(ROWS[0]), dtype=torch.bool)
-    dense = toy.make_model()(ids).logits
+    dense = make_model()(ids).logits
     assert torch.equal(model(ids, gates=every).logits, dense)
     assert not torch.allclose(model(ids).logits, dense, atol=1e-2)
 

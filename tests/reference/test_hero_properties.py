@@ -14,7 +14,6 @@ from methods.core.routing.routed import route
 from methods.core.routing.router import Unit, ffn_units
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
-from tests import toy
 from tests.reference.hero_router import (
     NORM_EPS,
     WIDTH,
@@ -24,14 +23,15 @@ from tests.reference.hero_router import (
     stacked,
     streams,
 )
-from tests.routing_toys import decide
+from tests.toys.models import make_model
+from tests.toys.routed import decide
 
 IDS = torch.randint(0, 60, (3, 11), generator=torch.Generator().manual_seed(5))
 
 
 def test_local_bias_of_100_gives_gates_of_one_and_the_dense_logits() -> None:
     """Property 1."""
-    dense = toy.make_model()(IDS).logits
+    dense = make_model()(IDS).logits
     model, router = routed()
     force(router, 100.0)
     output = decoder(model)(input_ids=IDS)
@@ -43,7 +43,7 @@ def test_local_bias_of_100_gives_gates_of_one_and_the_dense_logits() -> None:
 
 def test_local_bias_of_minus_100_with_silent_adapters_removes_the_ffns() -> None:
     """Property 2."""
-    removed = toy.make_model()
+    removed = make_model()
     for layer in layers(removed)[2:]:
         nn.init.zeros_(ffn(layer).down_proj.weight)
     model, router = routed()
@@ -208,7 +208,7 @@ def test_a_new_router_starts_open_and_remembers_most() -> None:
 
 def routed() -> tuple[nn.Module, HeroRouter]:
     """A toy Llama of six layers whose last four are routed."""
-    model = toy.make_model().requires_grad_(False)
+    model = make_model().requires_grad_(False)
     sizes = Sizes(hidden=32, head=16, memory=64, adapter=7)
     router = HeroRouter(
         ffn_units(model, [2, 3, 4, 5]), sizes, 1e-6, "full", 2.0, None

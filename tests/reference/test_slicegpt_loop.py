@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 
-from methods import load_method
-from methods.base import Request
-from methods.core.data import Batch, Document, batches
-from methods.core.model.backbone import Backbone, count
-from tests import toy
 from tests.near import TERMS, assert_near
 from tests.reference.slicegpt_loop import SlicedByHand
+from tests.toys.models import make_model
+from tests.toys.static import IDS, fit_slicegpt
+from tests.toys.texts import PaddedTexts, ids_of
 
 TEXTS = [
-    np.random.default_rng(n).integers(0, 60, length).tolist()
-    for n, length in enumerate([9, 21, 4, 30, 13, 17])
+    ids for seed, length in enumerate([9, 21, 4, 30, 13, 17]) for ids in ids_of([length], seed)
 ]
-IDS = torch.randint(0, 60, (3, 20), generator=torch.Generator().manual_seed(2))
-
-
-class Documents:
-    """The texts in padded batches of four."""
-
-    def calibration(self) -> list[Batch]:
-        return list(batches([Document(ids, 0) for ids in TEXTS], 4))
 
 
 def dense(dtype: torch.dtype) -> torch.nn.Module:
-    model = toy.make_model(rms_norm_eps=1e-3)
+    model = make_model(rms_norm_eps=1e-3)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5, torch.Generator().manual_seed(0))
@@ -50,10 +36,7 @@ def test_eigenvalues_and_logits_equal_the_loop(
     width: int, dtype: torch.dtype, values: int, turns: int
 ) -> None:
     slow = SlicedByHand(dense(torch.float64), TEXTS, width)
-    method = load_method("slicegpt", {"slice_fraction": 1 - width / 32, "round_to": 1})
-    model = dense(dtype)
-    backbone = Backbone(model, None, Path(), None, "", count(model))
-    fitted = method.fit(backbone, Documents(), Request(None, 0, Path()))
+    fitted = fit_slicegpt(dense(dtype), 1 - width / 32, data=PaddedTexts(TEXTS))
     for found, expected in zip(fitted.decisions["eigenvalues"], slow.eigenvalues, strict=True):
         assert_near(*(torch.tensor(side, dtype=dtype) for side in (found, expected)), values)
     assert fitted.decisions["widths"] == [width] * 12 + [32]

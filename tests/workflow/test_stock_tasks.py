@@ -14,9 +14,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests import toy
 from tests.hub import Hub
 from tests.stock_sets import stock_sets, subjects
+from tests.toys.models import make_backbone
+from tests.toys.texts import make_data
 from tests.workflow.conftest import copy_checkout, hub_environment
 from workflows.suite.jobs import read_suite
 
@@ -82,8 +83,8 @@ def run(folder: Path, hub: Hub, *targets: str) -> None:
 
 def test_each_ends_in_the_table_or_with_a_sentence(tmp_path: Path) -> None:
     folder = copy_checkout(tmp_path / "checkout")
-    toy.make_backbone(folder / "toy/backbone", max_position_embeddings=1024)
-    toy.make_data(folder / "toy/data")
+    make_backbone(folder / "toy/backbone", max_position_embeddings=1024)
+    make_data(folder / "toy/data")
     (folder / "stock.yaml").write_text(yaml.safe_dump(suite()), encoding="utf-8")
     with Hub(datasets=stock_sets(tmp_path / "hub")).serving() as hub:
         run(folder, hub, "prepare")
@@ -133,7 +134,7 @@ def check_record(file: Path) -> None:
 def test_what_no_machine_can_score_is_refused_with_the_suite(
     task: str, said: str, tmp_path: Path
 ) -> None:
-    toy.make_backbone(tmp_path / "toy/backbone")
-    toy.make_data(tmp_path / "toy/data")
+    make_backbone(tmp_path / "toy/backbone")
+    make_data(tmp_path / "toy/data")
     with pytest.raises(ValueError, match=said):
         read_suite(suite(tasks=["sciq", task]), tmp_path)

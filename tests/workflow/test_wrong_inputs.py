@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests import steps, toy
+from tests import steps
+from tests.toys.texts import make_tokenizer
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def lower_vocabulary(folder: Path) -> None:
 
 
 def enlarge_tokenizer(folder: Path) -> None:
-    toy.make_tokenizer(extra=6).save_pretrained(folder)
+    make_tokenizer(extra=6).save_pretrained(folder)
 
 
 def damage_index(folder: Path) -> None:

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from methods.core.model.backbone import SHAPES, empty_backbone, load_backbone, shape_config
 from methods.core.model.folder import hash_folder
-from tests import toy
+from tests.toys.models import CONFIGS, make_model, untie
+from tests.toys.texts import make_tokenizer
 
 
 @pytest.fixture
@@ -32,14 +33,14 @@ def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
     save_file({k: v for k, v in tensors.items() if v is not None}, file, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_every_family_loads_as_it_was_saved(kind: str, backbones: dict[str, Path]) -> None:
     backbone = load_backbone(backbones[kind])
     ids = torch.arange(10)[None]
     with torch.no_grad():
-        assert torch.equal(backbone.model(ids).logits, toy.make_model(kind)(ids).logits)
+        assert torch.equal(backbone.model(ids).logits, make_model(kind)(ids).logits)
     assert backbone.parameters == sum(p.numel() for p in backbone.model.parameters())
-    assert backbone.layer_count == toy.SHAPES[kind]["num_hidden_layers"]
+    assert backbone.layer_count == CONFIGS[kind]["num_hidden_layers"]
     assert not backbone.model.training
     assert len(backbone.tokenizer) == 64
 
@@ -167,7 +168,7 @@ def test_a_head_of_its_own_is_used_though_the_config_ties_it(
     backbones: dict[str, Path], tmp_path: Path
 ) -> None:
     """As transformers loads it; whoever ties weights by the config later must not drop it."""
-    folder = toy.give_head(shutil.copytree(backbones["tied"], tmp_path / "own"))
+    folder = untie(shutil.copytree(backbones["tied"], tmp_path / "own"))
     stock, ids = AutoModelForCausalLM.from_pretrained(folder), torch.arange(10)[None]
     backbone = load_backbone(folder)
     backbone.model.tie_weights()
@@ -189,7 +190,7 @@ def test_a_copy_of_the_embedding_stays_tied(backbones: dict[str, Path], tmp_path
 
 
 def test_a_tokenizer_larger_than_the_embeddings_is_refused(copy: Path) -> None:
-    toy.make_tokenizer(extra=3).save_pretrained(copy)
+    make_tokenizer(extra=3).save_pretrained(copy)
     with pytest.raises(ValueError, match="has 67 tokens, the model only 64 embeddings"):
         load_backbone(copy)
 

@@ -4,7 +4,7 @@ import pytest
 
 from methods.core.budget import check_budget, layers_to_remove, nearest
 from methods.core.model.shapes import candidate_layers
-from tests import toy
+from tests.toys.models import make_model, wrap
 
 
 @pytest.mark.parametrize("budget", [0.25, "0.25", 0.001, 0.999])
@@ -54,4 +54,4 @@ def test_candidates_are_the_latter_half_or_the_last_three_quarters() -> None:
 
 def test_without_a_number_a_budget_is_asked_for() -> None:
     with pytest.raises(ValueError, match="neither a budget nor param 'layers'"):
-        layers_to_remove(toy.wrap(toy.make_model()), None, None)
+        layers_to_remove(wrap(make_model()), None, None)

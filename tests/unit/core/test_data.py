@@ -11,18 +11,17 @@ import pytest
 from tokenizers import AddedToken
 
 from methods.core.data import Data, Document, batches, task_weights
-from tests import toy
-from tests.toy import BOS, EOS, UNK
+from tests.toys.texts import BOS, EOS, UNK, calibration_data, make_tokenizer, write_jsonl
 
 
 def read(file: Path, **changes: object) -> list[Document]:
-    given = {"tokenizer": toy.make_tokenizer(), "vocab_size": 64, "training_file": file}
+    given = {"tokenizer": make_tokenizer(), "vocab_size": 64, "training_file": file}
     documents = Data(**(given | changes)).training()
     return [document._replace(ids=list(document.ids)) for document in documents]
 
 
 def jsonl(folder: Path, *rows: object) -> Path:
-    return toy.write_jsonl(folder / "rows.jsonl", list(rows))
+    return write_jsonl(folder / "rows.jsonl", list(rows))
 
 
 def test_text_ends_with_eos(tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ def test_a_completion_without_prompt_is_all_answer(tmp_path: Path) -> None:
 
 
 def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
-    tokenizer = toy.make_tokenizer()
+    tokenizer = make_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ 'w50' if m.role == 'user' else 'w51' }} {{ m.content }} "
         "{% endfor %}"
@@ -58,7 +57,7 @@ def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
 
 
 def test_every_turn_of_the_assistant_holds_answer_tokens(tmp_path: Path) -> None:
-    tokenizer = toy.make_tokenizer()
+    tokenizer = make_tokenizer()
     # With a head for the assistant, which asks for its words, and an end behind every turn.
     tokenizer.chat_template = (
         "{% for m in messages %}{{ 'w50' if m.role == 'user' else 'w51' }} {{ m.content }} w52 "
@@ -94,7 +93,7 @@ def turns(*words: tuple[str, str]) -> list[dict[str, str]]:
 
 
 def test_a_row_among_others_begins_as_it_does_alone(tmp_path: Path) -> None:
-    tokenizer = toy.make_tokenizer(form="<bos> $A")
+    tokenizer = make_tokenizer(form="<bos> $A")
     tokenizer.chat_template = CHAT
     rows: list[Any] = [
         {"messages": turns(("user", "w1"), ("assistant", "w2 w3"))},
@@ -123,14 +122,14 @@ def test_a_tokenizer_that_closes_texts_moves_no_border(tmp_path: Path) -> None:
         {"messages": turns(("user", "w1"), ("assistant", "w2 w3"))},
     ]
     one, other = (
-        read(jsonl(tmp_path, *rows), tokenizer=toy.make_tokenizer(form=form))
+        read(jsonl(tmp_path, *rows), tokenizer=make_tokenizer(form=form))
         for form in ("<bos> $A", "<bos> $A <eos>")
     )
     assert one == other
 
 
 def test_an_eos_before_a_line_break_closes_a_document(tmp_path: Path) -> None:
-    tokenizer = toy.make_tokenizer()
+    tokenizer = make_tokenizer()
     tokenizer.add_tokens(AddedToken("\n"))
     tokenizer.chat_template = "{% for m in messages %}w50 {{ m.content }} <eos>\n{% endfor %}"
     rows = [
@@ -143,7 +142,7 @@ def test_an_eos_before_a_line_break_closes_a_document(tmp_path: Path) -> None:
 
 
 def test_without_an_eos_the_last_token_is_an_answers(tmp_path: Path) -> None:
-    tokenizer = toy.make_tokenizer()
+    tokenizer = make_tokenizer()
     tokenizer.eos_token = None
     row = {"prompt": "w1 w2", "completion": "w3 w4"}
     assert read(jsonl(tmp_path, row), tokenizer=tokenizer) == [
@@ -172,7 +171,7 @@ STRICT = (
 def test_a_conversation_that_the_template_refuses_is_named_by_its_line(
     template: str, roles: str, told: str, tmp_path: Path
 ) -> None:
-    tokenizer = toy.make_tokenizer()
+    tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     messages = turns(*((role, "w1") for role in roles.split()))
     said = f"rows.jsonl, line 2: the chat template refuses the conversation: .*{told}"
@@ -184,7 +183,7 @@ def test_a_conversation_that_the_template_refuses_is_named_by_its_line(
 def test_the_beginning_of_a_conversation_may_be_none_to_its_template(
     system: bool, tmp_path: Path
 ) -> None:
-    tokenizer = toy.make_tokenizer(form="<bos> $A")
+    tokenizer = make_tokenizer(form="<bos> $A")
     # It looks at the first turn, and wants one of the user.
     asks = "{% if messages[0].role != 'user' and 'user' not in messages | map(attribute='role') %}"
     tokenizer.chat_template = asks + "{{ raise_exception('No user') }}{% endif %}" + CHAT
@@ -375,7 +374,7 @@ def test_files_are_read_only_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_calibration_takes_the_first_documents_that_are_long_enough_from_their_middle() -> None:
-    data = toy.calibration([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10], [11, 12, 13, 14]])
+    data = calibration_data([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10], [11, 12, 13, 14]])
     (batch,) = data.calibration(rows=2, length=3)
     assert batch.ids.tolist() == [[2, 3, 4], [8, 9, 10]]
     assert batch.valid.all()
@@ -386,7 +385,7 @@ def test_calibration_takes_the_first_documents_that_are_long_enough_from_their_m
 
 
 def test_too_few_calibration_documents_are_refused() -> None:
-    data = toy.calibration([[1, 2, 3], [6, 7]])
+    data = calibration_data([[1, 2, 3], [6, 7]])
     with pytest.raises(ValueError, match="3 calibration documents are asked for, .* holds 2"):
         data.calibration(rows=3)
     with pytest.raises(ValueError, match="2 calibration documents of at least 3 tokens .* holds 1"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from methods.core.model.finite import check_finite, check_parameters
-from tests import toy
+from tests.toys.models import make_model
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_what_is_no_number_passes() -> None:
 
 
 def test_a_parameter_is_named() -> None:
-    model = toy.make_model()
+    model = make_model()
     check_parameters(model, "here")
     with torch.no_grad():
         model.model.norm.weight[2] = torch.inf

@@ -13,7 +13,7 @@ from methods.core.routing.router import Unit, block_units, ffn_units
 from methods.core.surgery.layers import add_output_biases, remove_layers
 from methods.core.training.lora import add_lora
 from methods.random_skip import RandomRouter
-from tests import toy
+from tests.toys.models import make_model
 
 UNITS = (Unit(3, "ffn", 100), Unit(5, "block", 200))
 
@@ -94,14 +94,14 @@ def test_no_token_no_rate() -> None:
 
 
 def test_ledger_of_a_dense_model() -> None:
-    model = toy.make_model()
+    model = make_model()
     book = Ledger.of(model, count(model), 6)
     assert book.resident == book.total == sum(p.numel() for p in model.parameters())
     assert (book.units, book.always, book.instead, book.layers) == ((), 0, (), 6)
 
 
 def test_ledger_of_a_pruned_model() -> None:
-    model = toy.make_model()
+    model = make_model()
     total, layer = count(model), count(layers(model)[0])
     # 32*32 q, 2*16*32 k and v, 32*32 o, 3*32*64 ffn, two norms of 32.
     assert layer == 1024 + 1024 + 1024 + 6144 + 64
@@ -111,7 +111,7 @@ def test_ledger_of_a_pruned_model() -> None:
 
 
 def test_biases_of_a_static_method_are_charged() -> None:
-    model = toy.make_model()
+    model = make_model()
     total = count(model)
     before = Ledger.of(model, total, 6).linear
     tally = Tally(Ledger.of(add_output_biases(model), total, 6))
@@ -132,7 +132,7 @@ def test_ledger_tells_router_adapters_and_lora_from_the_backbone() -> None:
         def alternative(self, index: int) -> nn.Module:
             return self.adapters[index]
 
-    model = toy.make_model()
+    model = make_model()
     total = count(model)
     layers(model)[0].lora_a = nn.Linear(32, 2, bias=False)
     book = Ledger.of(route(model, WithAdapter(ffn_units(model, [4, 5]))), total, 6)
@@ -141,12 +141,12 @@ def test_ledger_tells_router_adapters_and_lora_from_the_backbone() -> None:
 
 
 def test_a_tied_matrix_counts_once() -> None:
-    tied, untied = toy.make_model("tied"), toy.make_model(num_hidden_layers=4)
+    tied, untied = make_model("tied"), make_model(num_hidden_layers=4)
     assert count(untied) - count(tied) == 64 * 32
 
 
 def test_block_units_keep_the_input_norm_keys_and_values() -> None:
-    model = toy.make_model()
+    model = make_model()
     (unit,) = block_units(model, [2])
     # Everything of the layer but its first norm (32) and k_proj, v_proj (2 * 16 * 32).
     assert unit.parameters == count(layers(model)[2]) - 32 - 1024
@@ -154,12 +154,12 @@ def test_block_units_keep_the_input_norm_keys_and_values() -> None:
 
 
 def test_block_units_of_qwen3_keep_the_key_norm_too() -> None:
-    model = toy.make_model("qwen3")
+    model = make_model("qwen3")
     (unit,) = block_units(model, [1])
     assert unit.parameters == count(layers(model)[1]) - 32 - 1024 - 8
 
 
 def test_block_units_keep_biases_of_keys_and_values() -> None:
-    model = toy.make_model("qwen2")
+    model = make_model("qwen2")
     (unit,) = block_units(model, [1])
     assert unit.parameters == count(decoder(model).layers[1]) - 32 - 1024 - 32

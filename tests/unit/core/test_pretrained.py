@@ -19,7 +19,8 @@ from methods.core.model.backbone import Backbone, load_backbone
 from methods.core.model.checkpoint import dense_folder, load
 from methods.core.model.pretrained import is_plain
 from methods.core.surgery.layers import narrow, remove_layers
-from tests import steps, toy
+from tests import steps
+from tests.toys.models import CONFIGS, make_backbone, untie
 from workflows.evaluation.models import load_any
 
 IDS = torch.arange(12)[None]
@@ -45,15 +46,13 @@ def saved(skipping: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_what_a_config_rebuilds_is_saved_under_its_family(kind: str, tmp_path: Path) -> None:
-    toy.make_backbone(tmp_path / "backbone", kind)
+    make_backbone(tmp_path / "backbone", kind)
     model = remove_layers(load_backbone(tmp_path / "backbone").model, [1])
     assert is_plain(model)
     model.save_pretrained(tmp_path / "saved")
-    assert (
-        AutoConfig.from_pretrained(tmp_path / "saved").model_type == toy.SHAPES[kind]["model_type"]
-    )
+    assert AutoConfig.from_pretrained(tmp_path / "saved").model_type == CONFIGS[kind]["model_type"]
     assert torch.equal(
         logits(AutoModelForCausalLM.from_pretrained(tmp_path / "saved")), logits(model)
     )
@@ -144,7 +143,7 @@ def test_a_moved_backbone_can_be_named(skipping: Path, llama: Path, tmp_path: Pa
 
 
 def test_a_model_finds_its_dense_backbone_where_both_were_moved(tmp_path: Path) -> None:
-    toy.make_backbone(tmp_path / "here/backbone", "llama")
+    make_backbone(tmp_path / "here/backbone", "llama")
     steps.fit("random-skip", tmp_path / "here/backbone", tmp_path / "here/model", "--budget", 0.25)
     (tmp_path / "here").rename(tmp_path / "there")
     assert dense_folder(tmp_path / "there/model").resolve() == tmp_path / "there/backbone"
@@ -191,7 +190,7 @@ def edit_frozen(model: Any) -> None:
     model.model.layers[0].self_attn.q_proj.weight.data.mul_(1.5)
 
 
-def give_head(model: Any) -> None:
+def detach_head(model: Any) -> None:
     shape = model.lm_head.weight.shape
     head = 0.2 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
     model.lm_head.weight = nn.Parameter(head)
@@ -208,7 +207,7 @@ def halve(model: Any) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [lambda model: model.resize_token_embeddings(70), give_head, edit_frozen, lengthen, halve],
+    [lambda model: model.resize_token_embeddings(70), detach_head, edit_frozen, lengthen, halve],
     ids=["vocabulary", "head", "weight", "config", "dtype"],
 )
 def test_what_was_changed_after_loading_is_saved(
@@ -272,7 +271,7 @@ def test_a_head_that_was_put_into_a_compressed_folder_is_used(
     compressed: Path, tmp_path: Path
 ) -> None:
     load_model(compressed).save_pretrained(tmp_path)
-    toy.give_head(tmp_path)
+    untie(tmp_path)
     model = load_model(tmp_path)
     model.tie_weights()
     head = load_file(tmp_path / "model.safetensors")["lm_head.weight"]

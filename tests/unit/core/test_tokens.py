@@ -11,7 +11,8 @@ import pytest
 
 from methods.core.data import Data
 from methods.core.tokens import TokenFile
-from tests import steps, toy
+from tests import steps
+from tests.toys.texts import make_tokenizer, write_jsonl
 
 ROWS: list[dict[str, Any]] = [
     {"text": "w1 w2 w3"},
@@ -26,14 +27,14 @@ ROWS: list[dict[str, Any]] = [
 
 
 def data(file: Path, length: int = 16, **changes: Any) -> Data:
-    given = {"tokenizer": toy.make_tokenizer(), "vocab_size": 64, "max_length": length}
+    given = {"tokenizer": make_tokenizer(), "vocab_size": 64, "max_length": length}
     return Data(training_file=file, **(given | changes))
 
 
 @pytest.fixture
 def made(llama: Path, tmp_path: Path) -> tuple[Path, Path]:
     """Rows, and the folder of their tokens."""
-    rows, folder = toy.write_jsonl(tmp_path / "rows.jsonl", ROWS), tmp_path / "rows.tokens"
+    rows, folder = write_jsonl(tmp_path / "rows.jsonl", ROWS), tmp_path / "rows.tokens"
     where = ["--backbone", llama, "--data", rows, "--out", folder]
     steps.call("tokens", *where, "--max-length", 16)
     return rows, folder
@@ -63,9 +64,9 @@ def test_a_fit_on_the_folder_is_that_on_the_rows(
 
 
 def test_tokens_of_another_making_are_refused(made: tuple[Path, Path]) -> None:
-    other = toy.make_tokenizer()
+    other = make_tokenizer()
     other.chat_template = "{{ messages }}"
-    for changed in (data(made[1], 17), data(made[1], tokenizer=toy.make_tokenizer(2)),
+    for changed in (data(made[1], 17), data(made[1], tokenizer=make_tokenizer(2)),
                     data(made[1], tokenizer=other)):  # fmt: skip
         with pytest.raises(ValueError, match="another tokenizer or maximum length"):
             changed.training()
@@ -74,7 +75,7 @@ def test_tokens_of_another_making_are_refused(made: tuple[Path, Path]) -> None:
 @pytest.mark.filterwarnings("ignore:.*cut to the backbone's window")
 def test_the_window_cuts_rows_and_the_folder_alike(llama: Path, tmp_path: Path) -> None:
     text = " ".join(["w1"] * 300)
-    rows, folder = toy.write_jsonl(tmp_path / "rows.jsonl", [{"text": text}]), tmp_path / "a.tokens"
+    rows, folder = write_jsonl(tmp_path / "rows.jsonl", [{"text": text}]), tmp_path / "a.tokens"
     given = ["--params", '{"updates": 1, "batch_tokens": 40}']
     with pytest.warns(UserWarning, match="cut to the backbone's window of 256 tokens, not to 2048"):
         steps.call("tokens", "--backbone", llama, "--data", rows, "--out", folder)
@@ -108,7 +109,7 @@ def test_a_folder_that_is_not_whole_is_refused(
 def test_wrong_names_and_empty_files_leave_nothing(
     llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    empty = toy.write_jsonl(tmp_path / "rows.jsonl", [])
+    empty = write_jsonl(tmp_path / "rows.jsonl", [])
     refuse = steps.Refuse(capfd, tmp_path)
     where = ["--backbone", llama, "--data", empty, "--out"]
     assert "must end in .tokens" in refuse("tokens", *where, tmp_path / "rows.npy")

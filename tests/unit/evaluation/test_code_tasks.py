@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from methods.core.model.ledger import Ledger
-from tests import toy
+from tests.toys.models import make_model
+from tests.toys.texts import make_tokenizer, write_jsonl
 from workflows import ROOT
 from workflows.evaluation import sandbox
 from workflows.evaluation.harness import CountingLM
@@ -51,7 +52,7 @@ def scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task_folder: Path
 ) -> Callable[..., tuple[Scores, list[Any]]]:
     """Scores a code task and ``toy_choice``; the model writes what a test says, by prompt."""
-    file = toy.write_jsonl(tmp_path / "problems.jsonl", PROBLEMS)
+    file = write_jsonl(tmp_path / "problems.jsonl", PROBLEMS)
     asked: list[Any] = []
 
     def go(task: str, answers: dict[str, list[str]], **config: Any) -> tuple[Scores, list[Any]]:
@@ -64,8 +65,8 @@ def scored(
         monkeypatch.setattr(CountingLM, "generate_until", write)
         data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(file)}}}
         entry = TaskEntry(task, metric="pass@1", config=data | config)
-        model = toy.make_model(seed=0)
-        lm = CountingLM(model, toy.make_tokenizer(), Ledger.of(model, 1, 6), 4, None)
+        model = make_model(seed=0)
+        lm = CountingLM(model, make_tokenizer(), Ledger.of(model, 1, 6), 4, None)
         # Counts of a model that was never asked.
         lm.tallies["generated"].add(None, 1)
         monkeypatch.setattr(lm, "reset", lambda: None)
@@ -140,8 +141,8 @@ def test_a_run_of_nothing_else_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sandbox, "reason_not_to_run", lambda: "bubblewrap is not installed")
-    model = toy.make_model(seed=0)
-    lm = CountingLM(model, toy.make_tokenizer(), Ledger.of(model, 1, 6), 4, None)
+    model = make_model(seed=0)
+    lm = CountingLM(model, make_tokenizer(), Ledger.of(model, 1, 6), 4, None)
     with pytest.raises(ValueError, match=r"no task can be run here \('code_humaneval': bubblewrap"):
         score(lm, [TaskEntry("code_humaneval")], [])
 

@@ -8,8 +8,9 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from tests import toy
-from tests.sharing_toys import WINDOW, make
+from tests.toys.models import make_model
+from tests.toys.sharing import WINDOW, make_lm
+from tests.toys.texts import make_tokenizer
 
 
 def asked(lm: Any, kind: str, *arguments: tuple[Any, ...]) -> Any:
@@ -19,8 +20,8 @@ def asked(lm: Any, kind: str, *arguments: tuple[Any, ...]) -> Any:
 
 def stock() -> HFLM:
     """lm-eval's own class."""
-    plain = toy.make_model()
-    return HFLM(pretrained=plain, tokenizer=toy.make_tokenizer(), batch_size=2, max_length=WINDOW)
+    plain = make_model()
+    return HFLM(pretrained=plain, tokenizer=make_tokenizer(), batch_size=2, max_length=WINDOW)
 
 
 WRITE = {"until": ["w7"], "max_gen_toks": 4}
@@ -28,7 +29,7 @@ WRITE = {"until": ["w7"], "max_gen_toks": 4}
 
 @pytest.mark.parametrize("share", [False, True])
 def test_empty_texts_are_scored_as_by_the_stock_class(share: bool) -> None:
-    lm = make(toy.make_model(), 2, share)
+    lm = make_lm(make_model(), 2, share)
     answers = ("", "w1 w2"), ("w3", " w4"), ("", "<eos> w1"), ("", "<bos> w1")
     found, expected = (asked(one, "loglikelihood", *answers) for one in (lm, stock()))
     assert [log for log, _ in found] == pytest.approx([log for log, _ in expected], abs=1e-4)
@@ -56,7 +57,7 @@ def test_what_the_stock_class_cannot_score_is_refused_in_words(
 ) -> None:
     with pytest.raises((AssertionError, IndexError, RuntimeError)):
         asked(stock(), kind, arguments)
-    lm = make(toy.make_model(), 2, share)
+    lm = make_lm(make_model(), 2, share)
     beside = ("w1 w2", WRITE if kind == "generate_until" else " w3")
     with pytest.raises(ValueError, match=said):
         asked(lm, kind, beside, arguments)

@@ -18,13 +18,14 @@ from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter
-from tests import toy
 from tests.steps import Refuse, call, fit
+from tests.toys.models import make_backbone, make_model
+from tests.toys.texts import ids_of, write_jsonl
 from workflows.evaluation.fidelity import Fidelity, _compare, measure
 
 DOCUMENTS = [
     Document(ids, prompt, "", ((prompt - 1, len(ids) - 1),))
-    for ids, prompt in zip(toy.ids_of([9, 4, 12, 7, 2]), [3, 2, 10, 1, 1], strict=True)
+    for ids, prompt in zip(ids_of([9, 4, 12, 7, 2]), [3, 2, 10, 1, 1], strict=True)
 ]
 
 
@@ -55,14 +56,14 @@ def test_kl_of_two_given_distributions() -> None:
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_model_is_at_no_distance_from_itself(answers: bool) -> None:
-    model = toy.make_model()
+    model = make_model()
     result = compare(model, copy.deepcopy(model), answers=answers).as_json()
     assert (result["kl"], result["agreement"], result["skip"]) == (0, 1, 0)
     assert result["perplexity"] == result["reference_perplexity"]
 
 
 def test_a_permuted_head_changes_which_token_is_likeliest() -> None:
-    model = toy.make_model()
+    model = make_model()
     other = copy.deepcopy(model)
     other.lm_head.weight.data = other.lm_head.weight.data.roll(1, dims=0)
     result = compare(model, other).as_json()
@@ -75,9 +76,9 @@ def test_a_permuted_head_changes_which_token_is_likeliest() -> None:
 def test_every_position_counts_as_in_a_loop_over_single_documents(
     answers: bool, batch_size: int
 ) -> None:
-    reference = toy.make_model()
+    reference = make_model()
     model = route(
-        toy.make_model(), RandomRouter(ffn_units(reference, [1, 2, 3, 4, 5]), seed=9, skipped=2.3)
+        make_model(), RandomRouter(ffn_units(reference, [1, 2, 3, 4, 5]), seed=9, skipped=2.3)
     )
     result = compare(reference, model, answers=answers, batch_size=batch_size)
     values, ran = [], []
@@ -110,7 +111,7 @@ def test_every_position_counts_as_in_a_loop_over_single_documents(
 
 
 def test_documents_without_a_position_are_refused() -> None:
-    model = toy.make_model()
+    model = make_model()
     ledger = Ledger.of(model, count(model), len(layers(model)))
     with pytest.raises(ValueError, match="no document has a position to compare at"):
         measure(model, model, ledger, [Document([3], 0)])
@@ -119,8 +120,8 @@ def test_documents_without_a_position_are_refused() -> None:
 def test_the_command_finds_the_dense_model_and_reads_what_it_wrote(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    backbone = toy.make_backbone(tmp_path / "dense")
-    texts = toy.write_jsonl(tmp_path / "texts.jsonl", [{"text": "w1 w2 w3 w4"}, {"text": "w9 w8"}])
+    backbone = make_backbone(tmp_path / "dense")
+    texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": "w1 w2 w3 w4"}, {"text": "w9 w8"}])
     model = fit("random-skip", backbone, tmp_path / "row", "--budget", 0.2, "--probe", texts)
     out, plain = tmp_path / "fidelity.json", tmp_path / "plain.json"
     words = ["--texts", texts, "--device", "cpu", "--threads", torch.get_num_threads()]
@@ -133,7 +134,7 @@ def test_the_command_finds_the_dense_model_and_reads_what_it_wrote(
     written = out.stat().st_mtime_ns
     call("fidelity", "--model", model, "--out", out, *words)
     assert out.stat().st_mtime_ns == written
-    toy.write_jsonl(texts, [{"text": "w1 w2 w3"}])
+    write_jsonl(texts, [{"text": "w1 w2 w3"}])
     call("fidelity", "--model", model, "--out", out, *words)
     assert json.loads(out.read_text())["positions"] == 3
     refuse = Refuse(capfd, tmp_path)

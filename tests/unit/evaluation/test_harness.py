@@ -17,8 +17,10 @@ from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter
-from tests import toy
-from tests.routing_toys import Spared
+from tests.toys.models import make_model
+from tests.toys.routed import PromptSkipper
+from tests.toys.tasks import make_tasks
+from tests.toys.texts import EOS, make_tokenizer
 from workflows.evaluation.harness import KINDS, CountingLM
 from workflows.evaluation.score import pool, rates_by_kind, score
 from workflows.evaluation.tasklist import TaskEntry, parse_tasks
@@ -31,13 +33,13 @@ Counts = dict[str, tuple[int, list[float]]]
 @pytest.fixture(scope="module")
 def model() -> Any:
     """A routed toy that writes EOS, stop words and long answers."""
-    made = toy.make_model(seed=0)
+    made = make_model(seed=0)
     return route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skipped=2.3))
 
 
 def harness(model: Any, batch_size: int, max_length: int | None = None) -> CountingLM:
     ledger = Ledger.of(model, count(model), len(layers(model)))
-    return CountingLM(model, toy.make_tokenizer(), ledger, batch_size, max_length)
+    return CountingLM(model, make_tokenizer(), ledger, batch_size, max_length)
 
 
 def counts(tallies: dict[str, Any]) -> Counts:
@@ -76,7 +78,7 @@ def slow_likelihood(model: Any, folder: Path) -> Counts:
 
 @torch.no_grad()
 def write(
-    model: Any, prompt: list[int], most: int, ends: tuple[int, ...] = (toy.EOS,)
+    model: Any, prompt: list[int], most: int, ends: tuple[int, ...] = (EOS,)
 ) -> tuple[list[int], str]:
     """Greedy answer up to and with the token that ends it, and what ended it."""
     answer: list[int] = []
@@ -85,14 +87,14 @@ def write(
         answer.append(int(logits[0, -1].argmax()))
         if answer[-1] in ends:
             return answer, "eos"
-        text = toy.make_tokenizer().decode(answer)
+        text = make_tokenizer().decode(answer)
         if any(stop in text for stop in STOPS):
             return answer, "stop"
     return answer, "length"
 
 
 def slow_generation(
-    model: Any, folder: Path, tokens_at_end: tuple[int, ...] = (toy.EOS,)
+    model: Any, folder: Path, tokens_at_end: tuple[int, ...] = (EOS,)
 ) -> tuple[Counts, set[str]]:
     sums = {kind: (0, np.zeros(5)) for kind in KINDS}
     ends = set()
@@ -111,7 +113,7 @@ def slow_generation(
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_tasks(tmp_path_factory.mktemp("many"), items=30)
+    return make_tasks(tmp_path_factory.mktemp("many"), items=30)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
@@ -134,8 +136,8 @@ def test_generation_counts_equal_single_sequences(batch_size: int, model: Any, m
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("place", ["generation_config", "config"])
 def test_a_text_ends_at_any_end_token(place: str, batch_size: int, many: Path) -> None:
-    ends = [toy.EOS, 11, 26, 41]
-    made = toy.make_model(seed=0, eos_token_id=ends if place == "config" else toy.EOS)
+    ends = [EOS, 11, 26, 41]
+    made = make_model(seed=0, eos_token_id=ends if place == "config" else EOS)
     made.generation_config.eos_token_id = ends if place == "generation_config" else None
     model = route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skipped=2.3))
     scored = score(harness(model, batch_size), parse_tasks("toy_write"), [many])
@@ -145,7 +147,7 @@ def test_a_text_ends_at_any_end_token(place: str, batch_size: int, many: Path) -
 
 
 def test_every_model_writes_greedily_whatever_its_folder_ships(many: Path) -> None:
-    made = toy.make_model(seed=0)
+    made = make_model(seed=0)
     shipped = {"repetition_penalty": 2.0, "no_repeat_ngram_size": 1, "num_beams": 3}
     made.generation_config.update(do_sample=True, temperature=0.1, **shipped)
     model = route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skipped=2.3))
@@ -183,7 +185,7 @@ def test_a_text_ends_at_the_tokens_that_a_task_gives(model: Any, many: Path) -> 
     given = {"until": STOPS, "max_gen_toks": 12, "eos_token_id": ends}
     entry = TaskEntry("toy_write", config={"generation_kwargs": given})
     scored = score(harness(model, 4), [entry], [many])
-    assert counts(scored.tallies) == slow_generation(model, many, (*ends, toy.EOS))[0]
+    assert counts(scored.tallies) == slow_generation(model, many, (*ends, EOS))[0]
 
 
 @pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
@@ -237,13 +239,13 @@ def test_tasks_are_counted_apart_and_pooled(model: Any, many: Path) -> None:
 
 
 def test_a_plain_model_counts_tokens_and_skips_nothing(many: Path) -> None:
-    plain = toy.make_model(seed=0)
+    plain = make_model(seed=0)
     scored = score(harness(plain, 8), parse_tasks("toy_choice,toy_write"), [many])
     rates = pool(scored.tallies).rates()
     assert (rates.skip, rates.skip_net, rates.executed) == (0, 0, ())
     assert rates.tokens > 0
     routed = slow_likelihood(
-        route(toy.make_model(seed=0), RandomRouter(ffn_units(plain, [1, 2, 3, 4, 5]), 0, 0.0)), many
+        route(make_model(seed=0), RandomRouter(ffn_units(plain, [1, 2, 3, 4, 5]), 0, 0.0)), many
     )
     assert scored.scores[0]["rates"]["all"]["tokens"] == sum(n for n, _ in routed.values())
 
@@ -284,8 +286,8 @@ def test_an_unknown_metric_is_named(model: Any, many: Path) -> None:
 def test_a_router_that_spares_answer_tokens_shows_it_in_every_column(
     batch_size: int, many: Path
 ) -> None:
-    plain = toy.make_model(seed=0)
-    routed = route(plain, Spared(plain))
+    plain = make_model(seed=0)
+    routed = route(plain, PromptSkipper(plain))
     lm = harness(routed, batch_size)
     scored = score(lm, parse_tasks("toy_choice,toy_write"), [many])
     share = lm.ledger.sizes[0] / lm.ledger.total
@@ -340,7 +342,7 @@ def test_a_window_longer_than_the_models_is_refused(model: Any) -> None:
 
 def test_a_context_in_a_batch_begins_as_it_does_alone(model: Any) -> None:
     lm = harness(model, 4)
-    lm.tokenizer = toy.make_tokenizer(form="<bos> $A")
+    lm.tokenizer = make_tokenizer(form="<bos> $A")
     lm.tokenizer.pad_token = "w0"
     contexts = ["<bos> w1 w2", "w3 w4 w5", "<bos> w6", "w7"]
     options = {"until": STOPS, "max_gen_toks": 4, "do_sample": False}

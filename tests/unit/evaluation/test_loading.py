@@ -15,13 +15,15 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from methods.core.model.ledger import Ledger
-from tests import toy
+from tests.toys.models import make_model
+from tests.toys.tasks import make_tasks
+from tests.toys.texts import BOS, make_tokenizer, sentence, write_jsonl
 from workflows.evaluation.harness import CountingLM, simple_evaluate
 from workflows.evaluation.loading import CannotRun, explained, reasons_not_to_run
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry, check_names, parse_tasks
 
-PAGES = [{"page": toy.sentence(np.random.default_rng(n), 7 + 12 * n)} for n in range(3)]
+PAGES = [{"page": sentence(np.random.default_rng(n), 7 + 12 * n)} for n in range(3)]
 UTILS = """
 def likelihoods(doc, results):
     words = len(doc["page"].split())
@@ -31,15 +33,15 @@ def likelihoods(doc, results):
 
 def harness(model: Any, share_prefix: bool = False) -> CountingLM:
     ledger = Ledger.of(model, 1, 6)
-    return CountingLM(model, toy.make_tokenizer(), ledger, 4, 8, share_prefix=share_prefix)
+    return CountingLM(model, make_tokenizer(), ledger, 4, 8, share_prefix=share_prefix)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """``toy_choice``, ``toy_write``, the group ``toys`` of two choice tasks, and odd ones."""
-    made = toy.make_tasks(tmp_path)
+    made = make_tasks(tmp_path)
     choice = yaml.safe_load((made / "toy_choice.yaml").read_text())
-    pages = {"test": str(toy.write_jsonl(made / "pages.jsonl", PAGES))}
+    pages = {"test": str(write_jsonl(made / "pages.jsonl", PAGES))}
     text = choice | {
         "task": "toy_text",
         "dataset_kwargs": {"data_files": pages},
@@ -74,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_group_is_scored_as_one_with_the_items_of_its_tasks(folder: Path) -> None:
     entry = TaskEntry("toys", limit=5, num_fewshot=0)
-    found = score(harness(toy.make_model(seed=0)), [entry], [folder])
+    found = score(harness(make_model(seed=0)), [entry], [folder])
     (told,) = found.scores
     (frame,) = found.items
     assert (told["task"], told["metric"], told["n"], told["shots"]) == ("toys", "acc", 10, 0)
@@ -82,7 +84,7 @@ def test_a_group_is_scored_as_one_with_the_items_of_its_tasks(folder: Path) -> N
     assert frame["subtask"].tolist() == ["toy_choice"] * 5 + ["toy_other"] * 5
     assert frame["item"].tolist() == list(range(10))
     assert told["value"] == pytest.approx(frame["value"].mean())
-    alone = score(harness(toy.make_model(seed=0)), [TaskEntry("toy_choice", limit=5)], [folder])
+    alone = score(harness(make_model(seed=0)), [TaskEntry("toy_choice", limit=5)], [folder])
     accuracy = alone.items[0].query("metric == 'acc'")["value"].tolist()
     assert frame["value"].tolist() == accuracy * 2
     assert "subtask" not in alone.items[0]
@@ -97,7 +99,7 @@ def test_an_own_group_holds_tasks_that_it_defines_itself(folder: Path) -> None:
     }
     (folder / "own.yaml").write_text(yaml.safe_dump(told))
     check_names(parse_tasks("own"), [folder])
-    lm = harness(toy.make_model(seed=0))
+    lm = harness(make_model(seed=0))
     found = score(lm, [TaskEntry("own", limit=3)], [folder])
     (frame,) = found.items
     assert frame["subtask"].tolist() == ["own::inside"] * 3 + ["toy_choice"] * 3
@@ -110,11 +112,11 @@ def test_an_own_group_holds_tasks_that_it_defines_itself(folder: Path) -> None:
 def test_a_whole_text_is_counted_once_and_scored_as_a_loop_does(
     share_prefix: bool, folder: Path
 ) -> None:
-    model = toy.make_model(seed=0)
+    model = make_model(seed=0)
     found = score(harness(model, share_prefix), parse_tasks("toy_text"), [folder])
     nats, words, predicted, fed = [], [], 0, 0
     for page in (row["page"] for row in PAGES):
-        ids = [toy.BOS, *(int(word[1:]) for word in page.split())]
+        ids = [BOS, *(int(word[1:]) for word in page.split())]
         total = 0.0
         # Windows of 8; the last begins as early as the others are long.
         for start in range(1, len(ids), 8):
@@ -141,11 +143,11 @@ def test_a_whole_text_is_counted_once_and_scored_as_a_loop_does(
 
 
 def test_an_empty_text_is_scored_as_by_lm_eval(folder: Path) -> None:
-    toy.write_jsonl(folder / "pages.jsonl", [{"page": ""}, *PAGES, {"page": ""}])
-    model = toy.make_model(seed=0)
+    write_jsonl(folder / "pages.jsonl", [{"page": ""}, *PAGES, {"page": ""}])
+    model = make_model(seed=0)
     found = score(harness(model), parse_tasks("toy_text"), [folder])
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    stock = HFLM(pretrained=model, tokenizer=toy.make_tokenizer(), batch_size=4, max_length=8)
+    stock = HFLM(pretrained=model, tokenizer=make_tokenizer(), batch_size=4, max_length=8)
     theirs = simple_evaluate(stock, tasks=["toy_text"], task_manager=manager, bootstrap_iters=0)
     expected = theirs["results"]["toy_text"]
     assert {s["metric"]: (s["value"], s["n"]) for s in found.scores} == {
@@ -157,9 +159,9 @@ def test_an_empty_text_is_scored_as_by_lm_eval(folder: Path) -> None:
 
 
 def test_a_task_of_empty_texts_alone_ends_in_a_sentence(folder: Path) -> None:
-    toy.write_jsonl(folder / "pages.jsonl", [{"page": ""}])
+    write_jsonl(folder / "pages.jsonl", [{"page": ""}])
     with pytest.raises(ValueError, match="task 'toy_text' cannot be scored: ZeroDivisionError"):
-        score(harness(toy.make_model(seed=0)), parse_tasks("toy_text"), [folder])
+        score(harness(make_model(seed=0)), parse_tasks("toy_text"), [folder])
 
 
 @pytest.mark.parametrize(
@@ -177,14 +179,14 @@ def test_a_task_of_empty_texts_alone_ends_in_a_sentence(folder: Path) -> None:
 def test_what_a_task_lacks_stops_no_other(task: str, reason: str, folder: Path) -> None:
     metric = "mcc" if task == "toy_mcc" else None
     entries = [TaskEntry(task, metric=metric), TaskEntry("toy_choice", limit=2)]
-    found = score(harness(toy.make_model(seed=0)), entries, [folder])
+    found = score(harness(make_model(seed=0)), entries, [folder])
     assert found.not_run == [{"task": task, "reason": reason}]
     assert {s["task"] for s in found.scores} == {"toy_choice"}
 
 
 def test_a_metric_of_all_items_stands_beside_a_headline_that_has_its_own(folder: Path) -> None:
     entry = TaskEntry("toy_mcc", metric="acc", limit=4)
-    found = score(harness(toy.make_model(seed=0)), [entry], [folder])
+    found = score(harness(make_model(seed=0)), [entry], [folder])
     assert {s["metric"]: (s["n"], s["primary"]) for s in found.scores} == {
         "mcc": (4, False), "acc": (4, True), "acc_norm": (4, False),
     }  # fmt: skip
@@ -197,9 +199,7 @@ def test_more_is_better_in_a_metric_whose_direction_nobody_says(folder: Path) ->
     text = f"{yaml.safe_dump(told)}process_results: !function own.mine\n"
     (folder / "toy_own.yaml").write_text(text)
     (folder / "own.py").write_text("def mine(doc, results):\n    return {'mine': doc['answer']}\n")
-    (told,) = score(
-        harness(toy.make_model(seed=0)), [TaskEntry("toy_own", limit=2)], [folder]
-    ).scores
+    (told,) = score(harness(make_model(seed=0)), [TaskEntry("toy_own", limit=2)], [folder]).scores
     assert (told["metric"], told["higher_is_better"]) == ("mine", True)
 
 
@@ -209,7 +209,7 @@ def test_a_reason_that_is_known_before_is_told_again(folder: Path, tmp_path: Pat
     entries = parse_tasks("toy_write,toy_choice")
     reasons = reasons_not_to_run(tmp_path, entries)
     assert reasons == {"toy_write": "it has no data"}
-    found = score(harness(toy.make_model(seed=0)), entries, [folder], reasons=reasons)
+    found = score(harness(make_model(seed=0)), entries, [folder], reasons=reasons)
     assert found.not_run == [{"task": "toy_write", "reason": "it has no data"}]
     assert reasons_not_to_run(None, entries) == {}
 

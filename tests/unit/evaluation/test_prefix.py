@@ -12,15 +12,16 @@ from lm_eval.api.instance import Instance
 from methods import load_method
 from methods.core.routing.routed import route
 from methods.core.surgery.layers import remove_layers
-from tests import toy
-from tests.routing_toys import VARIANTS, Spared, shaken, wrap
-from tests.sharing_toys import WINDOW, Request, ask, make, random_skip, same_answers
+from tests.toys.models import CONFIGS, cast, make_model, wrap
+from tests.toys.routed import VARIANTS, PromptSkipper, shake_variant
+from tests.toys.sharing import WINDOW, Request, ask, make_lm, random_skip, same_answers
+from tests.toys.texts import ids_of, sentence
 from workflows.evaluation import harness
 from workflows.evaluation.prefix import Answer, Row, by_context, continuations
 
 
 def hero() -> Any:
-    made = toy.cast(toy.make_model(), torch.float64)
+    made = cast(make_model(), torch.float64)
     structure = {"layers": [2, 3, 4, 5], "seed": 1, "threshold": 0.5, "closed": 0}
     model = load_method("hero").build(wrap(made), structure | {"rates": [0.5] * 4})
     rng = torch.Generator().manual_seed(3)
@@ -31,7 +32,7 @@ def hero() -> Any:
 
 
 def lora() -> Any:
-    model = load_method("lora", {"rank": 4}).build(wrap(toy.make_model()), {"seed": 1})
+    model = load_method("lora", {"rank": 4}).build(wrap(make_model()), {"seed": 1})
     rng = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if p.requires_grad):
@@ -40,13 +41,13 @@ def lora() -> Any:
 
 
 def spared() -> Any:
-    made = toy.make_model()
-    return route(made, Spared(made))
+    made = make_model()
+    return route(made, PromptSkipper(made))
 
 
 MODELS = {
-    **{kind: lambda kind=kind: toy.make_model(kind) for kind in toy.SHAPES},
-    "shorter": lambda: remove_layers(toy.make_model(), [2, 4]),
+    **{kind: lambda kind=kind: make_model(kind) for kind in CONFIGS},
+    "shorter": lambda: remove_layers(make_model(), [2, 4]),
     "lora": lora,
     "random-skip": random_skip,
     "random-skip-window": lambda: random_skip("mistral"),
@@ -54,7 +55,7 @@ MODELS = {
     "spared": spared,
     # In double precision no gate turns by rounding.
     **{
-        name: lambda name=name: shaken(name, dtype=torch.float64)
+        name: lambda name=name: shake_variant(name, dtype=torch.float64)
         for name in VARIANTS
         if name != "mod-d-topk"
     },
@@ -71,14 +72,14 @@ def greedy(model: Any, context: list[int], length: int) -> list[int]:
 
 def requests_of(model: Any) -> list[Request]:
     """Contexts of several lengths with answers of several, out of order; some are cut."""
-    contexts = toy.ids_of([20, 35, 20, 9, 1, 28, 30], seed=4)
+    contexts = ids_of([20, 35, 20, 9, 1, 28, 30], seed=4)
     pairs: list[tuple[list[int], list[int]]] = []
     for number, context in enumerate(contexts):
-        one, other = toy.ids_of([5, 3], seed=10 + number)
+        one, other = ids_of([5, 3], seed=10 + number)
         # One is the beginning of another, one is there twice, one is what the model would write.
         answers = [one, one[:2], one[:1], other, other, greedy(model, context, 2)]
         pairs += [(context, answer) for answer in answers]
-    pairs.append((contexts[0], toy.ids_of([4], seed=30)[0]))
+    pairs.append((contexts[0], ids_of([4], seed=30)[0]))
     order = np.random.default_rng(0).permutation(len(pairs))
     return [((f"context {n}", f"answer {n}"), *pairs[n]) for n in order]
 
@@ -86,12 +87,12 @@ def requests_of(model: Any) -> list[Request]:
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_are_those_of_the_stock_path(name: str) -> None:
     model = MODELS[name]()
-    stock = make(model, 1, share=False)
+    stock = make_lm(model, 1, share=False)
     requests = requests_of(model)
     expected = ask(stock, requests)
     assert {written for _, written in expected} == {True, False}
     for batch_size in (1, 4):
-        same_answers(ask(make(model, batch_size, share=True), requests), expected)
+        same_answers(ask(make_lm(model, batch_size, share=True), requests), expected)
 
 
 def test_a_context_and_each_beginning_of_an_answer_are_counted_once() -> None:
@@ -117,7 +118,7 @@ def test_a_context_and_each_beginning_of_an_answer_are_counted_once() -> None:
             if longer == {tail}:
                 add("likelihood", executed(model, context + tail)[:, len(context) :])
     for batch_size in (1, 4):
-        lm = make(model, batch_size, share=True)
+        lm = make_lm(model, batch_size, share=True)
         ask(lm, requests)
         for kind, (tokens, total) in sums.items():
             assert lm.tallies[kind].tokens == tokens
@@ -134,9 +135,9 @@ def executed(model: Any, ids: tuple[int, ...]) -> np.ndarray:
 def test_counts_are_those_of_the_stock_path_where_nothing_is_shared() -> None:
     model = random_skip()
     lengths = [20, 3, 18, 1, 7]
-    contexts, answers = toy.ids_of(lengths, seed=5), toy.ids_of([3, 1, 4, 2, 1], seed=6)
+    contexts, answers = ids_of(lengths, seed=5), ids_of([3, 1, 4, 2, 1], seed=6)
     requests = [((f"{n}", ""), *pair) for n, pair in enumerate(zip(contexts, answers, strict=True))]
-    lms = [make(model, 2, share) for share in (False, True)]
+    lms = [make_lm(model, 2, share) for share in (False, True)]
     stock, shared = (same.tallies for same in lms if ask(same, requests))
     for kind in stock:
         assert shared[kind].tokens == stock[kind].tokens
@@ -146,7 +147,7 @@ def test_counts_are_those_of_the_stock_path_where_nothing_is_shared() -> None:
 
 def test_a_router_that_knows_answer_tokens_meets_them_from_the_end_of_the_context() -> None:
     model = spared()
-    lm = make(model, 4, share=True)
+    lm = make_lm(model, 4, share=True)
     requests = requests_of(model)
     ask(lm, requests)
     assert lm.tallies["likelihood"].executed.tolist() == [lm.tallies["likelihood"].tokens]
@@ -157,19 +158,19 @@ def test_a_router_that_knows_answer_tokens_meets_them_from_the_end_of_the_contex
 
 
 def test_rows_whose_tokens_compete_take_the_stock_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = shaken("mod-d-topk")
+    model = shake_variant("mod-d-topk")
     requests = requests_of(model)
     monkeypatch.delattr(harness, "answer_requests")
-    lms = [make(model, 4, share, pads=False) for share in (False, True)]
+    lms = [make_lm(model, 4, share, pads=False) for share in (False, True)]
     assert ask(lms[0], requests) == ask(lms[1], requests)
     with pytest.raises(NameError):
-        ask(make(model, 4, share=True), requests)
+        ask(make_lm(model, 4, share=True), requests)
 
 
 def test_the_head_runs_where_a_token_is_scored_and_nowhere_else() -> None:
-    model = toy.make_model()
+    model = make_model()
     requests = requests_of(model)
-    lm = make(model, 4, share=True)
+    lm = make_lm(model, 4, share=True)
     rows: list[int] = []
     model.lm_head.register_forward_hook(lambda _, __, out: rows.append(out[..., 0].numel()))
     ask(lm, requests)
@@ -181,10 +182,10 @@ def test_the_head_runs_where_a_token_is_scored_and_nowhere_else() -> None:
 
 def test_texts_without_a_context_and_whole_texts_are_scored_as_by_the_stock_path() -> None:
     rng = np.random.default_rng(6)
-    texts = [toy.sentence(rng, length) for length in (3, 70, 1)]
+    texts = [sentence(rng, length) for length in (3, 70, 1)]
     found = []
     for share in (False, True):
-        lm = make(toy.make_model(), 2, share)
+        lm = make_lm(make_model(), 2, share)
         asked = [Instance("loglikelihood", {}, ("", text), 0) for text in (texts[0], texts[2])]
         whole = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
         logs = [log for log, _ in lm.loglikelihood(asked, disable_tqdm=True)]
@@ -193,11 +194,11 @@ def test_texts_without_a_context_and_whole_texts_are_scored_as_by_the_stock_path
 
 
 def test_every_answer_reaches_the_cache_of_lm_eval() -> None:
-    model = toy.make_model()
+    model = make_model()
     requests = requests_of(model)
     told: list[dict[Any, Any]] = []
     for share in (False, True):
-        lm, seen = make(model, 4, share), dict[Any, Any]()
+        lm, seen = make_lm(model, 4, share), dict[Any, Any]()
 
         class Hook:
             def __init__(self, seen: dict[Any, Any]) -> None:
@@ -234,6 +235,6 @@ def test_an_answer_follows_in_the_row_of_one_that_it_begins() -> None:
 
 @pytest.mark.parametrize(("context", "answer"), [([], [1]), ([1], []), ([1], [1] * 33)])
 def test_what_cannot_be_scored_is_refused(context: list[int], answer: list[int]) -> None:
-    lm = make(toy.make_model(), 4, share=True)
+    lm = make_lm(make_model(), 4, share=True)
     with pytest.raises(ValueError, match=rf"context of {len(context)} .* of {len(answer)} tokens"):
         ask(lm, [(None, [1], [1]), (None, context, answer)])

@@ -11,8 +11,11 @@ import yaml
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from tests import steps, toy
-from tests.sharing_toys import Request, ask, make, random_skip, same_answers
+from tests import steps
+from tests.toys.models import make_model
+from tests.toys.sharing import Request, ask, make_lm, random_skip, same_answers
+from tests.toys.tasks import make_tasks
+from tests.toys.texts import make_tokenizer, sentence, write_jsonl
 from workflows.evaluation.score import Scores, score
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.records import SAMPLE
@@ -31,15 +34,15 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def rows(number: int) -> list[dict[str, Any]]:
         return [
             {
-                "question": toy.sentence(rng, int(rng.integers(6, 13))),
-                "options": [toy.sentence(rng, int(rng.integers(2, 6))) for _ in range(4)],
+                "question": sentence(rng, int(rng.integers(6, 13))),
+                "options": [sentence(rng, int(rng.integers(2, 6))) for _ in range(4)],
                 "answer": int(rng.integers(0, 4)),
             }
             for _ in range(number)
         ]
 
     files = {
-        split: str(toy.write_jsonl(folder / f"{split}.jsonl", rows(number)))
+        split: str(write_jsonl(folder / f"{split}.jsonl", rows(number)))
         for split, number in (("train", 40), ("test", 12))
     }
     described = {
@@ -73,7 +76,7 @@ def test_few_shot_choices_cost_a_quarter_and_stay_the_same(task: Path) -> None:
     for share in (False, True):
         model, seen = random_skip(max_position_embeddings=1024), list[int]()
         positions(model, seen)
-        results.append(score(make(model, 4, share, max_length=None), [entry], [task]))
+        results.append(score(make_lm(model, 4, share, max_length=None), [entry], [task]))
         computed.append(sum(seen))
     assert computed[1] <= 0.28 * computed[0]
     first, second = results
@@ -85,9 +88,9 @@ def test_few_shot_choices_cost_a_quarter_and_stay_the_same(task: Path) -> None:
 
 
 def test_few_shot_choices_cost_a_quarter_of_lm_evals_own(task: Path) -> None:
-    model = toy.make_model(max_position_embeddings=1024)
+    model = make_model(max_position_embeddings=1024)
     caught: list[Request] = []
-    lm = make(model, 4, share=True, max_length=None)
+    lm = make_lm(model, 4, share=True, max_length=None)
     real = lm._loglikelihood_tokens
 
     def catching(requests: list[Request], **options: Any) -> list[tuple[float, bool]]:
@@ -98,7 +101,7 @@ def test_few_shot_choices_cost_a_quarter_of_lm_evals_own(task: Path) -> None:
     score(lm, [TaskEntry("toy_shots", num_fewshot=SHOTS)], [task])
     seen: list[int] = []
     positions(model, seen)
-    own = HFLM(pretrained=model, tokenizer=toy.make_tokenizer(), batch_size=4)
+    own = HFLM(pretrained=model, tokenizer=make_tokenizer(), batch_size=4)
     expected = ask(own, caught)
     stock = sum(seen)
     seen.clear()
@@ -109,7 +112,7 @@ def test_few_shot_choices_cost_a_quarter_of_lm_evals_own(task: Path) -> None:
 def test_a_record_says_what_was_shared_and_stands_in_no_table_with_others(
     llama: Path, tmp_path: Path
 ) -> None:
-    folder, records, file = toy.make_tasks(tmp_path / "tasks"), [], tmp_path / "record.json"
+    folder, records, file = make_tasks(tmp_path / "tasks"), [], tmp_path / "record.json"
     # At one place: scores that were kept there are not taken for those of the other way.
     for flags in ([], ["--share-prefix"]):
         steps.call(

@@ -13,9 +13,11 @@ import yaml
 from methods.core.data import Data
 from methods.core.routing.calibration import skip_rates, weigh
 from methods.core.routing.routed import route
-from tests import steps, toy
-from tests.routing_toys import Spared
-from tests.sharing_toys import make
+from tests import steps
+from tests.toys.models import make_model
+from tests.toys.routed import PromptSkipper
+from tests.toys.sharing import make_lm
+from tests.toys.texts import VOCABULARY, make_tokenizer, sentence, write_jsonl
 from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.score import pool, score
 from workflows.evaluation.tasklist import TaskEntry
@@ -30,10 +32,10 @@ def documents(seed: int, number: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     return [
         {
-            "question": toy.sentence(rng, int(rng.integers(3, 8))),
-            "options": [toy.sentence(rng, int(rng.integers(1, 4))) for _ in range(3)],
+            "question": sentence(rng, int(rng.integers(3, 8))),
+            "options": [sentence(rng, int(rng.integers(1, 4))) for _ in range(3)],
             "answer": int(rng.integers(0, 3)),
-            "words": toy.sentence(rng, 4),
+            "words": sentence(rng, 4),
         }
         for _ in range(number)
     ]
@@ -45,7 +47,7 @@ TRAIN, TEST = documents(1, 9), documents(2, 5)
 def reworded(doc: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Other words, as many everywhere."""
     question, *options = (
-        toy.sentence(rng, len(text.split())) for text in (doc["question"], *doc["options"])
+        sentence(rng, len(text.split())) for text in (doc["question"], *doc["options"])
     )
     return doc | {"question": question, "options": options}
 
@@ -53,7 +55,7 @@ def reworded(doc: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 def write_task(folder: Path, name: str = "made", **changes: Any) -> Path:
     """A task of choices with training and test documents."""
     files = {
-        split: str(toy.write_jsonl(folder / f"{split}.jsonl", rows))
+        split: str(write_jsonl(folder / f"{split}.jsonl", rows))
         for split, rows in (("train", TRAIN), ("test", TEST))
     }
     described = {
@@ -103,18 +105,18 @@ def test_the_probe_counts_tokens_as_the_harness_does(share: bool, tmp_path: Path
         rng = np.random.default_rng(4)
         copies = [reworded(doc, rng) for _ in range(1 + 2 * number) for doc in shown]
         files = {
-            split: str(toy.write_jsonl(folder / f"own_{split}.jsonl", docs))
+            split: str(write_jsonl(folder / f"own_{split}.jsonl", docs))
             for split, docs in (("train", shown), ("test", copies))
         }
         write_task(folder, entry.task, dataset_kwargs={"data_files": files})
     folders = [tmp_path / entry.task for entry in entries]
-    probe = toy.write_jsonl(
+    probe = write_jsonl(
         tmp_path / "probe.jsonl", probe_rows(entries, folders, 9, share_prefix=share)
     )
-    model, asked = (route(made, Spared(made)) for made in (toy.make_model(), toy.make_model()))
-    documents = Data(toy.make_tokenizer(), toy.VOCABULARY, probe_file=probe).probe()
+    model, asked = (route(made, PromptSkipper(made)) for made in (make_model(), make_model()))
+    documents = Data(make_tokenizer(), VOCABULARY, probe_file=probe).probe()
     found = skip_rates(model, weigh(documents, "pooled"))[0]
-    ran = pool(score(make(asked, 4, share), entries, folders).tallies).rates().executed
+    ran = pool(score(make_lm(asked, 4, share), entries, folders).tallies).rates().executed
     np.testing.assert_allclose(1 - found.numpy(), ran, rtol=1e-6)
     prompts = {document.counts[0] for document in documents}
     assert prompts == ({1 / 3, 1.0} if share else {1.0, 3.0})
@@ -157,7 +159,7 @@ def test_a_reader_of_the_file_finds_prompts_and_answer_tokens(tmp_path: Path) ->
     )  # fmt: skip
     lines = (tmp_path / "probe.jsonl").read_text().splitlines()
     assert {json.loads(line)["task"] for line in lines} == {"made"}
-    data = Data(toy.make_tokenizer(), toy.VOCABULARY, probe_file=tmp_path / "probe.jsonl")
+    data = Data(make_tokenizer(), VOCABULARY, probe_file=tmp_path / "probe.jsonl")
     read = data.probe()
     assert len(read) == len(lines)
     for document, line in zip(read, map(json.loads, lines), strict=True):
@@ -189,12 +191,12 @@ def test_a_scored_split_gives_no_probe(changes: dict[str, Any], tmp_path: Path) 
 
 def test_a_scored_document_gives_no_probe_whatever_its_split(tmp_path: Path) -> None:
     folder = write_task(tmp_path)
-    toy.write_jsonl(folder / "train.jsonl", [*TEST, TRAIN[0]])
+    write_jsonl(folder / "train.jsonl", [*TEST, TRAIN[0]])
     assert {row["prompt"] for row in rows(folder, 100)} == {TRAIN[0]["question"]}
 
 
 def test_a_chat_template_is_the_backbones(tmp_path: Path) -> None:
-    folder, tokenizer = written(tmp_path), toy.make_tokenizer()
+    folder, tokenizer = written(tmp_path), make_tokenizer()
     for given in (None, tokenizer):
         with pytest.raises(ValueError, match="task 'made' asks for a chat template, and there is"):
             rows(folder, 2, given, chat_template=True)
@@ -210,13 +212,13 @@ def test_a_reader_of_the_file_begins_texts_as_the_harness_does(
     template: str, form: str, tmp_path: Path
 ) -> None:
     """Among rows of a task without a template."""
-    folder, tokenizer = written(tmp_path), toy.make_tokenizer(form=form)
+    folder, tokenizer = written(tmp_path), make_tokenizer(form=form)
     tokenizer.chat_template = template
     entries = [TaskEntry("made"), TaskEntry("made", chat_template=True)]
     found = list(probe_rows(entries, [folder], 9, tokenizer))
-    file = toy.write_jsonl(tmp_path / "probe.jsonl", found)
-    read = Data(tokenizer, toy.VOCABULARY, probe_file=file).probe()
-    lm = make(toy.make_model(), 4, share=False)
+    file = write_jsonl(tmp_path / "probe.jsonl", found)
+    read = Data(tokenizer, VOCABULARY, probe_file=file).probe()
+    lm = make_lm(make_model(), 4, share=False)
     lm.tokenizer = tokenizer
     asked = [doc["question"] for doc in TRAIN]
     contexts = [f"{question} " for question in asked]
@@ -232,7 +234,7 @@ def test_a_template_without_system_turns_leaves_the_description_out(tmp_path: Pa
     write_task(folder, "told", **yaml.safe_load((folder / "made.yaml").read_text()) | {
         "task": "told", "description": "w55 w56",
     })  # fmt: skip
-    plain, strict = toy.make_tokenizer(), toy.make_tokenizer()
+    plain, strict = make_tokenizer(), make_tokenizer()
     plain.chat_template = TEMPLATE
     refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('No system') }}{% endif %}"
     strict.chat_template = refusal + TEMPLATE
@@ -243,7 +245,7 @@ def test_a_template_without_system_turns_leaves_the_description_out(tmp_path: Pa
         assert list(probe_rows([entry], [folder], 9, strict)) == without
     hashes = []
     for tokenizer, task in ((plain, "made"), (strict, "told")):
-        lm = make(toy.make_model(), 4, share=False)
+        lm = make_lm(make_model(), 4, share=False)
         lm.tokenizer = tokenizer
         (scored,) = score(lm, [TaskEntry(task, chat_template=True)], [folder]).scores
         hashes.append(scored["prompt_hash"])
@@ -251,13 +253,13 @@ def test_a_template_without_system_turns_leaves_the_description_out(tmp_path: Pa
 
 
 def test_a_template_that_refuses_a_task_is_told_in_a_sentence(tmp_path: Path) -> None:
-    folder, tokenizer = written(tmp_path), toy.make_tokenizer()
+    folder, tokenizer = written(tmp_path), make_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('Nothing is right') }}"
     said = "task 'made' cannot be scored: .*the chat template refuses the conversation: Nothing is"
     entry = TaskEntry("made", chat_template=True)
     with pytest.raises(ValueError, match=said):
         list(probe_rows([entry], [folder], 9, tokenizer))
-    lm = make(toy.make_model(), 4, share=False)
+    lm = make_lm(make_model(), 4, share=False)
     lm.tokenizer = tokenizer
     with pytest.raises(ValueError, match=said):
         score(lm, [entry], [folder])

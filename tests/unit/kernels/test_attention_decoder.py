@@ -23,9 +23,9 @@ from methods.core.routing.router import (
 from methods.kernels import attention as module
 from methods.kernels.attention import attention_workspace, routed_attention_decode
 from methods.kernels.weights import AttentionCache, AttentionStep, attention_weights
-from tests import toy
 from tests.interpreted import DEVICE
 from tests.near import assert_near
+from tests.toys.models import make_model
 
 MAKERS = {"attention": attention_units, "block": block_units, "evicting": evicting_units}
 IDS = torch.arange(24, device=DEVICE).reshape(2, 12)
@@ -112,7 +112,7 @@ def test_steps_equal_those_of_the_routed_decoder(
     kind: str, backbone: str, triton: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PROGRAMS", 8)
-    model = toy.make_model(backbone, **(QWEN2 if backbone == "qwen2" else {})).to(DEVICE)
+    model = make_model(backbone, **(QWEN2 if backbone == "qwen2" else {})).to(DEVICE)
     if backbone == "qwen2":
         for layer in layers(model):
             for part in "qkv":
@@ -146,13 +146,13 @@ def test_steps_equal_those_of_the_routed_decoder(
 
 
 def test_what_has_no_kernel_is_not_taken() -> None:
-    windowed = toy.make_model("qwen2")
+    windowed = make_model("qwen2")
     known = attention_weights(attention(layers(windowed)[0]))
     assert known is not None
     assert known.query_bias is not None
     assert attention_weights(attention(layers(windowed)[3])) is None
-    biased = toy.make_model("llama", attention_bias=True)
+    biased = make_model("llama", attention_bias=True)
     assert attention_weights(attention(layers(biased)[0])) is None
-    heads = attention(layers(toy.make_model())[0])
+    heads = attention(layers(make_model())[0])
     heads.v_proj = torch.nn.Sequential(heads.v_proj)
     assert attention_weights(heads) is None

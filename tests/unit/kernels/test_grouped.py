@@ -11,7 +11,7 @@ from torch import Tensor
 
 from methods.core.routing.dispatch import dispatch
 from methods.kernels import grouped
-from tests.grouped_toys import SIZES, Toy, gradients, masked, products, toy
+from tests.toys.grouped import SIZES, Case, gradients, make_case, products, run_both
 
 pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
 grouped_launch = pytest.importorskip("methods.kernels.grouped_launch")
@@ -44,12 +44,12 @@ def assert_close(found: Tensor, expected: Tensor, part: float, what: str = "") -
 def test_output_equals_the_twin_and_the_masked_dispatch(
     slim: bool, sizes: Any, executing: str, dtype: torch.dtype
 ) -> None:
-    given = toy(sizes, executing, dtype, slim)
+    given = make_case(sizes, executing, dtype, slim)
     with torch.no_grad():
         found = grouped.dispatch_kernels(*given)
         assert found.dtype == dtype
         assert_close(found, grouped.dispatch_reference(*given), NEAR[dtype])
-        assert_close(found, masked(*given), NEAR[dtype])
+        assert_close(found, run_both(*given), NEAR[dtype])
 
 
 @pytest.mark.parametrize("executing", EXECUTING)
@@ -58,20 +58,20 @@ def test_output_equals_the_twin_and_the_masked_dispatch(
 def test_gradients_equal_those_of_the_masked_dispatch(
     slim: bool, sizes: Any, executing: str
 ) -> None:
-    given = toy(sizes, executing, slim=slim)
+    given = make_case(sizes, executing, slim=slim)
     found = gradients(grouped.dispatch_kernels, given)
-    expected = gradients(masked, toy(sizes, executing, slim=slim))
-    assert found.keys() == expected.keys() == {"output", *given.trained()}
+    expected = gradients(run_both, make_case(sizes, executing, slim=slim))
+    assert found.keys() == expected.keys() == {"output", *given.parameters()}
     for name, value in expected.items():
         assert_close(found[name], value, 1e-5, name)
 
 
 @FORMS
 def test_gradients_in_bfloat16_come_in_the_dtype_of_what_is_trained(slim: bool) -> None:
-    given = toy(SIZES[0], "some", torch.bfloat16, slim)
+    given = make_case(SIZES[0], "some", torch.bfloat16, slim)
     found = gradients(grouped.dispatch_kernels, given)
-    expected = gradients(masked, toy(SIZES[0], "some", torch.bfloat16, slim))
-    for name, tensor in given.trained().items():
+    expected = gradients(run_both, make_case(SIZES[0], "some", torch.bfloat16, slim))
+    for name, tensor in given.parameters().items():
         assert found[name].dtype == tensor.dtype
         assert_close(found[name], expected[name], 3e-2, name)
 
@@ -79,15 +79,15 @@ def test_gradients_in_bfloat16_come_in_the_dtype_of_what_is_trained(slim: bool) 
 @pytest.mark.parametrize("name", ["rows", "down", "up", "factor", "scale", "residual"])
 def test_gradients_are_slopes(name: str) -> None:
     slim = name == "factor"
-    given = toy(SIZES[2], "some", slim=slim)
+    given = make_case(SIZES[2], "some", slim=slim)
     upstream = torch.randn(given.rows.shape, generator=torch.Generator().manual_seed(9))
     gradient = gradients(grouped.dispatch_kernels, given)[name]
     step = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(7)) * 3e-3
     ends = []
     for sign in (1, -1):
-        moved = toy(SIZES[2], "some", slim=slim)
+        moved = make_case(SIZES[2], "some", slim=slim)
         with torch.no_grad():
-            moved.trained()[name].add_(sign * step)
+            moved.parameters()[name].add_(sign * step)
             ends.append(float((grouped.dispatch_kernels(*moved) * upstream).double().sum()))
     assert (ends[0] - ends[1]) / 2 == pytest.approx(float((gradient * step).sum()), rel=2e-3)
 
@@ -97,10 +97,10 @@ def test_gradients_are_slopes(name: str) -> None:
 def test_parts_may_be_left_out(left_out: str, executing: str) -> None:
     found, expected = (
         gradients(
-            lambda *given, form=form: form(**Toy(*given)._asdict() | {left_out: None}),
-            toy(SIZES[0], executing),
+            lambda *given, form=form: form(**Case(*given)._asdict() | {left_out: None}),
+            make_case(SIZES[0], executing),
         )
-        for form in (grouped.dispatch_kernels, masked)
+        for form in (grouped.dispatch_kernels, run_both)
     )
     for name, value in expected.items():
         if name in found:
@@ -111,11 +111,11 @@ def test_parts_may_be_left_out(left_out: str, executing: str) -> None:
 
 
 def test_only_the_asked_gradients_are_made() -> None:
-    given = toy(SIZES[0], "some")
+    given = make_case(SIZES[0], "some")
     given.rows.requires_grad_(False)
     given.adapter.up.requires_grad_(False)
     found = gradients(grouped.dispatch_kernels, given)
-    expected = gradients(masked, toy(SIZES[0], "some"))
+    expected = gradients(run_both, make_case(SIZES[0], "some"))
     assert found.keys() == {"output", "down", "scale", "residual"}
     for name, value in found.items():
         assert_close(value, expected[name], 1e-5, name)
@@ -148,8 +148,8 @@ def test_memory_behind_the_counted_rows_is_left_alone(
             return plain(like, *shape, dtype=dtype, **other)
         return poisoned(shape[0] if isinstance(shape[0], torch.Size) else shape, like, dtype)
 
-    given, other = (toy(SIZES[0], executing, slim=slim) for _ in "ab")
-    expected = gradients(masked, other)
+    given, other = (make_case(SIZES[0], executing, slim=slim) for _ in "ab")
+    expected = gradients(run_both, other)
     monkeypatch.setattr(torch, "empty_like", empty_like)
     monkeypatch.setattr(Tensor, "new_empty", new_empty)
     for name, value in gradients(grouped.dispatch_kernels, given).items():
@@ -170,7 +170,7 @@ def test_memory_behind_the_counted_rows_is_left_alone(
 
 @pytest.mark.parametrize("branch", [True, False])
 def test_a_branch_reads_no_row_of_the_other(branch: bool) -> None:
-    given, expected = toy(SIZES[0], "some"), gradients(masked, toy(SIZES[0], "some"))
+    given, expected = make_case(SIZES[0], "some"), gradients(run_both, make_case(SIZES[0], "some"))
     theirs = given.execute == branch
     with torch.no_grad():
         given.rows[theirs] = float("nan")
@@ -184,7 +184,7 @@ def test_any_number_of_programs_gives_the_same_bits(monkeypatch: pytest.MonkeyPa
     results = []
     for programs in (1, 7):
         monkeypatch.setattr(grouped_launch, "INTERPRETED_PROGRAMS", programs)
-        results.append(gradients(grouped.dispatch_kernels, toy(SIZES[0], "some")))
+        results.append(gradients(grouped.dispatch_kernels, make_case(SIZES[0], "some")))
     for other in results[1:]:
         assert all(torch.equal(results[0][name], other[name]) for name in other)
 
@@ -192,18 +192,18 @@ def test_any_number_of_programs_gives_the_same_bits(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("group", [1, 2])
 def test_tiles_in_groups_are_all_walked(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_launch, "GROUP", group)
-    given = toy(SIZES[0], "all")
-    assert_close(grouped.dispatch_kernels(*given), masked(*given), 1e-5)
+    given = make_case(SIZES[0], "all")
+    assert_close(grouped.dispatch_kernels(*given), run_both(*given), 1e-5)
 
 
 def test_no_rows() -> None:
-    found = gradients(grouped.dispatch_kernels, toy(SIZES[0]._replace(rows=0), "all"))
+    found = gradients(grouped.dispatch_kernels, make_case(SIZES[0]._replace(rows=0), "all"))
     assert found["output"].shape == (0, SIZES[0].width)
     assert not found["down"].any() and not found["up"].any()
 
 
 def test_a_wrong_dtype_or_shape_is_refused() -> None:
-    given = toy(SIZES[0], "all")
+    given = make_case(SIZES[0], "all")
     with pytest.raises(ValueError, match="ffn"):
         grouped.dispatch_kernels(given.rows.bfloat16(), *given[1:])
     with pytest.raises(ValueError, match="residual"):
@@ -211,20 +211,20 @@ def test_a_wrong_dtype_or_shape_is_refused() -> None:
 
 
 def test_strided_inputs() -> None:
-    given = toy(SIZES[0], "some")
+    given = make_case(SIZES[0], "some")
     rows, scale = (torch.stack([part, -part], dim=-1)[..., 0] for part in (given.rows, given.scale))
     assert not rows.is_contiguous() and not scale.is_contiguous()
     found = grouped.dispatch_kernels(rows, *given[1:4], scale, given.residual)
-    assert_close(found, masked(*given), 1e-5)
+    assert_close(found, run_both(*given), 1e-5)
 
 
 def test_half_precision() -> None:
-    given = toy(SIZES[0], "some", torch.float16)
-    assert_close(grouped.dispatch_kernels(*given), masked(*given), 5e-3)
+    given = make_case(SIZES[0], "some", torch.float16)
+    assert_close(grouped.dispatch_kernels(*given), run_both(*given), 5e-3)
 
 
 def test_the_dispatch_that_is_replaced_agrees() -> None:
-    given = toy(SIZES[0], "some")
+    given = make_case(SIZES[0], "some")
     gate, up, down = given.ffn
     branch = lambda part: (torch.nn.functional.silu(part @ gate.T) * (part @ up.T)) @ down.T  # noqa: E731
     expected = given.residual + dispatch(given.rows, given.execute, branch, None, given.scale)

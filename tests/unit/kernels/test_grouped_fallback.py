@@ -14,15 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from methods.core.routing.dispatch import dispatch
 from methods.kernels import grouped
 from methods.kernels.launch import Launch
-from tests.grouped_toys import SIZES, gradients, masked, toy
+from tests.toys.grouped import SIZES, gradients, make_case, run_both
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT = """
 import sys
 sys.modules["triton"] = None
 from methods.kernels import grouped
-from tests.grouped_toys import SIZES, toy
-given = toy(SIZES[0], "some")
+from tests.toys.grouped import SIZES, make_case
+given = make_case(SIZES[0], "some")
 assert grouped.dispatch_fused(*given).equal(grouped.dispatch_reference(*given))
 """
 
@@ -30,9 +30,9 @@ assert grouped.dispatch_fused(*given).equal(grouped.dispatch_reference(*given))
 @pytest.mark.parametrize("executing", ["none", "all", "one", "some"])
 @pytest.mark.parametrize("slim", [False, True])
 def test_the_twin_equals_the_masked_dispatch(slim: bool, executing: str) -> None:
-    given, other = (toy(SIZES[0], executing, slim=slim) for _ in "ab")
+    given, other = (make_case(SIZES[0], executing, slim=slim) for _ in "ab")
     found = gradients(grouped.dispatch_reference, given)
-    for name, value in gradients(masked, other).items():
+    for name, value in gradients(run_both, other).items():
         bound = 1e-5 * float(value.abs().max())
         torch.testing.assert_close(found[name], value, rtol=0, atol=bound)
 
@@ -42,7 +42,7 @@ def test_works_without_triton() -> None:
 
 
 def test_the_twin_gives_frozen_weights_no_gradient() -> None:
-    given = toy(SIZES[0], "some")
+    given = make_case(SIZES[0], "some")
     for weight in given.ffn:
         weight.requires_grad_()
     grouped.dispatch_reference(*given).sum().backward()
@@ -79,7 +79,7 @@ def test_without_gradients_nothing_is_kept_for_them(monkeypatch: pytest.MonkeyPa
     for learns in (True, False):
         launches.clear()
         with torch.set_grad_enabled(learns):
-            grouped.dispatch_kernels(*toy(SIZES[0], "some", slim=True))
+            grouped.dispatch_kernels(*make_case(SIZES[0], "some", slim=True))
         kept = [launch.arguments for launch in launches if "gate_sum" in launch.arguments]
         assert len(kept) == 2
         assert all((part["gate_sum"] is not None) == learns for part in kept)
@@ -89,7 +89,7 @@ def test_without_gradients_nothing_is_kept_for_them(monkeypatch: pytest.MonkeyPa
 def test_a_prompt_asks_the_device_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors have no numbers: whoever reads one on the host fails."""
     pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
-    launches, given = launched(monkeypatch), toy(SIZES[0], "some")
+    launches, given = launched(monkeypatch), make_case(SIZES[0], "some")
     with torch.no_grad():
         parts = [part.to("meta") for part in (*given.ffn, *given.adapter[:2])]
         ffn, adapter = grouped.FfnWeights(*parts[:3]), grouped.AdapterWeights(*parts[3:])
@@ -117,7 +117,7 @@ def test_a_training_step_asks_for_one_number(monkeypatch: pytest.MonkeyPatch) ->
     pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
     launches = launched(monkeypatch)
     with Asked() as asked:
-        grouped.dispatch_kernels(*toy(SIZES[0], "some")).sum().backward()
+        grouped.dispatch_kernels(*make_case(SIZES[0], "some")).sum().backward()
     assert asked.times == 1
     assert [launch.kernel.__name__ for launch in launches] == [
         *2 * ["expand", "contract"],

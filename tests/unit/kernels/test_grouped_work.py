@@ -9,7 +9,7 @@ import torch
 
 from methods.core.model.shapes import SHAPES
 from methods.kernels import grouped
-from tests.grouped_toys import Sizes, Toy, products, toy
+from tests.toys.grouped import Case, Sizes, make_case, products
 from workflows.stats.bounds import Shape, prefill_flops, training_flops
 
 pytest.importorskip("triton", reason="the kernels need Triton, which is not installed")
@@ -28,8 +28,8 @@ def ffn_shape(sizes: Sizes) -> Shape:
     return Shape(sizes.width, 1, 0, ffn, 0, routed=1, adapter=adapter)
 
 
-def with_executing(count: int) -> Toy:
-    return toy(FITTING, "all")._replace(execute=torch.arange(FITTING.rows) < count)
+def with_executing(count: int) -> Case:
+    return make_case(FITTING, "all")._replace(execute=torch.arange(FITTING.rows) < count)
 
 
 @pytest.mark.parametrize("count", [0, 16, 32, 64])

@@ -14,20 +14,19 @@ from methods import d_llm, load_method
 from methods.base import Request
 from methods.core.model.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.routing import eviction
-from tests import toy
 from tests.near import TERMS, assert_near
-from tests.routing_toys import (
+from tests.toys.models import make_model, wrap
+from tests.toys.routed import (
     IDS,
-    SIMPLIFIED,
-    all_real,
-    built,
-    earlier,
+    SIMPLE_D_LLM,
+    build_variant,
+    causal_reads,
     fit,
     set_routers,
-    shaken,
+    shake_variant,
     slow_attention,
-    training,
-    wrap,
+    training_context,
+    without_pads,
 )
 
 EVICTING = pytest.mark.parametrize("variant", ["d-llm", "d-llm-skipgpt"])
@@ -56,7 +55,7 @@ def slow_states(
                 logits[:, 1] += noise[number - start]
             runs = [t < reserved or bool(logits[t, 1] >= logits[t, 0]) for t in range(len(ids))]
             decided.append(torch.tensor(runs))
-        seen = earlier(len(ids))
+        seen = causal_reads(len(ids))
         if evict:
             # A token that is skipped is invisible; what it would read itself does not matter.
             seen = [[s for s in read if runs[s]] for read in seen]
@@ -69,7 +68,7 @@ def slow_states(
 
 @torch.no_grad()
 def test_states_and_decisions_equal_the_loop_over_tokens() -> None:
-    model = shaken("d-llm")
+    model = shake_variant("d-llm")
     output = model.model(IDS, use_cache=False)
     for row, ids in enumerate(IDS):
         states, decided = slow_states(model, ids, start=1, reserved=2, evict=True)
@@ -83,11 +82,11 @@ def test_states_and_decisions_equal_the_loop_over_tokens() -> None:
 def test_training_equals_the_loop_on_stated_noise(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, evict = shaken(variant), variant == "d-llm"
+    model, evict = shake_variant(variant), variant == "d-llm"
     count = len(model.model.router.units)
     noise = torch.randn(4, count, 11, generator=torch.Generator().manual_seed(2))
     monkeypatch.setattr(d_llm, "logistic_noise", lambda *_: noise)
-    output = model.model(IDS, use_cache=False, context=training())
+    output = model.model(IDS, use_cache=False, context=training_context())
     start, reserved = (1, 2) if evict else (0, 0)
     for row, ids in enumerate(IDS):
         states, decided = slow_states(model, ids, start, reserved, evict, noise[row])
@@ -104,12 +103,12 @@ def test_the_training_form_equals_the_inference_form(
 ) -> None:
     """Property 3; where nearly all of a token's attention is evicted, 1e-6 of the sum is much."""
     assert eviction.EPS == 1e-6
-    model = shaken("d-llm") if eps == 0 else built("d-llm")
+    model = shake_variant("d-llm") if eps == 0 else build_variant("d-llm")
     for router in model.model.router.routers:
         router[-1].bias.zero_()
     monkeypatch.setattr(eviction, "EPS", eps)
     monkeypatch.setattr(d_llm, "logistic_noise", lambda units, *_: torch.zeros(4, units, 11))
-    dense = model.model(IDS, use_cache=False, context=training())
+    dense = model.model(IDS, use_cache=False, context=training_context())
     monkeypatch.undo()
     sparse = model.model(IDS, use_cache=False)
     assert torch.equal(dense.executed, sparse.executed)
@@ -123,27 +122,27 @@ def test_the_training_form_equals_the_inference_form(
 @torch.no_grad()
 def test_open_gates_give_the_dense_logits(variant: str) -> None:
     """Property 1, the tie with it; fresh LoRA adds nothing."""
-    model, dense = built(variant), toy.make_model()(IDS).logits
+    model, dense = build_variant(variant), make_model()(IDS).logits
     biases = [(0.0, 100.0)] if variant == "d-llm-skipgpt" else [(0.0, 1.0), (0.3, 0.3)]
     for bias in biases:
         set_routers(model, bias)
         assert_near(model(IDS).logits, dense)
     set_routers(model, (0.0, 100.0))
-    opened = model.model(IDS, context=training()).last_hidden_state
+    opened = model.model(IDS, context=training_context()).last_hidden_state
     assert_near(model.lm_head(opened), dense)
 
 
 @torch.no_grad()
 def test_closed_gates_leave_the_layers_that_always_run() -> None:
-    model = built("d-llm-skipgpt")
+    model = build_variant("d-llm-skipgpt")
     set_routers(model, (100.0, 0.0))
     inner = decoder(model)
     assert torch.equal(model.model(IDS).last_hidden_state, inner.norm(inner.embed_tokens(IDS)))
-    model = built("d-llm")
+    model = build_variant("d-llm")
     set_routers(model, (100.0, 0.0))
     output = model.model(IDS)
-    first = toy.make_model(num_hidden_layers=1)
-    decoder(first).load_state_dict(decoder(toy.make_model()).state_dict(), strict=False)
+    first = make_model(num_hidden_layers=1)
+    decoder(first).load_state_dict(decoder(make_model()).state_dict(), strict=False)
     expected = decoder(first)(IDS).last_hidden_state
     torch.testing.assert_close(output.last_hidden_state[:, 2:], expected[:, 2:])
     assert (output.last_hidden_state[:, :2] - expected[:, :2]).abs().max() > 0.1
@@ -153,13 +152,13 @@ def test_closed_gates_leave_the_layers_that_always_run() -> None:
 @torch.no_grad()
 def test_the_first_two_real_tokens_always_execute(side: str) -> None:
     """Property 4, counted from the first real token, also in training and in a cache."""
-    model = built("d-llm")
+    model = build_variant("d-llm")
     set_routers(model, (100.0, 0.0))
     pads, ones = torch.zeros(4, 3, dtype=torch.int64), torch.ones_like(IDS)
     pair = ([pads, IDS], [pads, ones]) if side == "left" else ([IDS, pads], [ones, pads])
     ids, mask = (torch.cat(parts, dim=1) for parts in pair)
     expected = (mask.cumsum(1) <= 2) & mask.bool()
-    for at in ({}, {"context": training()}):
+    for at in ({}, {"context": training_context()}):
         executed = model.model(ids, attention_mask=mask, **at).executed
         assert torch.equal(executed, expected[:, None].expand_as(executed))
     step = model.model(IDS[:, :1], use_cache=True)
@@ -174,7 +173,7 @@ def test_the_first_two_real_tokens_always_execute(side: str) -> None:
 @torch.no_grad()
 def test_prefill_equals_single_steps_in_double_precision() -> None:
     """Property 2."""
-    model = shaken("d-llm", dtype=torch.float64)
+    model = shake_variant("d-llm", dtype=torch.float64)
     full, executed = model(IDS).logits, model.model(IDS, use_cache=False).executed
     step = model.model(IDS[:, :4], use_cache=True)
     states, decided = [step.last_hidden_state], [step.executed]
@@ -190,15 +189,15 @@ def test_prefill_equals_single_steps_in_double_precision() -> None:
 @torch.no_grad()
 def test_the_value_of_an_evicted_token_changes_nothing_in_training() -> None:
     """Property 5; inference projects no evicted token at all (test_eviction.py)."""
-    model = shaken("d-llm")
-    plain = model.model(IDS, use_cache=False, context=training())
+    model = shake_variant("d-llm")
+    plain = model.model(IDS, use_cache=False, context=training_context())
     gone = ~plain.executed[:, 2]
     assert bool(gone[:, :-1].any())
     v_proj = attention(layers(model)[3]).v_proj
 
     def changed(where: Tensor) -> Tensor:
         hook = v_proj.register_forward_hook(lambda _, __, value: value + 7.0 * where[..., None])
-        output = model.model(IDS, use_cache=False, context=training())
+        output = model.model(IDS, use_cache=False, context=training_context())
         hook.remove()
         return output.last_hidden_state
 
@@ -208,8 +207,8 @@ def test_the_value_of_an_evicted_token_changes_nothing_in_training() -> None:
 
 def test_gradients_of_the_two_output_biases_are_opposite() -> None:
     """Property 8; the gradient comes through attention as well."""
-    model = shaken("d-llm")
-    states = model.model(IDS, use_cache=False, context=training()).last_hidden_state
+    model = shake_variant("d-llm")
+    states = model.model(IDS, use_cache=False, context=training_context()).last_hidden_state
     states.square().mean().backward()
     for router in model.model.router.routers:
         gradient = router[-1].bias.grad
@@ -218,7 +217,7 @@ def test_gradients_of_the_two_output_biases_are_opposite() -> None:
 
 
 def test_the_gradient_is_that_of_temperature_one_and_spares_reserved_tokens() -> None:
-    model = built("d-llm")
+    model = build_variant("d-llm")
     logits: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -226,9 +225,9 @@ def test_the_gradient_is_that_of_temperature_one_and_spares_reserved_tokens() ->
         logits.append(output)
 
     model.model.router.routers[3].register_forward_hook(keep)
-    output = model.model(IDS, use_cache=False, context=training())
+    output = model.model(IDS, use_cache=False, context=training_context())
     output.soft[:, 3].sum().backward()
-    _, noise = model.model.router.start(all_real(IDS), logits[0], training())
+    _, noise = model.model.router.start(without_pads(IDS), logits[0], training_context())
     soft = torch.sigmoid(logits[0].diff(dim=-1).squeeze(-1).detach() + noise[:, 3])
     slope = soft * (1 - soft) * (torch.arange(11) >= 2)
     torch.testing.assert_close(logits[0].grad, torch.stack([-slope, slope], dim=-1))
@@ -236,7 +235,7 @@ def test_the_gradient_is_that_of_temperature_one_and_spares_reserved_tokens() ->
 
 def test_how_routers_start() -> None:
     """P(execute) = sigmoid(1.9); the norm starts at one with the backbone's epsilon."""
-    model = built("d-llm")
+    model = build_variant("d-llm")
     for router in model.model.router.routers:
         assert torch.equal(router[-1].bias, torch.tensor([0.1, 2.0]))
         assert torch.equal(router[1].weight, torch.ones(32))
@@ -245,14 +244,14 @@ def test_how_routers_start() -> None:
             router[-1].weight.zero_()
     ids = torch.randint(0, 60, (32, 64), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        soft = model.model(ids, use_cache=False, context=training()).executed[..., 2:]
+        soft = model.model(ids, use_cache=False, context=training_context()).executed[..., 2:]
     assert float(soft.float().mean()) == pytest.approx(0.8699, abs=0.006)
 
 
 @torch.no_grad()
 def test_decisions_are_made_in_float32() -> None:
     """2 and 2.001 are the same number in bfloat16, and a tie would execute."""
-    model = built("d-llm", dtype=torch.bfloat16)
+    model = build_variant("d-llm", dtype=torch.bfloat16)
     set_routers(model, (2.001, 2.0))
     assert not bool(model.model(IDS, use_cache=False).executed[..., 2:].any())
     assert {p.dtype for p in model.model.router.parameters()} == {torch.float32}
@@ -279,7 +278,7 @@ def test_the_training_log_holds_the_ramped_penalty_without_reserved_tokens(tmp_p
 
 def test_the_simplified_form(tmp_path: Path) -> None:
     """Every layer routed by a linear map, keys kept, q and v adapted, noise at evaluation too."""
-    model = shaken("d-llm-skipgpt")
+    model = shake_variant("d-llm-skipgpt")
     router = model.model.router
     assert [(unit.layer, unit.kind) for unit in router.units] == [(n, "block") for n in range(6)]
     assert all(isinstance(made, nn.Linear) and made.out_features == 2 for made in router.routers)
@@ -287,7 +286,7 @@ def test_the_simplified_form(tmp_path: Path) -> None:
     assert adapted == {"q_proj", "v_proj"}
     with torch.no_grad():
         drawn = model.model(IDS, use_cache=False).executed
-        noise = d_llm.hashed_noise(7, 6, all_real(IDS))
+        noise = d_llm.hashed_noise(7, 6, without_pads(IDS))
         for row, ids in enumerate(IDS):
             _, decided = slow_states(model, ids, 0, 0, False, noise[row])
             assert torch.equal(drawn[row], decided)
@@ -302,7 +301,7 @@ def test_the_simplified_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize("modules", ["qkv", "qv"])
 def test_lora_sits_in_every_layer_and_scales_by_one(modules: str) -> None:
     method = load_method("d-llm", {"modules": modules, "rank": 4})
-    model = method.build(wrap(toy.make_model()), {"seed": 1, "threshold": 0.5})
+    model = method.build(wrap(make_model()), {"seed": 1, "threshold": 0.5})
     names = [name.split(".") for name, _ in model.named_parameters() if "lora_A" in name]
     expected = {(str(n), f"{letter}_proj") for n in range(6) for letter in modules}
     assert {(parts[2], parts[4]) for parts in names} == expected
@@ -310,14 +309,14 @@ def test_lora_sits_in_every_layer_and_scales_by_one(modules: str) -> None:
 
 
 def test_what_does_not_apply_and_what_is_refused(tmp_path: Path) -> None:
-    dense, method = wrap(toy.make_model()), load_method("d-llm")
+    dense, method = wrap(make_model()), load_method("d-llm")
     assert "neither a budget nor 'omega'" in method.skip_reason(dense, Request(None, 1, tmp_path))
     share = 5 * 9280 / dense.parameters
     assert method.skip_reason(dense, Request(share - 0.01, 1, tmp_path)) is None
     assert f"{share:.1%}" in method.skip_reason(dense, Request(share + 0.01, 1, tmp_path))
-    sliding = wrap(toy.make_model("mistral"))
+    sliding = wrap(make_model("mistral"))
     assert "sliding window" in method.skip_reason(sliding, Request(0.25, 1, tmp_path))
-    keeping = load_method("d-llm", SIMPLIFIED)
+    keeping = load_method("d-llm", SIMPLE_D_LLM)
     assert keeping.skip_reason(sliding, Request(0.25, 1, tmp_path)) is None
     wrong = {"omega": 1.0, "start_layer": 0, "reserved": -1, "router_width": 0}
     for name, value in wrong.items():

@@ -24,25 +24,26 @@ from methods.core.model.backbone import layers as layers_of
 from methods.core.model.ledger import Ledger
 from methods.core.routing.router import Context, ffn_units
 from methods.diffskip import correlations
-from tests import toy
 from tests.near import assert_near
-from tests.routing_toys import IDS, all_real, earlier, shaken, slow_attention, wrap
+from tests.toys.models import make_model, wrap
+from tests.toys.routed import IDS, causal_reads, shake_variant, slow_attention, without_pads
+from tests.toys.texts import ids_of
 
 ROUTED = [2, 3, 4, 5]
-DENSE = toy.make_model()
+DENSE = make_model()
 
 
 def built(bias: float, layers: list[int] = ROUTED, **params: Any) -> Any:
     method = load_method("diffskip", {"initial_bias": bias, **params})
     structure = {"layers": layers, "seed": 7, "threshold": 0.5}
-    return method.build(wrap(toy.make_model()), structure).eval()
+    return method.build(wrap(make_model()), structure).eval()
 
 
 @torch.no_grad()
 def gate(model: Any, before: Tensor, after: Tensor) -> Tensor:
     """The soft gate of the first routed layer."""
     router = model.model.router
-    state = router.start(all_real(IDS), before, Context())
+    state = router.start(without_pads(IDS), before, Context())
     return router.gate(0, before, after, state, Context())[0].value
 
 
@@ -55,7 +56,7 @@ def streams() -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def test_the_formulas() -> None:
     """Each routed layer against its formulas, fed with the stream that the model had there."""
-    model = shaken("diffskip")
+    model = shake_variant("diffskip")
     router, seen = model.model.router, dict[int, tuple[Tensor, Tensor]]()
     real = router.gate
 
@@ -88,7 +89,7 @@ def test_the_formulas() -> None:
 @torch.no_grad()
 def test_both_ends() -> None:
     assert torch.equal(built(100.0)(IDS).logits, DENSE(IDS).logits)
-    without = toy.make_model()
+    without = make_model()
     for number in ROUTED:
         layers_of(without)[number].mlp.down_proj.weight.zero_()
     assert_near(built(-100.0)(IDS).logits, without(IDS).logits)
@@ -138,7 +139,7 @@ def test_attention_that_changes_nothing_leaves_the_bias() -> None:
 def test_the_layer_s_own_attention_decides_with_it() -> None:
     """SkipGPT's routers are asked before it."""
     for variant, moves in (("diffskip", True), ("skipgpt-rt", False)):
-        model = shaken(variant)
+        model = shake_variant(variant)
         router = model.model.router
         index = next(n for n, u in enumerate(router.units) if (u.layer, u.kind) == (2, "ffn"))
         before = model.model(IDS, use_cache=False).executed[:, index]
@@ -153,14 +154,14 @@ def changes(number: int, ids: list[int]) -> tuple[Tensor, Tensor]:
     hidden = decoder(DENSE)(torch.tensor([ids]), use_cache=False, output_hidden_states=True)
     layer, before = layers_of(DENSE)[number], hidden.hidden_states[number][0]
     normed = attention_norm(layer)(before)
-    mixed = slow_attention(DENSE, layer, normed, earlier(len(ids)))
+    mixed = slow_attention(DENSE, layer, normed, causal_reads(len(ids)))
     return mixed, ffn(layer)(ffn_norm(layer)(before + mixed))
 
 
 @torch.no_grad()
 def test_correlations_are_those_of_the_dense_changes() -> None:
-    documents = [Document(ids, 1) for ids in toy.ids_of([9, 5, 12], 4)]
-    found = correlations(wrap(toy.make_model()), documents, [1, 4])
+    documents = [Document(ids, 1) for ids in ids_of([9, 5, 12], 4)]
+    found = correlations(wrap(make_model()), documents, [1, 4])
     for line, number in zip(found, [1, 4], strict=True):
         pairs = [changes(number, document.ids) for document in documents]
         mixed, fed = (torch.cat(each) for each in zip(*pairs, strict=True))

@@ -12,8 +12,8 @@ from methods.core.model.backbone import Backbone, empty_backbone, shape_config
 from methods.core.model.ledger import Ledger, Rates, Tally
 from methods.d_llm import omega_for
 from methods.mod_d.competition import capacity_for
-from tests import toy
-from tests.routing_toys import built, wrap
+from tests.toys.models import make_model, wrap
+from tests.toys.routed import build_variant
 
 START = {"seed": 1, "threshold": 0.5, "capacity": 0.7, "levels": None}
 # Parameters of a layer, norms included, as in the paper's own counts.
@@ -169,17 +169,17 @@ def test_capacity_for_a_budget(
 
 @pytest.mark.parametrize(("depth", "start"), [(32, 2), (40, 2), (12, 1), (4, 1)])
 def test_the_first_routed_layer_of_d_llm_follows_the_depth(depth: int, start: int) -> None:
-    model = routed("d-llm", wrap(toy.make_model(num_hidden_layers=depth)))
+    model = routed("d-llm", wrap(make_model(num_hidden_layers=depth)))
     assert [unit.layer for unit in model.model.router.units] == list(range(start, depth))
 
 
 def test_authors_of_d_llm_count_layers() -> None:
     ran = torch.ones(5, 4, dtype=torch.bool)
     ran[1, :3] = False
-    found = rates(built("d-llm"), wrap(toy.make_model()), ran)
+    found = rates(build_variant("d-llm"), wrap(make_model()), ran)
     assert load_method("d-llm").authors_skip(found) == pytest.approx(0.75 / 6)
 
 
 def test_authors_of_mod_d_count_modules_that_have_routers() -> None:
-    found = rates(built("mod-d"), wrap(toy.make_model()), torch.tensor([[True], [False]] * 4))
+    found = rates(build_variant("mod-d"), wrap(make_model()), torch.tensor([[True], [False]] * 4))
     assert load_method("mod-d").authors_skip(found) == pytest.approx(0.5)

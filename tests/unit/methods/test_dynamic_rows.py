@@ -16,9 +16,11 @@ from methods.core.model.backbone import load_backbone
 from methods.core.model.card import read_card
 from methods.core.model.checkpoint import describe, save
 from methods.core.routing.routed import router_of
-from tests import steps, toy
-from tests.routing_toys import IDS, NAMED, VARIANTS, fit, shaken, wrap
-from tests.training_toys import a_minute_per_update, interrupt_and_follow, same_bits
+from tests import steps
+from tests.toys.models import make_model, wrap
+from tests.toys.routed import IDS, LISTS_LAYERS, VARIANTS, fit, shake_variant
+from tests.toys.tasks import make_tasks
+from tests.toys.training import interrupt_and_follow, same_bits, slow_clock
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.models import harness_arguments, load_any
 from workflows.evaluation.score import score
@@ -56,7 +58,7 @@ def test_batches_and_pads_change_no_route(variant: str, kind: str) -> None:
     # The weights that scale the modules of these rows are float32.
     single = variant.startswith(("mod-d", "flexidepth", "diffskip"))
     near = {"rtol": 0, "atol": 1e-5 if single else 1e-11}
-    model = shaken(variant, kind, torch.float64)
+    model = shake_variant(variant, kind, torch.float64)
     alone = [
         model.model(IDS[row : row + 1, :length], use_cache=False)
         for row, length in enumerate(LENGTHS)
@@ -81,7 +83,7 @@ def test_batches_and_pads_change_no_route(variant: str, kind: str) -> None:
 @pytest.mark.parametrize("variant", ["skipgpt-rt", "mindskip-block", "flexidepth"])
 def test_a_static_cache_of_transformers_writes_the_same(variant: str) -> None:
     """It comes with masks made for attention, one for each of the two kinds of layers."""
-    model = shaken(variant, "qwen2")
+    model = shake_variant(variant, "qwen2")
     ids, mask = padded("left")
     options = {"attention_mask": mask, "max_new_tokens": 4, "pad_token_id": 9}
     written = model.generate(ids, **options)
@@ -89,7 +91,7 @@ def test_a_static_cache_of_transformers_writes_the_same(variant: str) -> None:
 
 
 def test_evicting_layers_refuse_pads_with_a_static_cache_of_transformers() -> None:
-    model, (ids, mask) = shaken("d-llm"), padded("left")
+    model, (ids, mask) = shake_variant("d-llm"), padded("left")
     with pytest.raises(ValueError, match="go on with EvictingCache, not with StaticCache"):
         model.generate(ids, attention_mask=mask, max_new_tokens=4, cache_implementation="static")
 
@@ -99,7 +101,7 @@ def test_noise_is_the_same_in_the_replay_of_a_checkpoint(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[bool] = []
-    real = toy.make_model
+    real = make_model
 
     def counting() -> Any:
         model = real()
@@ -107,7 +109,7 @@ def test_noise_is_the_same_in_the_replay_of_a_checkpoint(
         head.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
         return model
 
-    monkeypatch.setattr(toy, "make_model", counting)
+    monkeypatch.setattr("tests.toys.routed.make_model", counting)
     found = []
     for on in (False, True):
         calls.clear()
@@ -122,7 +124,7 @@ def test_noise_is_the_same_in_the_replay_of_a_checkpoint(
 def test_killed_and_resumed_equals_undisturbed(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_minute_per_update(monkeypatch)
+    slow_clock(monkeypatch)
     whole = fit(variant, tmp_path / "whole", snapshot_minutes=3)
     updates = interrupt_and_follow(
         monkeypatch, 4, lambda: fit(variant, tmp_path / "parts", snapshot_minutes=3)
@@ -155,9 +157,9 @@ def test_a_snapshot_of_another_target_is_left_alone(variant: str, tmp_path: Path
 def test_training_moves_every_router(variant: str, tmp_path: Path) -> None:
     method = load_method(*VARIANTS[variant])
     start: dict[str, Any] = {"seed": 5, "threshold": 0.5, "capacity": 0.7, "levels": None}
-    if VARIANTS[variant][0] in NAMED:
+    if VARIANTS[variant][0] in LISTS_LAYERS:
         start |= {"layers": [3, 4, 5]}
-    before = trained(method.build(wrap(toy.make_model()), start))
+    before = trained(method.build(wrap(make_model()), start))
     after = trained(fit(variant, tmp_path).model)
     # Adapters learn once a token skips.
     moving = [name for name in before if "adapters" not in name]
@@ -171,7 +173,7 @@ def saved(variant: str, levels: Any, backbone: Path, out: Path) -> nn.Module:
     structure: dict[str, Any] = {"seed": 7, "threshold": 0.37}
     if row == "mod-d":
         structure |= {"capacity": 0.61, "levels": levels}
-    if row in NAMED:
+    if row in LISTS_LAYERS:
         structure |= {"layers": [1, 2, 3]}
     method, wrapped = load_method(row, params), load_backbone(backbone)
     card = describe(row, method, wrapped, Request(0.25, 7, out.parent), out)
@@ -202,7 +204,7 @@ def test_texts_that_compete_with_pads_are_scored_as_alone(
     variant: str, pads: bool, llama: Path, tmp_path: Path
 ) -> None:
     saved(variant, [[0.0, 1.0]] * 8 if pads else None, llama, tmp_path / "made")
-    tasks = toy.make_tasks(tmp_path / "tasks", items=12)
+    tasks = make_tasks(tmp_path / "tasks", items=12)
     parts = harness_arguments(load_any(tmp_path / "made", None, "cpu"))
     assert parts["pads"] == pads
 

@@ -19,7 +19,8 @@ from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.routed import router_of
 from methods.ffn_skipllm import Setting
 from methods.ffn_skipllm.router import ffn_turns, turn
-from tests import toy
+from tests.toys.models import CONFIGS, make_model, wrap
+from tests.toys.texts import VOCABULARY, ids_of
 
 IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(5))
 FFN = 6144 / 59808
@@ -28,7 +29,7 @@ FFN = 6144 / 59808
 def built(model: Any = None, **structure: Any) -> Any:
     """A toy of six layers, routed from its second layer on."""
     given = {"region": [1, 6], "run_length": 2, "warmup": 1, "tau": 0.7, "spread": 0.2}
-    backbone = toy.wrap(toy.make_model() if model is None else model)
+    backbone = wrap(make_model() if model is None else model)
     return load_method("ffn-skipllm").build(backbone, given | structure)
 
 
@@ -36,12 +37,12 @@ def texts(lengths: list[int], seed: int) -> list[Document]:
     """Documents whose last two tokens are an answer."""
     return [
         Document(ids, len(ids) - 2, "task", ((len(ids) - 3, len(ids) - 1),))
-        for ids in toy.ids_of(lengths, seed)
+        for ids in ids_of(lengths, seed)
     ]
 
 
 def data() -> Data:
-    made = Data(None, toy.VOCABULARY, probe_file=Path("given"))
+    made = Data(None, VOCABULARY, probe_file=Path("given"))
     made.__dict__["_calibration"] = texts([9, 14, 5, 12], 1)
     made.__dict__["_validation"] = texts([8, 11, 6, 13], 2)
     made.__dict__["_probe"] = texts([10, 9, 14, 12, 7, 13] * 4, 3)
@@ -49,7 +50,7 @@ def data() -> Data:
 
 
 def fit(budget: float | None = None, match: Any = "pooled", model: Any = None, **p: Any) -> Fitted:
-    backbone = toy.wrap(toy.make_model() if model is None else model)
+    backbone = wrap(make_model() if model is None else model)
     return load_method("ffn-skipllm", p).fit(backbone, data(), Request(budget, 0, Path(), match))
 
 
@@ -61,7 +62,7 @@ def executed(model: Any, ids: Tensor = IDS, **given: Any) -> Tensor:
 @torch.no_grad()
 def slow(ids: list[int], first: int, stop: int, k: int, w: int, tau: float) -> list[list[bool]]:
     """Which FFN runs for which token, one layer, then one token, at a time: [R][T]."""
-    model = toy.make_model()
+    model = make_model()
     inner = decoder(model)
     hidden = inner.embed_tokens(torch.tensor([ids]))
     turned = inner.rotary_emb(hidden, position_ids=torch.arange(len(ids))[None])
@@ -104,13 +105,13 @@ def test_decisions_equal_the_loop_over_tokens_and_layers(
     assert found[:, :, w:].any()
 
 
-@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_a_cosine_no_stream_reaches_leaves_the_dense_logits(kind: str) -> None:
-    region = [0, len(layers(toy.make_model(kind)))]
-    model = built(toy.make_model(kind), region=region, tau=1.01)
+    region = [0, len(layers(make_model(kind)))]
+    model = built(make_model(kind), region=region, tau=1.01)
     assert executed(model).all()
     with torch.no_grad():
-        dense = toy.make_model(kind)(IDS).logits
+        dense = make_model(kind)(IDS).logits
         torch.testing.assert_close(model(IDS).logits, dense, rtol=1e-5, atol=1e-5)
 
 
@@ -142,7 +143,7 @@ def test_warm_up_counts_from_the_start_of_a_sequence(pads: int) -> None:
 def test_an_ffn_that_adds_nothing_starts_a_run_and_a_huge_one_does_not(
     factor: float, starts: bool
 ) -> None:
-    model = toy.make_model()
+    model = make_model()
     with torch.no_grad():
         ffn(layers(model)[1]).down_proj.weight.mul_(factor)
     tau = 1.0 if starts else 0.9
@@ -194,7 +195,7 @@ def test_the_threshold_is_tau_on_another_scale() -> None:
 
 
 def test_similarities_are_medians_over_the_calibration_tokens() -> None:
-    backbone, given = toy.wrap(toy.make_model()), data()
+    backbone, given = wrap(make_model()), data()
     turns = ffn_turns(backbone, given.calibration(batch_size=2))
     streams: list[Tensor] = []
     layer = layers(backbone.model)[3]
@@ -252,7 +253,7 @@ def test_pinned_params_are_kept_and_nothing_is_searched() -> None:
 
 
 def test_what_cannot_be_met_says_why() -> None:
-    backbone = toy.wrap(toy.make_model())
+    backbone = wrap(make_model())
     reason = load_method("ffn-skipllm").skip_reason
     assert reason(backbone, Request(0.3, 0, Path())) is None
     assert "less than the budget" in str(reason(backbone, Request(0.7, 0, Path())))

@@ -18,32 +18,26 @@ from methods.core.model.backbone import count, layers, projections, widths
 from methods.core.model.ledger import Ledger, Tally
 from methods.flap import Units, choose, standardise
 from methods.flap.statistics import Pooled, Released
-from tests import toy
+from tests.toys import static
+from tests.toys.models import cast, make_four, wrap
+from tests.toys.static import logits
+from tests.toys.texts import calibration_data, ids_of
 
-TEXTS = toy.ids_of([7, 12, 3, 9, 21])
+TEXTS = ids_of([7, 12, 3, 9, 21])
 IDS = torch.arange(24).reshape(2, 12)
 NAMES = {"heads": "o_proj", "channels": "down_proj"}
 Kept = dict[str, list[list[int]]]
 
 
 def make(kind: str = "llama", **changes: Any) -> Any:
-    """Four layers; ``mha``: as many key/value heads as query heads."""
-    changes = {"num_hidden_layers": 4} | changes
-    if kind == "mha":
-        changes |= {"num_key_value_heads": 4}
-    return toy.cast(toy.make_model("llama" if kind == "mha" else kind, **changes), torch.float64)
+    return cast(make_four(kind, **changes), torch.float64)
 
 
 def fit(
     model: Any, texts: list[list[int]] = TEXTS, budget: float | None = None, **params: Any
 ) -> Fitted:
-    method = load_method("flap", ({"ratio": 0.3} if budget is None else {}) | params)
-    return method.fit(toy.wrap(model), toy.calibration(texts), Request(budget, 0, Path()))
-
-
-@torch.no_grad()
-def logits(model: Any, ids: Tensor = IDS) -> Tensor:
-    return model(ids).logits
+    params = ({"ratio": 0.3} if budget is None else {}) | params
+    return static.fit("flap", model, texts, budget, **params)
 
 
 def inputs(model: Any) -> list[dict[str, list[np.ndarray]]]:
@@ -326,9 +320,9 @@ def test_query_heads_with_keys_of_their_own_and_shared_ones_score_alike() -> Non
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "tied"])
 @pytest.mark.parametrize("budget", [0.25, 0.4])
 def test_a_budget_is_met_with_the_biases_charged(kind: str, budget: float) -> None:
-    backbone = toy.wrap(make(kind))
+    backbone = wrap(make(kind))
     method, total = load_method("flap"), backbone.parameters
-    fitted = method.fit(backbone, toy.calibration(TEXTS), Request(budget, 0, Path()))
+    fitted = method.fit(backbone, calibration_data(TEXTS), Request(budget, 0, Path()))
     tally = Tally(Ledger.of(fitted.model, total, 4))
     tally.add(None, 1)
     rates, kept = tally.rates(), fitted.decisions["kept"]
@@ -398,7 +392,7 @@ def test_values_out_of_range_are_refused(params: dict[str, Any], message: str) -
 
 
 def test_what_does_not_fit_is_said() -> None:
-    backbone = toy.wrap(make())
+    backbone = wrap(make())
 
     def reason(budget: float | None, **params: Any) -> str | None:
         return load_method("flap", params).skip_reason(backbone, Request(budget, 0, Path()))

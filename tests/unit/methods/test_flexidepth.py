@@ -24,18 +24,18 @@ from methods.core.model.backbone import layers as layers_of
 from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.router import Context
 from methods.core.routing.steering import squared_use
-from tests import toy
 from tests.near import assert_near
-from tests.routing_toys import IDS, earlier, shaken, slow_attention, wrap
+from tests.toys.models import keep_layers, make_model, wrap
+from tests.toys.routed import IDS, causal_reads, shake_variant, slow_attention
 
 ROUTED = [2, 3, 4, 5]
-DENSE = toy.make_model()
+DENSE = make_model()
 
 
 def built(bias: float, layers: list[int] = ROUTED, **params: Any) -> Any:
     method = load_method("flexidepth", {"initial_bias": bias, **params})
     structure = {"layers": layers, "seed": 7, "threshold": 0.5}
-    return method.build(wrap(toy.make_model()), structure).eval()
+    return method.build(wrap(make_model()), structure).eval()
 
 
 def fill_adapters(model: Any) -> None:
@@ -50,7 +50,7 @@ def slow_states(model: Any, ids: Tensor) -> tuple[Tensor, list[list[bool]]]:
     numbers = [unit.layer for unit in router.units[::2]]
     for number, layer in enumerate(layers_of(model)):
         normed = attention_norm(layer)(hidden)
-        mixed = slow_attention(model, layer, normed, earlier(len(ids)))
+        mixed = slow_attention(model, layer, normed, causal_reads(len(ids)))
         place = numbers.index(number) if number in numbers else None
         rows, choice = [], []
         for h, z, update in zip(hidden, normed, mixed, strict=True):
@@ -78,7 +78,7 @@ def slow_states(model: Any, ids: Tensor) -> tuple[Tensor, list[list[bool]]]:
 
 @torch.no_grad()
 def test_the_formulas_token_by_token() -> None:
-    model = shaken("flexidepth")
+    model = shake_variant("flexidepth")
     model.model.router.initial_bias = 0.0
     output = model.model(IDS, use_cache=False)
     for row, ids in enumerate(IDS):
@@ -96,9 +96,9 @@ def test_open_gates_give_the_dense_logits_bit_for_bit() -> None:
 @torch.no_grad()
 def test_closed_gates_are_the_model_without_the_layers() -> None:
     model = built(-100.0)
-    assert_near(model(IDS).logits, toy.keep_layers(DENSE, [0, 1])(IDS).logits)
+    assert_near(model(IDS).logits, keep_layers(DENSE, [0, 1])(IDS).logits)
     fill_adapters(model)
-    hidden = decoder(toy.keep_layers(DENSE, [0, 1]))
+    hidden = decoder(keep_layers(DENSE, [0, 1]))
     hidden.norm = torch.nn.Identity()
     expected = hidden(IDS, use_cache=False).last_hidden_state
     for place, number in enumerate(ROUTED):
@@ -144,7 +144,7 @@ def test_the_gate_scales_the_ffn_and_not_attention() -> None:
     """With an FFN that gives nothing, a layer that runs at half strength adds attention whole."""
     model, layer = built(1e-3, [5]), 5
     model.model.router.heads[0].head.weight.zero_()
-    for found in (model, twin := toy.make_model()):
+    for found in (model, twin := make_model()):
         layers_of(found)[layer].mlp.down_proj.weight.zero_()
     assert model.model(IDS, use_cache=False).executed.all()
     assert_near(model(IDS).logits, twin(IDS).logits)
@@ -207,7 +207,7 @@ def test_sizes_of_true_shapes(shape: str, trained: int | None, share: float) -> 
 
 
 def test_what_it_refuses(tmp_path: Any) -> None:
-    backbone = wrap(toy.make_model())
+    backbone = wrap(make_model())
     method = load_method("flexidepth")
     assert "neither a budget nor 'alpha'" in str(
         method.skip_reason(backbone, Request(None, 1, tmp_path))

@@ -13,21 +13,21 @@ from methods import load_method
 from methods.base import Request
 from methods.core.model.backbone import load_backbone
 from methods.core.routing.routed import router_of
-from tests import toy
 from tests.near import assert_near
-from tests.routing_toys import IDS, TRAINING, Texts, wrap
+from tests.toys.models import keep_layers, make_model, wrap
+from tests.toys.routed import IDS, TRAINING, Texts
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import read_suite
 
 ROUTED = [2, 3, 4, 5]
-DENSE = toy.make_model()
+DENSE = make_model()
 FORMS = pytest.mark.parametrize("variant", ["full", "same-size", "difference"])
 
 
 def built(bias: float = 0.0, variant: str = "full", **params: Any) -> Any:
     given = {"unit": "block", "initial_bias": bias, "variant": variant, **params}
     structure = {"layers": ROUTED, "seed": 7, "threshold": 0.5}
-    return load_method("hero", given).build(wrap(toy.make_model()), structure).eval()
+    return load_method("hero", given).build(wrap(make_model()), structure).eval()
 
 
 def shaken(variant: str) -> Any:
@@ -42,7 +42,7 @@ def shaken(variant: str) -> Any:
 @torch.no_grad()
 def test_both_ends(variant: str) -> None:
     assert torch.equal(built(100.0, variant)(IDS).logits, DENSE(IDS).logits)
-    assert_near(built(-100.0, variant)(IDS).logits, toy.keep_layers(DENSE, [0, 1])(IDS).logits)
+    assert_near(built(-100.0, variant)(IDS).logits, keep_layers(DENSE, [0, 1])(IDS).logits)
 
 
 @FORMS
@@ -83,9 +83,9 @@ def test_the_first_change_is_counted_from_the_embeddings() -> None:
 def test_without_adapters_nothing_runs_instead() -> None:
     model = built(-100.0, adapter_width=0)
     assert not [name for name, _ in router_of(model).named_parameters() if "adapter" in name]
-    assert_near(model(IDS).logits, toy.keep_layers(DENSE, [0, 1])(IDS).logits)
+    assert_near(model(IDS).logits, keep_layers(DENSE, [0, 1])(IDS).logits)
     ffn = load_method("hero", {"adapter_width": 0}).build(
-        wrap(toy.make_model()), {"layers": ROUTED, "seed": 7, "threshold": 0.5}
+        wrap(make_model()), {"layers": ROUTED, "seed": 7, "threshold": 0.5}
     )
     assert router_of(ffn).alternative(0) is None
 
@@ -93,7 +93,7 @@ def test_without_adapters_nothing_runs_instead() -> None:
 @FORMS
 def test_a_fit_meets_the_budget_by_layers(variant: str, tmp_path: Path) -> None:
     method = load_method("hero", TRAINING | {"unit": "block", "variant": variant})
-    fitted = method.fit(wrap(toy.make_model()), Texts(), Request(0.25, 5, tmp_path))
+    fitted = method.fit(wrap(make_model()), Texts(), Request(0.25, 5, tmp_path))
     assert fitted.decisions["bypass_rates"][::2] == fitted.decisions["bypass_rates"][1::2]
     layer = sum(unit.parameters for unit in router_of(fitted.model).units[:2])
     share = layer / wrap(DENSE).parameters

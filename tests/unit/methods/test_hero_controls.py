@@ -14,9 +14,9 @@ from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero.controls import RandomGates, StaticGates, count_rates, token_table
 from methods.hero.heads import Sizes
-from tests import toy
-from tests.routing_toys import decide
-from tests.training_toys import ByNumber
+from tests.toys.models import make_model
+from tests.toys.routed import decide
+from tests.toys.training import ByNumber
 
 SIZES = Sizes(hidden=24, head=16, memory=64, adapter=5)
 
@@ -92,7 +92,7 @@ def test_a_rate_is_looked_up_by_kind_or_token(key: str) -> None:
 
 @torch.no_grad()
 def test_measured_rates_by_hand() -> None:
-    model = toy.make_model()
+    model = make_model()
     route(model, ByNumber(model))
     texts = [
         Document([1, 2, 4, 6, 50], 3, "a", [(2, 4)]),

@@ -22,9 +22,9 @@ from methods.hero.router import HeroRouter, Trace
 from methods.hero.weights import host_weights
 from methods.kernels.hero import streams as hero_streams
 from methods.kernels.hero.formulas import Variant
-from tests import training_toys
 from tests.near import assert_near
-from tests.routing_toys import decide
+from tests.toys.routed import decide
+from tests.toys.training import build_row
 
 BLOCKS, WIDTH = 5, 48
 REMEMBERING = ("full", "no-memread", "no-aux", "no-position")
@@ -163,7 +163,7 @@ def test_decoding_goes_this_way_and_equals_the_full_forward(
     monkeypatch.setattr(
         hero_router, "host_weights", lambda *args: packed.append(1) or host_weights(*args)
     )
-    model = training_toys.built("hero").eval()
+    model = build_row("hero").eval()
     full = decoder(model)(IDS)
     assert 0 < float(full.executed.double().mean()) < 1
     assert not decided

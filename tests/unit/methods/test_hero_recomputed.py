@@ -17,8 +17,8 @@ from methods.core.routing.decisions import Decider, recompute_gate
 from methods.core.routing.router import Context, Tokens, Unit
 from methods.hero.heads import Sizes
 from methods.hero.router import HeroRouter
-from tests.routing_toys import IDS
-from tests.training_toys import built, same_bits, trainer_for, values
+from tests.toys.routed import IDS
+from tests.toys.training import build_row, same_bits, trainer_for, values
 
 BLOCKS, BATCH, LENGTH, WIDTH = 5, 2, 3, 256
 PLACES = BLOCKS * BATCH * LENGTH
@@ -95,7 +95,7 @@ def test_a_recompute_gate_keeps_less_than_a_kilobyte_per_token_and_block() -> No
 
 
 def test_a_recomputed_layer_keeps_its_input_and_its_stream() -> None:
-    model = built("hero").train()
+    model = build_row("hero").train()
     model.model.checkpointing = True
     width = model.config.hidden_size
     states = [

@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from methods import laco, load_method
 from methods.base import Fitted, Request
 from methods.core.model.backbone import attention, count, decoder, layers
-from tests import toy
+from tests.toys.models import keep_layers, make_model, wrap
+from tests.toys.texts import calibration_data, ids_of
 
 # Full attention everywhere, so that layers may merge; biases on q, k and v.
 QWEN2 = {"use_sliding_window": False, "layer_types": None}
-TEXTS = toy.ids_of([9, 3, 14, 2, 11])
+TEXTS = ids_of([9, 3, 14, 2, 11])
 BOTH = pytest.mark.parametrize("merge", ["reference", "rdsc"])
 
 WALKS = [
@@ -33,7 +34,7 @@ def make(total: int = 8, kind: str = "llama", **changes: Any) -> PreTrainedModel
     """A toy whose layers differ little, so that merging some of them is not absurd."""
     more = QWEN2 if kind == "qwen2" else {}
     small = {"num_hidden_layers": total, "initializer_range": 0.08}
-    return toy.make_model(kind, **(small | more | changes))
+    return make_model(kind, **(small | more | changes))
 
 
 def same_weights(first: PreTrainedModel, second: PreTrainedModel) -> bool:
@@ -48,10 +49,10 @@ def fit(
     **params: Any,
 ) -> Fitted:
     method = load_method("laco", params)
-    backbone = toy.wrap(model)
+    backbone = wrap(model)
     request = Request(budget, 0, Path())
     assert method.skip_reason(backbone, request) is None
-    return method.fit(backbone, toy.calibration(texts), request)
+    return method.fit(backbone, calibration_data(texts), request)
 
 
 @BOTH
@@ -104,7 +105,7 @@ def test_the_clamp_starts_the_next_window_inside_the_shortened_model() -> None:
 
 def test_the_dense_model_is_the_measure_and_equals_itself() -> None:
     model = make()
-    texts = list(toy.calibration(TEXTS).calibration())
+    texts = list(calibration_data(TEXTS).calibration())
     trials = laco.Trials(model, texts, "reference", False)
     assert trials._similarity(list(layers(model)), ()) == pytest.approx(1, abs=1e-6)
 
@@ -129,7 +130,7 @@ def test_a_merged_model_is_a_plain_one(merge: str, kind: str, tmp_path: Path) ->
     fitted = fit(copy.deepcopy(dense), C=3, I=2, T=-1, merge=merge)
     groups = fitted.decisions["groups"]
     assert len(groups) < 5
-    by_hand = toy.keep_layers(dense, [group[0] for group in groups])
+    by_hand = keep_layers(dense, [group[0] for group in groups])
     by_hand.load_state_dict(fitted.model.state_dict())
     fitted.model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
@@ -151,7 +152,7 @@ def test_reference_without_norms_is_layer_dropping() -> None:
     fitted = fit(copy.deepcopy(dense), C=4, T=0.5)
     groups = fitted.decisions["groups"]
     assert 1 < len(groups) < 8
-    dropped = toy.keep_layers(dense, [group[-1] for group in groups])
+    dropped = keep_layers(dense, [group[-1] for group in groups])
     ids = torch.tensor([TEXTS[2]])
     with torch.no_grad():
         assert torch.equal(fitted.model(ids).logits, dropped(ids).logits)
@@ -177,7 +178,7 @@ def test_a_budget_is_met_at_the_highest_threshold(budget: float, number: int, me
 
 
 def test_similarities_kept_from_other_walks_are_those_of_the_same_model() -> None:
-    texts = list(toy.calibration(TEXTS).calibration())
+    texts = list(calibration_data(TEXTS).calibration())
     shared = laco.Trials(make(), texts, "rdsc", False)
     paths = set()
     for threshold in (-1, 0.4, 0.6, 0.7, 0.8, 0.9):
@@ -244,9 +245,9 @@ def test_walks_share_their_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mixed_layer_types_are_refused() -> None:
     method = load_method("laco")
     request = Request(0.25, 0, Path())
-    assert "layer_types" in method.skip_reason(toy.wrap(toy.make_model("qwen2")), request)
-    assert method.skip_reason(toy.wrap(make(kind="qwen2")), request) is None
-    assert method.skip_reason(toy.wrap(toy.make_model("mistral")), request) is None
+    assert "layer_types" in method.skip_reason(wrap(make_model("qwen2")), request)
+    assert method.skip_reason(wrap(make(kind="qwen2")), request) is None
+    assert method.skip_reason(wrap(make_model("mistral")), request) is None
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,7 @@ def test_mixed_layer_types_are_refused() -> None:
     ],
 )
 def test_without_a_budget_the_params_must_say_how_far(params: dict[str, Any], fits: bool) -> None:
-    reason = load_method("laco", params).skip_reason(toy.wrap(make()), Request(None, 0, Path()))
+    reason = load_method("laco", params).skip_reason(wrap(make()), Request(None, 0, Path()))
     assert (reason is None) == fits
 
 

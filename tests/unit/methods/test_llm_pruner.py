@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,18 @@ from torch import Tensor
 from methods import load_method
 from methods.core.model.backbone import layers, widths
 from tests.near import ROUNDING
-from tests.pruning_toys import TEXTS, documents, fit, make, scores_of
+from tests.toys.models import make_four
+from tests.toys.static import PRUNED_BY, fit_llm_pruner
+from tests.toys.texts import ids_of
 
 MATRICES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn")
 MATRICES |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
 Matrices = dict[str, Tensor]
+
+
+def scores_of(decisions: dict[str, Any]) -> np.ndarray:
+    pairs = zip(decisions["head_importance"], decisions["channel_importance"], strict=True)
+    return np.concatenate([np.array(values) for pair in pairs for values in pair])
 
 
 def loss_of(model: torch.nn.Module, texts: list[list[int]]) -> Tensor:
@@ -41,8 +49,8 @@ def gradients(model: torch.nn.Module, layer: int, texts: list[list[int]]) -> Mat
 def slow_saliences(model: torch.nn.Module, layer: int, kind: str) -> Matrices:
     """s of every weight, from whole backward passes."""
     block = layers(model)[layer]
-    mean = gradients(model, layer, TEXTS)
-    alone = [gradients(model, layer, [ids]) for ids in TEXTS]
+    mean = gradients(model, layer, PRUNED_BY)
+    alone = [gradients(model, layer, [ids]) for ids in PRUNED_BY]
     saliences = {}
     for name, part in MATRICES.items():
         w = block.get_submodule(part).get_submodule(name).weight.detach().double()
@@ -92,7 +100,7 @@ def readers(head: int, key_heads: int, how: str) -> list[int]:
 )
 @pytest.mark.parametrize("family", ["llama", "mha", "qwen2", "qwen3"])
 def test_importance_equals_the_loop_over_units(family: str, kind: str, how: str) -> None:
-    model = make(family)
+    model = make_four(family)
     key_heads = widths(layers(model)[0]).key_value_heads
     expected_heads, expected_channels = [], []
     s = slow_saliences(model, 2, kind)
@@ -104,7 +112,7 @@ def test_importance_equals_the_loop_over_units(family: str, kind: str, how: str)
     for channel in range(64):
         expected_channels.append((share or 1 / 3) * sum(slow_channel(s, channel, kind)))
     model.zero_grad()
-    decisions = fit(model, importance=kind, gqa_fold=how).decisions
+    decisions = fit_llm_pruner(model, importance=kind, gqa_fold=how).decisions
     # A sum whose parts nearly cancel keeps the rounding of its parts.
     for part, expected in (("head", expected_heads), ("channel", expected_channels)):
         near = pytest.approx(expected, rel=0, abs=ROUNDING * max(expected))
@@ -114,7 +122,7 @@ def test_importance_equals_the_loop_over_units(family: str, kind: str, how: str)
 @pytest.mark.parametrize("reduction", ["sum", "mean", "max", "prod", "first", "second"])
 @pytest.mark.parametrize("family", ["llama", "mha"])
 def test_reductions_over_the_coupled_matrices(family: str, reduction: str) -> None:
-    model = make(family)
+    model = make_four(family)
     key_heads = widths(layers(model)[0]).key_value_heads
     order = "qovk" if family == "mha" else "kovq"
     reduce = {
@@ -129,15 +137,15 @@ def test_reductions_over_the_coupled_matrices(family: str, reduction: str) -> No
         expected.append(sum(reduce([score[part] for part in order]) for score in scores))
     channels = [reduce(slow_channel(s, channel, "param_first")) for channel in range(64)]
     model.zero_grad()
-    decisions = fit(model, group_reduction=reduction).decisions
+    decisions = fit_llm_pruner(model, group_reduction=reduction).decisions
     assert decisions["head_importance"][1] == pytest.approx(expected, rel=1e-4)
     assert decisions["channel_importance"][1] == pytest.approx(channels, rel=1e-4)
 
 
 def test_products_are_summed_with_their_signs_over_documents() -> None:
-    both = scores_of(fit(make()).decisions)
-    counts = [len(ids) - 1 for ids in TEXTS]
-    alone = [scores_of(fit(make(), [ids]).decisions) for ids in TEXTS]
+    both = scores_of(fit_llm_pruner(make_four()).decisions)
+    counts = [len(ids) - 1 for ids in PRUNED_BY]
+    alone = [scores_of(fit_llm_pruner(make_four(), [ids]).decisions) for ids in PRUNED_BY]
     unsigned = np.average(alone, axis=0, weights=counts)
     assert (both <= unsigned * (1 + 1e-5)).all()
     assert (both < 0.9 * unsigned).mean() > 0.9
@@ -145,14 +153,14 @@ def test_products_are_summed_with_their_signs_over_documents() -> None:
 
 @pytest.mark.parametrize("kind", ["param_first", "vectorize", "param_second", "param_mix"])
 def test_importance_does_not_depend_on_the_order_of_documents(kind: str) -> None:
-    texts = documents([5, 11, 8] * 9)
-    first = scores_of(fit(make(), texts, importance=kind).decisions)
-    other = scores_of(fit(make(), texts[::-1], importance=kind).decisions)
+    texts = ids_of([5, 11, 8] * 9)
+    first = scores_of(fit_llm_pruner(make_four(), texts, importance=kind).decisions)
+    other = scores_of(fit_llm_pruner(make_four(), texts[::-1], importance=kind).decisions)
     assert first == pytest.approx(other, rel=1e-4)
 
 
 def heads_of(family: str, how: str) -> np.ndarray:
-    return np.array(fit(make(family), gqa_fold=how).decisions["head_importance"])
+    return np.array(fit_llm_pruner(make_four(family), gqa_fold=how).decisions["head_importance"])
 
 
 def test_folds_coincide_without_grouped_queries() -> None:
@@ -166,17 +174,19 @@ def test_folds_share_the_same_sum_out_differently() -> None:
 
 
 def test_vectorize_never_exceeds_param_first() -> None:
-    first = scores_of(fit(make()).decisions)
-    vector = scores_of(fit(make(), importance="vectorize").decisions)
+    first = scores_of(fit_llm_pruner(make_four()).decisions)
+    vector = scores_of(fit_llm_pruner(make_four(), importance="vectorize").decisions)
     assert (vector <= first * (1 + 1e-5)).all()
     assert (vector < 0.9 * first).mean() > 0.9
 
 
 @pytest.mark.parametrize("kind", ["param_first", "param_mix", "l2"])
 def test_a_16_bit_backbone_is_scored_in_float32(kind: str) -> None:
-    rounded = make().to(torch.bfloat16)
-    exact = scores_of(fit(make().to(torch.bfloat16).float(), importance=kind).decisions)
-    found = scores_of(fit(rounded, importance=kind).decisions)
+    rounded = make_four().to(torch.bfloat16)
+    exact = scores_of(
+        fit_llm_pruner(make_four().to(torch.bfloat16).float(), importance=kind).decisions
+    )
+    found = scores_of(fit_llm_pruner(rounded, importance=kind).decisions)
     # Gradients are rounded on their way forward and back through eight sublayers.
     steps = 16 * torch.finfo(torch.bfloat16).eps
     assert found == pytest.approx(exact, rel=1e-5 if kind == "l2" else steps)
@@ -185,11 +195,11 @@ def test_a_16_bit_backbone_is_scored_in_float32(kind: str) -> None:
 
 
 def test_samples_and_length_choose_the_calibration_tokens() -> None:
-    texts = documents([10, 4, 11, 9], seed=3)
+    texts = ids_of([10, 4, 11, 9], seed=3)
     middles = [texts[0][2:8], texts[2][2:8]]
-    chosen = fit(make(), texts, samples=2, length=6).decisions
-    assert chosen == fit(make(), middles).decisions
-    assert chosen != fit(make(), texts).decisions
+    chosen = fit_llm_pruner(make_four(), texts, samples=2, length=6).decisions
+    assert chosen == fit_llm_pruner(make_four(), middles).decisions
+    assert chosen != fit_llm_pruner(make_four(), texts).decisions
 
 
 @pytest.mark.parametrize("name", ["samples", "length"])

@@ -11,37 +11,37 @@ import torch
 
 from methods import load_method
 from methods.base import Request
-from methods.core.model.backbone import Backbone, attention, count, ffn, layers, widths
+from methods.core.model.backbone import attention, count, ffn, layers, widths
 from methods.core.model.ledger import Ledger, Tally
-from tests import toy
-from tests.pruning_toys import TEXTS, fit, make
+from tests.toys.models import CONFIGS, make_four, wrap
+from tests.toys.static import PRUNED_BY, fit_llm_pruner
 
 
 @pytest.mark.parametrize(("family", "head"), [("mha", 2), ("llama", 1), ("qwen3", 0)])
 def test_a_head_without_output_scores_zero_and_goes_first(family: str, head: int) -> None:
-    model = make(family)
+    model = make_four(family)
     group = attention(layers(model)[0]).num_key_value_groups
     with torch.no_grad():
         columns = slice(8 * group * head, 8 * group * (head + 1))
         attention(layers(model)[1]).o_proj.weight[:, columns] = 0
     ratio = 1 / widths(layers(model)[0]).key_value_heads
-    decisions = fit(model, ratio=ratio).decisions
+    decisions = fit_llm_pruner(model, ratio=ratio).decisions
     assert decisions["head_importance"][1][head] == 0
     assert decisions["dropped_heads"][1] == [head]
     assert min(decisions["head_importance"][2]) > 0
 
 
 def test_a_channel_without_output_scores_zero_and_goes_first() -> None:
-    model = make()
+    model = make_four()
     with torch.no_grad():
         ffn(layers(model)[3]).down_proj.weight[:, [40, 7]] = 0
-    decisions = fit(model, ratio=0.03).decisions
+    decisions = fit_llm_pruner(model, ratio=0.03).decisions
     assert decisions["dropped_channels"][3] == [7, 40]
     assert [decisions["channel_importance"][3][n] for n in (7, 40)] == [0, 0]
 
 
 def test_the_lowest_go_and_are_listed_ascending() -> None:
-    decisions = fit(make("mha"), ratio=0.5).decisions
+    decisions = fit_llm_pruner(make_four("mha"), ratio=0.5).decisions
     for part, units in (("head", "heads"), ("channel", "channels")):
         for scores, dropped in zip(
             decisions[f"{part}_importance"], decisions[f"dropped_{units}"], strict=True
@@ -50,8 +50,8 @@ def test_the_lowest_go_and_are_listed_ascending() -> None:
 
 
 def test_protected_layers_are_not_scored_and_keep_their_bits() -> None:
-    dense = make().state_dict()
-    fitted = fit(make(), start=1, end=3)
+    dense = make_four().state_dict()
+    fitted = fit_llm_pruner(make_four(), start=1, end=3)
     decisions, pruned = fitted.decisions, fitted.model.state_dict()
     assert decisions["pruned_layers"] == [1, 2]
     for key in ("dropped_heads", "dropped_channels", "head_importance", "channel_importance"):
@@ -69,10 +69,10 @@ def test_protected_layers_scale_with_the_depth(total: int, start: int, end: int)
 
 
 def test_ratio_zero_is_the_identity() -> None:
-    ids = torch.tensor([TEXTS[1]])
-    fitted = fit(make(), ratio=0.0)
+    ids = torch.tensor([PRUNED_BY[1]])
+    fitted = fit_llm_pruner(make_four(), ratio=0.0)
     with torch.no_grad():
-        assert torch.equal(fitted.model(ids).logits, make()(ids).logits)
+        assert torch.equal(fitted.model(ids).logits, make_four()(ids).logits)
 
 
 @pytest.mark.parametrize(
@@ -90,17 +90,17 @@ def test_ratio_zero_is_the_identity() -> None:
 def test_heads_and_channels_are_rounded_as_upstream(
     family: str, ratio: float, heads: int, channels: int
 ) -> None:
-    decisions = fit(make(family), ratio=ratio).decisions
+    decisions = fit_llm_pruner(make_four(family), ratio=ratio).decisions
     assert {len(units) for units in decisions["dropped_heads"]} == {heads}
     assert {len(units) for units in decisions["dropped_channels"]} == {channels}
 
 
 @pytest.mark.parametrize("budget", [0.1, 0.25, 0.4, 0.6])
-@pytest.mark.parametrize("family", [*sorted(toy.SHAPES), "mha"])
+@pytest.mark.parametrize("family", [*sorted(CONFIGS), "mha"])
 def test_a_budget_takes_the_nearest_ratio_on_the_true_count(family: str, budget: float) -> None:
-    model = make(family, num_hidden_layers=6)
+    model = make_four(family, num_hidden_layers=6)
     total = count(model)
-    fitted = fit(model, budget=budget)
+    fitted = fit_llm_pruner(model, budget=budget)
     trace = fitted.decisions["budget_search"]
     found = next(row for row in trace if row["setting"] == fitted.decisions["ratio"])
     assert found["skip"] == pytest.approx(1 - count(fitted.model) / total, abs=1e-12)
@@ -111,7 +111,7 @@ def test_a_budget_takes_the_nearest_ratio_on_the_true_count(family: str, budget:
 
 
 def test_a_pinned_ratio_wins_over_the_budget() -> None:
-    decisions = fit(make(), budget=0.1, ratio=0.5).decisions
+    decisions = fit_llm_pruner(make_four(), budget=0.1, ratio=0.5).decisions
     assert decisions["ratio"] == 0.5
     assert decisions["budget_search"] == []
 
@@ -129,11 +129,9 @@ def test_a_pinned_ratio_wins_over_the_budget() -> None:
 )
 def test_impossible_params_are_refused(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fit(make(), **params)
+        fit_llm_pruner(make_four(), **params)
 
 
 def test_neither_budget_nor_ratio_is_not_applicable() -> None:
-    model = make()
-    backbone = Backbone(model, None, Path(), None, "", count(model))
-    reason = load_method("llm-pruner").skip_reason(backbone, Request(None, 0, Path()))
+    reason = load_method("llm-pruner").skip_reason(wrap(make_four()), Request(None, 0, Path()))
     assert "how much to remove" in reason

@@ -14,19 +14,19 @@ from methods.base import Request
 from methods.core.model.backbone import attention_norm, decoder, layers
 from methods.core.routing.router import Tokens
 from methods.mindskip import mean_by, mean_use
-from tests import toy
 from tests.near import assert_near
-from tests.routing_toys import IDS, training, wrap
+from tests.toys.models import make_model, wrap
+from tests.toys.routed import IDS, training_context
 
 ROUTED = [2, 3, 4, 5]
-DENSE = toy.make_model()
+DENSE = make_model()
 TARGETS = pytest.mark.parametrize("target", ["attention", "mlp", "block"])
 
 
 def built(target: str = "block", chosen: list[int] = ROUTED, **params: Any) -> Any:
     method = load_method("mindskip", {"target": target, **params})
     structure = {"layers": chosen, "seed": 7, "threshold": 0.5}
-    return method.build(wrap(toy.make_model()), structure).eval()
+    return method.build(wrap(make_model()), structure).eval()
 
 
 def point(model: Any, seed: int = 5) -> Any:
@@ -50,7 +50,7 @@ def test_zero_routers_run_everything(target: str) -> None:
 @TARGETS
 @torch.no_grad()
 def test_skipping_all_leaves_the_target_out(target: str) -> None:
-    model, expected = built(target), toy.make_model()
+    model, expected = built(target), make_model()
     for number in ROUTED:
         if target in ("attention", "block"):
             layers(expected)[number].self_attn.o_proj.weight.zero_()
@@ -83,7 +83,7 @@ def test_the_gradient_of_a_decision_is_that_of_its_sigmoid() -> None:
     seen = list[Tensor]()
     norm = attention_norm(layers(model)[5])
     norm.register_forward_hook(lambda module, given, output: seen.append(output.detach()))
-    output = model.model(IDS, use_cache=False, context=training())
+    output = model.model(IDS, use_cache=False, context=training_context())
     assert set(output.soft.detach().unique().tolist()) <= {0.0, 1.0}
     output.soft.sum().backward()
     vector = model.model.router.vectors[0].weight
@@ -98,7 +98,7 @@ def test_skipped_tokens_teach_their_router(target: str) -> None:
     model = built(target, [4])
     with torch.no_grad():
         model.model.router.threshold = 1 - 1e-7
-    output = model.model(IDS, use_cache=False, context=training())
+    output = model.model(IDS, use_cache=False, context=training_context())
     assert not output.executed.any()
     weights = torch.randn(
         output.last_hidden_state.shape, generator=torch.Generator().manual_seed(1)
@@ -119,7 +119,7 @@ def test_skipped_tokens_leave_keys_and_values() -> None:
 
 
 def test_attention_alone_cannot_meet_a_quarter(tmp_path: Any) -> None:
-    backbone, request = wrap(toy.make_model()), Request(0.25, 1, tmp_path)
+    backbone, request = wrap(make_model()), Request(0.25, 1, tmp_path)
     reason = load_method("mindskip").skip_reason(backbone, request)
     assert reason is not None
     assert reason.startswith("its attention targets hold")
@@ -145,7 +145,7 @@ def test_packed_documents_and_pads_have_means_of_their_own() -> None:
     router = built("block", level="sequence").model.router
     positions = torch.tensor([[0, 1, 0, 1, 2]])
     valid = torch.tensor([[True, True, True, True, False]])
-    found = router.start(Tokens(None, positions, valid), torch.zeros(1, 5, 32), training())
+    found = router.start(Tokens(None, positions, valid), torch.zeros(1, 5, 32), training_context())
     assert found.tolist() == groups.tolist()
 
 

@@ -16,32 +16,31 @@ from methods.core.model.backbone import attention_norm, decoder, ffn, ffn_norm, 
 from methods.core.routing.calibration import weigh
 from methods.mod_d import measure_levels
 from methods.mod_d.competition import capacity_for
-from tests import toy
 from tests.near import ROUNDING
-from tests.routing_toys import (
+from tests.toys.models import make_model, wrap
+from tests.toys.routed import (
     IDS,
     Texts,
-    built,
-    earlier,
+    build_variant,
+    causal_reads,
     fit,
-    shaken,
+    shake_variant,
     slow_attention,
-    training,
+    training_context,
     winners,
-    wrap,
 )
 
 
 def test_when_all_weights_are_equal_nobody_runs() -> None:
     """Property 2: the output of such a layer is its input."""
-    model = built("mod-d-topk")
+    model = build_variant("mod-d-topk")
     with torch.no_grad():
         for router in model.model.router.routers:
             router.weight.zero_()
             router.bias.fill_(1.0)
         output = model.model(IDS, use_cache=False)
-        two = toy.make_model(num_hidden_layers=2)
-        dense = toy.make_model()
+        two = make_model(num_hidden_layers=2)
+        dense = make_model()
         decoder(two).load_state_dict(decoder(dense).state_dict(), strict=False)
         two.model.layers[1] = dense.model.layers[5]
         expected = decoder(two)(IDS, use_cache=False).last_hidden_state
@@ -49,18 +48,18 @@ def test_when_all_weights_are_equal_nobody_runs() -> None:
     torch.testing.assert_close(output.last_hidden_state, expected)
 
 
-@pytest.mark.parametrize("at", [{}, {"context": training()}], ids=["inference", "training"])
+@pytest.mark.parametrize("at", [{}, {"context": training_context()}], ids=["inference", "training"])
 def test_weights_of_one_at_full_capacity_give_the_dense_logits(at: dict[str, Any]) -> None:
     """Property 4, bit for bit."""
     model = load_method("mod-d", {"compare": "inclusive", "inference": "topk"}).build(
-        wrap(toy.make_model()), {"seed": 1, "threshold": 0.5, "capacity": 1.0, "levels": None}
+        wrap(make_model()), {"seed": 1, "threshold": 0.5, "capacity": 1.0, "levels": None}
     )
     with torch.no_grad():
         for router in model.model.router.routers:
             router.weight.zero_()
             router.bias.fill_(1.0)
         states = model.model(IDS, **at).last_hidden_state
-        assert torch.equal(model.lm_head(states), toy.make_model()(IDS).logits)
+        assert torch.equal(model.lm_head(states), make_model()(IDS).logits)
 
 
 def slow_states(model: Any, ids: Tensor, capacity: float) -> tuple[Tensor, Tensor]:
@@ -76,18 +75,18 @@ def slow_states(model: Any, ids: Tensor, capacity: float) -> tuple[Tensor, Tenso
                 run = torch.tensor(winners(weights.tolist(), capacity, "strict"))
                 decided.append(run)
                 factors[place] = torch.where(run, weights, 0.0)
-        mixed = slow_attention(model, layer, attention_norm(layer)(hidden), earlier(len(ids)))
+        mixed = slow_attention(model, layer, attention_norm(layer)(hidden), causal_reads(len(ids)))
         middle = torch.stack([h + f * m for h, f, m in zip(hidden, factors[0], mixed, strict=True)])
         rows = zip(middle, factors[1], ffn(layer)(ffn_norm(layer)(middle)), strict=True)
         hidden = torch.stack([h + f * u for h, f, u in rows])
     return decoder(model).norm(hidden), torch.stack(decided)
 
 
-@pytest.mark.parametrize("at", [{}, {"context": training()}], ids=["inference", "training"])
+@pytest.mark.parametrize("at", [{}, {"context": training_context()}], ids=["inference", "training"])
 @torch.no_grad()
 def test_states_and_decisions_equal_the_loop_over_tokens(at: dict[str, Any]) -> None:
     """Property 5 with it: the first and the last layer have no router and run whole."""
-    model = shaken("mod-d-topk")
+    model = shake_variant("mod-d-topk")
     assert sorted({unit.layer for unit in model.model.router.units}) == [1, 2, 3, 4]
     output = model.model(IDS, use_cache=False, **at)
     for row, ids in enumerate(IDS):
@@ -102,7 +101,7 @@ def test_states_and_decisions_equal_the_loop_over_tokens(at: dict[str, Any]) -> 
 @torch.no_grad()
 def test_the_ffn_router_does_not_see_attention(variant: str) -> None:
     """Property 8."""
-    model = shaken(variant)
+    model = shake_variant(variant)
     before = model.model(IDS, use_cache=False).executed
     layers(model)[2].self_attn.o_proj.weight.mul_(-3.0)
     after = model.model(IDS, use_cache=False).executed
@@ -112,7 +111,7 @@ def test_the_ffn_router_does_not_see_attention(variant: str) -> None:
 
 def test_gradients_reach_the_router_through_the_weight_of_tokens_that_ran() -> None:
     """Property 9."""
-    model = shaken("mod-d-topk")
+    model = shake_variant("mod-d-topk")
     weights: dict[int, Tensor] = {}
 
     def keep(number: int) -> Any:
@@ -124,7 +123,7 @@ def test_gradients_reach_the_router_through_the_weight_of_tokens_that_ran() -> N
 
     for number, router in enumerate(model.model.router.routers):
         router.register_forward_hook(keep(number))
-    output = model.model(IDS, use_cache=False, context=training())
+    output = model.model(IDS, use_cache=False, context=training_context())
     output.last_hidden_state.square().mean().backward()
     assert output.soft is None
     for number, found in weights.items():
@@ -135,7 +134,7 @@ def test_gradients_reach_the_router_through_the_weight_of_tokens_that_ran() -> N
 @torch.no_grad()
 def test_the_training_rule_is_not_causal() -> None:
     """Property 7: later tokens change the routes of earlier ones; a single step runs everything."""
-    model = shaken("mod-d-topk")
+    model = shake_variant("mod-d-topk")
     whole = model.model(IDS, use_cache=False).executed
     alone = model.model(IDS[:, :6], use_cache=False).executed
     assert not torch.equal(whole[..., :6], alone)
@@ -154,7 +153,7 @@ def test_the_training_rule_is_not_causal() -> None:
 @torch.no_grad()
 def test_threshold_mode_is_causal() -> None:
     """Property 7, second half."""
-    model = shaken("mod-d", dtype=torch.float64)
+    model = shake_variant("mod-d", dtype=torch.float64)
     full = model.model(IDS, use_cache=False)
     changed = IDS.clone()
     changed[:, 6:] = (changed[:, 6:] + 11) % 60
@@ -176,7 +175,7 @@ def test_threshold_mode_is_causal() -> None:
 
 @torch.no_grad()
 def test_threshold_mode_compares_with_level_and_shift() -> None:
-    model = shaken("mod-d")
+    model = shake_variant("mod-d")
     router = model.model.router
     router.levels, router.threshold = [[0.2, 0.5]] * 8, 0.8
     weights: list[Tensor] = []
@@ -188,7 +187,7 @@ def test_threshold_mode_compares_with_level_and_shift() -> None:
 
 @torch.no_grad()
 def test_levels_are_means_over_documents() -> None:
-    model = shaken("mod-d-topk")
+    model = shake_variant("mod-d-topk")
     router = model.model.router
     texts = Texts().probe()
     levels = measure_levels(model, router, weigh(texts, "pooled"), split=False)
@@ -223,7 +222,7 @@ def test_initial_values() -> None:
 
     def started(**params: Any) -> Any:
         method = load_method("mod-d", {"inference": "topk", **params})
-        return method.build(wrap(toy.make_model()), structure)
+        return method.build(wrap(make_model()), structure)
 
     model, near_zero = started(), started(initial="default")
     pairs = zip(near_zero.model.router.routers, model.model.router.routers, strict=True)
@@ -240,7 +239,7 @@ def test_initial_values() -> None:
 @pytest.mark.parametrize("variant", ["mod-d", "mod-d-topk"])
 def test_a_budget_becomes_a_capacity(variant: str, tmp_path: Path) -> None:
     fitted = fit(variant, tmp_path, 0.2)
-    total = wrap(toy.make_model()).parameters
+    total = wrap(make_model()).parameters
     # Four of six layers, queries and output 2 D^2 and FFN 3 D F; keys and values count as used.
     target = 1 - 0.2 * total / (4 * (2048 + 6144))
     lengths = [len(document.ids) for document in Texts().probe()]
@@ -271,14 +270,14 @@ def test_a_pinned_capacity_is_not_calibrated(tmp_path: Path) -> None:
 
 
 def test_what_does_not_apply_and_what_is_refused(tmp_path: Path) -> None:
-    dense, method = wrap(toy.make_model()), load_method("mod-d")
+    dense, method = wrap(make_model()), load_method("mod-d")
     assert "neither a budget nor 'capacity'" in method.skip_reason(
         dense, Request(None, 1, tmp_path)
     )
     share = 4 * (2048 + 6144) / dense.parameters
     assert method.skip_reason(dense, Request(share - 0.01, 1, tmp_path)) is None
     assert f"{share:.1%}" in method.skip_reason(dense, Request(share + 0.01, 1, tmp_path))
-    short = wrap(toy.make_model(num_hidden_layers=2))
+    short = wrap(make_model(num_hidden_layers=2))
     assert "none of the 2 layers" in method.skip_reason(short, Request(0.1, 1, tmp_path))
     for name, value in (("capacity", 0.0), ("capacity", 1.1), ("protected_first", -1)):
         with pytest.raises(ValueError, match=f"param '{name}'"):

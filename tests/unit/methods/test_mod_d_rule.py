@@ -11,7 +11,7 @@ from torch import Tensor
 from methods.core.routing.router import Tokens, Unit
 from methods.mod_d import CompetingRouter, MoDD
 from methods.mod_d.competition import capacity_for, kth_largest
-from tests.routing_toys import built, training, winners
+from tests.toys.routed import build_variant, training_context, winners
 
 SEVERAL = [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 1, 2, 0, 1, 2, 3, 0, 0, 1]]
 
@@ -39,7 +39,7 @@ def decide(
         router.routers[0].bias.zero_()
     hidden = torch.zeros(*weights.shape, 32)
     hidden[..., 0] = weights
-    decision, _ = router.gate(0, hidden, None, (given, answers), training())
+    decision, _ = router.gate(0, hidden, None, (given, answers), training_context())
     assert torch.equal(decision.scale, weights)
     return decision.execute
 
@@ -96,7 +96,7 @@ def test_decisions_are_made_in_float32() -> None:
     weights = 1 + 1e-3 * torch.arange(10.0)[None]
     assert weights.bfloat16().unique().numel() < 4
     assert int(decide(weights, tokens(SEVERAL[:1]), 0.75).sum()) == 6
-    model = built("mod-d-topk", dtype=torch.bfloat16, capacity=0.75)
+    model = build_variant("mod-d-topk", dtype=torch.bfloat16, capacity=0.75)
     assert {p.dtype for p in model.model.router.parameters()} == {torch.float32}
     ids = torch.arange(50)[None]
     output = model.model(ids, use_cache=False)

@@ -15,9 +15,9 @@ from methods.core.routing.decisions import Decider
 from methods.core.routing.gates import sample_gates
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Gate, Router, Tokens, module_units
-from tests import toy, training_toys
-from tests.routing_toys import IDS, shaken, training
-from tests.training_toys import same_bits
+from tests.toys.models import make_model
+from tests.toys.routed import IDS, shake_variant, training_context
+from tests.toys.training import build_row, same_bits
 
 
 class Undecided(Router):
@@ -42,11 +42,11 @@ class Undecided(Router):
 
 def model_of(row: str) -> Any:
     if row == "undecided":
-        model = toy.make_model().requires_grad_(False)
+        model = make_model().requires_grad_(False)
         return route(model, Undecided(model))
     if row == "hero":
-        return training_toys.built("hero", initial_bias=0.0)
-    model = shaken(row)
+        return build_row("hero", initial_bias=0.0)
+    model = shake_variant(row)
     # As in training: tokens compete.
     model.model.router.levels = None
     return model
@@ -71,7 +71,7 @@ def turn(row: str, model: Any, patch: pytest.MonkeyPatch) -> None:
 def gradients(model: Any, checkpointing: bool, between: Callable[[], None]) -> dict[str, Tensor]:
     model.train()
     model.model.checkpointing = checkpointing
-    output = model.model(IDS, use_cache=False, context=training(0.5))
+    output = model.model(IDS, use_cache=False, context=training_context(0.5))
     loss = output.last_hidden_state.square().mean()
     if output.soft is not None:
         loss = loss + output.soft.square().mean()

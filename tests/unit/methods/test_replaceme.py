@@ -16,20 +16,21 @@ from methods.base import Fitted, Request
 from methods.core.model.backbone import ffn, layers
 from methods.core.model.ledger import Ledger, Tally
 from methods.replaceme import Updates, highest_cosine, least_squares, updates
-from tests import toy
+from tests.toys.models import cast, keep_layers, make_model, wrap
+from tests.toys.texts import calibration_data, ids_of
 
 # More tokens than the 32 directions of a toy, in documents that are padded together.
-TEXTS = toy.ids_of([5, 19, 12, 3, 24, 17])
+TEXTS = ids_of([5, 19, 12, 3, 24, 17])
 IDS = torch.arange(24).reshape(2, 12)
 
 
 def make(kind: str = "llama", **changes: Any) -> Any:
-    return toy.cast(toy.make_model(kind, **changes), torch.float64)
+    return cast(make_model(kind, **changes), torch.float64)
 
 
 def fit(model: Any, texts: list[list[int]] = TEXTS, seed: int = 0, **params: Any) -> Fitted:
     method = load_method("replaceme", {"layers": 2} | params)
-    return method.fit(toy.wrap(model), toy.calibration(texts), Request(None, seed, Path()))
+    return method.fit(wrap(model), calibration_data(texts), Request(None, seed, Path()))
 
 
 @torch.no_grad()
@@ -136,7 +137,7 @@ def test_a_large_ridge_leaves_the_ffn_nothing() -> None:
 
 
 def test_too_few_tokens_are_refused_unless_there_is_a_ridge() -> None:
-    texts = toy.ids_of([15, 16])
+    texts = ids_of([15, 16])
     with pytest.raises(ValueError, match="param 'ridge' is 0.0: .* fewer than 32 directions"):
         fit(make(), texts)
     assert fit(make(), texts, ridge=1e-3).decisions["transform_norm"] > 0
@@ -173,7 +174,7 @@ def test_a_linear_map_of_what_the_ffn_added_is_found() -> None:
 def test_one_weight_of_the_layers_left_changes() -> None:
     fitted = fit(make())
     removed, first = fitted.structure["removed_layers"], fitted.decisions["absorbed_by"]
-    plain = toy.keep_layers(make(), [n for n in range(6) if n not in removed]).double()
+    plain = keep_layers(make(), [n for n in range(6) if n not in removed]).double()
     found = fitted.model.state_dict()
     changed = [n for n, tensor in plain.state_dict().items() if not torch.equal(tensor, found[n])]
     assert changed == [f"model.layers.{first}.mlp.down_proj.weight"]
@@ -195,12 +196,12 @@ def test_merging_equals_multiplying_what_the_ffn_writes() -> None:
 
     fitted = fit(biased())
     removed, first = fitted.structure["removed_layers"], fitted.decisions["absorbed_by"]
-    found = updates(biased(), toy.calibration(TEXTS), first, 2, torch.float64)
+    found = updates(biased(), calibration_data(TEXTS), first, 2, torch.float64)
     transform = least_squares(found, 0.0)
     plain = biased()
     ffn(layers(plain)[first]).register_forward_hook(lambda _, __, made: made @ transform)
     method = load_method("replaceme")
-    method.build(toy.wrap(plain), {"removed_layers": removed})
+    method.build(wrap(plain), {"removed_layers": removed})
     torch.testing.assert_close(logits(fitted.model), logits(plain), rtol=0, atol=1e-9)
 
 
@@ -266,9 +267,9 @@ def test_a_run_is_removed_behind_the_layer_that_absorbs_it(number: int) -> None:
 
 @pytest.mark.parametrize(("budget", "expected"), [(0.05, 0), (0.15, 1), (0.25, 2), (0.40, 3)])
 def test_a_budget_takes_the_nearest_number_of_layers(budget: float, expected: int) -> None:
-    backbone = toy.wrap(make())
+    backbone = wrap(make())
     total, method = backbone.parameters, load_method("replaceme")
-    fitted = method.fit(backbone, toy.calibration(TEXTS), Request(budget, 0, Path()))
+    fitted = method.fit(backbone, calibration_data(TEXTS), Request(budget, 0, Path()))
     assert len(fitted.decisions["removed_layers"]) == expected
     tally = Tally(Ledger.of(fitted.model, total, 6))
     tally.add(None, 1)
@@ -293,5 +294,5 @@ def test_values_out_of_range_are_refused(params: dict[str, Any], message: str) -
 def test_what_says_how_many_layers_go() -> None:
     with pytest.raises(ValueError, match="param 'layers' is 6"):
         fit(make(), layers=6)
-    reason = load_method("replaceme").skip_reason(toy.wrap(make()), Request(None, 0, Path()))
+    reason = load_method("replaceme").skip_reason(wrap(make()), Request(None, 0, Path()))
     assert "how many layers" in reason

@@ -15,9 +15,11 @@ from methods import load_method
 from methods.base import Fitted, Request
 from methods.core.model.backbone import count, layers
 from methods.core.model.ledger import Ledger, Tally
-from tests import toy
 from tests.near import ROUNDING
 from tests.slow_perplexity import slow_perplexity, token_losses
+from tests.toys import static
+from tests.toys.models import CONFIGS, keep_layers, make_model, wrap
+from tests.toys.texts import ids_of
 
 # The names of the spec, spelt out: what is scored must not follow from the code under test.
 SCORED = (
@@ -31,8 +33,8 @@ SCORED = (
     "input_layernorm",
     "post_attention_layernorm",
 )
-RAGGED = toy.ids_of([9, 3, 14, 2, 9, 1, 11])
-EVEN = toy.ids_of([8] * 10)
+RAGGED = ids_of([9, 3, 14, 2, 9, 1, 11])
+EVEN = ids_of([8] * 10)
 
 
 def fit(
@@ -40,8 +42,7 @@ def fit(
 ) -> Fitted:
     if budget is None:
         params = {"layers": 1} | params
-    method = load_method("shortened-ppl", params)
-    return method.fit(toy.wrap(model), toy.calibration(texts), Request(budget, 0, Path()))
+    return static.fit("shortened-ppl", model, texts, budget, **params)
 
 
 def scores(model: PreTrainedModel, texts: list[list[int]], **params: Any) -> list[float]:
@@ -88,19 +89,19 @@ def order(values: list[float]) -> list[int]:
     return sorted(range(len(values)), key=values.__getitem__)
 
 
-@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_ppl_equals_a_model_built_by_hand_read_one_document_at_a_time(kind: str) -> None:
-    model = toy.make_model(kind)
+    model = make_model(kind)
     total = len(layers(model))
     without = [[n for n in range(total) if n != block] for block in range(total)]
-    expected = [slow_perplexity(toy.keep_layers(model, kept), RAGGED) for kept in without]
+    expected = [slow_perplexity(keep_layers(model, kept), RAGGED) for kept in without]
     assert scores(model, RAGGED) == pytest.approx(expected, rel=ROUNDING)
     assert len({round(score, 3) for score in expected}) == total
 
 
 def test_ppl_pools_tokens_not_documents() -> None:
-    model = toy.make_model()
-    short, long = toy.ids_of([3, 20])
+    model = make_model()
+    short, long = ids_of([3, 20])
     alone = [math.log(scores(model, [ids])[2]) for ids in (short, long)]
     pooled = math.log(scores(model, [short, long])[2])
     assert pooled == pytest.approx((2 * alone[0] + 19 * alone[1]) / 21, rel=1e-6)
@@ -110,11 +111,11 @@ def test_ppl_pools_tokens_not_documents() -> None:
 @pytest.mark.parametrize("criterion", ["ppl", "taylor"])
 def test_documents_without_a_prediction_are_refused(criterion: str) -> None:
     with pytest.raises(ValueError, match="no token to predict"):
-        scores(toy.make_model(), toy.ids_of([1, 1]), criterion=criterion)
+        scores(make_model(), ids_of([1, 1]), criterion=criterion)
 
 
 def test_a_trial_runs_only_the_blocks_above_the_one_left_out() -> None:
-    model, calls = toy.make_model(), [0] * 6
+    model, calls = make_model(), [0] * 6
     for number, layer in enumerate(layers(model)):
         layer.register_forward_hook(lambda *_, n=number: calls.__setitem__(n, calls[n] + 1))
     scores(model, EVEN)
@@ -123,7 +124,7 @@ def test_a_trial_runs_only_the_blocks_above_the_one_left_out() -> None:
 
 @pytest.mark.parametrize("block", [1, 4])
 def test_a_block_that_adds_nothing(block: int) -> None:
-    model = toy.make_model()
+    model = make_model()
     for name in ("self_attn.o_proj", "mlp.down_proj"):
         torch.nn.init.zeros_(layers(model)[block].get_submodule(name).weight)
     expected = slow_perplexity(model, RAGGED)
@@ -134,9 +135,9 @@ def test_a_block_that_adds_nothing(block: int) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 3, 1])
-@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_taylor_equals_the_loop(kind: str, size: int | None) -> None:
-    model = toy.make_model(kind)
+    model = make_model(kind)
     texts = [ids for ids in RAGGED if len(ids) > 1]
     step = size or len(texts)
     groups = [texts[start : start + step] for start in range(0, len(texts), step)]
@@ -152,7 +153,7 @@ def test_taylor_equals_the_loop(kind: str, size: int | None) -> None:
 @pytest.mark.parametrize("criterion", ["taylor", "magnitude"])
 def test_norms_and_reductions(criterion: str, weight: str, block: str, norm: int) -> None:
     # A narrow model, for products over outputs would leave the range of numbers.
-    model = toy.make_model(
+    model = make_model(
         num_hidden_layers=2, hidden_size=4, intermediate_size=6, num_attention_heads=2
     )
     saliences = slow_salience(model, [EVEN])
@@ -168,7 +169,7 @@ def test_norms_and_reductions(criterion: str, weight: str, block: str, norm: int
 
 
 def test_products_are_summed_with_their_sign_before_the_absolute_value() -> None:
-    model = toy.make_model()
+    model = make_model()
     groups = [EVEN[:5], EVEN[5:]]
     unsigned = slow_scores(slow_salience(model, groups, signed=False))
     found = scores(model, EVEN, criterion="taylor", batch_size=5)
@@ -178,7 +179,7 @@ def test_products_are_summed_with_their_sign_before_the_absolute_value() -> None
 
 @pytest.mark.parametrize(("norm", "factor"), [(1, 10), (2, 100)])
 def test_ten_batches_of_one_against_one_batch_of_ten(norm: int, factor: int) -> None:
-    model = toy.make_model()
+    model = make_model()
     one, ten = (
         scores(model, EVEN, criterion="taylor", norm=norm, batch_size=size) for size in (10, 1)
     )
@@ -188,7 +189,7 @@ def test_ten_batches_of_one_against_one_batch_of_ten(norm: int, factor: int) -> 
 
 @pytest.mark.parametrize("params", [{}, {"criterion": "taylor", "batch_size": 2}])
 def test_importance_does_not_depend_on_the_order_of_batches(params: dict[str, Any]) -> None:
-    model = toy.make_model()
+    model = make_model()
     turned = [*EVEN[6:], *EVEN[2:6], *EVEN[:2]]
     first, second = (scores(model, texts, **params) for texts in (EVEN, turned))
     assert first == pytest.approx(second, rel=1e-5)
@@ -209,23 +210,23 @@ def test_protected_blocks_scale_with_depth(total: int, first: int, last: int) ->
 
 @pytest.mark.parametrize("criterion", ["ppl", "taylor", "magnitude"])
 def test_the_plus_rule_keeps_the_ends_and_no_more(criterion: str) -> None:
-    model = toy.make_model(num_hidden_layers=32, initializer_range=0.05)
+    model = make_model(num_hidden_layers=32, initializer_range=0.05)
     fitted = fit(model, EVEN, layers=26, criterion=criterion)
     assert fitted.decisions["protected"] == [0, 1, 2, 3, 30, 31]
     removed, values = fitted.decisions["removed_layers"], fitted.decisions["scores"]
     assert sorted(removed) == list(range(4, 30))
     assert [values[block] for block in removed] == sorted(values[block] for block in removed)
-    model = toy.make_model(num_hidden_layers=32)
+    model = make_model(num_hidden_layers=32)
     with pytest.raises(ValueError, match="param 'layers' is 27, must be at most 26"):
         fit(model, EVEN, layers=27, criterion=criterion)
 
 
 def test_pinned_and_absent_protection() -> None:
-    dense = toy.make_model()
+    dense = make_model()
     values = scores(dense, EVEN)
     lowest = order(values)
     for protect, free in ((False, range(6)), ([2, 1], range(2, 5)), ([0, 3], range(3))):
-        model = toy.make_model()
+        model = make_model()
         fitted = fit(model, EVEN, layers=2, protect=protect)
         expected = [block for block in lowest if block in free][:2]
         assert fitted.decisions["removed_layers"] == expected
@@ -234,7 +235,7 @@ def test_pinned_and_absent_protection() -> None:
 
 
 def test_a_budget_beyond_the_unprotected_blocks_is_not_applicable() -> None:
-    backbone = toy.wrap(toy.make_model())
+    backbone = wrap(make_model())
     # A block holds 15.5 %: 70 % are 5 of 6, 40 % are 3.
     for budget, fits in ((0.40, True), (0.70, False)):
         method = load_method("shortened-ppl", {"protect": [2, 1]})
@@ -242,12 +243,12 @@ def test_a_budget_beyond_the_unprotected_blocks_is_not_applicable() -> None:
         assert (reason is None) == fits
     assert "'protect' leaves 3" in str(reason)
     with pytest.raises(ValueError, match="must be at most 3"):
-        fit(toy.make_model(), EVEN, budget=0.70, protect=[2, 1])
+        fit(make_model(), EVEN, budget=0.70, protect=[2, 1])
 
 
 @pytest.mark.parametrize(("budget", "expected"), [(0.15, 1), (0.25, 2), (0.40, 3), (0.70, 5)])
 def test_a_budget_takes_the_nearest_number_of_blocks(budget: float, expected: int) -> None:
-    model = toy.make_model()
+    model = make_model()
     dense = count(model)
     fitted = fit(model, EVEN, budget=budget)
     assert len(fitted.decisions["removed_layers"]) == expected
@@ -260,14 +261,14 @@ def test_a_budget_takes_the_nearest_number_of_blocks(budget: float, expected: in
 
 
 def test_pinned_layers_win_over_the_budget() -> None:
-    fitted = fit(toy.make_model(), EVEN, budget=0.15, layers=4)
+    fitted = fit(make_model(), EVEN, budget=0.15, layers=4)
     assert len(fitted.decisions["removed_layers"]) == len(layers(fitted.model)) + 2 == 4
     assert fitted.decisions["budget_search"] == []
 
 
 def test_samples_and_length_choose_the_calibration_tokens() -> None:
-    model = toy.make_model()
-    texts = toy.ids_of([10, 4, 11, 9])
+    model = make_model()
+    texts = ids_of([10, 4, 11, 9])
     expected = scores(model, [texts[0][2:8], texts[2][2:8]])
     assert scores(model, texts, samples=2, length=6) == expected
 
@@ -281,23 +282,23 @@ def test_wrong_numbers_are_refused_by_name(params: dict[str, Any]) -> None:
 
 
 def test_a_score_that_is_no_number_is_refused() -> None:
-    model = toy.make_model()
+    model = make_model()
     torch.nn.init.constant_(layers(model)[3].mlp.up_proj.weight, float("inf"))
     with pytest.raises(ValueError, match=r"criterion 'magnitude': blocks \[3\] score no number"):
         fit(model, EVEN, criterion="magnitude")
 
 
 def test_half_precision() -> None:
-    float16 = toy.wrap(toy.make_model().half())
+    float16 = wrap(make_model().half())
     request = Request(0.25, 0, Path())
     assert "float16" in str(load_method("shortened-taylor").skip_reason(float16, request))
     assert load_method("shortened-ppl").skip_reason(float16, request) is None
-    exact = scores(toy.make_model(), EVEN, criterion="taylor")
-    model = toy.make_model().to(torch.bfloat16)
+    exact = scores(make_model(), EVEN, criterion="taylor")
+    model = make_model().to(torch.bfloat16)
     assert scores(model, EVEN, criterion="taylor") == pytest.approx(exact, rel=0.1)
 
 
 def test_neither_budget_nor_layers_is_not_applicable() -> None:
     method = load_method("shortened-taylor")
-    reason = method.skip_reason(toy.wrap(toy.make_model()), Request(None, 0, Path()))
+    reason = method.skip_reason(wrap(make_model()), Request(None, 0, Path()))
     assert "how many blocks" in str(reason)

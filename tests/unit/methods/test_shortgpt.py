@@ -14,29 +14,11 @@ from torch import Tensor
 
 from methods import load_method
 from methods.base import Request
-from methods.core.data import Batch, Data, Document, batches
-from methods.core.model.backbone import Backbone, count, decoder, layers, load_backbone
+from methods.core.data import Data
+from methods.core.model.backbone import decoder, layers, load_backbone
 from methods.shortgpt import block_influence
-from tests import toy
-
-
-class Documents:
-    """Calibration documents as they are, in batches of a chosen size."""
-
-    def __init__(self, documents: list[list[int]], batch_size: int = 4) -> None:
-        self.documents, self.batch_size = documents, batch_size
-
-    def calibration(self) -> list[Batch]:
-        return list(batches([Document(ids, 0) for ids in self.documents], self.batch_size))
-
-
-def documents(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 60, length).tolist() for length in lengths]
-
-
-def wrap(model: torch.nn.Module) -> Backbone:
-    return Backbone(model, None, Path(), None, "", count(model))
+from tests.toys.models import make_model, wrap
+from tests.toys.texts import PaddedTexts, ids_of
 
 
 def residual_streams(model: torch.nn.Module, ids: list[int], last: str) -> list[Tensor]:
@@ -75,17 +57,17 @@ def slow_influence(
 @pytest.mark.parametrize("last", ["post_norm", "raw"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_scores_equal_the_loop_over_tokens(kind: str, last: str, distance: str) -> None:
-    model = toy.make_model(kind)
+    model = make_model(kind)
     torch.nn.init.uniform_(decoder(model).norm.weight, 0.2, 2.0)
-    texts = documents([5, 9, 3, 12])
-    fast = block_influence(wrap(model), Documents(texts), last, distance)
+    texts = ids_of([5, 9, 3, 12])
+    fast = block_influence(wrap(model), PaddedTexts(texts), last, distance)
     assert fast == pytest.approx(slow_influence(model, texts, last, distance), abs=1e-5)
 
 
 def test_only_the_last_score_depends_on_the_final_norm() -> None:
-    model = toy.make_model()
+    model = make_model()
     torch.nn.init.uniform_(decoder(model).norm.weight, 0.2, 2.0)
-    texts = Documents(documents([8, 8]))
+    texts = PaddedTexts(ids_of([8, 8]))
     post, raw = (
         block_influence(wrap(model), texts, last, "cosine") for last in ("post_norm", "raw")
     )
@@ -94,10 +76,10 @@ def test_only_the_last_score_depends_on_the_final_norm() -> None:
 
 
 def test_scores_do_not_depend_on_the_batch_size() -> None:
-    model = toy.make_model()
-    texts = documents([2, 15, 7, 7, 1, 11])
+    model = make_model()
+    texts = ids_of([2, 15, 7, 7, 1, 11])
     scores = [
-        block_influence(wrap(model), Documents(texts, size), "post_norm", "cosine")
+        block_influence(wrap(model), PaddedTexts(texts, size), "post_norm", "cosine")
         for size in (1, 2, 6)
     ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
@@ -105,11 +87,11 @@ def test_scores_do_not_depend_on_the_batch_size() -> None:
 
 
 def test_tokens_weigh_the_same_whatever_their_document() -> None:
-    backbone = wrap(toy.make_model())
-    short, long = documents([3, 12])
+    backbone = wrap(make_model())
+    short, long = ids_of([3, 12])
 
     def score(*texts: list[int]) -> np.ndarray:
-        return np.array(block_influence(backbone, Documents(list(texts)), "post_norm", "cosine"))
+        return np.array(block_influence(backbone, PaddedTexts(list(texts)), "post_norm", "cosine"))
 
     both = (3 * score(short) + 12 * score(long)) / 15
     assert score(short, long) == pytest.approx(both, abs=1e-6)
@@ -120,32 +102,32 @@ def test_tokens_weigh_the_same_whatever_their_document() -> None:
 
 @pytest.mark.parametrize("layer", [0, 3, 5])
 def test_a_layer_that_adds_nothing_scores_zero_and_goes_first(layer: int) -> None:
-    model = toy.make_model()
+    model = make_model()
     for name in ("self_attn.o_proj", "mlp.down_proj"):
         torch.nn.init.zeros_(layers(model)[layer].get_submodule(name).weight)
     method = load_method("shortgpt", {"layers": 2, "last_layer": "raw"})
-    fitted = method.fit(wrap(model), Documents(documents([9, 6])), Request(None, 0, Path()))
+    fitted = method.fit(wrap(model), PaddedTexts(ids_of([9, 6])), Request(None, 0, Path()))
     assert fitted.decisions["scores"][layer] == pytest.approx(0, abs=1e-6)
     assert fitted.decisions["removed_layers"][0] == layer
 
 
 def test_a_zero_state_counts_as_half() -> None:
-    model = toy.make_model()
+    model = make_model()
     torch.nn.init.zeros_(model.get_input_embeddings().weight)
-    scores = block_influence(wrap(model), Documents(documents([4])), "raw", "cosine")
+    scores = block_influence(wrap(model), PaddedTexts(ids_of([4])), "raw", "cosine")
     assert scores == [0.5] * 6
 
 
 def test_equal_scores_go_from_the_lower_layer() -> None:
-    model = toy.make_model()
+    model = make_model()
     torch.nn.init.zeros_(model.get_input_embeddings().weight)
     method = load_method("shortgpt", {"layers": 3})
-    fitted = method.fit(wrap(model), Documents(documents([4])), Request(None, 0, Path()))
+    fitted = method.fit(wrap(model), PaddedTexts(ids_of([4])), Request(None, 0, Path()))
     assert fitted.decisions["removed_layers"] == [0, 1, 2]
 
 
 def test_layers_are_scored_once_and_removed_from_the_lowest(llama: Path) -> None:
-    texts = Documents(documents([10, 10]))
+    texts = PaddedTexts(ids_of([10, 10]))
     backbone = load_backbone(llama)
     scores = block_influence(backbone, texts, "post_norm", "cosine")
     fitted = load_method("shortgpt", {"layers": 4}).fit(backbone, texts, Request(None, 0, Path()))
@@ -201,7 +183,7 @@ def test_neither_budget_nor_layers_is_not_applicable(llama: Path) -> None:
 
 @pytest.mark.parametrize(("number", "warned"), [(4, False), (5, True)])
 def test_removing_the_first_or_last_layer_is_warned_of(number: int, warned: bool) -> None:
-    model = toy.make_model()
+    model = make_model()
     # Layers 1 to 4 add nothing and go first; the fifth to go is an end.
     for layer in range(1, 5):
         for name in ("self_attn.o_proj", "mlp.down_proj"):
@@ -209,6 +191,6 @@ def test_removing_the_first_or_last_layer_is_warned_of(number: int, warned: bool
     method = load_method("shortgpt", {"layers": number})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        method.fit(wrap(model), Documents(documents([9, 6])), Request(None, 0, Path()))
+        method.fit(wrap(model), PaddedTexts(ids_of([9, 6])), Request(None, 0, Path()))
     said = [str(warning.message) for warning in caught]
     assert any("at an end" in message for message in said) == warned

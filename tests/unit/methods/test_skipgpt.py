@@ -19,20 +19,19 @@ from methods.core.model.backbone import (
     layers,
 )
 from methods.core.routing.router import Context
-from tests import toy
 from tests.near import assert_near
-from tests.routing_toys import (
+from tests.toys.models import make_model, wrap
+from tests.toys.routed import (
     IDS,
-    all_real,
-    built,
+    build_variant,
+    causal_reads,
     decide,
-    earlier,
     fit,
     set_routers,
-    shaken,
+    shake_variant,
     slow_attention,
-    training,
-    wrap,
+    training_context,
+    without_pads,
 )
 
 ROWS = pytest.mark.parametrize("variant", ["skipgpt-rt", "skipgpt-rt-mlp", "skipgpt-joint"])
@@ -62,7 +61,7 @@ def slow_states(model: Any, ids: Tensor, noise: Tensor | None = None) -> tuple[T
             rows = zip(logits.tolist(), added.tolist(), strict=True)
             runs.append(torch.tensor([first + more >= second for (first, second), more in rows]))
         decided += runs
-        mixed = slow_attention(model, layer, attention_norm(layer)(hidden), earlier(len(ids)))
+        mixed = slow_attention(model, layer, attention_norm(layer)(hidden), causal_reads(len(ids)))
         middle = added_where(runs[0], hidden, mixed)
         hidden = added_where(runs[1], middle, ffn(layer)(ffn_norm(layer)(middle)))
     return decoder(model).norm(hidden), torch.stack(decided)
@@ -71,7 +70,7 @@ def slow_states(model: Any, ids: Tensor, noise: Tensor | None = None) -> tuple[T
 @ROWS
 @torch.no_grad()
 def test_states_and_decisions_equal_the_loop_over_tokens(variant: str) -> None:
-    model = shaken(variant)
+    model = shake_variant(variant)
     output = model.model(IDS, use_cache=False)
     for row, ids in enumerate(IDS):
         states, decided = slow_states(model, ids)
@@ -85,10 +84,10 @@ def test_states_and_decisions_equal_the_loop_over_tokens(variant: str) -> None:
 def test_training_equals_the_loop_on_stated_noise(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = shaken(variant)
+    model = shake_variant(variant)
     noise = torch.randn(4, 12, 11, generator=torch.Generator().manual_seed(2))
     monkeypatch.setattr(skipgpt, "logistic_noise", lambda *_: noise)
-    output = model.model(IDS, use_cache=False, context=training())
+    output = model.model(IDS, use_cache=False, context=training_context())
     for row, ids in enumerate(IDS):
         states, decided = slow_states(model, ids, noise[row])
         assert torch.equal(output.executed[row], decided)
@@ -99,23 +98,23 @@ def test_training_equals_the_loop_on_stated_noise(
 
 
 @ROWS
-@pytest.mark.parametrize("at", [Context(), training()], ids=["inference", "training"])
+@pytest.mark.parametrize("at", [Context(), training_context()], ids=["inference", "training"])
 @torch.no_grad()
 def test_open_gates_give_the_dense_logits_bit_for_bit(variant: str, at: Context) -> None:
     """Property 1, also in the form of training, with biases that no noise can turn."""
-    model = built(variant)
+    model = build_variant(variant)
     set_routers(model, (100.0, -100.0))
     logits = model.lm_head(model.model(IDS, context=at).last_hidden_state)
-    assert torch.equal(logits, toy.make_model()(IDS).logits)
+    assert torch.equal(logits, make_model()(IDS).logits)
 
 
 @ROWS
-@pytest.mark.parametrize("at", [Context(), training()], ids=["inference", "training"])
+@pytest.mark.parametrize("at", [Context(), training_context()], ids=["inference", "training"])
 @torch.no_grad()
 def test_closed_gates_leave_embeddings_norm_and_head(variant: str, at: Context) -> None:
-    model = built(variant)
+    model = build_variant(variant)
     set_routers(model, (-100.0, 100.0))
-    dense = toy.make_model()
+    dense = make_model()
     expected = dense.lm_head(decoder(dense).norm(decoder(dense).embed_tokens(IDS)))
     output = model.model(IDS, context=at)
     assert torch.equal(model.lm_head(output.last_hidden_state), expected)
@@ -125,10 +124,10 @@ def test_closed_gates_leave_embeddings_norm_and_head(variant: str, at: Context) 
 @torch.no_grad()
 def test_an_uneven_rate_is_that_of_component_zero() -> None:
     """Property 6: swapped components would turn 0.73 into 0.27."""
-    model = built("skipgpt-rt")
+    model = build_variant("skipgpt-rt")
     set_routers(model, (0.5, -0.5))
     ids = torch.randint(0, 60, (32, 64), generator=torch.Generator().manual_seed(3))
-    executed = model.model(ids, use_cache=False, context=training()).executed
+    executed = model.model(ids, use_cache=False, context=training_context()).executed
     assert float(executed.float().mean()) == pytest.approx(0.7311, abs=0.01)
     set_routers(model, (0.0, 0.0))
     assert bool(model.model(ids, use_cache=False).executed.all()), "a tie executes"
@@ -137,11 +136,11 @@ def test_an_uneven_rate_is_that_of_component_zero() -> None:
 @torch.no_grad()
 def test_decisions_are_made_in_float32() -> None:
     """10 and 10.01 are the same number in bfloat16, and a tie would execute."""
-    model = built("skipgpt-rt", dtype=torch.bfloat16)
+    model = build_variant("skipgpt-rt", dtype=torch.bfloat16)
     set_routers(model, (10.0, 10.01))
     assert not bool(model.model(IDS, use_cache=False).executed.any())
     assert {p.dtype for p in model.model.router.parameters()} == {torch.float32}
-    output = shaken("skipgpt-rt", dtype=torch.bfloat16).model(IDS, use_cache=False)
+    output = shake_variant("skipgpt-rt", dtype=torch.bfloat16).model(IDS, use_cache=False)
     assert output.last_hidden_state.dtype == torch.bfloat16
 
 
@@ -149,7 +148,7 @@ def test_decisions_are_made_in_float32() -> None:
 @torch.no_grad()
 def test_the_ffn_router_does_not_see_attention(variant: str) -> None:
     """Property 7: what changes in a layer's attention reaches routers of later layers only."""
-    model = shaken(variant)
+    model = shake_variant(variant)
     before = model.model(IDS, use_cache=False).executed
     heads = layers(model)[2].self_attn.o_proj
     heads.weight.mul_(-3.0)
@@ -161,8 +160,8 @@ def test_the_ffn_router_does_not_see_attention(variant: str) -> None:
 @ROWS
 def test_gradients_of_the_two_biases_are_opposite(variant: str) -> None:
     """Property 4."""
-    model = shaken(variant)
-    states = model.model(IDS, use_cache=False, context=training()).last_hidden_state
+    model = shake_variant(variant)
+    states = model.model(IDS, use_cache=False, context=training_context()).last_hidden_state
     states.square().mean().backward()
     for router in model.model.router.routers:
         bias = router.bias if isinstance(router, nn.Linear) else router[-1].bias
@@ -172,11 +171,11 @@ def test_gradients_of_the_two_biases_are_opposite(variant: str) -> None:
 
 def router_call(progress: float) -> tuple[Tensor, Tensor]:
     """Of one unit whose two logits are 0.7 apart: noise, and the slope of the soft gate."""
-    model = built("skipgpt-rt")
+    model = build_variant("skipgpt-rt")
     set_routers(model, (0.7, 0.0))
-    router, at = model.model.router, training(progress)
+    router, at = model.model.router, training_context(progress)
     hidden = torch.zeros(4, 11, 32)
-    state = router.start(all_real(IDS), hidden, at)
+    state = router.start(without_pads(IDS), hidden, at)
     decision, _ = decide(router, 3, hidden, None, state, at)
     decision.soft.sum().backward()
     return state[:, 3], router.routers[3].bias.grad[0]
@@ -232,7 +231,7 @@ def test_what_a_fit_asks_of_its_penalty(
     monkeypatch.setattr(skipgpt, "mean_deviation", spy)
     fitted = fit("skipgpt-rt", tmp_path, updates=2, **params)
     weights, aimed = asked[0]
-    dense = toy.make_model()
+    dense = make_model()
     # D 32, F 64: queries and output 2 D^2, FFN 3 D F.
     share = torch.tensor([2048.0, 6144.0] * 6).double() / wrap(dense).parameters
     expected = share if weight is None else torch.full_like(share, weight)
@@ -254,8 +253,8 @@ def test_the_training_log_holds_the_penalty_of_its_own_gates(tmp_path: Path) -> 
 def test_router_tuning_leaves_the_backbone_its_bits(tmp_path: Path) -> None:
     """Property 8."""
     model = fit("skipgpt-rt", tmp_path).model
-    after, start = model.state_dict(), built("skipgpt-rt").state_dict()
-    for name, value in toy.make_model().state_dict().items():
+    after, start = model.state_dict(), build_variant("skipgpt-rt").state_dict()
+    for name, value in make_model().state_dict().items():
         assert torch.equal(after[name], value)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {name for name in after if name.startswith("model.router.")}
@@ -264,7 +263,7 @@ def test_router_tuning_leaves_the_backbone_its_bits(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_sampled_evaluation_draws_the_same_in_a_cache() -> None:
-    model = shaken("skipgpt-rt-sampled")
+    model = shake_variant("skipgpt-rt-sampled")
     full = model(IDS).logits
     first = model(IDS[:, :4], use_cache=True)
     parts, cache = [first.logits], first.past_key_values
@@ -273,7 +272,7 @@ def test_sampled_evaluation_draws_the_same_in_a_cache() -> None:
         parts.append(step.logits)
     assert_near(torch.cat(parts, dim=1), full)
     drawn = model.model(IDS, use_cache=False).executed
-    assert not torch.equal(drawn, shaken("skipgpt-rt").model(IDS, use_cache=False).executed)
+    assert not torch.equal(drawn, shake_variant("skipgpt-rt").model(IDS, use_cache=False).executed)
     set_routers(model, (0.5, -0.5))
     ids = torch.randint(0, 60, (32, 64), generator=torch.Generator().manual_seed(3))
     rate = float(model.model(ids, use_cache=False).executed.float().mean())
@@ -283,7 +282,7 @@ def test_sampled_evaluation_draws_the_same_in_a_cache() -> None:
 @pytest.mark.parametrize("router", ["linear", "mlp"])
 def test_how_routers_start(router: str) -> None:
     model = load_method("skipgpt-rt", {"router": router}).build(
-        wrap(toy.make_model(hidden_size=256)), {"seed": 7, "threshold": 0.5}
+        wrap(make_model(hidden_size=256)), {"seed": 7, "threshold": 0.5}
     )
     for made in model.model.router.routers:
         parts = [made] if router == "linear" else [made[0], made[2]]
@@ -294,7 +293,7 @@ def test_how_routers_start(router: str) -> None:
 
 
 def test_what_does_not_apply_and_what_is_refused(tmp_path: Path) -> None:
-    dense = wrap(toy.make_model())
+    dense = wrap(make_model())
     method = load_method("skipgpt-rt")
     assert "neither a budget nor 'sparsity'" in method.skip_reason(
         dense, Request(None, 1, tmp_path)

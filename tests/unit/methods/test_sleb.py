@@ -18,16 +18,18 @@ from methods.core.model.backbone import layers
 from methods.core.model.checkpoint import DECISIONS
 from methods.core.model.ledger import Ledger, Tally
 from methods.core.surgery.greedy import Part, greedy_rounds
-from tests import steps, toy
+from tests import steps
 from tests.near import ROUNDING
 from tests.slow_perplexity import slow_perplexity
+from tests.toys import static
+from tests.toys.models import keep_layers, make_model, wrap
+from tests.toys.texts import calibration_data, ids_of
 
-TEXTS = toy.ids_of([9, 3, 14, 2, 9, 1, 11])
+TEXTS = ids_of([9, 3, 14, 2, 9, 1, 11])
 
 
 def fit(model: PreTrainedModel, budget: float | None = None, **params: Any) -> Fitted:
-    method = load_method("sleb", params)
-    return method.fit(toy.wrap(model), toy.calibration(TEXTS), Request(budget, 0, Path()))
+    return static.fit("sleb", model, TEXTS, budget, **params)
 
 
 def silence(model: PreTrainedModel, *numbers: int) -> PreTrainedModel:
@@ -46,10 +48,10 @@ def naive(kind: str, number: int, free: list[int]) -> tuple[list[int], list[dict
         scores = {}
         for block in free:
             if block not in removed:
-                dense = toy.make_model(kind)
+                dense = make_model(kind)
                 gone = [*removed, block]
                 kept = [n for n in range(len(layers(dense))) if n not in gone]
-                scores[block] = slow_perplexity(toy.keep_layers(dense, kept), TEXTS)
+                scores[block] = slow_perplexity(keep_layers(dense, kept), TEXTS)
         removed.append(min(scores, key=lambda block: (scores[block], block)))
         rounds.append(scores)
     return removed, rounds
@@ -58,7 +60,7 @@ def naive(kind: str, number: int, free: list[int]) -> tuple[list[int], list[dict
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "tied"])
 @pytest.mark.parametrize("protect", [[1, 1], [0, 0]])
 def test_order_and_scores_equal_the_naive_search(kind: str, protect: list[int]) -> None:
-    model = toy.make_model(kind)
+    model = make_model(kind)
     total = len(layers(model))
     free = list(range(protect[0], total - protect[1]))
     removed, rounds = naive(kind, 2, free)
@@ -70,26 +72,26 @@ def test_order_and_scores_equal_the_naive_search(kind: str, protect: list[int]) 
 
 
 def test_later_rounds_measure_the_model_that_is_left() -> None:
-    decisions = fit(toy.make_model(), layers=3, protect=[0, 0]).decisions
+    decisions = fit(make_model(), layers=3, protect=[0, 0]).decisions
     first = sorted(range(6), key=decisions["scores"][0].__getitem__)[:3]
     assert decisions["removed_layers"] != first
 
 
 def test_the_first_round_is_the_criterion_of_shortened_llama() -> None:
     once = load_method("shortened-ppl", {"layers": 1, "protect": False}).fit(
-        toy.wrap(toy.make_model()), toy.calibration(TEXTS), Request(None, 0, Path())
+        wrap(make_model()), calibration_data(TEXTS), Request(None, 0, Path())
     )
-    again = fit(toy.make_model(), layers=1, protect=[0, 0])
+    again = fit(make_model(), layers=1, protect=[0, 0])
     assert again.decisions["scores"] == [once.decisions["scores"]]
     assert again.decisions["removed_layers"] == once.decisions["removed_layers"]
 
 
 def test_orders_are_prefixes_and_a_budget_takes_the_nearest() -> None:
-    five = fit(toy.make_model(), layers=4).decisions["removed_layers"]
-    assert fit(toy.make_model(), layers=2).decisions["removed_layers"] == five[:2]
+    five = fit(make_model(), layers=4).decisions["removed_layers"]
+    assert fit(make_model(), layers=2).decisions["removed_layers"] == five[:2]
     # A block holds 15.5 %.
     for budget, number in ((0.25, 2), (0.40, 3)):
-        fitted = fit(toy.make_model(), budget)
+        fitted = fit(make_model(), budget)
         assert fitted.structure == {"removed_layers": five[:number]}
         tally = Tally(Ledger.of(fitted.model, 59808, 6))
         tally.add(None, 5)
@@ -98,7 +100,7 @@ def test_orders_are_prefixes_and_a_budget_takes_the_nearest() -> None:
 
 
 def test_the_last_score_is_that_of_the_model_on_disk(llama: Path, tmp_path: Path) -> None:
-    texts = np.array(toy.ids_of([16] * 5))
+    texts = np.array(ids_of([16] * 5))
     np.save(tmp_path / "ids.npy", texts)
     arguments = ["--budget", 0.4, "--calibration", tmp_path / "ids.npy"]
     out = steps.fit("sleb", llama, tmp_path / "out", *arguments)
@@ -108,13 +110,13 @@ def test_the_last_score_is_that_of_the_model_on_disk(llama: Path, tmp_path: Path
 
 
 def test_a_block_that_adds_nothing_scores_the_present_perplexity() -> None:
-    dense = slow_perplexity(silence(toy.make_model(), 3), TEXTS)
-    scores = fit(silence(toy.make_model(), 3), layers=1).decisions["scores"][0]
+    dense = slow_perplexity(silence(make_model(), 3), TEXTS)
+    scores = fit(silence(make_model(), 3), layers=1).decisions["scores"][0]
     assert scores[3] == pytest.approx(dense, rel=ROUNDING)
 
 
 def test_of_equal_blocks_the_lower_goes_first() -> None:
-    removed = fit(silence(toy.make_model(), 1, 2, 3, 4), layers=4).decisions["removed_layers"]
+    removed = fit(silence(make_model(), 1, 2, 3, 4), layers=4).decisions["removed_layers"]
     assert removed == [1, 2, 3, 4]
 
 
@@ -122,7 +124,7 @@ def test_documents_per_batch_do_not_change_the_order() -> None:
     def order(size: int) -> list[int]:
         texts: list[Batch] = list(batches([Document(ids, 0) for ids in TEXTS], size))
         blocks = [Part("block", n) for n in range(6)]
-        return [best.layer for best, _ in greedy_rounds(toy.make_model(), texts, blocks)]
+        return [best.layer for best, _ in greedy_rounds(make_model(), texts, blocks)]
 
     assert order(1) == order(3) == order(7)
     assert sorted(order(7)) == list(range(6))
@@ -130,8 +132,8 @@ def test_documents_per_batch_do_not_change_the_order() -> None:
 
 def test_no_more_blocks_go_than_are_unprotected() -> None:
     with pytest.raises(ValueError, match="param 'layers' is 5, must be at most 4: 'protect' keeps"):
-        fit(toy.make_model(), layers=5)
-    backbone = toy.wrap(toy.make_model())
+        fit(make_model(), layers=5)
+    backbone = wrap(make_model())
     method = load_method("sleb")
     assert method.skip_reason(backbone, Request(0.5, 0, Path())) is None
     reason = method.skip_reason(backbone, Request(0.8, 0, Path()))
@@ -146,7 +148,7 @@ def test_wrong_numbers_are_refused_by_name(params: dict[str, Any]) -> None:
 
 
 def test_a_score_that_is_no_number_is_refused() -> None:
-    model = toy.make_model()
+    model = make_model()
     torch.nn.init.constant_(layers(model)[0].mlp.up_proj.weight, float("inf"))
     with pytest.raises(ValueError, match="without block 1 the perplexity is no number"):
         fit(model, layers=1)

@@ -12,13 +12,14 @@ from methods.core.model.backbone import decoder, layers
 from methods.core.surgery.sliced import UnweightedNorm, fuse_norms
 from methods.slicegpt import Stream
 from tests.near import TERMS, assert_near
-from tests.slicing_toys import IDS, KINDS, Documents, dense, fit, furthest, logits
+from tests.toys.models import KINDS, make_scaled
+from tests.toys.static import IDS, fit_slicegpt, furthest, logits, slicing_texts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_fusing_the_norms_keeps_the_logits(kind: str, dtype: torch.dtype) -> None:
-    model = dense(kind, dtype, rms_norm_eps=1e-2)
+    model = make_scaled(kind, dtype, rms_norm_eps=1e-2)
     before = logits(model)
     assert_near(logits(fuse_norms(model)), before)
     assert not any("layernorm" in name for name, _ in model.named_parameters())
@@ -30,13 +31,13 @@ def test_fusing_the_norms_keeps_the_logits(kind: str, dtype: torch.dtype) -> Non
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_sliced_is_the_fused_model(kind: str, dtype: torch.dtype, terms: int) -> None:
-    sliced = logits(fit(dense(kind, dtype), 0.0).model)
-    assert_near(sliced, logits(fuse_norms(dense(kind, dtype))), terms)
-    assert_near(sliced, logits(dense(kind, dtype)), terms)
+    sliced = logits(fit_slicegpt(make_scaled(kind, dtype), 0.0).model)
+    assert_near(sliced, logits(fuse_norms(make_scaled(kind, dtype))), terms)
+    assert_near(sliced, logits(make_scaled(kind, dtype)), terms)
 
 
 def test_nothing_sliced_makes_orthogonal_shortcuts() -> None:
-    sliced = fit(dense(dtype=torch.float64), 0.0).model
+    sliced = fit_slicegpt(make_scaled(dtype=torch.float64), 0.0).model
     for layer in layers(sliced):
         for shortcut in (layer.attention_shortcut.weight, layer.ffn_shortcut.weight):
             one = torch.eye(32, dtype=torch.float64)
@@ -45,16 +46,16 @@ def test_nothing_sliced_makes_orthogonal_shortcuts() -> None:
 
 
 def test_biases_of_writing_matrices_turn_with_them() -> None:
-    model = dense(dtype=torch.float64, attention_bias=True, mlp_bias=True)
+    model = make_scaled(dtype=torch.float64, attention_bias=True, mlp_bias=True)
     before = logits(model)
-    assert_near(logits(fit(model, 0.0).model), before)
+    assert_near(logits(fit_slicegpt(model, 0.0).model), before)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5])
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_orientations_give_the_same_logits(kind: str, fraction: float) -> None:
-    pca = fit(dense(kind, torch.float64), fraction).model
-    random = fit(dense(kind, torch.float64), fraction, orientation="random").model
+    pca = fit_slicegpt(make_scaled(kind, torch.float64), fraction).model
+    random = fit_slicegpt(make_scaled(kind, torch.float64), fraction, orientation="random").model
     assert furthest(logits(pca), logits(random)) < 1e-10
     before, after = (decoder(model).embed_tokens.weight for model in (pca, random))
     assert furthest(before, after) > 0.1
@@ -62,7 +63,7 @@ def test_orientations_give_the_same_logits(kind: str, fraction: float) -> None:
 
 def test_the_random_orientation_follows_the_seed() -> None:
     def embeddings(seed: int) -> Tensor:
-        model = fit(dense(), orientation="random", seed=seed).model
+        model = fit_slicegpt(make_scaled(), orientation="random", seed=seed).model
         return decoder(model).embed_tokens.weight
 
     assert torch.equal(embeddings(1), embeddings(1))
@@ -71,17 +72,17 @@ def test_the_random_orientation_follows_the_seed() -> None:
 
 def test_every_cut_draws_its_own_rotation() -> None:
     """A layer that adds nothing leaves the stream, and so its PCA, alone: only the draw differs."""
-    model = dense(dtype=torch.float64)
+    model = make_scaled(dtype=torch.float64)
     for name in ("self_attn.o_proj", "mlp.down_proj"):
         nn.init.zeros_(layers(model)[0].get_submodule(name).weight)
-    first = layers(fit(model, 0.25, orientation="random").model)[0]
+    first = layers(fit_slicegpt(model, 0.25, orientation="random").model)[0]
     for shortcut in (first.attention_shortcut.weight, first.ffn_shortcut.weight):
         assert furthest(shortcut.abs(), torch.eye(24)) > 0.1
 
 
 def confined(kind: str) -> nn.Module:
     """A toy whose embedding, attention and FFN write to 20 directions only, drawn at random."""
-    model = dense(kind, torch.float64)
+    model = make_scaled(kind, torch.float64)
     drawn = torch.randn(32, 20, generator=torch.Generator().manual_seed(5)).double()
     basis = torch.linalg.qr(drawn).Q
     with torch.no_grad():
@@ -97,19 +98,19 @@ def confined(kind: str) -> nn.Module:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_in_a_subspace_is_sliced_without_loss(kind: str, head: bool) -> None:
     expected = logits(fuse_norms(confined(kind)))
-    fitted = fit(confined(kind), 12 / 32, do_slice_head=head)
+    fitted = fit_slicegpt(confined(kind), 12 / 32, do_slice_head=head)
     cuts = 2 * len(layers(fitted.model))
     assert fitted.decisions["widths"] == [20] * cuts + [20 if head else 32]
     assert furthest(logits(fitted.model), expected) < 1e-10
-    assert furthest(logits(fit(confined(kind), 13 / 32).model), expected) > 0.1
+    assert furthest(logits(fit_slicegpt(confined(kind), 13 / 32).model), expected) > 0.1
 
 
 def test_eigenvalues_fall_and_sum_to_the_damped_squares() -> None:
-    model = dense(dtype=torch.float64)
-    data = Documents()
+    model = make_scaled(dtype=torch.float64)
+    data = slicing_texts()
     rows = decoder(model).embed_tokens.weight.detach()
-    squares = sum(float(rows[document.ids].square().sum()) for document in data.documents)
-    eigenvalues = np.array(fit(model, data=data).decisions["eigenvalues"])
+    squares = sum(float(rows[ids].square().sum()) for ids in data.documents)
+    eigenvalues = np.array(fit_slicegpt(model, data=data).decisions["eigenvalues"])
     assert eigenvalues.shape == (13, 32)
     assert (np.diff(eigenvalues, axis=1) <= 0).all()
     assert eigenvalues[0].sum() == pytest.approx(1.01 * squares, rel=1e-12)
@@ -126,8 +127,8 @@ def test_principal_directions_by_hand() -> None:
 
 def test_pads_and_batches_change_nothing() -> None:
     fits = [
-        fit(dense(dtype=torch.float64), data=data).decisions["eigenvalues"]
-        for data in (Documents(), Documents(pad=7), Documents(batch_size=1))
+        fit_slicegpt(make_scaled(dtype=torch.float64), data=data).decisions["eigenvalues"]
+        for data in (slicing_texts(), slicing_texts(pad=7), slicing_texts(batch_size=1))
     ]
     for other in fits[1:]:
         np.testing.assert_allclose(other, fits[0], rtol=1e-12)
@@ -135,7 +136,8 @@ def test_pads_and_batches_change_nothing() -> None:
 
 def test_each_cut_sees_the_slicing_in_front_of_it() -> None:
     exact, sliced = (
-        np.array(fit(dense(), fraction).decisions["eigenvalues"]) for fraction in (0.0, 0.5)
+        np.array(fit_slicegpt(make_scaled(), fraction).decisions["eigenvalues"])
+        for fraction in (0.0, 0.5)
     )
     np.testing.assert_allclose(sliced[0], exact[0], rtol=1e-6)
     assert abs(sliced[1:] / exact[1:] - 1).max(axis=1).min() > 1e-3
@@ -153,10 +155,12 @@ def test_the_norm_divides_by_the_original_width() -> None:
 
 
 def test_centring_moves_the_embeddings_and_the_function() -> None:
-    plain, centred = (fit(dense(), 0.0, center_embeddings=on).model for on in (False, True))
-    assert furthest(logits(plain), logits(dense())) < 1e-4
-    assert furthest(logits(centred), logits(dense())) > 1e-2
-    by_hand = dense()
+    plain, centred = (
+        fit_slicegpt(make_scaled(), 0.0, center_embeddings=on).model for on in (False, True)
+    )
+    assert furthest(logits(plain), logits(make_scaled())) < 1e-4
+    assert furthest(logits(centred), logits(make_scaled())) > 1e-2
+    by_hand = make_scaled()
     rows = decoder(by_hand).embed_tokens.weight
     with torch.no_grad():
         rows -= rows.mean(dim=1, keepdim=True)
@@ -165,13 +169,15 @@ def test_centring_moves_the_embeddings_and_the_function() -> None:
 
 def test_weights_lie_as_a_file_gives_them_back() -> None:
     # Another layout of the same numbers may move last bits of a product.
-    assert all(parameter.is_contiguous() for parameter in fit(dense()).model.parameters())
+    assert all(
+        parameter.is_contiguous() for parameter in fit_slicegpt(make_scaled()).model.parameters()
+    )
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_sixteen_bits_stay_near(kind: str) -> None:
-    wide = fit(dense(kind), 0.25)
-    narrow = fit(dense(kind, torch.bfloat16), 0.25)
+    wide = fit_slicegpt(make_scaled(kind), 0.25)
+    narrow = fit_slicegpt(make_scaled(kind, torch.bfloat16), 0.25)
     assert all(p.dtype is torch.bfloat16 for p in narrow.model.parameters())
     first, second = (np.array(fitted.decisions["eigenvalues"]) for fitted in (wide, narrow))
     np.testing.assert_allclose(second[:, 0], first[:, 0], rtol=0.02)
@@ -180,7 +186,7 @@ def test_sixteen_bits_stay_near(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_generation_with_cache_equals_without(kind: str) -> None:
-    sliced: PreTrainedModel = fit(dense(kind), 0.25).model
+    sliced: PreTrainedModel = fit_slicegpt(make_scaled(kind), 0.25).model
     options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
     cached = sliced.generate(IDS, use_cache=True, **options)
     assert torch.equal(cached, sliced.generate(IDS, use_cache=False, **options))

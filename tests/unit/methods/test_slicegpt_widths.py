@@ -16,14 +16,15 @@ from methods.core.model.backbone import count, decoder, empty_backbone
 from methods.core.model.ledger import Ledger, Tally
 from methods.core.surgery.sliced import fuse_norms
 from methods.slicegpt import width_for
-from tests import steps, toy
-from tests.slicing_toys import KINDS, dense, fit, furthest, logits, wrap
+from tests import steps
+from tests.toys.models import CONFIGS, KINDS, make_model, make_scaled, wrap
+from tests.toys.static import fit_slicegpt, furthest, logits
 
 
 @pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_follow_the_formula(kind: str, head: bool) -> None:
-    shape = toy.SHAPES[kind]
+    shape = CONFIGS[kind]
     layer_count, full, width, ffn, keys = shape["num_hidden_layers"], 32, 24, 64, 16
     ends = [width] * (layer_count - 1) + [width if head else full]
     expected = 64 * width + 64 * ends[-1]
@@ -31,10 +32,10 @@ def test_parameters_follow_the_formula(kind: str, head: bool) -> None:
         expected += 2 * full * width + 2 * keys * width + 2 * ffn * width + ffn * end
         expected += width * width + width * end
         expected += {"qwen2": full + 2 * keys, "qwen3": 2 * 8}.get(kind, 0)
-    fitted = fit(dense(kind), 0.25, do_slice_head=head)
+    fitted = fit_slicegpt(make_scaled(kind), 0.25, do_slice_head=head)
     assert count(fitted.model) == expected
     method = load_method("slicegpt")
-    built = method.build(empty_backbone(toy.make_model(kind).config), fitted.structure)
+    built = method.build(empty_backbone(make_model(kind).config), fitted.structure)
     assert count(built) == expected
 
 
@@ -42,9 +43,9 @@ def test_parameters_follow_the_formula(kind: str, head: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("budget", [0.15, 0.40])
 def test_a_budget_takes_the_nearest_width(kind: str, budget: float, head: bool) -> None:
-    model = dense(kind)
+    model = make_scaled(kind)
     total = count(model)
-    fitted = fit(model, None, budget, do_slice_head=head)
+    fitted = fit_slicegpt(model, None, budget, do_slice_head=head)
     trace = {row["setting"]: row["skip"] for row in fitted.decisions["budget_search"]}
     assert sorted(trace) == list(range(1, 33))
     width = fitted.structure["width"]
@@ -56,20 +57,20 @@ def test_a_budget_takes_the_nearest_width(kind: str, budget: float, head: bool) 
 
 
 def test_biases_of_writing_matrices_are_counted() -> None:
-    model = dense(attention_bias=True, mlp_bias=True)
+    model = make_scaled(attention_bias=True, mlp_bias=True)
     total = count(model)
-    fitted = fit(model, None, 0.25, do_slice_head=True)
+    fitted = fit_slicegpt(model, None, 0.25, do_slice_head=True)
     trace = {row["setting"]: row["skip"] for row in fitted.decisions["budget_search"]}
     assert trace[fitted.structure["width"]] == 1 - count(fitted.model) / total
 
 
 def test_widths_of_a_search_are_rounded() -> None:
-    trace = fit(dense(), None, 0.25, round_to=5).decisions["budget_search"]
+    trace = fit_slicegpt(make_scaled(), None, 0.25, round_to=5).decisions["budget_search"]
     assert [row["setting"] for row in trace] == [30, 25, 20, 15, 10, 5]
 
 
 def test_a_pinned_fraction_wins_over_the_budget() -> None:
-    fitted = fit(dense(), 0.5, budget=0.1)
+    fitted = fit_slicegpt(make_scaled(), 0.5, budget=0.1)
     assert fitted.structure["width"] == 16
     assert fitted.decisions["slice_fraction"] == 0.5
     assert fitted.decisions["budget_search"] == []
@@ -99,25 +100,25 @@ def test_params_that_fit_no_backbone_are_refused_at_once(params: dict[str, Any])
 
 def test_params_that_leave_no_direction_are_refused() -> None:
     with pytest.raises(ValueError, match="param 'slice_fraction' is 0.99"):
-        fit(dense(), 0.99)
+        fit_slicegpt(make_scaled(), 0.99)
     with pytest.raises(ValueError, match="param 'round_to' is 33"):
-        fit(dense(), None, 0.25, round_to=33)
+        fit_slicegpt(make_scaled(), None, 0.25, round_to=33)
 
 
 def test_neither_budget_nor_fraction_is_not_applicable() -> None:
-    reason = load_method("slicegpt").skip_reason(wrap(dense()), Request(None, 0, Path()))
+    reason = load_method("slicegpt").skip_reason(wrap(make_scaled()), Request(None, 0, Path()))
     assert "how much to slice" in reason
 
 
 def test_a_tied_head_is_untied_and_paid_for() -> None:
-    model = dense("tied")
+    model = make_scaled("tied")
     total = count(model)
-    fitted = fit(model, 0.0)
+    fitted = fit_slicegpt(model, 0.0)
     assert fitted.model.config.tie_word_embeddings is False
     # 64 x 32 for the head, two shortcuts of 32 x 32 per layer, two norms per layer and one less.
     assert count(fitted.model) == total + 64 * 32 + 4 * (2 * 32 * 32 - 2 * 32) - 32
-    centred = fit(dense("tied"), 0.0, center_embeddings=True).model
-    by_hand = fuse_norms(dense("tied"))
+    centred = fit_slicegpt(make_scaled("tied"), 0.0, center_embeddings=True).model
+    by_hand = fuse_norms(make_scaled("tied"))
     rows = decoder(by_hand).embed_tokens.weight
     with torch.no_grad():
         rows -= rows.mean(dim=1, keepdim=True)
@@ -125,15 +126,15 @@ def test_a_tied_head_is_untied_and_paid_for() -> None:
 
 
 def test_the_config_tells_stream_and_heads_apart() -> None:
-    config = fit(dense("qwen2"), 0.25).model.config
+    config = fit_slicegpt(make_scaled("qwen2"), 0.25).model.config
     assert (config.hidden_size, config.head_dim) == (32, 8)
     assert (config.norm_dim, config.slice_dim) == (32, 24)
 
 
 def test_the_authors_rate_divides_by_the_fused_model() -> None:
-    model = dense("tied")
+    model = make_scaled("tied")
     total = count(model)
-    sliced = fit(model, 0.25).model
+    sliced = fit_slicegpt(model, 0.25).model
     fused = total + 64 * 32 + 4 * (2 * 32 * 32 - 2 * 32) - 32
     tally = Tally(Ledger.of(sliced, total, 4))
     tally.add(None, 1)

@@ -12,7 +12,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 from torch import Tensor
 
 from methods.core.model.backbone import load_backbone
-from tests import toy
+from tests.toys.models import make_model
+from tests.toys.texts import BOS, EOS, PAD, SPECIAL, UNK, WORDS
 from workflows.runtime.gguf_model import convert, shortest
 
 NAMES = {
@@ -42,13 +43,13 @@ def write(file: Path, model: Any, architecture: str = "llama", kind: str = "F32"
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     # Bytes and one merge of a byte-level vocabulary, then the special tokens.
-    writer.add_token_list(["a", "b", "ab", *toy.WORDS[3:], *toy.SPECIAL])
-    writer.add_token_types([1] * len(toy.WORDS) + [3] * len(toy.SPECIAL))
+    writer.add_token_list(["a", "b", "ab", *WORDS[3:], *SPECIAL])
+    writer.add_token_types([1] * len(WORDS) + [3] * len(SPECIAL))
     writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(toy.BOS)
-    writer.add_eos_token_id(toy.EOS)
-    writer.add_unk_token_id(toy.UNK)
-    writer.add_pad_token_id(toy.PAD)
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_unk_token_id(UNK)
+    writer.add_pad_token_id(PAD)
     quantization = GGMLQuantizationType[kind]
     for name, tensor in model.state_dict().items():
         values = stored(name, tensor, config).float().numpy()
@@ -89,7 +90,7 @@ def out(folder: Path) -> Path:
 
 
 def test_the_folder_holds_the_model_of_the_file(tmp_path: Path) -> None:
-    model = toy.make_model()
+    model = make_model()
     convert(write(tmp_path / "toy.gguf", model), out(tmp_path / "plain"))
     backbone = load_backbone(tmp_path / "plain")
     assert backbone.tokenizer is not None
@@ -102,7 +103,7 @@ def test_the_folder_holds_the_model_of_the_file(tmp_path: Path) -> None:
 
 
 def test_quantized_weights_come_out_as_what_they_stand_for(tmp_path: Path) -> None:
-    model = toy.make_model()
+    model = make_model()
     convert(write(tmp_path / "toy.gguf", model, kind="Q8_0"), out(tmp_path / "plain"))
     name = "model.layers.2.mlp.down_proj.weight"
     weight = model.get_parameter(name).detach().numpy()
@@ -114,7 +115,7 @@ def test_quantized_weights_come_out_as_what_they_stand_for(tmp_path: Path) -> No
 
 
 def test_another_architecture_is_refused_before_weights_are_read(tmp_path: Path) -> None:
-    file = write(tmp_path / "toy.gguf", toy.make_model(), architecture="gemma2")
+    file = write(tmp_path / "toy.gguf", make_model(), architecture="gemma2")
     with pytest.raises(ValueError, match=r"architecture 'gemma2' \(known: llama, qwen2, qwen3\)"):
         convert(file, out(tmp_path / "plain"))
     assert list((tmp_path / "plain").iterdir()) == []
@@ -122,14 +123,14 @@ def test_another_architecture_is_refused_before_weights_are_read(tmp_path: Path)
 
 @pytest.mark.parametrize("bytes_left", [0, 100, 20_000])
 def test_a_cut_file_is_refused_in_a_sentence(tmp_path: Path, bytes_left: int) -> None:
-    file = write(tmp_path / "toy.gguf", toy.make_model())
+    file = write(tmp_path / "toy.gguf", make_model())
     file.write_bytes(file.read_bytes()[:bytes_left])
     with pytest.raises(ValueError, match=r"toy\.gguf is no whole GGUF file"):
         convert(file, out(tmp_path / "plain"))
 
 
 def test_a_file_without_some_weights_is_refused(tmp_path: Path) -> None:
-    model = toy.make_model()
+    model = make_model()
     del model.model.layers[3].mlp.up_proj
     with pytest.raises(ValueError, match=r"lacks weights, first model\.layers\.3\.mlp\.up_proj"):
         convert(write(tmp_path / "toy.gguf", model), out(tmp_path / "plain"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import toy
+from tests.toys.tasks import make_tasks
 from tests.unit.conftest import config
 from workflows.suite import inputs
 from workflows.suite.jobs import Suite, read_suite
@@ -16,7 +16,7 @@ from workflows.suite.jobs import Suite, read_suite
 def suite(root: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Texts, own tasks with data here, and sources, all beside the backbone."""
     monkeypatch.chdir(root)
-    tasks = toy.make_tasks(Path("tasks"), items=2)
+    tasks = make_tasks(Path("tasks"), items=2)
     (tasks / "toy_write.yaml").write_text(
         "include: sub/base\n" + (tasks / "toy_write.yaml").read_text()
     )

@@ -18,7 +18,7 @@ from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context
 from methods.core.seeds import generator
 from methods.core.training.packing import Rows
-from tests import toy
+from tests.toys.models import make_model, wrap
 from workflows.suite.memory import (
     OPTIMIZER_BYTES,
     Dense,
@@ -84,7 +84,7 @@ def saved_bytes(model: nn.Module) -> float:
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_a_fit_keeps_about_what_autograd_keeps(row: str, params: dict[str, Any]) -> None:
-    method, backbone = load_method(row, params), toy.wrap(toy.make_model(**SIZES))
+    method, backbone = load_method(row, params), wrap(make_model(**SIZES))
     dense = Dense.of(backbone, "float32")
     budget = 0.25 if discover()[row].budgeted else None
     cost = method.cost(empty_backbone(backbone.config), Request(budget, 7, Path()))

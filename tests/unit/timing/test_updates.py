@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from methods import load_method
-from methods.core.model.backbone import Backbone, count
 from methods.core.routing.routed import router_of
-from tests import toy
+from tests.toys.models import make_model, wrap
 from workflows.timing import modes
 from workflows.timing.modes import Bench, time_update
 
@@ -28,9 +26,9 @@ STRUCTURE = {
 
 @pytest.mark.parametrize("row", ["lora", "hero", "d-llm", "mod-d", "skipgpt-joint"])
 def test_what_a_row_trains_gets_its_gradients(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    dense, start = toy.make_model(), toy.make_model()
+    dense, start = make_model(), make_model()
     params = {} if row == "hero" else {"rank": 4}
-    backbone = Backbone(start, None, Path(), None, "", count(start))
+    backbone = wrap(start)
     model: Any = load_method(row, params).build(backbone, STRUCTURE)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     before = {name: p.clone() for name, p in dense.named_parameters()}

@@ -16,8 +16,8 @@ from methods import load_method
 from methods.core.model.shapes import ATTENTION, FFN
 from methods.core.routing.routed import router_of
 from methods.core.surgery.layers import remove_sublayers
-from tests import toy
-from tests.routing_toys import built
+from tests.toys.models import keep_layers, make_model, wrap
+from tests.toys.routed import build_variant
 from workflows.stats.bounds import prefill_flops
 from workflows.steps.time import build_pair
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
@@ -58,9 +58,9 @@ class Seen(TorchFunctionMode):
 
 
 def hero() -> Any:
-    dense = toy.make_model("llama", hidden_size=64, intermediate_size=176)
+    dense = make_model("llama", hidden_size=64, intermediate_size=176)
     structure = {"layers": [3, 4, 5], "seed": 0, "threshold": 0.5}
-    model: Any = load_method("hero").build(toy.wrap(dense), structure)
+    model: Any = load_method("hero").build(wrap(dense), structure)
     return model.eval()
 
 
@@ -132,7 +132,7 @@ def large() -> Any:
 
 
 def test_skipped_attention_reads_no_cache() -> None:
-    model = built("skipgpt-rt")
+    model = build_variant("skipgpt-rt")
     work = Work.of(model)
     with torch.no_grad():
         cache = model(Texts.random(60).rows(1, 9), use_cache=True).past_key_values
@@ -146,7 +146,7 @@ def test_skipped_attention_reads_no_cache() -> None:
 def test_a_lost_attention_has_neither_queries_nor_a_cache() -> None:
     held = []
     for lost in ([], [0, 2]):
-        model = remove_sublayers(toy.make_model(), lost, [])
+        model = remove_sublayers(make_model(), lost, [])
         work = Work.of(model)
         with torch.no_grad():
             cache = model(Texts.random(60).rows(1, 9), use_cache=True).past_key_values
@@ -170,8 +170,8 @@ def test_a_trace_foretells_batches(batch: int) -> None:
 
 @pytest.mark.parametrize("row", ["hero", None])
 def test_a_line_says_what_was_measured(row: str | None) -> None:
-    dense = toy.make_model("llama", hidden_size=64, intermediate_size=176)
-    model = toy.keep_layers(dense, [0, 1, 4]) if row is None else hero()
+    dense = make_model("llama", hidden_size=64, intermediate_size=176)
+    model = keep_layers(dense, [0, 1, 4]) if row is None else hero()
     texts = Texts.random(60)
     lines = [
         time_prefill(dense, model, (2, 8), texts, None, BENCH),
@@ -196,7 +196,7 @@ def test_a_line_says_what_was_measured(row: str | None) -> None:
 
 
 def test_forced_gates_are_those_that_are_timed() -> None:
-    dense, model = toy.make_model("llama", hidden_size=64, intermediate_size=176), hero()
+    dense, model = make_model("llama", hidden_size=64, intermediate_size=176), hero()
     for timed in (time_prefill, time_decode, time_static):
         closed, opened = (
             timed(dense, model, (2, 8), Texts.random(60), rate, BENCH) for rate in (1.0, 0.0)
@@ -218,9 +218,9 @@ def test_texts_go_on_and_begin_anew() -> None:
 def test_lora_is_timed_on_the_weights_of_the_routed_model(
     projections: tuple[str, ...], adapted: range, tied: bool
 ) -> None:
-    dense = toy.make_model("llama", hidden_size=64, tie_word_embeddings=tied)
+    dense = make_model("llama", hidden_size=64, tie_word_embeddings=tied)
     structure = {"layers": [3, 4, 5], "seed": 0, "threshold": 0.5}
-    model: Any = load_method("hero").build(toy.wrap(dense), structure)
+    model: Any = load_method("hero").build(wrap(dense), structure)
     lora = _with_lora(model, projections, adapted)
     held = {parameter.data_ptr() for parameter in model.parameters()}
     trained = set()
@@ -232,7 +232,7 @@ def test_lora_is_timed_on_the_weights_of_the_routed_model(
     assert trained == set(product(adapted, projections))
     ids = Texts.random(60).rows(2, 8)
     with torch.no_grad():
-        expected = toy.make_model("llama", hidden_size=64, tie_word_embeddings=tied)(ids)
+        expected = make_model("llama", hidden_size=64, tie_word_embeddings=tied)(ids)
         torch.testing.assert_close(lora(ids).logits, expected.logits)
     _training_step(lora, ids, {})
     assert all((p.grad is not None) == p.requires_grad for p in lora.parameters())

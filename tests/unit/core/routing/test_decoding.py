@@ -14,9 +14,10 @@ from methods import load_method
 from methods.core.routing.decoding import StaticDecoder, columns_for, generate
 from methods.core.routing.routed import route, router_of
 from methods.core.routing.router import block_units
-from tests import toy
 from tests.contract.conftest import IDS
-from tests.routing_toys import shaken, wrap
+from tests.toys.models import make_model, wrap
+from tests.toys.routed import shake_variant
+from tests.toys.texts import PAD
 from tests.unit.core.routing.test_routed import EveryThird
 
 ROUTED = [
@@ -43,19 +44,19 @@ class Recorder(TorchDispatchMode):
 
 def model_of(name: str, kind: str = "llama") -> Any:
     if name == "dense":
-        return toy.make_model(kind)
+        return make_model(kind)
     if name == "block":
-        model = toy.make_model(kind)
+        model = make_model(kind)
         return route(model, EveryThird(block_units(model, [1, 2]), 0.7))
     if name == "hero":
         structure = {"layers": [1, 2, 3], "seed": 3, "threshold": 0.5}
-        model = load_method("hero").build(wrap(toy.make_model(kind)), structure)
+        model = load_method("hero").build(wrap(make_model(kind)), structure)
         rng = torch.Generator().manual_seed(5)
         with torch.no_grad():
             for parameter in router_of(model).parameters():  # type: ignore[union-attr]
                 parameter += 0.3 * torch.randn(parameter.shape, generator=rng)
         return model.eval()
-    return shaken(name, kind)
+    return shake_variant(name, kind)
 
 
 def expected(model: Any, ids: Tensor, mask: Tensor | None, count: int) -> Tensor:
@@ -91,7 +92,7 @@ def test_a_sequence_ends_at_any_end_token() -> None:
     free = expected(model, IDS, None, 40)[:, IDS.shape[1] :]
     model.generation_config.eos_token_id = [int(free[0, 3]), int(free[1, 20])]
     ended = expected(model, IDS, None, 40)
-    assert (ended == toy.PAD).any()
+    assert (ended == PAD).any()
     assert torch.equal(generate(model, IDS, new_tokens=40), ended)
 
 
@@ -182,12 +183,12 @@ def test_steps_can_be_taken_back(name: str) -> None:
 
 def test_what_cannot_be_is_said() -> None:
     with pytest.raises(ValueError, match="layers see 6 tokens, fewer than the 20"):
-        StaticDecoder(toy.make_model("mistral"), 1, 20)
+        StaticDecoder(make_model("mistral"), 1, 20)
     with pytest.raises(ValueError, match="a CUDA graph needs a GPU"):
-        StaticDecoder(toy.make_model(), 1, 20, graph=True)
+        StaticDecoder(make_model(), 1, 20, graph=True)
     with pytest.raises(ValueError, match="prompts of 14 tokens leave no room in 14"):
-        StaticDecoder(toy.make_model(), 3, 14).prefill(IDS)
+        StaticDecoder(make_model(), 3, 14).prefill(IDS)
     with pytest.raises(ValueError, match="new_tokens is 0"):
-        generate(toy.make_model(), IDS, new_tokens=0)
+        generate(make_model(), IDS, new_tokens=0)
     with pytest.raises(ValueError, match="go on with StaticEvictingCache, not with NoneType"):
-        shaken("d-llm").model(IDS[:, :1], static=True)
+        shake_variant("d-llm").model(IDS[:, :1], static=True)

@@ -14,8 +14,8 @@ from methods.core.routing.caches import EvictingCache
 from methods.core.routing.eviction import EPS, attend_with_key_weights
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Gate, Router, Tokens, evicting_units
-from tests import toy
 from tests.near import assert_near
+from tests.toys.models import make_model
 
 IDS = torch.arange(24).reshape(2, 12)
 
@@ -41,13 +41,13 @@ class Chosen(Router):
 
 
 def evicting(dense: bool = False, kind: str = "llama") -> Any:
-    model = toy.make_model(kind)
+    model = make_model(kind)
     return route(model, Chosen(model, dense))
 
 
 def slow_states(ids: Tensor) -> Tensor:
     """One sequence (T,) through the toy, token by token: who executes reads who executed."""
-    model = toy.make_model()
+    model = make_model()
     inner, width = decoder(model), 8
     hidden = inner.embed_tokens(ids[None])
     cosine, sine = inner.rotary_emb(hidden, position_ids=torch.arange(len(ids))[None])
@@ -211,7 +211,7 @@ def mask_of(kind: str, length: int) -> Tensor | None:
 
 def attended(parts: list[Tensor], mask: Tensor | None) -> Tensor:
     *states, gates = parts
-    heads = attention(layers(toy.make_model())[0])
+    heads = attention(layers(make_model())[0])
     return attend_with_key_weights(heads, *states, mask, key_weights=gates)[0]
 
 
@@ -285,8 +285,8 @@ def test_nobody_executing_leaves_the_stream_as_it_is() -> None:
     gates = torch.zeros(2, 5, 12, dtype=torch.bool)
     with torch.no_grad():
         output = model.model(IDS, gates=gates, use_cache=True)
-        first = toy.make_model(num_hidden_layers=1)
-        dense = toy.make_model()
+        first = make_model(num_hidden_layers=1)
+        dense = make_model()
         decoder(first).load_state_dict(decoder(dense).state_dict(), strict=False)
         expected = decoder(first)(IDS).last_hidden_state
     torch.testing.assert_close(output.last_hidden_state, expected)
@@ -295,7 +295,7 @@ def test_nobody_executing_leaves_the_stream_as_it_is() -> None:
 
 
 def test_another_cache_with_tokens_is_refused() -> None:
-    dense = toy.make_model()
+    dense = make_model()
     with torch.no_grad():
         cache = dense(IDS[:, :4], use_cache=True).past_key_values
         with pytest.raises(ValueError, match="with EvictingCache, not with DynamicCache"):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from methods import load_method
 from methods.core.routing.router import Context
-from tests import toy
-from tests.routing_toys import IDS, VARIANTS, shaken, wrap
+from tests.toys.models import make_model, wrap
+from tests.toys.routed import IDS, VARIANTS, shake_variant
 
 HEROES: dict[str, dict[str, Any]] = {
     **{
@@ -39,7 +39,7 @@ def hero(name: str) -> Any:
     given = {"variant": "full" if name == "block" else name, "initial_bias": 0.0} | HEROES[name]
     structure = {"layers": [2, 3, 4, 5], "seed": 7, "threshold": 0.5, "closed": 2}
     method = load_method("hero", given)
-    model = method.build(wrap(toy.make_model()), structure | {"rates": RATES.get(name)})
+    model = method.build(wrap(make_model()), structure | {"rates": RATES.get(name)})
     rng = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -48,7 +48,7 @@ def hero(name: str) -> Any:
     return model.eval()
 
 
-MODELS = {name: lambda name=name: shaken(name) for name in VARIANTS} | {
+MODELS = {name: lambda name=name: shake_variant(name) for name in VARIANTS} | {
     f"hero-{name}": lambda name=name: hero(name) for name in HEROES
 }
 AT = Context(answers=(torch.arange(IDS.shape[1]) >= 6).float().expand_as(IDS))

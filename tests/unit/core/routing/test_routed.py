@@ -22,8 +22,8 @@ from methods.core.routing.router import (
     ffn_units,
     module_units,
 )
-from tests import toy
 from tests.near import assert_near
+from tests.toys.models import CONFIGS, make_model
 
 IDS = torch.arange(24).reshape(2, 12)
 
@@ -62,18 +62,18 @@ class EveryThird(Router):
 
 
 def routed(kind: str, unit: str, scale: float | None = None) -> tuple[Any, EveryThird]:
-    model = toy.make_model(kind)
+    model = make_model(kind)
     router = EveryThird(MAKERS[unit](model, range(1, len(layers(model)))), scale)
     return route(model, router), router
 
 
 @pytest.mark.parametrize("unit", sorted(MAKERS))
-@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_forced_open_gates_give_the_dense_logits(kind: str, unit: str) -> None:
     model, router = routed(kind, unit)
     gates = torch.ones(2, len(router.units), 12, dtype=torch.bool)
     with torch.no_grad():
-        dense = toy.make_model(kind)(IDS).logits
+        dense = make_model(kind)(IDS).logits
         opened = model(IDS, gates=gates).logits
         chosen = model(IDS).logits
     torch.testing.assert_close(opened, dense, rtol=1e-5, atol=1e-5)
@@ -114,7 +114,7 @@ def test_decisions_equal_a_loop_over_layers(unit: str) -> None:
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("sequences", [1, 2])
 @pytest.mark.parametrize("unit", sorted(MAKERS))
-@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_cached_steps_equal_the_full_forward(
     kind: str, unit: str, sequences: int, scale: float | None
 ) -> None:
@@ -209,11 +209,11 @@ def test_queries_and_outputs_are_computed_for_tokens_that_read(unit: str) -> Non
 
 
 def test_names_of_the_dense_weights_stay() -> None:
-    dense = set(toy.make_model().state_dict())
+    dense = set(make_model().state_dict())
     model, router = routed("llama", "ffn")
     assert set(model.state_dict()) == dense
     assert router_of(model) is router
-    assert router_of(toy.make_model()) is None
+    assert router_of(make_model()) is None
 
 
 def test_gradients_reach_what_ran_and_only_that() -> None:
@@ -227,7 +227,7 @@ def test_gradients_reach_what_ran_and_only_that() -> None:
 
 
 def test_one_layer_carries_one_unit() -> None:
-    model = toy.make_model()
+    model = make_model()
     units = [*ffn_units(model, [2]), *block_units(model, [2])]
     with pytest.raises(ValueError, match="more than one routed unit"):
         route(model, EveryThird(units))
@@ -236,7 +236,7 @@ def test_one_layer_carries_one_unit() -> None:
 
 
 def test_what_units_weigh() -> None:
-    model = toy.make_model()
+    model = make_model()
     width, inner = 32, 64
     attention_size, ffn_size = 2 * width * width, 3 * width * inner
     # Queries and output; keys and values (two of four heads) always run.

@@ -17,11 +17,9 @@ from methods.core.routing.calibration import (
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
 from methods.core.routing.steering import Controller, FixedWeight, Target, unit_shares
-from tests import toy
-from tests.training_toys import (
-    ByNumber,
-    documents,
-)
+from tests.toys.models import make_model
+from tests.toys.texts import documents
+from tests.toys.training import ByNumber
 
 
 def test_steering_moves_alpha_towards_the_target() -> None:
@@ -107,7 +105,7 @@ class ByHash(Router):
 
 
 def test_skip_rates_count_real_tokens() -> None:
-    model = toy.make_model()
+    model = make_model()
     router = ByNumber(model)
     route(model, router)
     texts = [Document([1, 2, 4, 4, 4], 0), Document([1], 0)]
@@ -119,7 +117,7 @@ def test_skip_rates_count_real_tokens() -> None:
 
 
 def test_skip_rates_of_answer_tokens_count_every_task_the_same() -> None:
-    model = toy.make_model()
+    model = make_model()
     route(model, ByNumber(model))
     texts = [
         Document([4, 4, 1, 2, 4], 3, "a", [(2, 5)]),
@@ -136,11 +134,11 @@ def test_skip_rates_of_answer_tokens_count_every_task_the_same() -> None:
 
 @pytest.mark.parametrize("budget", [0.05, 0.13, 0.24])
 def test_calibration_meets_the_budget(budget: float) -> None:
-    model = toy.make_model()
+    model = make_model()
     router = ByHash(model)
     route(model, router)
     texts = documents(120, longest=30)
-    shares = unit_shares(router.units, count(toy.make_model()))
+    shares = unit_shares(router.units, count(make_model()))
     assert float(shares.sum()) > budget
     probe = weigh(texts, "pooled")
     trace, rates = calibrate_threshold(model, router, probe, shares, budget)
@@ -153,7 +151,7 @@ def test_calibration_meets_the_budget(budget: float) -> None:
 
 
 def test_calibration_leaves_a_threshold_that_fits() -> None:
-    model = toy.make_model()
+    model = make_model()
     router = ByHash(model)
     route(model, router)
     probe = weigh(documents(20), "pooled")

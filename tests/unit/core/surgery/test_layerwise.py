@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,15 +10,11 @@ from transformers import PreTrainedModel
 from methods.core.data import Batch, Document, batches
 from methods.core.model.backbone import layers, projections
 from methods.core.surgery.layerwise import layer_gradients, observe
-from tests import toy
 from tests.near import assert_near
+from tests.toys.models import CONFIGS, make_model
+from tests.toys.texts import ids_of
 
 LENGTHS = [5, 9, 2, 12, 7]
-
-
-def documents(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 60, length).tolist() for length in lengths]
 
 
 def in_batches(texts: list[list[int]], size: int) -> list[Batch]:
@@ -42,9 +37,9 @@ def name_of(layer: int, matrix: str) -> str:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.parametrize("kind", sorted(toy.SHAPES))
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_the_mean_equals_one_backward_pass(kind: str, size: int) -> None:
-    model, texts = toy.make_model(kind), documents(LENGTHS)
+    model, texts = make_model(kind), ids_of(LENGTHS)
     expected = plain_gradients(model, texts)
     for found in layer_gradients(model, in_batches(texts, size), range(1, 3)):
         assert set(found.first) == set(projections(layers(model)[0]))
@@ -57,7 +52,7 @@ def test_the_mean_equals_one_backward_pass(kind: str, size: int) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_squares_are_those_of_single_documents(kind: str) -> None:
-    model, texts = toy.make_model(kind), documents(LENGTHS)
+    model, texts = make_model(kind), ids_of(LENGTHS)
     alone = [plain_gradients(model, [ids]) for ids in texts]
     for found in layer_gradients(model, in_batches(texts, 1), range(4), squared=True):
         for matrix, square in found.squares.items():
@@ -68,7 +63,7 @@ def test_squares_are_those_of_single_documents(kind: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_every_batch_may_add_its_own_mean(size: int) -> None:
-    model, texts = toy.make_model(), documents(LENGTHS)
+    model, texts = make_model(), ids_of(LENGTHS)
     groups = [texts[start : start + size] for start in range(0, len(texts), size)]
     alone = [plain_gradients(model, group) for group in groups]
 
@@ -85,7 +80,7 @@ def test_every_batch_may_add_its_own_mean(size: int) -> None:
 
 
 def test_neither_order_nor_grouping_of_documents_matters() -> None:
-    model, texts = toy.make_model(), documents(LENGTHS)
+    model, texts = make_model(), ids_of(LENGTHS)
     first = list(layer_gradients(model, in_batches(texts, 5), range(6)))
     other = list(layer_gradients(model, in_batches(texts[::-1], 2), range(6)))
     for a, b in zip(first, other, strict=True):
@@ -94,15 +89,15 @@ def test_neither_order_nor_grouping_of_documents_matters() -> None:
 
 
 def test_only_the_layers_asked_for_come_the_last_one_first() -> None:
-    model = toy.make_model()
-    found = layer_gradients(model, in_batches(documents([6]), 1), range(2, 4))
+    model = make_model()
+    found = layer_gradients(model, in_batches(ids_of([6]), 1), range(2, 4))
     assert [one.layer for one in found] == [3, 2]
 
 
 def test_the_model_is_left_as_it_was() -> None:
-    model = toy.make_model()
+    model = make_model()
     before = {name: p.clone() for name, p in model.named_parameters()}
-    list(layer_gradients(model, in_batches(documents([6, 4]), 1), range(6), squared=True))
+    list(layer_gradients(model, in_batches(ids_of([6, 4]), 1), range(6), squared=True))
     for name, parameter in model.named_parameters():
         assert parameter.grad is None
         assert parameter.requires_grad
@@ -112,9 +107,9 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_gradients_of_16_bit_weights_add_up_in_float32() -> None:
-    texts = documents([6, 8, 5])
-    model = toy.make_model().to(torch.bfloat16)
-    exact = plain_gradients(toy.make_model().to(torch.bfloat16).float(), texts)
+    texts = ids_of([6, 8, 5])
+    model = make_model().to(torch.bfloat16)
+    exact = plain_gradients(make_model().to(torch.bfloat16).float(), texts)
     for found in layer_gradients(model, in_batches(texts, 1), range(6), squared=True):
         for matrix, gradient in found.first.items():
             expected = exact[name_of(found.layer, matrix)]
@@ -123,7 +118,7 @@ def test_gradients_of_16_bit_weights_add_up_in_float32() -> None:
 
 
 def test_a_document_of_one_token_adds_nothing() -> None:
-    model, texts = toy.make_model(), documents([6, 1, 8])
+    model, texts = make_model(), ids_of([6, 1, 8])
     with_one = list(layer_gradients(model, in_batches(texts, 1), range(6)))
     without = list(layer_gradients(model, in_batches([texts[0], texts[2]], 1), range(6)))
     for a, b in zip(with_one, without, strict=True):
@@ -132,11 +127,11 @@ def test_a_document_of_one_token_adds_nothing() -> None:
 
 def test_documents_without_a_prediction_are_refused() -> None:
     with pytest.raises(ValueError, match="no token to predict"):
-        list(layer_gradients(toy.make_model(), in_batches(documents([1, 1]), 2), range(6)))
+        list(layer_gradients(make_model(), in_batches(ids_of([1, 1]), 2), range(6)))
 
 
 def test_observed_tokens_are_those_of_each_document_alone() -> None:
-    model, texts = toy.make_model(), documents(LENGTHS)
+    model, texts = make_model(), ids_of(LENGTHS)
     modules = [projections(layer)["down_proj"] for layer in layers(model)]
 
     def seen(given: list[list[int]]) -> list[tuple[int, Tensor, Tensor]]:
@@ -153,7 +148,7 @@ def test_observed_tokens_are_those_of_each_document_alone() -> None:
 
 
 def test_nothing_is_observed_behind_a_failure() -> None:
-    model = toy.make_model()
+    model = make_model()
     (batch,) = in_batches([[1, 2]], 1)
 
     def fail(*_: object) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from methods.core.model.backbone import attention, layers
 from methods.core.surgery.layers import merge_layers
-from tests import toy
+from tests.toys.models import make_model
 
 MATRICES = (
     "self_attn.q_proj",
@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("merge", ["reference", "rdsc"])
 
 def stack(kind: str = "llama", total: int = 7) -> list[nn.Module]:
     """Layers with random norms and biases, which come as ones and zeros."""
-    model = toy.make_model(kind, num_hidden_layers=total, layer_types=None)
+    model = make_model(kind, num_hidden_layers=total, layer_types=None)
     for parameter in layers(model).parameters():
         if parameter.dim() == 1:
             nn.init.uniform_(parameter, 0.2, 2.0)

@@ -11,19 +11,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from methods.core.model.backbone import Widths, attention, count, ffn, layers, widths
 from methods.core.surgery.layers import add_output_biases, narrow
-from tests import toy
+from tests.toys.models import CONFIGS, make_four
 
 IDS = torch.arange(24).reshape(2, 12)
-# Two query heads per key/value head, but for "mha", where every query head has its own.
-KINDS = [*sorted(toy.SHAPES), "mha"]
+KINDS = [*sorted(CONFIGS), "mha"]
 HEADS, CHANNELS = [[], [1], [0], []], [[], [3, 0, 60], [], [5]]
-
-
-def make(kind: str, **changes: object) -> PreTrainedModel:
-    changes |= {"num_hidden_layers": 4}
-    if kind == "mha":
-        return toy.make_model("llama", num_key_value_heads=4, **changes)
-    return toy.make_model(kind, **changes)
 
 
 @torch.no_grad()
@@ -61,7 +53,7 @@ def zero_instead(model: PreTrainedModel) -> PreTrainedModel:
 @pytest.mark.parametrize("attention_kind", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_cutting_equals_zeroing(kind: str, attention_kind: str) -> None:
-    cut, zeroed = make(kind), zero_instead(make(kind))
+    cut, zeroed = make_four(kind), zero_instead(make_four(kind))
     for model in (cut, zeroed):
         model.set_attn_implementation(attention_kind)
     before = logits(cut)
@@ -72,7 +64,7 @@ def test_cutting_equals_zeroing(kind: str, attention_kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_coupled_matrices_keep_the_same_units(kind: str) -> None:
-    dense, cut = make(kind), narrow(make(kind), HEADS, CHANNELS)
+    dense, cut = make_four(kind), narrow(make_four(kind), HEADS, CHANNELS)
     old, new = attention(layers(dense)[1]), attention(layers(cut)[1])
     heads = [head for head in range(4 if kind == "mha" else 2) if head != 1]
     kept = rows(heads)
@@ -96,7 +88,7 @@ def test_coupled_matrices_keep_the_same_units(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_everything_else_keeps_its_bits(kind: str) -> None:
-    dense, cut = make(kind).state_dict(), narrow(make(kind), HEADS, CHANNELS).state_dict()
+    dense, cut = make_four(kind).state_dict(), narrow(make_four(kind), HEADS, CHANNELS).state_dict()
     touched = [
         name
         for name in dense
@@ -111,11 +103,11 @@ def test_everything_else_keeps_its_bits(kind: str) -> None:
 
 
 def test_biases_of_a_narrowed_ffn_go_with_their_rows() -> None:
-    dense = make("llama", mlp_bias=True, attention_bias=True)
+    dense = make_four("llama", mlp_bias=True, attention_bias=True)
     for name, parameter in dense.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter)
-    cut = make("llama", mlp_bias=True, attention_bias=True)
+    cut = make_four("llama", mlp_bias=True, attention_bias=True)
     cut.load_state_dict(dense.state_dict())
     narrow(cut, HEADS, CHANNELS)
     torch.testing.assert_close(logits(cut), logits(zero_instead(dense)), rtol=1e-5, atol=1e-5)
@@ -125,17 +117,17 @@ def test_biases_of_a_narrowed_ffn_go_with_their_rows() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_sizes_are_read_from_the_layer(kind: str) -> None:
-    cut = narrow(make(kind), HEADS, CHANNELS)
+    cut = narrow(make_four(kind), HEADS, CHANNELS)
     found = [widths(layer) for layer in layers(cut)]
     assert found == [
         Widths(4, 2, 8, 64), Widths(2, 1, 8, 61), Widths(2, 1, 8, 64), Widths(4, 2, 8, 63)
     ]  # fmt: skip
     head = 2 * 32 * 8 * (2 + 1) + (8 * (2 + 2) if kind == "qwen2" else 0)
-    assert count(make(kind)) - count(cut) == 2 * head + 3 * 32 * (3 + 1)
+    assert count(make_four(kind)) - count(cut) == 2 * head + 3 * 32 * (3 + 1)
 
 
 def test_the_config_keeps_the_dense_widths_where_layers_differ() -> None:
-    config = narrow(make("llama"), HEADS, CHANNELS).config
+    config = narrow(make_four("llama"), HEADS, CHANNELS).config
     assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
     assert config.intermediate_size == 64
 
@@ -143,7 +135,7 @@ def test_the_config_keeps_the_dense_widths_where_layers_differ() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_of_one_width_load_with_the_stock_class(kind: str, tmp_path: Path) -> None:
     dropped = [0, 3] if kind == "mha" else [0]
-    cut = narrow(make(kind), [dropped] * 4, [[1, 2, 9]] * 4)
+    cut = narrow(make_four(kind), [dropped] * 4, [[1, 2, 9]] * 4)
     cut.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(logits(again), logits(cut))
@@ -151,12 +143,12 @@ def test_layers_of_one_width_load_with_the_stock_class(kind: str, tmp_path: Path
 
 
 def test_a_number_of_heads_that_a_config_refuses_is_not_written() -> None:
-    config = narrow(make("mha"), [[0]] * 4, [[]] * 4).config
+    config = narrow(make_four("mha"), [[0]] * 4, [[]] * 4).config
     assert config.num_attention_heads == 4
 
 
 def test_dropping_nothing_is_the_identity() -> None:
-    model = make("llama")
+    model = make_four("llama")
     parameters = list(model.parameters())
     narrow(model, [[]] * 4, [[]] * 4)
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
@@ -173,12 +165,12 @@ def test_dropping_nothing_is_the_identity() -> None:
 )
 def test_impossible_cuts_are_refused(heads: list[int], channels: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        narrow(make("llama"), [heads, [], [], []], [channels, [], [], []])
+        narrow(make_four("llama"), [heads, [], [], []], [channels, [], [], []])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_output_biases_change_nothing_until_they_are_filled(kind: str) -> None:
-    dense, model = make(kind), add_output_biases(make(kind))
+    dense, model = make_four(kind), add_output_biases(make_four(kind))
     assert torch.equal(logits(model), logits(dense))
     assert count(model) - count(dense) == 4 * 2 * 32
     with torch.no_grad():
@@ -191,6 +183,6 @@ def test_output_biases_change_nothing_until_they_are_filled(kind: str) -> None:
 
 
 def test_biases_that_are_there_stay() -> None:
-    model = make("llama", attention_bias=True, mlp_bias=True)
+    model = make_four("llama", attention_bias=True, mlp_bias=True)
     before = dict(model.named_parameters())
     assert dict(add_output_biases(model).named_parameters()) == before

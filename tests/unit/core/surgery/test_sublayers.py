@@ -20,17 +20,17 @@ from methods.core.model.backbone import (
 from methods.core.model.shapes import ATTENTION, FFN
 from methods.core.surgery.layers import remove_layers, remove_sublayers
 from methods.core.training.lora import add_lora
-from tests import toy
 from tests.near import assert_near
+from tests.toys.models import CONFIGS, make_model
 
 IDS = torch.arange(24).reshape(2, 12)
 # Attentions and FFNs that go; the first layer's attention held the first slot of the cache.
 CUTS = [([0], []), ([0, 2], [1]), ([], [0, 3]), ([0, 1, 2, 3], [2])]
-KINDS = [kind for kind in sorted(toy.SHAPES) if kind != "qwen2"]
+KINDS = [kind for kind in sorted(CONFIGS) if kind != "qwen2"]
 
 
 def cut(kind: str, attentions: list[int], ffns: list[int]) -> Any:
-    return remove_sublayers(toy.make_model(kind, num_hidden_layers=4), attentions, ffns)
+    return remove_sublayers(make_model(kind, num_hidden_layers=4), attentions, ffns)
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def by_hand(model: Any, attentions: list[int], ffns: list[int]) -> Tensor:
 def test_logits_equal_a_walk_over_what_is_left(
     kind: str, attentions: list[int], ffns: list[int]
 ) -> None:
-    expected = by_hand(toy.make_model(kind, num_hidden_layers=4), attentions, ffns)
+    expected = by_hand(make_model(kind, num_hidden_layers=4), attentions, ffns)
     with torch.no_grad():
         assert_near(cut(kind, attentions, ffns)(IDS).logits, expected)
 
@@ -97,12 +97,12 @@ def test_left_padding_changes_nothing(attentions: list[int], ffns: list[int]) ->
 def test_both_branches_of_a_layer_are_the_layer() -> None:
     """Bit for bit: adding zeros moves none."""
     with torch.no_grad():
-        whole = remove_layers(toy.make_model(), [1, 4])(IDS).logits
-        assert torch.equal(remove_sublayers(toy.make_model(), [1, 4], [4, 1])(IDS).logits, whole)
+        whole = remove_layers(make_model(), [1, 4])(IDS).logits
+        assert torch.equal(remove_sublayers(make_model(), [1, 4], [4, 1])(IDS).logits, whole)
 
 
 def test_parameters_drop_by_the_branches_and_their_norms() -> None:
-    dense, model = toy.make_model(), remove_sublayers(toy.make_model(), [0, 3], [3])
+    dense, model = make_model(), remove_sublayers(make_model(), [0, 3], [3])
     parts = [
         (attention(layer), attention_norm(layer), ffn(layer), ffn_norm(layer))
         for layer in layers(dense)
@@ -113,7 +113,7 @@ def test_parameters_drop_by_the_branches_and_their_norms() -> None:
 
 
 def test_surviving_attentions_take_the_first_slots_whatever_goes_later() -> None:
-    model = remove_sublayers(toy.make_model(), [0, 3], [])
+    model = remove_sublayers(make_model(), [0, 3], [])
     remove_layers(model, [1])
     slots = [getattr(attention(layer), "layer_idx", None) for layer in layers(model)]
     assert slots == [None, 0, None, 1, 2]
@@ -127,7 +127,7 @@ def test_lora_trains_what_is_left() -> None:
 
 def test_impossible_removals_are_refused() -> None:
     with pytest.raises(ValueError, match=r"layers \[6\] do not exist"):
-        remove_sublayers(toy.make_model(), [], [6, 0])
+        remove_sublayers(make_model(), [], [6, 0])
     with pytest.raises(ValueError, match="no attention can be removed: its layers attend in diff"):
-        remove_sublayers(toy.make_model("qwen2"), [1], [])
-    remove_sublayers(toy.make_model("qwen2"), [], [1])
+        remove_sublayers(make_model("qwen2"), [1], [])
+    remove_sublayers(make_model("qwen2"), [], [1])

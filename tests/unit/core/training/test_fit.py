@@ -15,8 +15,8 @@ from methods.core.routing.steering import Controller, FixedWeight, Target, Term,
 from methods.core.training import fit
 from methods.core.training.objective import KINDS, Routing
 from methods.core.training.params import TrainingParams
-from tests import toy
-from tests.training_toys import ByNumber, trainer_for, use
+from tests.toys.models import make_model
+from tests.toys.training import ByNumber, hero_penalty, trainer_for
 
 # Unit 0 (a tenth of the parameters) is skipped by odd ids, unit 1 (two tenths) by those below 4.
 SIZES = torch.tensor([0.1, 0.2], dtype=torch.float64)
@@ -43,13 +43,13 @@ class Data:
 def fitted(
     match: str, workdir: Path, budget: float | None, updates: int = 120
 ) -> dict[str, Weight]:
-    model = toy.make_model().requires_grad_(False)
+    model = make_model().requires_grad_(False)
     route(model, Threshold(model))
     weights = {
         kind: FixedWeight(0.0) if budget is None else Controller(Target(budget), 0.0)
         for kind in KINDS[match]
     }
-    routing = Routing(SIZES, {kind: Term(weight, use) for kind, weight in weights.items()})
+    routing = Routing(SIZES, {kind: Term(weight, hero_penalty) for kind, weight in weights.items()})
     params = TrainingParams(updates=updates, batch_tokens=8, row_length=0, learning_rate=1e-9)
     fit.train_routed(model, params, Data(), Request(budget, 1, workdir, match), routing)
     return weights

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from methods import load_method, load_model
 from methods.base import Fitted, Request
 from methods.core.data import Document
-from methods.core.model.backbone import Backbone, count, decoder, layers, load_backbone
+from methods.core.model.backbone import count, decoder, layers, load_backbone
 from methods.core.model.checkpoint import describe, save
 from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.steering import FixedWeight, Term
@@ -22,9 +22,9 @@ from methods.core.training.loop import Trainer
 from methods.core.training.lora import fold_lora
 from methods.core.training.objective import Routing
 from methods.core.training.params import TrainingParams
-from tests import toy
 from tests.near import assert_near
-from tests.training_toys import use
+from tests.toys.models import cast, make_model, wrap
+from tests.toys.training import hero_penalty
 
 IDS = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(2))
 # Toy: D 32, keys and values 16 wide, FFN 64. One projection costs rank * (in + out).
@@ -40,8 +40,8 @@ COUNTS = {
 
 
 def built(seed: int = 1, dense: nn.Module | None = None, **params: Any) -> nn.Module:
-    model = toy.make_model() if dense is None else dense
-    backbone = Backbone(model, None, Path(), None, "", count(model))
+    model = make_model() if dense is None else dense
+    backbone = wrap(model)
     return load_method("lora", {"rank": 2} | params).build(backbone, {"seed": seed})
 
 
@@ -63,20 +63,20 @@ def test_a_new_model_gives_the_dense_logits_bit_for_bit(modules: str) -> None:
     model = built(modules=modules)
     assert all(bool((p == 0).all()) for n, p in adapters(model).items() if "lora_B" in n)
     assert all(bool((p != 0).all()) for n, p in adapters(model).items() if "lora_A" in n)
-    assert torch.equal(model(IDS).logits, toy.make_model()(IDS).logits)
+    assert torch.equal(model(IDS).logits, make_model()(IDS).logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("alpha", [None, 4])
 def test_folded_equals_unfolded(dtype: torch.dtype, alpha: int | None) -> None:
     """Property 2."""
-    model = toy.cast(built(modules="all", alpha=alpha), dtype)
+    model = cast(built(modules="all", alpha=alpha), dtype)
     shake(model)
     unmerged = model(IDS).logits
     folded = copy.deepcopy(model)
     fold_lora(folded)
     assert not any(isinstance(module, LoraLayer) for module in folded.modules())
-    assert count(folded) == count(toy.make_model())
+    assert count(folded) == count(make_model())
     projection = model.model.layers[5].mlp.gate_proj
     product = projection.lora_B["default"].weight @ projection.lora_A["default"].weight
     # Scale alpha / rank: 1 by default, 2 with alpha 4.
@@ -85,7 +85,7 @@ def test_folded_equals_unfolded(dtype: torch.dtype, alpha: int | None) -> None:
         projection.get_base_layer().weight + (1 if alpha is None else 2) * product,
     )
     assert_near(folded(IDS).logits, unmerged)
-    assert (unmerged - toy.cast(toy.make_model(), dtype)(IDS).logits).abs().max() > 0.1
+    assert (unmerged - cast(make_model(), dtype)(IDS).logits).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("rank", [2, 5])
@@ -125,7 +125,7 @@ def test_layers_outside_the_candidates_have_no_lora_tensors() -> None:
 @pytest.mark.parametrize("modules", ["mlp_candidates", "all"])
 def test_skip_is_zero_and_net_skip_charges_the_adapters(modules: str) -> None:
     """Property 5."""
-    dense = count(toy.make_model())
+    dense = count(make_model())
     model = built(modules=modules)
     tally = Tally(Ledger.of(model, dense, 6))
     tally.add(None, 10)
@@ -146,11 +146,11 @@ def first_batch(trainer: Trainer) -> Tensor:
 
 def test_hero_and_lora_read_the_same_tokens_first(tmp_path: Path) -> None:
     """Property 6."""
-    model = toy.make_model()
-    backbone = Backbone(model, None, Path(), None, "", count(model))
+    model = make_model()
+    backbone = wrap(model)
     structure = {"layers": [3, 4, 5], "seed": 1, "threshold": 0.5}
     hero = load_method("hero").build(backbone, structure)
-    terms = {"pooled": Term(FixedWeight(1e-3), use)}
+    terms = {"pooled": Term(FixedWeight(1e-3), hero_penalty)}
     routing = Routing(torch.ones(3, dtype=torch.float64), terms)
     one = Trainer(hero, PARAMS, documents(), 6, tmp_path / "a", routing)
     other = Trainer(built(), PARAMS, documents(), 6, tmp_path / "b")
@@ -193,6 +193,6 @@ def test_a_bad_param_is_refused_by_name(name: str, value: Any) -> None:
 
 def test_a_backbone_of_any_family_gets_adapters() -> None:
     for kind in ("tied", "qwen3", "mistral"):
-        model = built(dense=toy.make_model(kind), modules="mlp_candidates")
-        assert torch.equal(model(IDS).logits, toy.make_model(kind)(IDS).logits)
+        model = built(dense=make_model(kind), modules="mlp_candidates")
+        assert torch.equal(model(IDS).logits, make_model(kind)(IDS).logits)
         assert len(adapters(model)) == 2 * 3 * (len(layers(model)) // 2)

@@ -17,14 +17,15 @@ from methods.core.training.loop import Trainer
 from methods.core.training.losses import lm_loss_sum, score_answers
 from methods.core.training.objective import Routing
 from methods.core.training.params import TrainingParams
-from tests import toy
-from tests.training_toys import ByNumber, built, documents, trainer_for, use
+from tests.toys.models import make_model
+from tests.toys.texts import documents
+from tests.toys.training import ByNumber, build_row, hero_penalty, trainer_for
 
 
 def test_loss_is_the_weighted_mean_over_predictions(tmp_path: Path) -> None:
     texts = documents(3)
     weighted = [document._replace(prompt=3) for document in texts]
-    dense = toy.make_model()
+    dense = make_model()
     above = below = 0.0
     for document in weighted:
         logits = dense(torch.tensor([document.ids])).logits[0, :-1]
@@ -32,7 +33,7 @@ def test_loss_is_the_weighted_mean_over_predictions(tmp_path: Path) -> None:
         # Positions 0 and 1 predict the prompt's second and third token.
         weights = torch.tensor([0.25] * 2 + [1.0] * (len(document.ids) - 3))
         above, below = above + float(wrong @ weights), below + float(weights.sum())
-    model = built("lora", rank=4)
+    model = build_row("lora", rank=4)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.zeros_(parameter)
@@ -49,7 +50,7 @@ def test_answers_are_scored_and_prompts_are_not(
     batch_size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("methods.core.training.losses.CHUNK", chunk)
-    model = toy.make_model()
+    model = make_model()
     wrong, texts = list[Tensor](), list[Document]()
     for document, lead in zip(documents(3), (3, 0, 2), strict=True):
         ids = torch.tensor(document.ids)
@@ -71,7 +72,7 @@ def test_answers_are_scored_and_prompts_are_not(
 def test_penalty_and_rates_leave_out_pads_and_last_tokens(
     most: int, row_length: int, tmp_path: Path
 ) -> None:
-    model = toy.make_model().requires_grad_(False)
+    model = make_model().requires_grad_(False)
     router = ByNumber(model)
     route(model, router)
     texts = [Document([1, 2, 50], 0), Document([4, 51], 0)]
@@ -79,7 +80,7 @@ def test_penalty_and_rates_leave_out_pads_and_last_tokens(
         updates=1, batch_tokens=5, row_length=row_length, micro_tokens=most, clip=1e9
     )
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
-    routing = Routing(shares, {"pooled": Term(FixedWeight(0.5), use)})
+    routing = Routing(shares, {"pooled": Term(FixedWeight(0.5), hero_penalty)})
     entry = Trainer(model, params, texts, 1, tmp_path, routing).run()[0]
     # Predicting tokens are 1, 2 and 4; their gates sum to 0.3 times the id.
     assert entry["penalty"] == pytest.approx((0.3**2 + 0.6**2 + 1.2**2) / 3, rel=1e-6)
@@ -95,7 +96,7 @@ def test_penalty_and_rates_leave_out_pads_and_last_tokens(
 def test_prompts_and_answer_tokens_are_penalised_and_counted_apart(
     most: int, row_length: int, tmp_path: Path
 ) -> None:
-    model = toy.make_model().requires_grad_(False)
+    model = make_model().requires_grad_(False)
     router = ByNumber(model)
     route(model, router)
     # Task a has three answer tokens, b one: each counts half, so b's weighs three times a's.
@@ -108,7 +109,7 @@ def test_prompts_and_answer_tokens_are_penalised_and_counted_apart(
         updates=1, batch_tokens=12, row_length=row_length, micro_tokens=most, clip=1e9
     )
     shares = torch.tensor([0.1, 0.2], dtype=torch.float64)
-    terms = {k: Term(FixedWeight(a), use) for k, a in (("prompt", 0.5), ("answer", 2.0))}
+    terms = {k: Term(FixedWeight(a), hero_penalty) for k, a in (("prompt", 0.5), ("answer", 2.0))}
     entry = Trainer(model, params, texts, 1, tmp_path, Routing(shares, terms)).run()[0]
     # Prompts: 1 and 2 of the first text. What predicts the closing token is of neither kind.
     assert entry["penalty_prompt"] == pytest.approx((0.3**2 + 0.6**2) / 2, rel=1e-6)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.routing_toys import VARIANTS, fit
-from tests.training_toys import same_bits, trainer_for
+from tests.toys.routed import VARIANTS, fit
+from tests.toys.training import same_bits, trainer_for
 
 
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:

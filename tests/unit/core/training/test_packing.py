@@ -9,7 +9,7 @@ import torch
 
 from methods.core.data import Document
 from methods.core.training.packing import deal, lay_out, pack, plan, split
-from tests.training_toys import documents
+from tests.toys.texts import documents
 
 
 def test_the_mask_of_packed_rows_by_hand() -> None:

@@ -18,10 +18,10 @@ from methods.core.training.loop import Trainer, thin
 from methods.core.training.objective import Objective
 from methods.core.training.packing import lay_out, plan
 from methods.core.training.params import TrainingParams
-from tests import toy
-from tests.training_toys import (
-    built,
-    documents,
+from tests.toys.models import make_model
+from tests.toys.texts import documents
+from tests.toys.training import (
+    build_row,
     one_update,
     same_bits,
     same_gradients,
@@ -93,7 +93,7 @@ def test_masks_of_packed_rows_are_those_of_transformers(
 ) -> None:
     found = []
     for own in (True, False):
-        model = None if row in ("hero", "lora") else built(row, rank=4)
+        model = None if row in ("hero", "lora") else build_row(row, rank=4)
         trainer = trainer_for(row, tmp_path / str(own), updates=2, model=model)
         assert trainer.objective._mask_dtype is torch.float32
         if not own:
@@ -117,7 +117,7 @@ def test_only_what_asks_for_a_gradient_changes(tmp_path: Path) -> None:
     frozen = set(before) - changed
     # Of the router nothing stands still: eta holds one number per block, most of them move.
     assert not any(name.startswith("model.router.") for name in frozen)
-    dense = toy.make_model().state_dict()
+    dense = make_model().state_dict()
     assert all(torch.equal(before[name], dense[name]) for name in dense)
 
 
@@ -139,7 +139,7 @@ def test_no_gradient_graph_below_the_first_trained_layer(
 
 @ROWS
 def test_a_16_bit_backbone_is_trained_through_32_bit_weights(row: str, tmp_path: Path) -> None:
-    model = built(row, torch.bfloat16)
+    model = build_row(row, torch.bfloat16)
     trainer = trainer_for(row, tmp_path, model=model, learning_rate=1e-6, updates=2)
     before = values(trainer)
     assert {value.dtype for value in before.values()} == {torch.float32}
@@ -179,7 +179,7 @@ def test_learning_rate_by_hand(schedule: str, later: dict[int, float], tmp_path:
 def test_lora_learns_at_its_own_rate(tmp_path: Path) -> None:
     # Adam's first step moves every weight by its learning rate, whatever the gradient.
     fixed = {"updates": 1, "warmup": 0.0, "schedule": "constant", "weight_decay": 0.0}
-    model = built("skipgpt-joint", rank=4)
+    model = build_row("skipgpt-joint", rank=4)
     trainer = trainer_for("skipgpt-joint", tmp_path, model=model, lora_rate=0.1, **fixed)
     before = values(trainer)
     trainer.run()
@@ -242,7 +242,7 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> Non
 
 
 def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
-    model = toy.make_model().requires_grad_(False)
+    model = make_model().requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to train"):
         Trainer(model, TrainingParams(), documents(), 1, tmp_path)
 

@@ -21,9 +21,9 @@ from methods.core.routing.gates import hashed_noise
 from methods.core.routing.router import Context, Tokens
 from methods.core.training.interruption import Interrupted
 from methods.core.training.packing import pack, plan
-from tests import toy
-from tests.routing_toys import wrap
-from tests.training_toys import SHORT, documents, same_bits, signal_in, trainer_for, values
+from tests.toys.models import make_model, wrap
+from tests.toys.texts import documents
+from tests.toys.training import SHORT, same_bits, signal_in, trainer_for, values
 
 # Documents of 50 tokens fill a batch and its one row, so one of two processes gets nothing.
 UNEVEN = [*documents(25), *(Document(list(range(n, n + 50)), 0) for n in range(4))]
@@ -75,10 +75,10 @@ def train_skipgpt(workdir: Path) -> Run:
     """About half of all modules start skipped, so that processes stand on both sides of 0.5."""
     params = {"sparsity": 0.5, "measure": "module"}
     method = load_method("skipgpt-rt", SHORT | SHARED | params)
-    start = method.build(wrap(toy.make_model()), {"seed": 5, "threshold": 0.5})
+    start = method.build(wrap(make_model()), {"seed": 5, "threshold": 0.5})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(skipgpt, "logistic_noise", noise)
-        fitted = method.fit(wrap(toy.make_model()), Texts(), Request(None, 5, workdir))
+        fitted = method.fit(wrap(make_model()), Texts(), Request(None, 5, workdir))
     before, after = (
         {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
         for model in (start, fitted.model)

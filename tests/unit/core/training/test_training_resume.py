@@ -20,17 +20,16 @@ from methods.core.training.loop import DivergedError
 from methods.core.training.packing import plan
 from methods.core.training.params import TrainingParams
 from methods.core.training.snapshots import NAME, digest
-from tests import toy
 from tests.steps import fit
-from tests.training_toys import (
+from tests.toys.texts import documents, make_data
+from tests.toys.training import (
     SHORT,
-    a_minute_per_update,
-    documents,
+    hero_penalty,
     interrupt_and_follow,
     same_bits,
     signal_in,
+    slow_clock,
     trainer_for,
-    use,
     values,
 )
 
@@ -39,7 +38,7 @@ from tests.training_toys import (
 def test_killed_and_resumed_equals_undisturbed(
     row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_minute_per_update(monkeypatch)
+    slow_clock(monkeypatch)
     whole = trainer_for(row, tmp_path / "whole", snapshot_minutes=3)
     start = values(whole)
     whole.run()
@@ -81,7 +80,7 @@ def test_a_signal_ends_a_run_behind_the_update_at_hand(
 def test_a_step_that_is_told_to_stop_continues(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    files = toy.make_data(tmp_path / "data")
+    files = make_data(tmp_path / "data")
     given = [
         "--train",
         files["training"],
@@ -107,7 +106,7 @@ def test_a_fit_on_edited_data_begins_anew(
     part: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The survey of the probe texts steers what training goes on with."""
-    files = toy.make_data(tmp_path / "data")
+    files = make_data(tmp_path / "data")
     params = {"updates": 8, "batch_tokens": 60, "learning_rate": 0.05, "initial_bias": 0.0}
     given = ["--params", json.dumps(params), "--budget", 0.25, "--validation", files["validation"]]
     given += ["--train", files["training"], "--probe", files["probe"]]
@@ -177,14 +176,14 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_minute_per_update(monkeypatch)
+    slow_clock(monkeypatch)
     trainer = trainer_for("hero", tmp_path, snapshot_minutes=2)
     calls: list[int] = []
 
     def breaking(gates: Gates) -> Tensor:
         calls.append(1)
         factor = math.inf if len(calls) > 3 else 1.0
-        return use(gates) * factor
+        return hero_penalty(gates) * factor
 
     terms = trainer.routing.terms
     terms["pooled"] = terms["pooled"]._replace(penalty=breaking)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from methods.core.training.packing import Rows
-from tests.training_toys import built, trainer_for
+from tests.toys.training import build_row, trainer_for
 
 READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal")
 
@@ -49,7 +49,7 @@ class Waits(TorchDispatchMode):
 def test_an_update_fetches_its_figures_once(
     row: str, dispatched: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = built(row) if row == "skipgpt-rt" else None
+    model = build_row(row) if row == "skipgpt-rt" else None
     trainer = trainer_for(row, tmp_path, updates=1, model=model)
     trainer.model.train()
     with Waits(monkeypatch) as waits:

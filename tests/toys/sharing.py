@@ -1,4 +1,4 @@
-"""Toys that answer with and without sharing contexts, as lm-eval asks them."""
+"""Toys as lm-eval calls them, with and without shared contexts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter
-from tests import toy
+from tests.toys.models import make_model
+from tests.toys.texts import make_tokenizer
 from workflows.evaluation.harness import CountingLM
 
 WINDOW = 32
@@ -20,13 +21,13 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 
 
 def random_skip(kind: str = "llama", **changes: Any) -> Any:
-    made = toy.make_model(kind, **changes)
-    return route(made, RandomRouter(ffn_units(made, [1, 2, 3]), seed=9, skipped=1.3))
+    model = make_model(kind, **changes)
+    return route(model, RandomRouter(ffn_units(model, [1, 2, 3]), seed=9, skipped=1.3))
 
 
-def make(model: Any, batch_size: int, share: bool, **options: Any) -> CountingLM:
+def make_lm(model: Any, batch_size: int, share: bool, **options: Any) -> CountingLM:
     ledger = Ledger.of(model, count(model), len(layers(model)))
-    tokenizer = toy.make_tokenizer()
+    tokenizer = make_tokenizer()
     options = {"max_length": WINDOW} | options
     return CountingLM(model, tokenizer, ledger, batch_size, share_prefix=share, **options)
 
@@ -35,7 +36,7 @@ def ask(lm: HFLM, requests: list[Request]) -> list[tuple[float, bool]]:
     return lm._loglikelihood_tokens(requests, disable_tqdm=True)
 
 
-def same_answers(found: list[tuple[float, bool]], expected: list[tuple[float, bool]]) -> None:
-    for (log, written), (other, stock) in zip(found, expected, strict=True):
+def same_answers(answers: list[tuple[float, bool]], expected: list[tuple[float, bool]]) -> None:
+    for (log, written), (other, stock) in zip(answers, expected, strict=True):
         assert log == pytest.approx(other, abs=1e-4)
         assert written == stock

@@ -1,11 +1,11 @@
-"""Toy runs of the training loop, which several test files share."""
+"""Short runs of the training loop on toys."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Sequence
-from itertools import count as count_from
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +15,29 @@ from torch import Tensor, nn
 
 from methods import load_method
 from methods.core.data import Document
-from methods.core.model.backbone import Backbone, count
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
 from methods.core.routing.steering import Controller, Gates, Target, Term, squared_use, unit_shares
 from methods.core.training.loop import Trainer
 from methods.core.training.objective import KINDS, Objective, Routing
 from methods.core.training.params import TrainingParams
-from tests import toy
+from tests.toys.models import make_model, wrap
+from tests.toys.texts import documents
 
 SHORT = {"updates": 6, "batch_tokens": 60, "learning_rate": 3e-3, "row_length": 40, "clip": 1e9}
 
 
-def documents(number: int = 40, seed: int = 3, longest: int = 13) -> list[Document]:
-    rng = torch.Generator().manual_seed(seed)
-    made = []
-    for _ in range(number):
-        length = int(torch.randint(4, longest, (), generator=rng))
-        ids = torch.randint(0, 60, (length,), generator=rng).tolist()
-        made.append(Document(ids, int(torch.randint(0, 4, (), generator=rng))))
-    return made
-
-
-def built(row: str, dtype: torch.dtype = torch.float32, **params: Any) -> nn.Module:
-    """A toy Llama under ``row``, its trained parameters moved away from their starts."""
-    model = toy.make_model().to(dtype)
-    backbone = Backbone(model, None, Path(), None, "", count(model))
+def build_row(row: str, dtype: torch.dtype = torch.float32, **params: Any) -> nn.Module:
+    """A toy Llama under ``row``, with noise on every trained parameter."""
     structure = {"layers": [2, 3, 4, 5], "seed": 7, "threshold": 0.5, "rates": [0.5] * 4}
-    made = load_method(row, params).build(backbone, structure)
+    backbone = wrap(make_model().to(dtype))
+    model = load_method(row, params).build(backbone, structure)
     rng = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter += 0.2 * torch.randn(parameter.shape, generator=rng)
-    return made
+    return model
 
 
 def trainer_for(
@@ -62,21 +51,21 @@ def trainer_for(
 ) -> Trainer:
     params = TrainingParams(**(SHORT | changes))
     if model is None:
-        model = built(row, **({"initial_bias": 0.0} if row == "hero" else {"rank": 4}))
+        model = build_row(row, **({"initial_bias": 0.0} if row == "hero" else {"rank": 4}))
     texts = documents() if texts is None else texts
     if row == "lora":
         return Trainer(model, params, texts, 5, workdir)
     shares = unit_shares(router_of(model).units, 40_000)
-    terms = {k: Term(Controller(Target(budget), 0.02), use) for k in KINDS[match]}
+    terms = {k: Term(Controller(Target(budget), 0.02), hero_penalty) for k in KINDS[match]}
     return Trainer(model, params, texts, 5, workdir, Routing(shares, terms))
 
 
-def use(gates: Gates) -> Tensor:
-    """HeRo's penalty."""
+def hero_penalty(gates: Gates) -> Tensor:
     return squared_use(gates.soft, gates.counted)
 
 
 def values(trainer: Trainer) -> dict[str, Tensor]:
+    """A copy of every trained parameter."""
     return {name: p.detach().clone() for name, p in trainer.parameters.items()}
 
 
@@ -103,7 +92,10 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 class ByNumber(Router):
-    """Unit 0 executes even ids with gate id / 10, unit 1 ids from 4 with id / 5; times ``size``."""
+    """Unit 0 runs even ids with gate id / 10, unit 1 runs ids from 4 with gate id / 5.
+
+    ``size`` multiplies every gate.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -125,15 +117,15 @@ class ByNumber(Router):
         return Gate(self.size * state / (5 if index else 10), execute=execute), state
 
 
-def a_minute_per_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer's clock: it moves on whenever it is read, once per update."""
-    ticks = count_from(0, 60)
+def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trainer's clock move by a minute per update, which reads it once."""
+    ticks = count(0, 60)
     monkeypatch.setattr("methods.core.training.loop.monotonic", lambda: next(ticks))
 
 
 def signal_in(monkeypatch: pytest.MonkeyPatch, at: int, number: signal.Signals) -> None:
-    """Send this process a signal in the midst of the pass ``at``, counted from 0."""
-    backward, passes = Objective.backward, count_from()
+    """Send this process a signal during pass ``at``, counted from 0."""
+    backward, passes = Objective.backward, count()
 
     def signalled(self: Objective, *arguments: Any) -> Tensor:
         if next(passes) == at:
@@ -144,19 +136,19 @@ def signal_in(monkeypatch: pytest.MonkeyPatch, at: int, number: signal.Signals) 
 
 
 def interrupt_and_follow(
-    monkeypatch: pytest.MonkeyPatch, at: int, interrupted: Callable[[], object]
+    monkeypatch: pytest.MonkeyPatch, at: int, run: Callable[[], object]
 ) -> list[int]:
-    """Stop a training run in update ``at``; returns a list that fills with the updates after it."""
+    """Stop a training run in update ``at``; the list fills with the updates of a later run."""
     update = Trainer._update
 
-    def stopping(self: Trainer, number: int, texts: Sequence[Document]) -> dict[str, float]:
+    def interrupt(self: Trainer, number: int, texts: Sequence[Document]) -> dict[str, float]:
         if number == at:
             raise KeyboardInterrupt
         return update(self, number, texts)
 
-    monkeypatch.setattr(Trainer, "_update", stopping)
+    monkeypatch.setattr(Trainer, "_update", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        run()
     updates: list[int] = []
     monkeypatch.setattr(
         Trainer, "_update", lambda self, n, texts: updates.append(n) or update(self, n, texts)

@@ -1,4 +1,4 @@
-"""Small routed FFNs for the grouped dispatch, and an interpreter that multiplies bfloat16."""
+"""Small routed FFNs for the grouped dispatch, and a count of its matrix products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.interpreted import mend
 
 
 class Sizes(NamedTuple):
-    """Rows N, D, F and the adapter's width."""
+    """How many rows, hidden and FFN size of the model, width of the adapter."""
 
     rows: int
     width: int
@@ -25,12 +25,12 @@ class Sizes(NamedTuple):
     adapter: int
 
 
-# The first two fit no tile, the last fits all.
+# The kernels' tiles divide only the last.
 SIZES = (Sizes(37, 48, 172, 14), Sizes(21, 64, 172, 14), Sizes(32, 64, 128, 64))
 
 
-class Toy(NamedTuple):
-    """The arguments of a dispatch; everything but ``execute`` and ``ffn`` asks for a gradient."""
+class Case(NamedTuple):
+    """The arguments of a dispatch; all except ``execute`` and ``ffn`` need a gradient."""
 
     rows: Tensor
     execute: Tensor
@@ -39,23 +39,31 @@ class Toy(NamedTuple):
     scale: Tensor
     residual: Tensor
 
-    def trained(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
+        """Everything that needs a gradient, by name."""
         adapter = {n: part for n, part in self.adapter._asdict().items() if part is not None}
         return {"rows": self.rows, **adapter, "scale": self.scale, "residual": self.residual}
 
 
-def toy(
-    sizes: Sizes, executing: str, dtype: torch.dtype = torch.float32, slim: bool = False
-) -> Toy:
-    """Random inputs; ``executing``: "none", "all", "one" or "some" rows; ``slim``: a SwiGLU."""
-    maker = torch.Generator().manual_seed(0)
+def make_case(
+    sizes: Sizes, which: str, dtype: torch.dtype = torch.float32, slim: bool = False
+) -> Case:
+    """Random inputs.
+
+    Args:
+        sizes: Of the tensors.
+        which: Rows that execute the FFN: "none", "all", "one" or "some".
+        dtype: Of the model; the adapter is float32.
+        slim: The adapter is a SwiGLU instead of a bottleneck.
+    """
+    generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-        return (torch.randn(*shape, generator=maker) * shape[-1] ** -0.5).to(kind)
+        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(kind)
 
     count, width, ffn, adapter = sizes
-    execute = torch.rand(count, generator=maker) < {"all": 2.0, "some": 0.4}.get(executing, 0.0)
-    if executing == "one":
+    execute = torch.rand(count, generator=generator) < {"all": 2.0, "some": 0.4}.get(which, 0.0)
+    if which == "one":
         execute[count // 2] = True
     frozen = FfnWeights(draw(ffn, width), draw(ffn, width), draw(width, ffn))
     masters = AdapterWeights(
@@ -63,15 +71,15 @@ def toy(
         draw(width, adapter, kind=torch.float32).requires_grad_(),
     )
     rows = (draw(count, width) * width**0.5).requires_grad_()
-    scale = torch.rand(count, generator=maker).add(0.25).requires_grad_()
+    scale = torch.rand(count, generator=generator).add(0.25).requires_grad_()
     residual = draw(count, width).requires_grad_()
     if slim:
         factor = draw(adapter, width, kind=torch.float32).mul(4).requires_grad_()
         masters = masters._replace(factor=factor)
-    return Toy(rows, execute, frozen, masters, scale, residual)
+    return Case(rows, execute, frozen, masters, scale, residual)
 
 
-def masked(
+def run_both(
     rows: Tensor,
     execute: Tensor,
     ffn: FfnWeights,
@@ -79,7 +87,7 @@ def masked(
     scale: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """The truth: both branches on every row, in float32, then a choice."""
+    """What the kernels must equal: FFN and adapter on every row, in float32, then a choice."""
 
     def branch(part: Tensor) -> Tensor:
         gate, up, down = (weight.float() for weight in ffn)
@@ -96,27 +104,27 @@ def masked(
     return update if residual is None else residual.float() + update
 
 
-def gradients(form: Callable[..., Tensor], given: Toy) -> dict[str, Tensor]:
-    """The output, and what every trained input gets from a fixed random upstream."""
-    output = form(*given)
+def gradients(form: Callable[..., Tensor], case: Case) -> dict[str, Tensor]:
+    """The output, and the gradient of every parameter under a fixed random upstream gradient."""
+    output = form(*case)
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(9))
-    output.backward(upstream.to(output.device, given.rows.dtype).to(output.dtype))
-    found = {name: tensor.grad for name, tensor in given.trained().items()}
-    return {"output": output.detach()} | {k: v for k, v in found.items() if v is not None}
+    output.backward(upstream.to(output.device, case.rows.dtype).to(output.dtype))
+    grads = {name: tensor.grad for name, tensor in case.parameters().items()}
+    return {"output": output.detach()} | {k: v for k, v in grads.items() if v is not None}
 
 
 @contextmanager
 def products() -> Iterator[list[int]]:
-    """The operations (2 per term) of every matrix product that runs under the interpreter."""
+    """Lists the operations, two per term, of every matrix product that the interpreter runs."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     mend()
-    plain, counted = InterpreterBuilder.create_dot, list[int]()
+    plain, operations = InterpreterBuilder.create_dot, list[int]()
 
     def create_dot(self: Any, left: Any, right: Any, *rest: Any) -> Any:
-        counted.append(2 * left.data.size * right.data.shape[-1])
+        operations.append(2 * left.data.size * right.data.shape[-1])
         return plain(self, left, right, *rest)
 
     create_dot.mended = True  # type: ignore[attr-defined]
     with patch.object(InterpreterBuilder, "create_dot", create_dot):
-        yield counted
+        yield operations

@@ -1,0 +1,1 @@
+"""Tiny random backbones, texts and tasks, and short runs on them."""
