@@ -1,20 +1,21 @@
-"""Fixtures that every test may use; libraries read these variables when they are imported."""
+"""The order of the tests, and fixtures for all of them."""
 
 from __future__ import annotations
 
 import os
 
+# Libraries read these when they are imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-# Two workers on two cores: threads of one would wait for the other's.
+# Two workers use two cores: more threads would wait for each other.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import tempfile
 from pathlib import Path
 
-# Caches of data sets stay out of the home folder and go when the run ends.
+# Caches of data sets lie outside the home folder and are deleted when the run ends.
 _CACHE = tempfile.TemporaryDirectory(prefix="skipbench-cache-")
 os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 
@@ -22,12 +23,20 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    # Triton kernels, where Triton is installed, run on CPU tensors: read when it is imported.
+    # Triton reads this when it is imported: its kernels then run on CPU tensors.
     os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.toys.models import CONFIGS, make_backbone
 from tests.toys.tasks import make_tasks
 from tests.toys.texts import make_data
+
+# The folders whose files take longest.
+SLOW = ("contract", "workflow")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files run first: at the end, one worker would wait for the other's last file."""
+    items.sort(key=lambda item: item.path.parent.name not in SLOW)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,13 +47,13 @@ def threads() -> None:
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for what a whole test session shares."""
+    """A folder for files that all tests of a session share."""
     return tmp_path_factory.mktemp("toys")
 
 
 @pytest.fixture(scope="session")
 def backbones(home: Path) -> dict[str, Path]:
-    """Kind of toy backbone -> folder; tests copy what they change."""
+    """Kind of toy backbone -> folder. A test that changes one copies it first."""
     return {kind: make_backbone(home / kind, kind) for kind in CONFIGS}
 
 
