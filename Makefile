@@ -7,7 +7,7 @@ READY := $(VENV)/bin/skipbench
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test test-cpus test-kernels test-lowest rehearsal slurm lock chaos
+.PHONY: demo test test-fast test-cpus test-kernels test-lowest rehearsal slurm lock chaos
 
 # The tests that compute with torch, by folder (two of the files do not), and two stand-ins for other CPUs:
 # none of the vector instructions with two threads, and AVX2, for MKL and oneDNN as well.
@@ -32,6 +32,10 @@ test: $(READY)
 	@$(RUN) snakefmt --check Snakefile workflows/rules
 	@$(RUN) snakemake --lint
 	@$(RUN) pytest
+
+# What the changed files need, for daily work.
+test-fast: $(READY)
+	@$(RUN) python -m tests.fast
 
 # The paper's suites against a hub of our own; CASES="8b_suite or gated" runs those alone.
 rehearsal: $(READY)
