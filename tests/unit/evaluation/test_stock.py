@@ -14,6 +14,12 @@ from workflows.evaluation.stock import UNGUARDED, Stock, check_group, stock_name
 from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
 
 
+@pytest.fixture(scope="module")
+def index() -> dict[str, Any]:
+    """lm-eval's own index of all its tasks, which takes seconds to build."""
+    return TaskManager().task_index
+
+
 def test_tasks_and_groups_are_found_however_their_keys_are_quoted() -> None:
     found = stock_names(("piqa", "mmlu_anatomy", "mmlu", "toy_choice"))
     assert set(found) == {"piqa", "mmlu_anatomy", "mmlu"}
@@ -24,12 +30,12 @@ def test_tasks_and_groups_are_found_however_their_keys_are_quoted() -> None:
     assert stock_names(()) == {}
 
 
-def test_the_tasks_that_a_run_knows_are_those_of_lm_eval() -> None:
+def test_the_tasks_that_a_run_knows_are_those_of_lm_eval(index: dict[str, Any]) -> None:
     names = ["piqa", "boolq", "arc_challenge", "gsm8k", "mmlu_anatomy"]
     entries = parse_tasks(",".join(names))
-    few, every = task_manager(entries, []).task_index, TaskManager().task_index
-    assert len(few) < len(every) / 10
-    assert [few[name] for name in names] == [every[name] for name in names]
+    few = task_manager(entries, []).task_index
+    assert len(few) < len(index) / 10
+    assert [few[name] for name in names] == [index[name] for name in names]
 
 
 def test_a_group_has_members_anywhere_and_each_file_is_read_once(
@@ -66,13 +72,11 @@ def test_a_group_needs_a_mean_over_its_items() -> None:
             check_group("both", told | {"aggregate_metric_list": metrics})
 
 
-def test_a_tag_is_refused_with_its_tasks() -> None:
+def test_a_tag_is_refused_with_its_tasks(index: dict[str, Any]) -> None:
     # The last one, and all of mastermind, get their tag from a file that they include.
     names = ["truthfulqa_gen", "truthfulqa_mc1", "truthfulqa_mc2"]
     assert tasks_of_tag("truthfulqa") == names
-    assert tasks_of_tag("mastermind_easy") == sorted(
-        TaskManager().task_index["mastermind_easy"].tags
-    )
+    assert tasks_of_tag("mastermind_easy") == sorted(index["mastermind_easy"].tags)
     said = rf"'truthfulqa' is a tag, .* \({', '.join(names)}\)"
     with pytest.raises(ValueError, match=said):
         check_names(parse_tasks("truthfulqa"))

@@ -302,26 +302,32 @@ def test_time_over_skip_shows_times_above_their_bounds() -> None:
         assert np.allclose(sorted(tuple(line.get_xydata()[0]) for line in dashes), told["bound"])
 
 
-def test_figures_without_data_are_not_made(made: Data, tmp_path: Path) -> None:
-    draw_all(made.retain, made.differences, made.layers, tmp_path)
+@pytest.fixture(scope="module")
+def figure_files(made: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all figures, made by one process."""
+    folder = tmp_path_factory.mktemp("figures")
+    with use():
+        draw_all(made.retain, made.differences, made.layers, folder)
+    return folder
+
+
+def test_figures_without_data_are_not_made(figure_files: Path) -> None:
     names = {
         "retain_over_skip", "protocols", "differences", "scores_per_task", "executed_per_layer",
     }  # fmt: skip
-    for folder in (tmp_path, tmp_path / "one_column"):
+    for folder in (figure_files, figure_files / "one_column"):
         files = {file.name for file in folder.iterdir() if file.is_file()}
         assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
 
 
 def test_two_processes_draw_what_one_does(
-    made: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Data, figure_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw_all(made.retain, made.differences, made.layers, tmp_path)
-    again = tmp_path / "again"
     monkeypatch.setattr(figures, "MANY", 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    draw_all(made.retain, made.differences, made.layers, again)
-    for file in (file for file in again.rglob("*") if file.is_file()):
-        assert file.read_bytes() == (tmp_path / file.relative_to(again)).read_bytes()
+    draw_all(made.retain, made.differences, made.layers, tmp_path)
+    for file in (file for file in tmp_path.rglob("*") if file.is_file()):
+        assert file.read_bytes() == (figure_files / file.relative_to(tmp_path)).read_bytes()
 
 
 def test_what_fails_beside_is_told_here(
