@@ -214,19 +214,6 @@ def examples(*, trained: bool) -> dict[str, Path]:
     return {row: file for row, file in files.items() if trained or row not in learns}
 
 
-@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
-@pytest.mark.parametrize("row", examples(trained=True))
-def test_the_examples_pass_the_linter_of_methods(row: str, command: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", *command, "--stdin-filename", "methods/example.py", "-"],
-        cwd=ROOT,
-        input=examples(trained=True)[row].read_text(encoding="utf-8"),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakemake) -> None:
     """Runs late: it adds rows of CONTRIBUTING to the finished copy, whose suite trains none."""
     before, added = records(finished, "toy"), examples(trained=False)
