@@ -214,16 +214,33 @@ def examples(*, trained: bool) -> dict[str, Path]:
     return {row: file for row, file in files.items() if trained or row not in learns}
 
 
+def test_a_task_that_is_added_is_scored_in_the_first_call_after_it(
+    finished: Path, tmp_path: Path, run_snakemake: Snakemake
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "checkout", symlinks=True)
+    suite = yaml.safe_load((copy / "toy.yaml").read_text())
+    suite["tasks"].append({"task": "toy_write", "limit": 2, "metric": "exact_match"})
+    suite["tasks"] = [task for task in suite["tasks"] if task.get("limit") != 4]
+    (copy / "toy.yaml").write_text(yaml.safe_dump(suite))
+    status, said = run_snakemake(copy, *SUITE)
+    assert status == 0, said
+    written = [
+        s for r in records(copy, "toy").values() for s in r["scores"] if s["task"] == "toy_write"
+    ]
+    assert {score["n"] for score in written} == {2}
+
+    suite["derive"] = {"odd": {"from": "random-skip", "params": {"no_such": 1}}}
+    (copy / "toy.yaml").write_text(yaml.safe_dump(suite))
+    status, said = run_snakemake(copy, *SUITE)
+    assert status != 0
+    assert "suite config, 'odd'" in said
+
+
 def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakemake) -> None:
     """Runs late: it adds rows of CONTRIBUTING to the finished copy, whose suite trains none."""
     before, added = records(finished, "toy"), examples(trained=False)
     for file in added.values():
         shutil.copy(file, finished / "methods")
-    status, said = run_snakemake(finished, "-n", *SUITE)
-    assert status == 0, said
-    for row in added:
-        assert f"results/toy/small/{row}/b25/s42/record.json" in said
-    assert "random-skip/b25/s42/model" not in said
     code = "from methods import discover; print(*discover())"
     listed = subprocess.run(
         [sys.executable, "-c", code], cwd=finished, capture_output=True, text=True
@@ -231,6 +248,7 @@ def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakem
     assert listed.stdout.split() == [*ROWS, *added]
     status, said = run_snakemake(finished, *SUITE)
     assert status == 0, said
+    assert "random-skip/b25/s42/model" not in said
     lines = table(finished).set_index("row")
     assert lines.index.tolist() == [*ROWS, *added]
     assert lines.loc["last-layers", "title"] == "Last layers"
@@ -254,27 +272,3 @@ def test_the_contract_can_be_run_for_a_row_alone(finished: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout
-
-
-def test_a_task_that_is_added_is_scored_in_the_first_call_after_it(
-    tmp_path: Path, run_snakemake: Snakemake
-) -> None:
-    copy = toy_checkout(tmp_path / "checkout")
-    status, said = run_snakemake(copy, *SUITE)
-    assert status == 0, said
-    suite = yaml.safe_load((copy / "toy.yaml").read_text())
-    suite["tasks"].append({"task": "toy_write", "limit": 2, "metric": "exact_match"})
-    suite["tasks"] = [task for task in suite["tasks"] if task.get("limit") != 4]
-    (copy / "toy.yaml").write_text(yaml.safe_dump(suite))
-    status, said = run_snakemake(copy, *SUITE)
-    assert status == 0, said
-    written = [
-        s for r in records(copy, "toy").values() for s in r["scores"] if s["task"] == "toy_write"
-    ]
-    assert {score["n"] for score in written} == {2}
-
-    suite["derive"] = {"odd": {"from": "random-skip", "params": {"no_such": 1}}}
-    (copy / "toy.yaml").write_text(yaml.safe_dump(suite))
-    status, said = run_snakemake(copy, *SUITE)
-    assert status != 0
-    assert "suite config, 'odd'" in said
