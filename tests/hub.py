@@ -1,4 +1,4 @@
-"""A stand-in for the model hub on the loopback: repositories from folders, what is asked noted."""
+"""A stand-in for the model hub: it serves folders as repositories and lists all requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
 API = re.compile(
     r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(.*))?"
 )
+Rows = list[dict[str, Any]]
 FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -26,8 +31,8 @@ class Repository:
     """A folder as a repository of one commit.
 
     Args:
-        folder: Its files.
-        gated: Whether only who has a token may read it.
+        folder: Holds the files.
+        gated: Whether reading needs a token.
     """
 
     folder: Path
@@ -36,10 +41,10 @@ class Repository:
     @cached_property
     def files(self) -> dict[str, str]:
         """Path -> sha256."""
-        found = sorted(file for file in self.folder.rglob("*") if file.is_file())
+        files = sorted(file for file in self.folder.rglob("*") if file.is_file())
         return {
             str(file.relative_to(self.folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in found
+            for file in files
         }
 
     @cached_property
@@ -56,15 +61,30 @@ class Repository:
         return {"type": "file", "oid": self.files[path][:40], "size": size, "path": path}
 
 
+def data_set(folder: Path, configs: Mapping[str, Mapping[str, Rows]]) -> Repository:
+    """A data set of Parquet files: config -> split -> rows. Its card lists the files."""
+    entries = []
+    for config, splits in configs.items():
+        (folder / config).mkdir(parents=True)
+        files = {split: f"{config}/{split}-00000-of-00001.parquet" for split in splits}
+        for split, rows in splits.items():
+            pq.write_table(pa.Table.from_pylist(rows), folder / files[split])
+        paths = [{"split": split, "path": path} for split, path in files.items()]
+        entries.append({"config_name": config, "data_files": paths})
+    card = yaml.safe_dump({"configs": entries}, sort_keys=False)
+    (folder / "README.md").write_text(f"---\n{card}---\n", encoding="utf-8")
+    return Repository(folder)
+
+
 @dataclass
 class Hub:
-    """What a running hub serves, and every request made of it.
+    """What a running hub serves, and the requests that it got.
 
     Args:
         models: owner/name -> repository.
         datasets: owner/name -> repository.
         requests: (method, path) of each, in order.
-        cut: Path of a file -> bytes after which its next transfer breaks off, once.
+        cut: Path of a file -> bytes after which its next transfer breaks off; later ones do not.
     """
 
     models: dict[str, Repository] = field(default_factory=dict)
@@ -73,14 +93,14 @@ class Hub:
     cut: dict[str, int] = field(default_factory=dict)
     address: str = ""
 
-    def fetched(self) -> list[str]:
-        """Files that were read, repository and path, in order."""
-        found = (FILE.fullmatch(path) for method, path in self.requests if method == "GET")
-        return [f"{match[2]}/{match[4]}" for match in found if match]
+    def downloads(self) -> list[str]:
+        """Files that were read, as repository/path, in order."""
+        matches = (FILE.fullmatch(path) for method, path in self.requests if method == "GET")
+        return [f"{match[2]}/{match[4]}" for match in matches if match]
 
     @contextmanager
-    def serving(self) -> Iterator[Hub]:
-        """Serve on a free port of the loopback for the length of the block."""
+    def serve(self) -> Iterator[Hub]:
+        """Serve on a free port of this machine during the block."""
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self}))
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -98,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments: Any) -> None:
-        """Nothing: requests are noted by the hub."""
+        """Print nothing: the hub lists the requests."""
 
     def do_GET(self) -> None:
         self._answer()
@@ -119,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             repository = self._repository(kind, name, revision)
             if repository is not None:
                 recursive = "true" in parse_qs(address.query).get("recursive", ["false"])[0].lower()
-                self._tell(repository, name, what, (rest or "").strip("/"), body, recursive)
+                self._describe(repository, name, what, (rest or "").strip("/"), body, recursive)
         elif match := FILE.fullmatch(path):
             repository = self._repository("datasets" if match[1] else "models", match[2], match[3])
             if repository is not None:
@@ -128,8 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound")
 
     def _repository(self, kind: str, name: str, revision: str | None) -> Repository | None:
-        known = self.hub.models if kind == "models" else self.hub.datasets
-        repository = known.get(name)
+        repositories = self.hub.models if kind == "models" else self.hub.datasets
+        repository = repositories.get(name)
         if repository is None:
             self._refuse(401, "RepoNotFound")
         elif repository.gated and "Authorization" not in self.headers:
@@ -140,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
             return repository
         return None
 
-    def _tell(
+    def _describe(
         self, repository: Repository, name: str, what: str, rest: str, body: str, recursive: bool
     ) -> None:
         if what == "tree":
@@ -154,27 +174,26 @@ class _Handler(BaseHTTPRequestHandler):
             files = [p for p in below if recursive or "/" not in p[depth:]]
             return self._json([repository.entry(p) for p in [*sorted(folders), *files]])
         if what == "paths-info":
-            asked = (
-                parse_qs(body).get("paths", []) if body[:1] != "{" else json.loads(body)["paths"]
-            )
+            is_json = body[:1] == "{"
+            paths = json.loads(body)["paths"] if is_json else parse_qs(body).get("paths", [])
             folders = {str(f) for p in repository.files for f in Path(p).parents}
             return self._json(
-                [repository.entry(p) for p in asked if p in {*repository.files, *folders}]
+                [repository.entry(p) for p in paths if p in {*repository.files, *folders}]
             )
         siblings = [{"rfilename": path} for path in repository.files]
-        told = {"id": name, "sha": repository.commit, "siblings": siblings, "private": False}
-        return self._json(told | {"gated": "manual" if repository.gated else False, "tags": []})
+        facts = {"id": name, "sha": repository.commit, "siblings": siblings, "private": False}
+        return self._json(facts | {"gated": "manual" if repository.gated else False, "tags": []})
 
     def _send(self, repository: Repository, path: str) -> None:
         if path not in repository.files:
             return self._refuse(404, "EntryNotFound")
         content = (repository.folder / path).read_bytes()
         size, first = len(content), 0
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if asked:
-            first = int(asked[1])
-        self.send_response(206 if asked else 200)
-        if asked:
+        part = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if part:
+            first = int(part[1])
+        self.send_response(206 if part else 200)
+        if part:
             self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
         self.send_header("Content-Length", str(size - first))
         self.send_header("ETag", f'"{repository.files[path]}"')
@@ -182,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Accept-Ranges", "bytes")
         self.end_headers()
         if self.command == "GET":
-            stop = self.hub.cut.pop(path, size) if not asked else size
+            stop = self.hub.cut.pop(path, size) if not part else size
             self.wfile.write(content[first:stop])
             if stop < size:
                 self.close_connection = True

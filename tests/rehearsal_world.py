@@ -1,4 +1,4 @@
-"""What the paper's suites ask the hub for, small: models and data of the true form."""
+"""Small models and data sets in the form of those that the paper's suites fetch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from tests.hub import Hub, Repository
+from tests.hub import Hub, Repository, Rows, data_set
 
 WORDS = (
     "river stone morning window garden letter teacher market winter bread paper music water "
@@ -29,7 +27,7 @@ HEADERS = ["<|start_header_id|>", "<|end_header_id|>"]
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
 EVERY = ("train", "validation", "test")
 # Data set -> config -> split -> rows.
-Sets = dict[str, dict[str, dict[str, list[dict[str, Any]]]]]
+Sets = dict[str, dict[str, dict[str, Rows]]]
 
 
 def make_hub(folder: Path, data: int = 12) -> Hub:
@@ -55,12 +53,12 @@ def make_hub(folder: Path, data: int = 12) -> Hub:
             folder / "llama2_13b", llama2 | {"num_hidden_layers": 40}, base
         ),
     }
-    sets = {name: _data_set(folder / name, parts) for name, parts in _sets(data).items()}
+    sets = {name: data_set(folder / name, parts) for name, parts in _sets(data).items()}
     return Hub(models=models_, datasets=sets)
 
 
 def _tokenizer(special: Sequence[str], chat: bool) -> PreTrainedTokenizerFast:
-    """Byte-level BPE; the special tokens have the first ids, as nothing of the tests needs."""
+    """Byte-level BPE. The special tokens have the first ids; no test depends on that."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -73,16 +71,16 @@ def _tokenizer(special: Sequence[str], chat: bool) -> PreTrainedTokenizerFast:
         single=f"{special[0]} $A", pair=f"{special[0]} $A $B", special_tokens=[(special[0], 0)]
     )
     end = "<|eot_id|>" if chat else special[1]
-    made = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=special[0], eos_token=end)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=special[0], eos_token=end)
     if chat:
-        made.chat_template = CHAT
-    return made
+        tokenizer.chat_template = CHAT
+    return tokenizer
 
 
 def _model(
     folder: Path, shape: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast
 ) -> Repository:
-    """Random weights in bfloat16, written as the true repositories are."""
+    """Random weights in bfloat16, in the files of a true repository."""
     config = AutoConfig.for_model("llama", vocab_size=len(tokenizer), **TINY, **shape)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -95,27 +93,11 @@ def _model(
     return Repository(folder)
 
 
-def _data_set(
-    folder: Path, configs: Mapping[str, Mapping[str, list[dict[str, Any]]]]
-) -> Repository:
-    """Parquet files by config and split, with the card that tells the library of them."""
-    card = ["---", "configs:"]
-    for config, splits in configs.items():
-        card += [f"- config_name: {config}", "  data_files:"]
-        (folder / config).mkdir(parents=True)
-        for split, rows in splits.items():
-            card += [f"  - split: {split}", f"    path: {config}/{split}-*"]
-            table = pa.Table.from_pylist(rows)
-            pq.write_table(table, folder / config / f"{split}-00000-of-00001.parquet")
-    (folder / "README.md").write_text("\n".join([*card, "---", ""]), encoding="utf-8")
-    return Repository(folder)
-
-
 class _Rows:
-    """Makes rows; its draws go on from one row to the next.
+    """Makes rows with one generator.
 
     Args:
-        number: Of a split.
+        number: Rows per split.
     """
 
     def __init__(self, number: int) -> None:
@@ -129,12 +111,12 @@ class _Rows:
 
     def splits(
         self, make: Callable[[int], dict[str, Any]], *names: str, times: int = 1
-    ) -> dict[str, list[dict[str, Any]]]:
+    ) -> dict[str, Rows]:
         return {name: [make(n) for n in range(self.number * times)] for name in names}
 
 
 def _sets(number: int) -> Sets:
-    """All of them, ``number`` rows per split."""
+    """All data sets, with ``number`` rows per split."""
     rows = _Rows(number)
     return _question_sets(rows) | _sense_sets(rows) | _written_sets(rows) | _text_sets(rows)
 
@@ -224,7 +206,7 @@ def _written_sets(rows: _Rows) -> Sets:
 
 
 def _text_sets(rows: _Rows) -> Sets:
-    """What is trained and calibrated on: chats and books."""
+    """Texts for training and calibration: chats and books."""
 
     def tulu(n: int) -> dict[str, Any]:
         turns = [{"role": "user", "content": rows.text(5, 20)}]

@@ -1,4 +1,4 @@
-"""Data sets of stock tasks, made, under the names and with the columns of the true ones."""
+"""Small data sets for tasks of lm-eval, with the names and columns of the true ones."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
-from tests.hub import Repository
+from tests.hub import Repository, Rows, data_set
 from tests.toys.texts import WORDS
-
-Rows = list[dict[str, Any]]
 
 
 def stock_sets(folder: Path, number: int = 2) -> dict[str, Repository]:
-    """Repositories of the data sets, ``number`` rows per split, in words of the toys."""
-    made = {name: _data_set(folder / name, parts) for name, parts in _sets(number).items()}
+    """Repositories by name, with ``number`` rows per split in words of the toys."""
+    repositories = {name: data_set(folder / name, sets) for name, sets in _sets(number).items()}
     script = folder / "EleutherAI/logiqa/logiqa.py"
     script.parent.mkdir(parents=True)
     script.write_text("raise AssertionError('a program of a data set was run')\n")
-    return made | {"EleutherAI/logiqa": Repository(script.parent)}
+    return repositories | {"EleutherAI/logiqa": Repository(script.parent)}
 
 
 def subjects() -> list[str]:
@@ -33,21 +29,6 @@ def subjects() -> list[str]:
     assert spec.origin is not None
     files = (Path(spec.origin).parent / "tasks/mmlu/default").glob("mmlu_*.yaml")
     return sorted(yaml.safe_load(file.read_text("utf-8"))["dataset_name"] for file in files)
-
-
-def _data_set(folder: Path, configs: dict[str, dict[str, Rows]]) -> Repository:
-    """Parquet files by config and split, with the card that names them."""
-    card: list[dict[str, Any]] = []
-    for config, splits in configs.items():
-        (folder / config).mkdir(parents=True)
-        files = {split: f"{config}/{split}-00000-of-00001.parquet" for split in splits}
-        for split, rows in splits.items():
-            pq.write_table(pa.Table.from_pylist(rows), folder / files[split])
-        paths = [{"split": split, "path": path} for split, path in files.items()]
-        card.append({"config_name": config, "data_files": paths})
-    text = yaml.safe_dump({"configs": card}, sort_keys=False)
-    (folder / "README.md").write_text(f"---\n{text}---\n", encoding="utf-8")
-    return Repository(folder)
 
 
 def _sets(number: int) -> dict[str, dict[str, dict[str, Rows]]]:

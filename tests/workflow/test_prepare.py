@@ -31,7 +31,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     made = make_hub(tmp_path_factory.mktemp("hub"))
     folder = make_backbone(tmp_path_factory.mktemp("toy") / "model")
     made.models |= {"own/toy": Repository(folder), "own/gated": Repository(folder, gated=True)}
-    with made.serving() as running:
+    with made.serve() as running:
         yield running
 
 
@@ -150,7 +150,7 @@ def test_only_the_files_of_the_split_are_fetched(hub: Hub, home: Path, tmp_path:
     source = {"source": "hub:emozilla/pg19", "split": "validation", "column": "text"}
     status, _ = data(hub, home, tmp_path / "books.jsonl", **source)
     assert status == 0
-    parquet = [path for path in hub.fetched() if path.endswith(".parquet")]
+    parquet = [path for path in hub.downloads() if path.endswith(".parquet")]
     assert parquet == ["emozilla/pg19/default/validation-00000-of-00001.parquet"]
     assert len((tmp_path / "books.jsonl").read_text().splitlines()) == 4
     told = json.loads((tmp_path / "books.source.json").read_text())["files"]

@@ -113,7 +113,7 @@ def shrunk(suite: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    with make_hub(tmp_path_factory.mktemp("hub")).serving() as running:
+    with make_hub(tmp_path_factory.mktemp("hub")).serve() as running:
         yield running
 
 
@@ -150,7 +150,7 @@ def test_the_core_of_the_8b_suite_from_the_hub_to_its_table(rehearsal: Rehearsal
     files = rehearsal.suite("llama31_8b")
     name = "llama31_8b"
     rehearsal.run(files, "prepare")
-    fetched = Counter(rehearsal.hub.fetched())
+    fetched = Counter(rehearsal.hub.downloads())
     assert set(fetched.values()) == {1}
     assert not [path for path in fetched if path.endswith(".pth")]
     asked = len(rehearsal.hub.requests)

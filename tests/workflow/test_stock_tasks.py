@@ -86,7 +86,7 @@ def test_each_ends_in_the_table_or_with_a_sentence(tmp_path: Path) -> None:
     make_backbone(folder / "toy/backbone", max_position_embeddings=1024)
     make_data(folder / "toy/data")
     (folder / "stock.yaml").write_text(yaml.safe_dump(suite()), encoding="utf-8")
-    with Hub(datasets=stock_sets(tmp_path / "hub")).serving() as hub:
+    with Hub(datasets=stock_sets(tmp_path / "hub")).serve() as hub:
         run(folder, hub, "prepare")
         asked = len(hub.requests)
         run(folder, hub)
