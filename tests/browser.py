@@ -1,4 +1,4 @@
-"""A headless Chromium spoken to over a pipe in the DevTools protocol; nothing but Python's own."""
+"""A headless Chromium, driven over a pipe by the DevTools protocol and the standard library."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-COMMAND = next((found for name in NAMES if (found := shutil.which(name))), None)
+COMMAND = next(filter(None, map(shutil.which, NAMES)), None)
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-extensions", "--disable-background-networking", "--remote-debugging-pipe",
 )  # fmt: skip
-# Chromium starts slowly where other work is done beside it.
+# Seconds: Chromium starts slowly on a busy machine.
 PATIENCE = 90.0
 
 
@@ -39,40 +39,40 @@ class Browser:
         self.requests: list[str] = []
 
     def call(self, method: str, **params: Any) -> Any:
-        """A command's result; what happens until it is there is noted."""
+        """The result of a command; events that arrive before it are noted."""
         self._number += 1
-        asked = {"id": self._number, "method": method, "params": params}
-        asked |= {} if self._session is None else {"sessionId": self._session}
-        os.write(self._to, json.dumps(asked).encode() + b"\0")
-        while (told := self._message()).get("id") != asked["id"]:
-            self._note(told)
-        if "error" in told:
-            raise RuntimeError(f"{method}: {told['error']['message']}")
-        return told["result"]
+        command = {"id": self._number, "method": method, "params": params}
+        command |= {} if self._session is None else {"sessionId": self._session}
+        os.write(self._to, json.dumps(command).encode() + b"\0")
+        while (reply := self._message()).get("id") != command["id"]:
+            self._note(reply)
+        if "error" in reply:
+            raise RuntimeError(f"{method}: {reply['error']['message']}")
+        return reply["result"]
 
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            read = self._back.read(1 << 20)
-            if not read:
+            content = self._back.read(1 << 20)
+            if not content:
                 raise RuntimeError("Chromium ended")
-            self._rest += read
+            self._rest += content
         first, _, self._rest = self._rest.partition(b"\0")
         return dict(json.loads(first))
 
-    def _note(self, told: dict[str, Any]) -> None:
-        params = told.get("params", {})
-        if told.get("method") == "Runtime.exceptionThrown":
+    def _note(self, event: dict[str, Any]) -> None:
+        params = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(params["exceptionDetails"]))
-        if told.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
+        if event.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.errors.append(params["entry"]["text"])
-        if told.get("method") == "Runtime.consoleAPICalled" and params["type"] == "error":
+        if event.get("method") == "Runtime.consoleAPICalled" and params["type"] == "error":
             self.errors.append(json.dumps(params["args"]))
         url = params.get("request", {}).get("url", "data:")
-        if told.get("method") == "Network.requestWillBeSent" and not url.startswith("data:"):
+        if event.get("method") == "Network.requestWillBeSent" and not url.startswith("data:"):
             self.requests.append(url)
 
     def open(self, file: Path, hash: str = "", width: int = 1280, height: int = 900) -> None:
-        """Load a page anew at a size of the window; what it did before is forgotten."""
+        """Load a page in a window of this size, and forget errors and requests of earlier pages."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Page.navigate", url="about:blank")
@@ -81,20 +81,20 @@ class Browser:
         self.wait("document.readyState === 'complete'")
 
     def prefer(self, scheme: str) -> None:
-        """``light`` or ``dark``, as a system says."""
+        """Let the system prefer ``light`` or ``dark``."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
-        asked = {"expression": script, "returnByValue": True, "awaitPromise": True}
-        told = self.call("Runtime.evaluate", userGesture=True, **asked)
-        if "exceptionDetails" in told:
-            raise RuntimeError(json.dumps(told["exceptionDetails"]))
-        return told["result"].get("value")
+        options = {"expression": script, "returnByValue": True, "awaitPromise": True}
+        reply = self.call("Runtime.evaluate", userGesture=True, **options)
+        if "exceptionDetails" in reply:
+            raise RuntimeError(json.dumps(reply["exceptionDetails"]))
+        return reply["result"].get("value")
 
     def wait(self, script: str) -> None:
-        """Until an expression is true."""
+        """Wait until an expression is true."""
         end = time.monotonic() + PATIENCE
         while not self.run(script):
             if time.monotonic() > end:
@@ -102,31 +102,31 @@ class Browser:
             time.sleep(0.05)
 
     def press(self, key: str) -> None:
-        """A key of the keyboard."""
+        """Press a key of the keyboard."""
         text = {"Enter": "\r", "Escape": ""}.get(key, key if len(key) == 1 else "")
         codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowDown": 40}
         code = codes.get(key, ord(key[0]))
-        told = {"key": key, "text": text, "windowsVirtualKeyCode": code}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **told)
+        event = {"key": key, "text": text, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **event)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def picture(self, file: Path) -> None:
-        """What the window shows, as PNG."""
+        """Write what the window shows as PNG."""
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser with a profile of its own, ended with the block."""
+    """A browser with its own profile, which ends with the block."""
     assert COMMAND is not None
     theirs, to = os.pipe()
     back, theirs_out = os.pipe()
 
     def as_three_and_four() -> None:
-        # Beyond 4 first: either may stand in the other's place.
-        given, taken = os.dup(theirs), os.dup(theirs_out)
-        os.dup2(given, 3)
-        os.dup2(taken, 4)
+        # Copies first: one of the two may already be number 3 or 4.
+        commands, replies = os.dup(theirs), os.dup(theirs_out)
+        os.dup2(commands, 3)
+        os.dup2(replies, 4)
 
     with TemporaryDirectory(prefix="skipbench-chromium-", ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(

@@ -1,15 +1,15 @@
-"""Kernels compiled ahead of time, for GPUs that this machine lacks.
+"""Compile kernels ahead of time, for GPUs that this machine lacks.
 
-A launch is compiled as it would be on the device: pointers are aligned to 16 bytes, integers carry
-what Triton's launcher would know of them. The binary tells registers, shared memory, spills, the
-width of its loads and its use of tensor cores.
+A launch is compiled as on the device: pointers are aligned to 16 bytes, and the compiler learns
+which integers are 1 or divisible by 16. The binary shows registers, shared memory, spills, the
+width of loads and the use of tensor cores.
 
 Each module of ``tests/kernel_cases`` gives its launches as ``cases()``. The table of all:
 
     python -m tests.compiled --out reports/reference/kernels.csv
 
 Under ``TRITON_INTERPRET=1`` (``tests/conftest.py``) nothing can be compiled, so tests take the
-table from a process of its own: ``compiled(["decode"])``.
+table from another process: ``compile_cases(["decode"])``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ POINTERS = {
 class Case(NamedTuple):
     """One launch: ``arguments`` by name, tensors as meta tensors; ``shape`` names the sizes.
 
-    ``targets``: where it is launched so; kernels whose tiles depend on the device differ there.
+    ``targets``: devices of this launch; kernels whose tiles depend on the device have several.
     """
 
     kernel: str
@@ -87,7 +87,7 @@ class Binary(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Programs that one multiprocessor holds at a time."""
+        """How many programs one multiprocessor holds at a time."""
         # Registers are handed out to warps in units of 256.
         per_warp = -(-self.registers * 32 // 256) * 256
         by_shared = SHARED[self.target] // (self.shared + 1024)
@@ -99,26 +99,26 @@ def compile_case(case: Case, capability: int) -> Binary:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    signature, constants, attributes = _specialised(case.function, case.arguments)
+    signature, constants, attributes = _specialise(case.function, case.arguments)
     source = ASTSource(case.function, signature, constants, attributes)
     options = {"num_warps": case.warps, "num_stages": case.stages}
-    made = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    usage, code = _disassembled(made.asm["cubin"])
+    kernel = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    usage, code = _disassemble(kernel.asm["cubin"])
     return Binary(
         kernel=case.kernel,
         shape=case.shape,
         target=capability,
         registers=int(re.findall(r"REG:(\d+)", usage)[0]),
-        shared=made.metadata.shared,
+        shared=kernel.metadata.shared,
         local=sum(map(int, re.findall(r"\b(?:LOCAL|STACK):(\d+)", usage))),
         loads_128=len(re.findall(r"\bLDG(?:STS)?\.E(?:\.\w+)*\.128\b", code)),
         tensor_core=len(re.findall(r"\b(?:HMMA|QGMMA|HGMMA|UTC\w*MMA)\b", code)),
-        warps=made.metadata.num_warps,
+        warps=kernel.metadata.num_warps,
         spills=len(re.findall(r"\b(?:STL|LDL)\b", code)),
     )
 
 
-def _specialised(
+def _specialise(
     function: Any, arguments: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
     """Types, constants and divisibility of a launch's arguments, as Triton's launcher has them."""
@@ -151,8 +151,8 @@ def _type_of(name: str, value: Any) -> str:
     raise ValueError(f"argument '{name}' has no type on the device: {value!r}")
 
 
-def _disassembled(cubin: bytes) -> tuple[str, str]:
-    """Resource usage and machine code, by the tools that Triton brings."""
+def _disassemble(cubin: bytes) -> tuple[str, str]:
+    """Resource usage and machine code, by tools that come with Triton."""
     from triton.backends import nvidia
 
     tools = Path(nvidia.__path__[0]) / "bin"
@@ -173,8 +173,8 @@ def cases(names: Sequence[str]) -> Iterator[Case]:
         yield from importlib.import_module(f"tests.kernel_cases.{name}").cases()
 
 
-def compiled(names: Sequence[str], targets: Sequence[int] = TARGETS) -> list[Binary]:
-    """Every launch of the modules ``names`` at every target, compiled by a process of its own."""
+def compile_cases(names: Sequence[str], targets: Sequence[int] = TARGETS) -> list[Binary]:
+    """Compile every launch of the modules ``names`` for every target, in another process."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.compiled", "--json", *names]
     command += ["--targets", *map(str, targets)]

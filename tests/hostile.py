@@ -1,7 +1,7 @@
-"""Programs that attack the sandbox, and what they look for outside.
+"""Programs that attack the sandbox.
 
-Each defines ``f``, which is to double its argument, and does so only where its attack succeeds; or
-it claims a pass that it has not earned. Words between ``@`` stand for what a test made outside.
+Each defines ``f``, which should double its argument. It does so only if its attack succeeds, or it
+claims a pass without being right. Words between ``@`` are replaced by things outside the sandbox.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ TESTS = "def check(candidate):\n    for x in (2, 5, -7):\n        assert candida
 
 
 def lines(*body: str) -> str:
-    """A program whose function does the lines, then doubles; an error in them is its end."""
+    """A program whose function runs the lines, then doubles; an error in them ends it."""
     inner = "".join(f"    {line}\n" for line in body)
     return f"import os, socket, sys\ndef f(x):\n{inner}    return 2 * x\n"
 
 
 def libc(*body: str) -> str:
-    """The same with the C library at hand; ``must`` wants a result of a call that is no error."""
+    """The same with the C library; ``must`` raises if a call returned an error."""
     return (
         "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n"
         "def must(result):\n    if result < 0: raise OSError(ctypes.get_errno())\n" + lines(*body)
@@ -24,7 +24,7 @@ def libc(*body: str) -> str:
 
 
 def claims(value: str, before: str = "") -> str:
-    """A program whose function gives a value in place of the double."""
+    """A program whose function returns ``value`` and not the double."""
     return f"{before}\ndef f(x):\n    return {value}\n"
 
 
@@ -209,7 +209,7 @@ CLAIMS = {
     "half a character in the program": "def f(x): return 2 * x\n'\ud800'",
 }  # fmt: skip
 PROGRAMS = {**NETWORK, **READS, **WRITES, **PROCESSES, **USE, **TIME, **CLAIMS}
-# What stops a program that would fail anyhow.
+# What must stop a program that would fail in any case.
 REASONS = {
     "a long reply": "a reply too long", "an endless line": "a reply too long",
     "deep brackets on the pipe": "a reply that is no value", "a deep value": "RecursionError",

@@ -1,7 +1,7 @@
-"""Triton's interpreter, mended where it is wrong and listened to where it reads.
+"""Triton's interpreter: a repair of its bfloat16 products, and a count of what kernels read.
 
-It holds bfloat16 as bits and multiplies matrices of such bits as integers (Triton 3.6); here they
-become float32 first, as on tensor cores, whose products of bfloat16 are exact.
+Triton 3.6 holds bfloat16 as bits and multiplies matrices of them as integers. Here they become
+float32 first, as on tensor cores, whose products of bfloat16 are exact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def mend() -> None:
-    """Let matrix products of bfloat16 be products of numbers; nothing to do on a GPU."""
+    """Repair the matrix products of bfloat16; a GPU needs no repair."""
     if DEVICE == "cuda":
         return
     import triton.language as tl
@@ -29,9 +29,9 @@ def mend() -> None:
     plain = InterpreterBuilder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-        return plain(self, widened(a), widened(b), d, *rest)
+        return plain(self, widen(a), widen(b), d, *rest)
 
-    def widened(handle: Any) -> Any:
+    def widen(handle: Any) -> Any:
         if handle.dtype.scalar is not tl.bfloat16:
             return handle
         return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
@@ -42,7 +42,7 @@ def mend() -> None:
 
 @contextmanager
 def bytes_read(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, int]]:
-    """Bytes that interpreted kernels load from each of the named tensors, repetitions included."""
+    """Bytes that interpreted kernels load from each tensor, by name; repeated loads count again."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     counts = dict.fromkeys(tensors, 0)
@@ -53,10 +53,10 @@ def bytes_read(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, int]]:
     plain = InterpreterBuilder.create_masked_load
 
     def load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
-        wanted = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)]
+        addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)]
         size = ptrs.get_element_ty().primitive_bitwidth // 8
         for name, (low, high) in ranges.items():
-            counts[name] += size * int(((wanted >= low) & (wanted < high)).sum())
+            counts[name] += size * int(((addresses >= low) & (addresses < high)).sum())
         return plain(self, ptrs, mask, *rest)
 
     InterpreterBuilder.create_masked_load = load

@@ -1,9 +1,9 @@
-"""The lock: every package with its version and hash, from the pins and what is installed.
+"""Write requirements.lock: every package with its version and hash.
 
     make lock
 
-Asks the package index, by a dry run of pip that installs nothing, for what the pins pull in at the
-versions of this environment, in which the tests ran. The file is for this Python and platform.
+A dry run of pip, which installs nothing, asks the package index for what the pins need. Versions
+are those of this environment, in which the tests ran. The file is for this Python and platform.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ HEAD = """# Every package of the environment with its hash, from requirements.tx
 
 
 def main() -> None:
-    """Resolve, write."""
-    lines = sorted(resolved(), key=str.lower)
+    """Write the file."""
+    lines = sorted(resolve(), key=str.lower)
     python = ".".join(platform.python_version_tuple()[:2])
     head = HEAD.format(python=python, machine=f"{platform.system()} {platform.machine()}")
     write_text(LOCK, head + "".join(f"{line}\n" for line in lines))
     print(f"wrote {LOCK}: {len(lines)} packages")
 
 
-def resolved() -> list[str]:
-    """A line per package: name, version without the label of a build, hash of the file."""
+def resolve() -> list[str]:
+    """A line per package: name, version without a build label, hash of the file."""
     with TemporaryDirectory() as folder:
         installed = Path(folder, "installed.txt")
         pins = [f"{one.metadata['Name']}=={one.version}" for one in distributions()]
-        kept = [pin for pin in pins if not pin.startswith(("skipbench=", "pip="))]
-        installed.write_text("".join(f"{pin}\n" for pin in kept))
+        pins = [pin for pin in pins if not pin.startswith(("skipbench=", "pip="))]
+        installed.write_text("".join(f"{pin}\n" for pin in pins))
         report = Path(folder, "report.json")
         options = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
-        wanted = ["--constraint", str(installed), "--requirement", str(ROOT / "requirements.txt")]
-        command = [sys.executable, "-m", "pip", "install", *options, *wanted]
+        inputs = ["--constraint", str(installed), "--requirement", str(ROOT / "requirements.txt")]
+        command = [sys.executable, "-m", "pip", "install", *options, *inputs]
         subprocess.run(command, check=True)
-        found = json.loads(report.read_text())["install"]
+        packages = json.loads(report.read_text())["install"]
     return [
         f"{one['metadata']['name']}=={one['metadata']['version'].partition('+')[0]}"
         f" --hash=sha256:{one['download_info']['archive_info']['hashes']['sha256']}"
-        for one in found
+        for one in packages
     ]
 
 

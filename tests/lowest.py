@@ -12,9 +12,9 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 def lowest() -> list[str]:
     """A pin of each package that the suite and its tests need."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    found = [re.match(r"([\w.-]+)>=([^,]+)", line) for line in asked]
-    return [f"{one[1]}=={one[2]}" for one in found if one]
+    ranges = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    matches = [re.match(r"([\w.-]+)>=([^,]+)", line) for line in ranges]
+    return [f"{match[1]}=={match[2]}" for match in matches if match]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Perplexity read one document at a time, through the library's own forward pass."""
+"""Perplexity of one document at a time, by the library's own forward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 
 def token_losses(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """Cross-entropy of every token but the first of one document."""
+    """Cross-entropy of every token of one document except the first."""
     logits = model(torch.tensor([ids]), use_cache=False).logits[0, :-1]
     return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
 

@@ -1,4 +1,4 @@
-"""Calling the steps of the pipeline, in this process or in a fresh one."""
+"""Call the steps of the pipeline, in this process or in a new one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workflows.runtime.program import run
 
 
 def call(step: str, *arguments: Any) -> None:
-    """The step's main in this process, as ``python -m`` would run it; torch keeps its threads."""
+    """Run the step's main in this process, as ``python -m`` would; torch keeps its threads."""
     module = importlib.import_module(f"workflows.steps.{step}")
     threads = torch.get_num_threads()
     try:
@@ -29,7 +29,7 @@ def call(step: str, *arguments: Any) -> None:
 
 
 def fit(row: str, backbone: Path, out: Path, *more: Any) -> Path:
-    """One fitted row, by the threads of this test session."""
+    """Fit a row with the threads of this test session; returns ``out``."""
     fixed = ["--method", row, "--backbone", backbone, "--out", out, "--device", "cpu"]
     call("fit", *fixed, "--threads", torch.get_num_threads(), *more)
     return out
@@ -38,7 +38,7 @@ def fit(row: str, backbone: Path, out: Path, *more: Any) -> Path:
 def python(
     *arguments: Any, cwd: Path = ROOT, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter in a checkout."""
+    """Run a new interpreter in a checkout."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
@@ -58,15 +58,15 @@ class Refuse:
     def __call__(self, step: str, *arguments: Any) -> str:
         before = sorted(self.folder.rglob("*"))
         self.capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as end:
             call(step, *arguments)
-        assert ended.value.code == 2
+        assert end.value.code == 2
         assert sorted(self.folder.rglob("*")) == before
         return sentence(self.capfd.readouterr().err)
 
 
 def sentence(stderr: str) -> str:
-    """The one sentence of a refusal, which ends what was printed."""
+    """The sentence of a refusal: the last line that was printed."""
     assert "Traceback" not in stderr
     lines = [line for line in stderr.splitlines() if line.strip()]
     assert [line.startswith("error: ") for line in lines].count(True) == 1

@@ -1,9 +1,9 @@
-"""Faults while a suite runs: its end equals an undisturbed run, or the table says what does not.
+"""Disturb a suite while it runs, and compare its end with an undisturbed run.
 
-A small suite on the demo's backbone, two rows that do not train and one that does, runs once
-undisturbed; then under kills at random moments and under each other fault, and after each fault to
-its end by the same command. Records, items and decisions are compared; times, memory
-and the folder apart. By hand, for it takes long:
+A small suite on the demo's backbone has two rows that do not train and one that does. It runs once
+undisturbed, then under kills at random moments and under each other fault. After each fault the
+same command runs it to its end. Records, items and decisions are compared, without times, memory
+and folders. No test runs this, since it takes an hour:
 
     python -m tests.chaos --kills 100 --out chaos.csv
 """
@@ -28,7 +28,7 @@ COLUMNS = ("fault", "how", "count", "runs_to_the_end", "outcome")
 
 
 def faults(world: World, kills: int) -> Iterator[dict[str, object]]:
-    """Every fault and what came of it."""
+    """A line of the table per fault."""
     shares = [kills // len(KILLS) + (n < kills % len(KILLS)) for n in range(len(KILLS))]
     for (target, number), share in zip(KILLS, shares, strict=True):
         world.reset()
@@ -44,7 +44,7 @@ def faults(world: World, kills: int) -> Iterator[dict[str, object]]:
 
 
 def line(fault: str, how: str, count: int, world: World, wrong: str) -> dict[str, object]:
-    """A line of the table; the run goes to its end first."""
+    """Run to the end, then describe what differs."""
     world.end()
     tries, differs = world.finish()
     outcome = "; ".join(filter(None, [wrong, differs])) or "records equal"
@@ -52,7 +52,7 @@ def line(fault: str, how: str, count: int, world: World, wrong: str) -> dict[str
 
 
 def main() -> None:
-    """Run, write the table after each fault."""
+    """Try every fault; the table is written after each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -64,22 +64,22 @@ def main() -> None:
         world = World(Path(folder) / "checkout", random.Random(args.seed))
         print(f"undisturbed: {world.seconds:.0f} s", flush=True)
         lines = []
-        for found in faults(world, args.kills):
-            lines.append(found)
-            print(found, flush=True)
+        for outcome in faults(world, args.kills):
+            lines.append(outcome)
+            print(outcome, flush=True)
             write(args.out, lines)
-    if any(found["outcome"] != "records equal" for found in lines):
+    if any(one["outcome"] != "records equal" for one in lines):
         raise SystemExit(1)
 
 
 def write(out: Path, lines: list[dict[str, object]]) -> None:
-    """The table as CSV and, beside it, as Markdown."""
+    """Write the table as CSV, and as Markdown beside it."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     write_text(out, stream.getvalue())
-    cells = [[Cell(str(value)) for value in found.values()] for found in lines]
+    cells = [[Cell(str(value)) for value in one.values()] for one in lines]
     words = ("fault", "how", "outcome")
     table = Table("chaos", "Faults", COLUMNS, cells, words)
     write_text(out.with_suffix(".md"), markdown(table))

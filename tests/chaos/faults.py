@@ -1,4 +1,4 @@
-"""What happens to a suite while it runs."""
+"""The faults: each disturbs a suite that runs, and returns what it did."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import psutil
 from tests.chaos.world import COMMAND, LIMIT, World
 from tests.workflow.conftest import copy_checkout, snakemake
 
-# Bytes; a fit maps 1.1 GB.
-STARVED = 600_000_000
+# Bytes of addresses; a fit needs 1.1 GB.
+TOO_LITTLE = 600_000_000
 KILLS = [
     (target, signal.Signals(number))
     for target in ("step", "snakemake", "tree")
@@ -25,7 +25,10 @@ KILLS = [
 
 
 def kill(world: World, target: str, number: signal.Signals, count: int) -> tuple[int, str]:
-    """So many kills of one kind; a run that reaches its end before is compared and begun anew."""
+    """Kill ``count`` times; a run that ends before is compared, and another one starts.
+
+    Returns how often it killed, and what differed.
+    """
     done, running = 0, world.start()
     while done < count:
         world.a_moment()
@@ -50,7 +53,7 @@ def kill(world: World, target: str, number: signal.Signals, count: int) -> tuple
 
 
 def read_only(world: World) -> str:
-    """Root without its power over permissions meets folders that take no file, mid-run."""
+    """Folders become read-only during the run, for root too."""
     drop = "--bounding-set=-dac_override,-dac_read_search,-fowner"
     running = world.start(*(["setpriv", drop] if os.getuid() == 0 else []))
     world.a_moment()
@@ -73,40 +76,44 @@ def _modes(folder: Path) -> Iterator[None]:
 
 
 def full(world: World) -> str:
-    """No file may grow beyond a size that models exceed; then it may."""
+    """No file may grow beyond 50 kB, which models exceed; later runs have no limit."""
     running = world.start("prlimit", "--fsize=50000")
     running.wait(timeout=LIMIT)
     return f"prlimit --fsize=50000, exit status {running.returncode}"
 
 
-def starved(world: World) -> str:
-    """No step gets the memory that torch alone needs, then all do; Snakemake itself maps more."""
+def out_of_memory(world: World) -> str:
+    """No step gets the memory that torch alone needs; later runs have no limit.
+
+    The limit is set per step, since Snakemake itself needs more.
+    """
     running = world.start()
     while running.poll() is None:
         for step in world.steps(running):
             with suppress(psutil.Error):
-                step.rlimit(psutil.RLIMIT_AS, (STARVED, STARVED))
+                step.rlimit(psutil.RLIMIT_AS, (TOO_LITTLE, TOO_LITTLE))
         time.sleep(0.1)
-    return f"{STARVED / 1e6:.0f} MB of addresses a step, exit status {running.returncode}"
+    return f"{TOO_LITTLE / 1e6:.0f} MB of addresses a step, exit status {running.returncode}"
 
 
 def future(world: World) -> str:
-    """What is there claims to be of tomorrow, as after a clock that was set back.
+    """All files get the date of tomorrow, as after a clock that was set back.
 
-    Snakemake says so and makes nothing until the files are of today, as workflows/README.md says.
+    Snakemake must say so and do nothing until the files have the date of today
+    (workflows/README.md).
     """
     running = world.start()
     world.a_step(running)
     world.a_moment()
     ahead = time.time() + 86400
-    there = [*world.results.rglob("*"), *(world.folder / "methods").rglob("*.py")]
-    _date(there, ahead)
+    files = [*world.results.rglob("*"), *(world.folder / "methods").rglob("*.py")]
+    _date(files, ahead)
     running.wait(timeout=LIMIT)
     snakemake(world.folder, "--unlock", *COMMAND)
     status, said = snakemake(world.folder, *COMMAND, timeout=LIMIT)
     if status == 0 or "clock skew" not in said:
         raise AssertionError(f"exit status {status} without a word about the clock")
-    _date(there, time.time())
+    _date(files, time.time())
     return f"files touched a day ahead; exit status {status} names the clock; touched again"
 
 
@@ -125,8 +132,8 @@ def twice(world: World) -> str:
     return f"exit status {running.returncode} of the first, {status} of the second"
 
 
-def edited(world: World) -> str:
-    """Another seed, row and limit while it runs, then as before."""
+def edit_suite(world: World) -> str:
+    """The suite gets other rows, seeds and tasks while it runs, then the old ones."""
     running = world.start()
     world.a_step(running)
     world.a_moment()
@@ -136,8 +143,8 @@ def edited(world: World) -> str:
     return f"exit status {running.returncode}"
 
 
-def frozen(world: World) -> str:
-    """SIGSTOP for a while, then SIGCONT."""
+def freeze(world: World) -> str:
+    """A step is stopped for 20 seconds, then continued."""
     running = world.start()
     world.a_moment()
     if step := world.a_step(running):
@@ -148,8 +155,8 @@ def frozen(world: World) -> str:
     return f"20 s, exit status {running.returncode}"
 
 
-def moved(world: World) -> str:
-    """The results of a killed run in another checkout, which goes on from them."""
+def move(world: World) -> str:
+    """Another checkout gets the results of a killed run and continues from them."""
     kill(world, "tree", signal.SIGKILL, 1)
     world.end()
     other = copy_checkout(world.folder.parent / "other")
@@ -167,10 +174,10 @@ def moved(world: World) -> str:
 FAULTS: dict[str, Callable[[World], str]] = {
     "results folder made read-only and back": read_only,
     "no file over 50 kB, as on a full disk": full,
-    "memory limited so that fits die": starved,
+    "memory limited so that fits die": out_of_memory,
     "clock set back": future,
     "two calls at once": twice,
-    "suite edited while it runs": edited,
-    "step frozen and continued": frozen,
-    "results copied elsewhere": moved,
+    "suite edited while it runs": edit_suite,
+    "step frozen and continued": freeze,
+    "results copied elsewhere": move,
 }

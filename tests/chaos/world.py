@@ -1,4 +1,4 @@
-"""A small suite in a copy of the checkout: started, ended, held against an undisturbed run."""
+"""A small suite in a copy of the checkout, and its comparison with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUITE = {
     "seeds": [42],
     "tasks": [{"task": "demo_recall", "limit": 24}, {"task": "demo_arithmetic", "limit": 12}],
     "max_length": 256,
-    # A snapshot every second: a kill within training continues from one.
+    # A snapshot every second, so that a killed training continues from one.
     "training": {"updates": 60, "batch_tokens": 512, "row_length": 64, "snapshot_minutes": 0.02},
     "data": {
         part: {"source": "demo", "rows": rows}
@@ -40,105 +40,105 @@ RUNS = [
     f"results/chaos/demo/{run}/s42/record.json" for run in ("dense/b0", "shortgpt/b25", "hero/b25")
 ]
 SUITE_FILE = ("--cores", "2", "--configfile", "chaos.yaml")
-# The records; tables follow from them alone.
+# Only the records: tables follow from them.
 COMMAND = (*RUNS, *SUITE_FILE)
-# Seconds that anything may take, and tries to reach the end.
+# Seconds for a run, and tries to reach the end.
 LIMIT, TRIES = 3600, 4
 
 
 class World:
-    """A copy of the checkout with the suite, and what the undisturbed run left.
+    """A copy of the checkout with the suite, and the results of an undisturbed run.
 
     Args:
-        folder: The copy, made here.
-        dice: Draws all moments and victims.
+        folder: Where the copy is made.
+        dice: Chooses moments and victims.
     """
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
         self.folder, self.dice = copy_checkout(folder), dice
-        self.started: list[psutil.Process] = []
+        self.processes: list[psutil.Process] = []
         self.write_suite({})
-        self.prepared, self.reference = folder.parent / "prepared", folder.parent / "reference"
+        self.start_state, self.reference = folder.parent / "prepared", folder.parent / "reference"
         self.must("prepare", *SUITE_FILE)
-        shutil.copytree(self.results, self.prepared)
-        began = time.monotonic()
+        shutil.copytree(self.results, self.start_state)
+        start = time.monotonic()
         self.must(*COMMAND)
-        self.seconds = time.monotonic() - began
+        self.seconds = time.monotonic() - start
         shutil.copytree(folder / "results", self.reference / "results")
 
     @property
     def results(self) -> Path:
-        """Of the suite."""
+        """The folder of the suite's results."""
         return self.folder / "results" / "chaos"
 
     def must(self, *arguments: str) -> None:
-        """Snakemake without a fault."""
+        """Run Snakemake, which must succeed."""
         status, said = snakemake(self.folder, *arguments, timeout=LIMIT)
         assert status == 0, said[-4000:]
 
     def write_suite(self, changes: dict[str, object]) -> None:
-        """The suite, as it is or edited."""
+        """Write the suite's file with ``changes``."""
         (self.folder / "chaos.yaml").write_text(yaml.safe_dump(SUITE | changes), encoding="utf-8")
 
     def reset(self) -> None:
-        """Back to prepared data and nothing else."""
+        """Go back to the state with prepared data only."""
         self.end()
         shutil.rmtree(self.results, ignore_errors=True)
-        shutil.copytree(self.prepared, self.results)
+        shutil.copytree(self.start_state, self.results)
         self.write_suite({})
 
     def start(self, *before: str) -> subprocess.Popen[bytes]:
-        """Unlock, then run the suite, as `make demo` does; ``before`` goes in front."""
+        """Unlock, then run the suite, as `make demo` does; ``before`` precedes the command."""
         snakemake(self.folder, "--unlock", *COMMAND)
         running = subprocess.Popen(
             [*before, sys.executable, "-m", "snakemake", *COMMAND],
             cwd=self.folder, env=environment(), start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        self.started.append(psutil.Process(running.pid))
+        self.processes.append(psutil.Process(running.pid))
         return running
 
     def tree(self, running: subprocess.Popen[bytes]) -> list[psutil.Process]:
-        """Snakemake and all below it; remembered, since the children of a dead one are nobody's."""
+        """Snakemake and all its children, which ``end`` waits for even if Snakemake died."""
         with suppress(psutil.NoSuchProcess):
-            above = psutil.Process(running.pid)
-            found = [above, *above.children(recursive=True)]
-            self.started += [one for one in found if one not in self.started]
-            return found
+            parent = psutil.Process(running.pid)
+            tree = [parent, *parent.children(recursive=True)]
+            self.processes += [one for one in tree if one not in self.processes]
+            return tree
         return []
 
     def steps(self, running: subprocess.Popen[bytes]) -> list[psutil.Process]:
         """The steps that run now."""
-        found = []
+        steps = []
         for one in self.tree(running):
             with suppress(psutil.Error):
                 words = one.cmdline()
                 if len(words) > 2 and words[1] == "-m" and words[2].startswith("workflows.steps."):
-                    found.append(one)
-        return found
+                    steps.append(one)
+        return steps
 
     def a_moment(self) -> None:
-        """Wait up to a quarter of what the undisturbed run took."""
+        """Wait, at most a quarter of the time of the undisturbed run."""
         time.sleep(self.dice.uniform(0.3, self.seconds / 4))
 
     def a_step(self, running: subprocess.Popen[bytes]) -> psutil.Process | None:
-        """A step, as soon as one runs; None where the run ended before."""
+        """A step, as soon as one runs; None if the run ended before."""
         while running.poll() is None:
-            if found := self.steps(running):
-                return self.dice.choice(found)
+            if steps := self.steps(running):
+                return self.dice.choice(steps)
             time.sleep(0.05)
         return None
 
     def end(self) -> None:
-        """Wait for what still runs of earlier starts, then end it."""
-        _, alive = psutil.wait_procs(self.started, timeout=120)
+        """Wait for processes of earlier runs, and kill those that do not end."""
+        _, alive = psutil.wait_procs(self.processes, timeout=120)
         for one in alive:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
-        self.started = []
+        self.processes = []
 
     def finish(self) -> tuple[int, str]:
-        """Run until nothing is left to do: how many starts that took, and what differs then."""
+        """Run until all is done; returns how many runs that took, and what differs then."""
         for tries in range(1, TRIES + 1):
             snakemake(self.folder, "--unlock", *COMMAND)
             status, said = snakemake(self.folder, *COMMAND, timeout=LIMIT)
@@ -147,16 +147,16 @@ class World:
         return TRIES, "does not end: " + " ".join(said.split())[-300:]
 
     def differs(self, folder: Path) -> str:
-        """What of a finished folder is not as the undisturbed run left it; empty if all is."""
-        found, wanted = records(folder, "chaos"), records(self.reference, "chaos")
-        wrong = [name for name in sorted(found | wanted) if found.get(name) != wanted.get(name)]
-        for name in wanted:
+        """What of a finished folder differs from the undisturbed run; empty if nothing does."""
+        own, expected = records(folder, "chaos"), records(self.reference, "chaos")
+        wrong = [name for name in sorted(own | expected) if own.get(name) != expected.get(name)]
+        for name in expected:
             for end in (".items.parquet", ".decisions.json"):
                 here, there = ((f / name).with_suffix(end) for f in (folder, self.reference))
                 if there.is_file() and not _equal(here, there):
                     wrong.append(str(here.relative_to(folder)))
-        left = [f for end in ("part", "status") for f in (folder / "results").rglob(f"*.{end}")]
-        return ", ".join([*wrong, *(f"left over: {f.relative_to(folder)}" for f in left)])
+        extra = [f for end in ("part", "status") for f in (folder / "results").rglob(f"*.{end}")]
+        return ", ".join([*wrong, *(f"left over: {f.relative_to(folder)}" for f in extra)])
 
 
 def _equal(here: Path, there: Path) -> bool:

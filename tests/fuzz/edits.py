@@ -1,4 +1,4 @@
-"""Damage to a good input: one value of a structured file replaced, or its bytes cut and changed."""
+"""Damage to a good input: one value of a file is replaced, or bytes are cut or changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from hypothesis import strategies as st
 
 Edit = Callable[[Path], None]
-GONE = "@gone"  # in place of a value: the key or the entry is taken out
+GONE = "@gone"  # as a value: the key or entry is deleted
 VALUES: list[Any] = [
     GONE, None, True, 0, -1, 1, 3, 2.5, 1e308, float("nan"), float("inf"), 10**9, 10**30, "", "x",
     "../../etc/passwd", "\ud800", "{{ x }}", "<script>", "w1 w2", [], [[]], [0, -1], {}, {"x": {}},
@@ -37,7 +37,7 @@ def write(file: Path, value: Any) -> None:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a document; of a long list the first entries."""
+    """Every place in a document; of a list the first three entries."""
     yield path
     if isinstance(value, dict):
         inner = list(value.items())
@@ -48,7 +48,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def put(name: str, value: Any, *path: Any) -> Edit:
-    """The edit that puts a value at a place of a structured file, new keys too."""
+    """The edit that puts a value at a place of a file; the key may be new."""
 
     def edit(folder: Path) -> None:
         document = read(folder / name)
@@ -75,11 +75,11 @@ def remove(name: str) -> Edit:
     return lambda folder: (folder / name).unlink()
 
 
-def structured(good: Path, name: str) -> st.SearchStrategy[Edit]:
-    """One value somewhere in a file becomes another."""
-    there = [place for place in places(read(good / name)) if place]
+def value_edits(good: Path, name: str) -> st.SearchStrategy[Edit]:
+    """Edits that replace one value of a file."""
+    all_places = [place for place in places(read(good / name)) if place]
     return st.builds(
-        lambda place, value: put(name, value, *place), st.sampled_from(there), values()
+        lambda place, value: put(name, value, *place), st.sampled_from(all_places), values()
     )
 
 
@@ -90,8 +90,8 @@ def values() -> st.SearchStrategy[Any]:
     )  # fmt: skip
 
 
-def damaged(good: Path, name: str) -> st.SearchStrategy[Edit]:
-    """The file cut short, a few of its bytes changed, or bytes put in; most often at its head."""
+def byte_edits(good: Path, name: str) -> st.SearchStrategy[Edit]:
+    """Edits that cut a file, change a few bytes or insert some, most often near its start."""
     whole = (good / name).read_bytes()
     head = st.integers(0, min(len(whole), 300) - 1)
     where = st.one_of(head, head, st.integers(0, len(whole) - 1))
@@ -100,5 +100,5 @@ def damaged(good: Path, name: str) -> st.SearchStrategy[Edit]:
         return whole[:place] + new + whole[place + stays :]
 
     cut = where.map(lambda place: whole[:place])
-    put_in = st.builds(change, where, st.binary(min_size=1, max_size=8), st.integers(0, 8))
-    return st.one_of(cut, put_in, put_in).map(lambda content: raw(name, content))
+    insertion = st.builds(change, where, st.binary(min_size=1, max_size=8), st.integers(0, 8))
+    return st.one_of(cut, insertion, insertion).map(lambda content: raw(name, content))

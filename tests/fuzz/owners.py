@@ -1,6 +1,6 @@
-"""Each class of input: a good example, the files of it that get damaged, and who reads them.
+"""Each class of input: a good example, the files to damage, and a reader.
 
-A reader raises ValueError with a sentence, or what it made must be right, which it asserts here.
+A reader raises ValueError with a sentence, or its result is right, which it asserts.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ SCRIPTS = 2
 
 @dataclass(frozen=True)
 class Owner:
-    """Who reads a class of input.
+    """A class of input.
 
     Args:
-        make: Puts a good input into an empty folder.
-        files: What gets damaged.
-        read: Reads the input as the program does; asserts what it made.
-        names: Words of which a refusal has one: what is wrong must be named.
+        make: Writes a good input into an empty folder.
+        files: The files to damage.
+        read: Reads the input as the program does, and asserts that the result is right.
+        names: A refusal contains one of these words, so that it names what is wrong.
     """
 
     make: Callable[[Path], Any]
@@ -112,7 +112,7 @@ def make_documents(folder: Path) -> None:
 
 
 def read_documents(folder: Path) -> None:
-    """Ids of the vocabulary, no document empty; texts that are texts."""
+    """All ids are in the vocabulary and no document is empty."""
     for name in ("rows.jsonl", "ids.npy"):
         file = folder / name
         check_batches(
@@ -170,7 +170,7 @@ def make_tasks(folder: Path) -> None:
 
 
 def read_tasks(folder: Path) -> None:
-    """Finite scores of every task that is there."""
+    """Every task has a finite score, or a reason why it was not run."""
     entries = parse_tasks("toy_choice,toy_write")
     check_names(entries, [OWN_TASKS, folder / "tasks"])
     backbone = load_backbone(folder / "toy")
@@ -184,7 +184,7 @@ def read_tasks(folder: Path) -> None:
 
 
 def make_results(folder: Path) -> None:
-    """Dense and HeRo with texts, routes and decisions, as a suite would leave them."""
+    """Results of dense and HeRo with texts, routes and decisions, as a suite writes them."""
     rng = np.random.default_rng(3)
     for run in (records.dense(*records.half()), records.record("hero", 0.25, *records.half())):
         file = records.write_run(folder, run)
@@ -203,7 +203,7 @@ def make_results(folder: Path) -> None:
 
 
 def read_page(folder: Path) -> None:
-    """Tables and page, of finite numbers and with nothing in them that a browser would run."""
+    """Tables and page have finite numbers and no script of the input."""
     results = read_results(folder)
     frames = make_frames(results)
     tables = make_tables(results, frames)
@@ -215,17 +215,17 @@ def read_page(folder: Path) -> None:
 
 
 def make_model(folder: Path) -> None:
-    """A row that was fitted, beside its backbone."""
+    """A fitted row beside its backbone."""
     make_backbone(folder / "backbone")
     words = ["--params", '{"layers": 1}', "--budget", "0.25"]
     np.save(folder / "ids.npy", np.arange(24).reshape(4, 6))
-    made = steps.fit("shortgpt", folder / "backbone", folder / "model",
+    model = steps.fit("shortgpt", folder / "backbone", folder / "model",
                           "--calibration", folder / "ids.npy", *words)  # fmt: skip
-    (made / "decisions.json").write_text(json.dumps({"bypass_rates": [0.0, 0.5]}))
+    (model / "decisions.json").write_text(json.dumps({"bypass_rates": [0.0, 0.5]}))
 
 
 def read_model(folder: Path) -> None:
-    """The same model that was saved, and rates that a control may take."""
+    """The model has its layers and finite logits, and a control can read its rates."""
     loaded = load(folder / "model")
     with torch.no_grad():
         logits = loaded.model(torch.tensor([[1, 2, 3]])).logits
@@ -251,7 +251,7 @@ def make_command(step: str, folder: Path) -> None:
 
 
 def read_command(step: str, folder: Path) -> None:
-    """The step writes what it was asked for, or ends with status 2 and a sentence."""
+    """The step writes its output, or ends with status 2 and a sentence."""
     words = json.loads((folder / "command.json").read_text())
     out = folder / {"fit": "out", "data": "out.jsonl"}.get(step, "out.json")
     said = io.StringIO()
@@ -259,8 +259,8 @@ def read_command(step: str, folder: Path) -> None:
         with chdir(folder), redirect_stderr(said):
             steps.call(step, *words, "--out", out, *["--device", "cpu"] * (step != "data"))
         status: object = 0
-    except SystemExit as ended:
-        status = ended.code
+    except SystemExit as end:
+        status = end.code
     assert (status == 0) == out.exists()
     if status != 0:
         assert status == 2

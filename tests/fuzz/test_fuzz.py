@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from tests import steps
 from tests.fuzz.corpus import CORPUS
-from tests.fuzz.edits import Edit, damaged, structured
+from tests.fuzz.edits import Edit, byte_edits, value_edits
 from tests.fuzz.owners import OWNERS, Owner
 from workflows.evaluation.loading import CannotRun
 from workflows.runtime.program import sentence
@@ -115,8 +115,8 @@ def test_the_corpus(name: str, number: int, good: Callable[[str], Path]) -> None
 @pytest.mark.parametrize("name", DRAWN)
 def test_drawn_damage(name: str, good: Callable[[str], Path]) -> None:
     folder, before = good(name), ran[name]
-    kinds = [damaged(folder, file) for file in OWNERS[name].files if "command" not in name]
-    kinds += [structured(folder, f) for f in OWNERS[name].files if f.endswith(STRUCTURED)]
+    kinds = [byte_edits(folder, file) for file in OWNERS[name].files if "command" not in name]
+    kinds += [value_edits(folder, f) for f in OWNERS[name].files if f.endswith(STRUCTURED)]
 
     @settings(
         max_examples=DRAWN[name], derandomize=True, database=None, deadline=None,

@@ -1,4 +1,4 @@
-"""Copies of the checkout, so that no test touches the developer's results; runs in them."""
+"""Copies of the checkout, and runs in them, so that no test touches the developer's results."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from tests.toys.tasks import make_tasks
 from tests.toys.texts import make_data
 from workflows import ROOT
 
-# Copies for whole runs keep these methods only: cheap rows, with and without a budget.
-KEPT = {"dense.py", "random_skip.py"}
+# The only methods in copies for whole runs: cheap rows, with and without a budget.
+CHEAP = {"dense.py", "random_skip.py"}
 
 
 def checkout_files() -> list[str]:
-    """Tracked and new files of this checkout, ignored ones left out."""
-    listed = subprocess.run(
+    """Tracked and new files of this checkout, without those that git ignores."""
+    listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    if listed.returncode == 0:
-        return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
-    skipped = (".venv", ".snakemake", "results", "reports", ".git")
+    if listing.returncode == 0:
+        return [name for name in listing.stdout.splitlines() if (ROOT / name).is_file()]
+    apart = (".venv", ".snakemake", "results", "reports", ".git")
     files = (f.relative_to(ROOT) for f in ROOT.rglob("*") if f.is_file())
-    return [str(f) for f in files if not str(f).startswith(skipped)]
+    return [str(f) for f in files if not str(f).startswith(apart)]
 
 
 def copy_checkout(folder: Path) -> Path:
-    """The checkout without its results; a toy stands in for a shipped backbone that is missing."""
+    """Copy the checkout without its results; a toy replaces a shipped backbone that is missing."""
     for name in checkout_files():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
@@ -53,9 +53,9 @@ def copy_checkout(folder: Path) -> Path:
 
 
 def toy_checkout(folder: Path) -> Path:
-    """A copy with the cheap rows, and ``toy.yaml``: a toy backbone, two tasks, one text."""
+    """Copy it with the cheap rows, and write ``toy.yaml``: a toy backbone, two tasks, one text."""
     copy_checkout(folder)
-    for name in {row.path.name for row in discover().values()} - KEPT:
+    for name in {row.path.name for row in discover().values()} - CHEAP:
         path = folder / "methods" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     make_backbone(folder / "toy/backbone")
@@ -87,37 +87,37 @@ def toy_checkout(folder: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """No variable of a surrounding run: PATH finds the tools of this Python first."""
+    """The variables of a run; PATH finds the tools of this Python first."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return os.environ | {"PATH": path, "COLUMNS": "200"}
 
 
 def hub_environment(hub: Hub, home: Path) -> dict[str, str]:
-    """The same for a run that knows this hub alone; ``home`` is that of the hub's libraries."""
-    kept = {k: v for k, v in environment().items() if not k.startswith(("HF_", "HUGGING"))}
-    return kept | {"HF_ENDPOINT": hub.address, "HF_HOME": str(home)}
+    """The same for a run with this hub only; ``home`` is the folder of the hub's libraries."""
+    variables = {k: v for k, v in environment().items() if not k.startswith(("HF_", "HUGGING"))}
+    return variables | {"HF_ENDPOINT": hub.address, "HF_HOME": str(home)}
 
 
 def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str], limit: float = 600) -> Any:
-    """What ``ready`` says once it is something; the process must still run."""
+    """Wait until ``ready`` returns something, and return it; the process must still run."""
     until = time.monotonic() + limit
-    while not (found := ready()):
+    while not (result := ready()):
         assert process.poll() is None, process.communicate()[0][-4000:]
         assert time.monotonic() < until
         time.sleep(0.2)
-    return found
+    return result
 
 
 def records(folder: Path, suite: str) -> dict[str, Any]:
-    """Path -> record without what may differ: times and memory."""
-    found = {}
+    """Path -> record without times and memory, which may differ."""
+    contents = {}
     for file in sorted((folder / "results" / suite).rglob("record.json")):
         record = json.loads(file.read_text(encoding="utf-8"))
         for part in ("fit", "evaluation"):
             for volatile in ("seconds", "peak_memory_mb"):
                 record[part].pop(volatile, None)
-        found[str(file.relative_to(folder))] = record
-    return found
+        contents[str(file.relative_to(folder))] = record
+    return contents
 
 
 def snakemake(folder: Path, *arguments: str, timeout: float = 400) -> tuple[int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compiled import TARGETS, Binary, compiled
+from tests.compiled import TARGETS, Binary, compile_cases
 from tests.kernel_cases.attention import NAMES
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -16,7 +16,7 @@ LOADS = {"project": 4, "read": 8, "merge": 1, "outer": 4}
 
 @pytest.fixture(scope="module")
 def binaries() -> list[Binary]:
-    made = compiled(["attention"])
+    made = compile_cases(["attention"])
     assert len(made) == 4 * (len(NAMES) + 3) * len(TARGETS)
     return made
 

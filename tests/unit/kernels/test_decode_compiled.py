@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from methods.core.model.shapes import SHAPES
-from tests.compiled import Binary, compiled
+from tests.compiled import Binary, compile_cases
 from tests.kernel_cases.decode import NAMES, decode_step
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -13,12 +13,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 @pytest.fixture(scope="module")
 def single() -> list[Binary]:
-    return compiled(["decode"])
+    return compile_cases(["decode"])
 
 
 @pytest.fixture(scope="module")
 def batched() -> list[Binary]:
-    return compiled(["decode_batch"], [80, 89, 90])
+    return compile_cases(["decode_batch"], [80, 89, 90])
 
 
 def test_one_row_spills_nothing_and_loads_128_bits(single: list[Binary]) -> None:

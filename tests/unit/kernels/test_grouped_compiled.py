@@ -9,7 +9,7 @@ from methods.core.model.shapes import SHAPES
 
 pytest.importorskip("triton", reason="compiling needs Triton, which is not installed")
 from methods.kernels.grouped_launch import PLANS
-from tests.compiled import SHARED, TARGETS, Binary, compiled
+from tests.compiled import SHARED, TARGETS, Binary, compile_cases
 from tests.kernel_cases.grouped import TRUE_SHAPES, recorded
 
 EVERY = 11
@@ -18,7 +18,7 @@ EVERY = 11
 @pytest.fixture(scope="module")
 def binaries() -> list[Binary]:
     """Compiled once for all shapes, which differ in numbers that are no constants."""
-    return compiled(["grouped"], TARGETS)
+    return compile_cases(["grouped"], TARGETS)
 
 
 def of(binaries: list[Binary], target: int) -> list[Binary]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from methods.kernels.hero.router import project, router_step
-from tests.compiled import Binary, compiled
+from tests.compiled import Binary, compile_cases
 from tests.interpreted import DEVICE, bytes_read
 from tests.unit.methods.test_hero_kernels import make_router, packed_of, poisoned, stream, up_to
 
@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 @pytest.fixture(scope="module")
 def binaries() -> list[Binary]:
-    return compiled(["hero"], [80, 90])
+    return compile_cases(["hero"], [80, 90])
 
 
 # Of the second launches: a quarter of the registers' worth of the eight matrices of a decode step.
