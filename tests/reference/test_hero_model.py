@@ -257,19 +257,6 @@ def test_cached_and_left_padded(model: PreTrainedModel, slow: list[Found]) -> No
             )  # fmt: skip
 
 
-def test_generation_with_and_without_a_cache(model: PreTrainedModel) -> None:
-    ids, mask, _ = padded("left")
-    texts = [
-        model.generate(
-            ids, attention_mask=mask, max_new_tokens=8, do_sample=False, use_cache=cached,
-            pad_token_id=PAD, eos_token_id=None,
-        )
-        for cached in (True, False)
-    ]  # fmt: skip
-    assert texts[0].shape == (3, max(LENGTHS) + 8)
-    assert torch.equal(*texts)
-
-
 @pytest.mark.parametrize(
     "params",
     [

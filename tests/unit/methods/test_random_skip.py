@@ -104,27 +104,6 @@ def test_units_are_skipped_equally_often() -> None:
     assert chisquare((~executed).sum(dim=(0, 2)).numpy()).pvalue > 1e-3
 
 
-def test_decisions_depend_on_neither_batch_nor_padding() -> None:
-    router = RandomRouter(UNITS, 3, 2.4)
-    ids = torch.randint(0, 60, (3, 20), generator=torch.Generator().manual_seed(0))
-    positions = torch.arange(20)[None]
-    together = draw(router, ids, positions)
-    assert torch.equal(together[1:2], draw(router, ids[1:2], positions))
-    padded = torch.cat([torch.zeros(3, 4, dtype=torch.int64), ids], dim=1)
-    shifted = torch.cat([torch.zeros(1, 4, dtype=torch.int64), positions], dim=1)
-    assert torch.equal(together, draw(router, padded, shifted)[:, :, 4:])
-    one = torch.stack([draw(router, ids[:, t : t + 1], positions[:, t : t + 1]) for t in range(20)])
-    assert torch.equal(together, one[..., 0].permute(1, 2, 0))
-
-
-def test_seeds_draw_differently() -> None:
-    ids = torch.zeros(1, 200, dtype=torch.int64)
-    first, second = (
-        draw(RandomRouter(UNITS, s, 2.4), ids, torch.arange(200)[None]) for s in (1, 2)
-    )
-    assert not torch.equal(first, second)
-
-
 def test_embeddings_alone_cannot_be_hashed() -> None:
     tokens = Tokens(None, torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
     with pytest.raises(ValueError, match="input_ids"):
