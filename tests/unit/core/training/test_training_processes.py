@@ -25,7 +25,7 @@ from tests.toys.models import make_model, wrap
 from tests.toys.texts import documents
 from tests.toys.training import SHORT, same_bits, signal_in, trainer_for, values
 
-# Documents of 50 tokens fill a batch and its one row, so one of two processes gets nothing.
+# A document of 50 tokens fills a batch and its one row, so that one of two processes gets nothing.
 UNEVEN = [*documents(25), *(Document(list(range(n, n + 50)), 0) for n in range(4))]
 SHARED = {"batch_tokens": 50, "row_length": 20, "updates": 8}
 # Log, trained values before, trained values after.
@@ -46,7 +46,7 @@ def train_split(workdir: Path) -> Run:
 
 
 def train_stopped(workdir: Path) -> Run:
-    """Where there are two, the second is told to stop in its third update; then both go on."""
+    """Of two processes the second gets SIGTERM in its third update; then both continue."""
     start = values(trainer_for("hero", workdir, UNEVEN, **SHARED))
     if dist.is_initialized():
         with pytest.MonkeyPatch.context() as patch:
@@ -66,13 +66,13 @@ class Texts:
 
 
 def noise(units: int, tokens: Tokens, at: Context) -> Tensor:
-    """Training noise that a token meets whichever process has it."""
+    """Training noise that depends on the token and not on its process."""
     seed = round(1000 * at.progress)
     return hashed_noise(seed, units, tokens)
 
 
 def train_skipgpt(workdir: Path) -> Run:
-    """About half of all modules start skipped, so that processes stand on both sides of 0.5."""
+    """About half of all modules start skipped, so that gates lie on both sides of 0.5."""
     params = {"sparsity": 0.5, "measure": "module"}
     method = load_method("skipgpt-rt", SHORT | SHARED | params)
     start = method.build(wrap(make_model()), {"seed": 5, "threshold": 0.5})
@@ -91,39 +91,54 @@ TRAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def worker(rank: int, threads: int, row: str, folder: Path) -> None:
-    """One of two processes; they meet in a file, so no port can be taken."""
+def worker(rank: int, threads: int, folder: Path) -> None:
+    """One of two processes; they meet in files, so they need no port."""
     torch.set_num_threads(threads)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group(
-        "gloo", timeout=timedelta(minutes=2), init_method=meeting, rank=rank, world_size=2
-    )
-    try:
-        torch.save(TRAIN[row](folder / "work"), folder / f"rank{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+    for row, train in TRAIN.items():
+        place = folder / row
+        dist.init_process_group(
+            "gloo", timeout=timedelta(minutes=2), init_method=f"file://{place}/meeting", rank=rank,
+            world_size=2,
+        )  # fmt: skip
+        try:
+            torch.save(train(place / "work"), place / f"rank{rank}.pt")
+        finally:
+            dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("row", TRAIN)
-def test_two_processes_train_to_the_losses_of_one(
-    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if sys.platform == "linux":
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Run]]:
+    """Row -> the runs of both processes, which train one row after the other."""
+    folder = tmp_path_factory.mktemp("two")
+    for row in TRAIN:
+        (folder / row).mkdir()
+    shared = (torch.get_num_threads(), folder)
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, *shared))
+        other.start()
+        try:
+            worker(0, *shared)
+        finally:
+            other.join(60)
+    assert other.exitcode == 0
+    return {row: [torch.load(folder / row / f"rank{n}.pt") for n in range(2)] for row in TRAIN}
+
+
+def test_the_batches_leave_one_process_with_less() -> None:
     batches = islice(plan([len(d.ids) for d in UNEVEN], 50, 5), 8)
     rows = [len(pack([UNEVEN[n] for n in batch], 20)) for batch in batches]
     assert 1 in rows
     assert any(number % 2 and number > 1 for number in rows)
-    log, start, alone = TRAIN[row](tmp_path / "alone")
-    shared = (torch.get_num_threads(), row, tmp_path)
-    other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, *shared))
-    other.start()
-    try:
-        worker(0, *shared)
-    finally:
-        other.join(60)
-    assert other.exitcode == 0
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("row", TRAIN)
+def test_two_processes_train_to_the_losses_of_one(
+    row: str, pairs: dict[str, list[Run]], tmp_path: Path
+) -> None:
+    log, start, alone = TRAIN[row](tmp_path)
+    ranks = pairs[row]
     same_bits(ranks[0][2], ranks[1][2])
     assert ranks[0][0] == ranks[1][0]
     for one, both in zip(log, ranks[0][0], strict=True):
