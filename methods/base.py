@@ -72,12 +72,12 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a fit takes, apart from the suite's texts and updates: the plan multiplies by these.
+    """What a fit takes; the plan multiplies it by the suite's texts and updates.
 
     Args:
         passes: Forward passes over the calibration texts; a backward pass counts as two.
-        texts: Calibration texts that are read, and
-        length: tokens of each; None: all of them.
+        texts: Calibration texts that it reads, the first ones; None: all.
+        length: Tokens that it reads of each; None: all.
         batch: Calibration texts whose hidden states are in memory at a time; None: all.
         probe_passes: Forward passes over the probe texts.
         layers: Layers that gradients flow through in training, the last ones; 0: nothing trains.
@@ -151,10 +151,10 @@ class Method(ABC):
         """
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
-        """What the fit takes: an estimate, made before anything runs, for a request that fits.
+        """What :meth:`fit` takes, estimated before anything runs; ``skip_reason`` is None.
 
-        By default one pass over the calibration texts; if ``trained``, gradients through every
-        layer.
+        The default is one pass over the calibration texts, or, if ``trained``, gradients through
+        every layer.
 
         Args:
             backbone: Without numbers (meta); may be consumed.
