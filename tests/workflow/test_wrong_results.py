@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Edit, str]] = {
     "split": (changed("scores/0/split", "validation"), "scored on different splits of 'left'"),
     "prompts": (changed("scores/1/prompt_hash", "q"), "scored on different prompts of 'right'"),
     "backbone": (changed("backbone/hash", "f" * 16), "different backbones under the name 'toy'"),
-    "other items": (fewer_items, "does not hold the items behind record.json"),
+    "other items": (fewer_items, "does not hold the items of record.json"),
     "damaged items": (damaged_items, "arquet"),
     "one run twice": (twins, "are records of one run; name one folder"),
     "a task less": (one_task_less, "'hero at 25 %' was not scored on task 'right'"),

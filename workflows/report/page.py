@@ -43,7 +43,7 @@ def page(
     Args:
         frames: Every table as a frame.
         tables: All but the main one, in the page's order: name -> one per protocol.
-        told: Where the numbers come from: :func:`source` or what a published table keeps of it.
+        origin: Code, machine and settings: :func:`source`, or source.json of a published suite.
         results: The records of the frames; with them the page has details of each row.
         figures: Folder of figures to show; None where the tables lie beside the page as CSV alone.
         home: Address of the index of all suites.
@@ -113,7 +113,7 @@ def source(results: Results, cautions: Sequence[str]) -> dict[str, Any]:
 
     Args:
         results: All records of a suite.
-        warned: What a reader must know of them.
+        cautions: Sentences on them.
     """
     records = [record for record in results.records if record.done]
     return {

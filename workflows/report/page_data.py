@@ -227,7 +227,7 @@ def _items(
         own: Texts of that run.
         theirs: Of the reference.
         most: Texts of won and of lost items each.
-        told: Task -> item -> what was asked and what the reference answered; grows.
+        questions: Task -> item -> its prompt and the reference's answer; items are added.
     """
     items: dict[str, Any] = {}
     base = panel.reference.runs[0]

@@ -233,7 +233,7 @@ def _read_items(records: Sequence[Record], files: Sequence[Path]) -> dict[int, p
             _, values = headline_items(items[number], score)
             same = score.k is None or (len(values), values.sum()) == (score.n, score.k)
             if not same:
-                raise ValueError(f"{frame} does not hold the items behind {file.name}")
+                raise ValueError(f"{frame} does not hold the items of {file.name}")
     return items
 
 

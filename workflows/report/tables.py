@@ -31,7 +31,7 @@ def make_tables(results: Results, frames: Frames, seeds_of: str = "") -> Tables:
     """All tables, in the page's order: name -> one table per protocol.
 
     Args:
-        results: Records behind the frames.
+        results: The records of the frames.
         frames: Of :func:`workflows.report.frames.make_frames`.
         seeds_of: The suite that gives the deviation between seeds for rows with one seed.
     """

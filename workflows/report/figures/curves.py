@@ -13,7 +13,7 @@ from workflows.report.figures.style import NO_TITLE, SMALL, WIDTHS, Margins, she
 
 MOST = 8  # lines that one panel tells apart
 HANDLE = 0.45  # inches of a line in the legend with its gaps
-SMOOTH = 15  # points of the log behind a drawn one
+SMOOTH = 15  # points of the log in each mean
 LABELS = {
     "loss": "training loss",
     "skip": "skipped (%)",

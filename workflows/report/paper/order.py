@@ -36,8 +36,8 @@ def order_frame(retain: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
     Args:
         retain: The report's frame of that name.
-        known: Backbone of ours -> the paper's name of it. These stand beside their own tables, any
-            other beside all.
+        names: Backbone of ours -> the paper's name of it. Such a backbone is compared with its own
+            tables, any other with all.
 
     Returns:
         The columns of ``COLUMNS``: paper, ours, low and high in percent, low and high the 95 %

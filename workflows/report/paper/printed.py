@@ -32,7 +32,7 @@ REFERENCES = {MAIN: "Dense", SWEEP: "HeRo alpha_t=1e-3", ABLATION: "HeRo", MEMOR
 SKIP, RETAIN, AVERAGE = "param_skip", "retain", "avg_acc"
 # Ours: of the benchmarks that have one split.
 WITHOUT_ARC = "retain_without_arc"
-# Seeds behind a number with a deviation (the paper's 42, 43 and 44).
+# Seeds of a number with a deviation (the paper's 42, 43 and 44).
 SEEDS = 3
 SHAPE_OF = {
     "Llama-3.1-8B": "llama31_8b", "Llama-2-7B": "llama2_7b", "Llama-2-13B": "llama2_13b",
