@@ -1,4 +1,7 @@
-"""The kernels of :mod:`methods.kernels.attention`, and their launches."""
+"""The kernels of :mod:`methods.kernels.attention`, and their launches.
+
+A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from methods.kernels.decode_triton import (
 from methods.kernels.launch import Launch
 from methods.kernels.weights import AttentionStep
 
-# Bytes of keys, and of values, that a program reads per turn, and at most so many columns.
+# Bytes of keys, and of values, that a program reads at a time; the most columns at a time.
 BYTES = 8192
 MOST_COLUMNS = 64
-# The least depth of a product on tensor cores, and the least width of its right side.
+# The least depth of a product on tensor cores; the least width of its right side.
 LEAST_DEPTH = 16
 LEAST_SLOTS = 8
 
@@ -37,8 +40,8 @@ def project(
     rows, slots = first + tl.arange(0, ROWS), tl.arange(0, SLOTS)
     if bias is not None:
         values += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
-    kept = (rows[:, None] < N) & live[None, :]
-    tl.store(out + slots[None, :] * N + rows[:, None], values, mask=kept)
+    mask = (rows[:, None] < N) & live[None, :]
+    tl.store(out + slots[None, :] * N + rows[:, None], values, mask=mask)
 
 
 @triton.jit
@@ -49,22 +52,22 @@ def project_kernel(
     NARROW: tl.constexpr, BATCH: tl.constexpr, EVICTS: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, SLOTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Keys and values of rows that leave them, queries of rows that execute."""
-    runs, rests = decisions(execute, BATCH, SLOTS)
-    leaves = runs
+    """Keys and values of rows that write them, queries of rows that run."""
+    runs, skips = decisions(execute, BATCH, SLOTS)
+    writes_row = runs
     if not EVICTS:
-        leaves = runs | rests
-    each = tl.where(any_of(leaves), tl.cdiv(NARROW, ROWS), 0)
+        writes_row = runs | skips
+    each = tl.where(any_of(writes_row), tl.cdiv(NARROW, ROWS), 0)
     tiles = 2 * each + tl.where(any_of(runs), tl.cdiv(WIDE, ROWS), 0)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         if tile < each:
             project(
-                key, key_bias, normed, key_out, tile * ROWS, leaves,
+                key, key_bias, normed, key_out, tile * ROWS, writes_row,
                 NARROW, D, ROWS, DEPTH, SPLIT, SLOTS,
             )  # fmt: skip
         elif tile < 2 * each:
             project(
-                value, value_bias, normed, value_out, (tile - each) * ROWS, leaves,
+                value, value_bias, normed, value_out, (tile - each) * ROWS, writes_row,
                 NARROW, D, ROWS, DEPTH, SPLIT, SLOTS,
             )  # fmt: skip
         else:
@@ -75,21 +78,21 @@ def project_kernel(
 
 
 @triton.jit
-def turned(
+def rotate(
     heads: tl.tensor, norm: tl.tensor, cosine: tl.tensor, sine: tl.tensor, COUNT: tl.constexpr,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EPS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """COUNT ``heads`` of WIDTH at their rotary position, normed if they are.
+    """COUNT ``heads`` of WIDTH at their rotary position; normed unless ``norm`` is None.
 
     Returns [PADDED, SLOTS] in float32, a head per column, zero outside.
     """
     place, slot = tl.arange(0, PADDED), tl.arange(0, SLOTS)
     other = (place + WIDTH // 2) % WIDTH
     inside = place < WIDTH
-    kept = inside[:, None] & (slot < COUNT)[None, :]
+    mask = inside[:, None] & (slot < COUNT)[None, :]
     begin = slot[None, :] * WIDTH
-    straight = tl.load(heads + begin + place[:, None], mask=kept, other=0.0).to(tl.float32)
-    crossed = tl.load(heads + begin + other[:, None], mask=kept, other=0.0).to(tl.float32)
+    straight = tl.load(heads + begin + place[:, None], mask=mask, other=0.0).to(tl.float32)
+    crossed = tl.load(heads + begin + other[:, None], mask=mask, other=0.0).to(tl.float32)
     if norm is not None:
         rstd = tl.rsqrt(tl.sum(straight * straight, axis=0) / WIDTH + EPS)[None, :]
         straight *= rstd * tl.load(norm + place, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -102,28 +105,28 @@ def turned(
 
 @triton.jit
 def read_columns(
-    keys: tl.tensor, values: tl.tensor, asked: tl.tensor, begin: tl.tensor, end: tl.tensor,
-    peak: tl.tensor, total: tl.tensor, summed: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    COLUMNS: tl.constexpr, SCALING: tl.constexpr,
+    keys: tl.tensor, values: tl.tensor, queries: tl.tensor, begin: tl.tensor, end: tl.tensor,
+    peak: tl.tensor, total: tl.tensor, value_sum: tl.tensor, WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, COLUMNS: tl.constexpr, SCALING: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Online softmax of ``asked`` [PADDED, SLOTS] over the columns from ``begin`` to ``end``."""
+    """Online softmax of ``queries`` [PADDED, SLOTS] over the columns from ``begin`` to ``end``."""
     place = tl.arange(0, PADDED)
     for start in range(begin, end, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
-        kept = (column < end)[:, None] & (place < WIDTH)[None, :]
+        mask = (column < end)[:, None] & (place < WIDTH)[None, :]
         places = column[:, None] * WIDTH + place[None, :]
-        key = tl.load(keys + places, mask=kept, other=0.0)
-        value = tl.load(values + places, mask=kept, other=0.0)
-        score = tl.dot(key, asked, input_precision="ieee") * SCALING
+        key = tl.load(keys + places, mask=mask, other=0.0)
+        value = tl.load(values + places, mask=mask, other=0.0)
+        score = tl.dot(key, queries, input_precision="ieee") * SCALING
         score = tl.where((column < end)[:, None], score, float("-inf"))
         highest = tl.maximum(peak, tl.max(score, axis=0))
         weight = tl.exp(score - highest[None, :])
         fade = tl.exp(peak - highest)
         total = total * fade + tl.sum(weight, axis=0)
         more = tl.dot(tl.trans(value), weight.to(value.dtype), input_precision="ieee")
-        summed = summed * fade[None, :] + more
+        value_sum = value_sum * fade[None, :] + more
         peak = highest
-    return peak, total, summed
+    return peak, total, value_sum
 
 
 @triton.jit(do_not_specialize=["capacity", "stored_step", "rotary_step"])
@@ -135,10 +138,10 @@ def read_kernel(
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr,
     SCALING: tl.constexpr, EPS: tl.constexpr, EVICTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One share of the columns for the GROUP query heads of a key head of a row.
+    """One share of the columns, for the GROUP query heads of one key head of a row.
 
-    The first share also holds the new column: it takes it from the projections and writes it, so
-    that no program of the launch reads what another one writes.
+    The first share also has the new column: it takes it from the projections and writes it. So no
+    program of the launch reads what another one writes.
     """
     token, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     runs = tl.load(execute + token) != 0
@@ -150,7 +153,7 @@ def read_kernel(
         inside = place < WIDTH
         cosine += token * rotary_step
         sine += token * rotary_step
-        own = turned(key + row * WIDTH, key_norm, cosine, sine, 1, 1, WIDTH, PADDED, EPS)
+        own = rotate(key + row * WIDTH, key_norm, cosine, sine, 1, 1, WIDTH, PADDED, EPS)
         own = own.to(keys.dtype.element_ty)
         value_row = tl.load(value + row * WIDTH + place, mask=inside, other=0.0)
         keys += row.to(tl.int64) * capacity * WIDTH
@@ -170,28 +173,28 @@ def read_kernel(
             begin = low + share * length
             end = tl.minimum(begin + length, past)
             heads = row * GROUP
-            kept = slot < GROUP
+            mask = slot < GROUP
             at = (heads + slot) * tl.num_programs(2) + share
             if newest | (begin < end):
-                asked = turned(
+                queries = rotate(
                     query + heads * WIDTH, query_norm, cosine, sine,
                     GROUP, SLOTS, WIDTH, PADDED, EPS,
                 ).to(keys.dtype.element_ty)  # fmt: skip
-                peak = tl.sum(asked.to(tl.float32) * own.to(tl.float32), axis=0) * SCALING
+                peak = tl.sum(queries.to(tl.float32) * own.to(tl.float32), axis=0) * SCALING
                 peak = tl.where(newest, peak, float("-inf"))
                 total = tl.zeros([SLOTS], tl.float32) + tl.where(newest, 1.0, 0.0)
-                summed = tl.zeros([PADDED, SLOTS], tl.float32)
-                summed += tl.where(newest, value_row.to(tl.float32), 0.0)[:, None]
-                peak, total, summed = read_columns(
-                    keys, values, asked, begin, end, peak, total, summed,
+                value_sum = tl.zeros([PADDED, SLOTS], tl.float32)
+                value_sum += tl.where(newest, value_row.to(tl.float32), 0.0)[:, None]
+                peak, total, value_sum = read_columns(
+                    keys, values, queries, begin, end, peak, total, value_sum,
                     WIDTH, PADDED, COLUMNS, SCALING,
                 )  # fmt: skip
-                tl.store(peaks + at, peak, mask=kept)
-                tl.store(totals + at, total, mask=kept)
+                tl.store(peaks + at, peak, mask=mask)
+                tl.store(totals + at, total, mask=mask)
                 places = at[None, :] * WIDTH + place[:, None]
-                tl.store(sums + places, summed, mask=kept[None, :] & inside[:, None])
+                tl.store(sums + places, value_sum, mask=mask[None, :] & inside[:, None])
             else:
-                tl.store(peaks + at, float("-inf"), mask=kept)
+                tl.store(peaks + at, float("-inf"), mask=mask)
 
 
 @triton.jit
@@ -208,13 +211,15 @@ def merge_kernel(
         at = row * SHARES + tl.arange(0, SHARES)
         peak = tl.load(peaks + at)
         weight = tl.exp(peak - tl.max(peak, axis=0))
-        # Of a share without columns only the peak is written.
-        used = peak > float("-inf")
-        total = tl.sum(weight * tl.load(totals + at, mask=used, other=0.0), axis=0)
+        # A share without columns has written its peak only.
+        has_columns = peak > float("-inf")
+        total = tl.sum(weight * tl.load(totals + at, mask=has_columns, other=0.0), axis=0)
         places = at[:, None] * WIDTH + place[None, :]
-        part = tl.load(sums + places, mask=used[:, None] & (place < WIDTH)[None, :], other=0.0)
-        merged = tl.sum(weight[:, None] * part, axis=0) / total
-        tl.store(read + row * WIDTH + place, merged, mask=place < WIDTH)
+        part = tl.load(
+            sums + places, mask=has_columns[:, None] & (place < WIDTH)[None, :], other=0.0
+        )
+        mean = tl.sum(weight[:, None] * part, axis=0) / total
+        tl.store(read + row * WIDTH + place, mean, mask=place < WIDTH)
         if EVICTS:  # noqa: SIM102 (the compiler decides the outer one)
             if head == 0:
                 tl.store(stored + token, tl.load(stored + token) + 1)
@@ -254,7 +259,7 @@ def launches(step: AttentionStep) -> list[Launch]:
 
     output = walk | {"hidden": hidden, "execute": execute, "scale": scale, "out": out}
     output |= {"down": weights.output, "ffn_in": space.read, "D": width, "F": wide}
-    # Nothing runs where a row skips: these pointers are never followed.
+    # A row that skips has no adapter: these pointers are never followed.
     output |= {"wide": weights.output, "adapter_in": space.read, "A": 0, "BATCH": batch}
     rows = triton.cdiv(width, tile.rows)
     return [

@@ -1,6 +1,6 @@
 """Kernel, twin or host: where each can run, by device, dtype and number of tokens.
 
-What else a kernel asks of weights and rows stands beside it.
+A kernel's other conditions on weights and rows are in its own file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-# Tokens of a decode step that kernels take.
+# The most tokens of a decode step for kernels.
 MOST_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -22,7 +22,7 @@ def available(tensor: Tensor) -> bool:
 
 
 def missing(tensor: Tensor) -> str | None:
-    """Why the Triton kernels cannot run on ``tensor``, as one sentence; None if they can."""
+    """Why the Triton kernels cannot run on ``tensor``, in one sentence; None if they can."""
     if not _installed():
         return "Triton is not installed"
     if tensor.dtype not in DTYPES:
@@ -38,9 +38,9 @@ def use_triton(tensor: Tensor, forced: bool | None = None) -> bool:
     """Whether a call with ``tensor`` runs the kernel.
 
     Args:
-        tensor: Any of the call's tensors, on its device, of the weights' dtype.
-        forced: True takes the kernel, also under Triton's interpreter; False the twin; None
-            whichever the device allows.
+        tensor: Any tensor of the call with the weights' device and dtype.
+        forced: True: the kernel, also under Triton's interpreter; False: the twin; None: the kernel
+            if the device allows it.
 
     Raises:
         RuntimeError: ``forced`` is True where no kernel can run.
@@ -56,9 +56,9 @@ def use_triton(tensor: Tensor, forced: bool | None = None) -> bool:
 
 
 def one_token(hidden: Tensor) -> bool:
-    """Whether the host may look at each decision: one new token of one sequence, on a CPU.
+    """Whether the host may see each decision: one new token of one sequence, on a CPU.
 
-    Not where something learns, is compiled or traced.
+    Not while something is trained, compiled or traced.
 
     Args:
         hidden: What enters the pass (B, T, D).
@@ -73,11 +73,11 @@ def one_token(hidden: Tensor) -> bool:
 
 
 def use_host(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether a router decides with NumPy: one token, in float32, not cast by autocast.
+    """Whether a router decides with NumPy: one token, in float32, without autocast.
 
     Args:
         hidden: What enters the pass (B, T, D).
-        weight: Any of the router's.
+        weight: Any weight of the router.
     """
     return (
         one_token(hidden)
@@ -88,7 +88,7 @@ def use_host(hidden: Tensor, weight: Tensor) -> bool:
 
 
 def use_steps(hidden: Tensor) -> bool:
-    """Whether skipped attention is by kernels: one new token of each sequence, where kernels run.
+    """Whether a routed attention runs by kernels: one new token per sequence, and kernels can run.
 
     Args:
         hidden: What enters the pass (B, T, D).
@@ -97,7 +97,7 @@ def use_steps(hidden: Tensor) -> bool:
 
 
 def use_device(hidden: Tensor) -> bool:
-    """Whether a router decides by kernels: where they run, nothing learns and nothing is cast.
+    """Whether a router decides by kernels: they can run, without gradients or autocast.
 
     Args:
         hidden: What enters the pass (B, T, D).
@@ -110,7 +110,7 @@ def use_device(hidden: Tensor) -> bool:
 
 
 def use_streams(hbar: Tensor) -> bool:
-    """Whether a router that learns reads its streams by kernels: where they run.
+    """Whether a router in training reads its streams by kernels: they can run.
 
     Args:
         hbar: The residual stream, or what enters the pass (B, T, D).
@@ -120,7 +120,7 @@ def use_streams(hbar: Tensor) -> bool:
 
 @cache
 def _installed() -> bool:
-    """Asked in every routed layer of a step, where looking through all folders is felt."""
+    """Cached: every routed layer asks in every step, and a search of all folders takes time."""
     return find_spec("triton") is not None
 
 

@@ -1,4 +1,7 @@
-"""The two kernels of :mod:`methods.kernels.decode`, and their launches."""
+"""The two kernels of :mod:`methods.kernels.decode`, and their launches.
+
+A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from methods.kernels.weights import FfnStep
 
 
 class Tile(NamedTuple):
-    """How one program walks over a matrix: ``rows`` of it at once, ``depth`` columns per turn.
+    """How one program goes through a matrix: ``rows`` of it, ``depth`` columns at a time.
 
-    ``split`` warps share the columns of a turn. ``slots`` is the batch padded to a width of the
-    tensor cores; 1 does without them. ``resident`` programs of the first launch stay on each
-    multiprocessor and share its tiles.
+    ``split`` warps share these columns. ``slots`` is the batch padded to a width of the tensor
+    cores; 1 does not use them. ``resident`` programs of the first launch run on each
+    multiprocessor and share the tiles.
     """
 
     rows: int
@@ -33,7 +36,7 @@ class Tile(NamedTuple):
 def tile_of(batch: int, size: int) -> Tile:
     """The tile for ``batch`` rows and weights of ``size`` bytes each.
 
-    One row is multiplied without tensor cores, which have nothing to gain from it.
+    For one row tensor cores gain nothing, so it does not use them.
     """
     if batch == 1:
         return Tile(rows=4, depth=1024 // size, split=1, slots=1, warps=4, stages=1, resident=4)
@@ -50,19 +53,19 @@ def row_products(
     """ROWS rows of ``weight`` (N, K) from ``first`` on, times the ``live`` rows of ``inputs``.
 
     Returns [ROWS, SLOTS] in float32, zero where a slot is not live. Rows past the end repeat the
-    last one. With one slot the caller has made sure that it is live. SPLIT warps share the DEPTH
-    columns of a turn; a few rows would not occupy them otherwise.
+    last one. A single slot must be live. SPLIT warps share DEPTH columns; else few rows would not
+    keep them busy.
     """
     rows = tl.minimum(first + tl.arange(0, ROWS), N - 1)
     if SLOTS == 1:
-        summed = tl.zeros([ROWS, DEPTH], tl.float32)
+        products = tl.zeros([ROWS, DEPTH], tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
-            kept = k < K
-            part = tl.load(weight + rows[:, None] * K + k[None, :], mask=kept[None, :], other=0.0)
-            entry = tl.load(inputs + k, mask=kept, other=0.0)
-            summed += part.to(tl.float32) * entry.to(tl.float32)[None, :]
-        total = tl.sum(summed, axis=1)[:, None]
+            mask = k < K
+            part = tl.load(weight + rows[:, None] * K + k[None, :], mask=mask[None, :], other=0.0)
+            entry = tl.load(inputs + k, mask=mask, other=0.0)
+            products += part.to(tl.float32) * entry.to(tl.float32)[None, :]
+        total = tl.sum(products, axis=1)[:, None]
     else:
         slots = tl.arange(0, SLOTS)
         shares = tl.zeros([SPLIT, ROWS, SLOTS], tl.float32)
@@ -70,12 +73,12 @@ def row_products(
         within += tl.arange(0, DEPTH // SPLIT)[None, :]
         for start in range(0, K, DEPTH):
             k = start + within
-            kept = k < K
+            mask = k < K
             places = rows[None, :, None] * K + k[:, None, :]
-            part = tl.load(weight + places, mask=kept[:, None, :], other=0.0)
-            wanted = kept[:, :, None] & live[None, None, :]
+            part = tl.load(weight + places, mask=mask[:, None, :], other=0.0)
+            entry_mask = mask[:, :, None] & live[None, None, :]
             places = slots[None, None, :] * K + k[:, :, None]
-            entries = tl.load(inputs + places, mask=wanted, other=0.0)
+            entries = tl.load(inputs + places, mask=entry_mask, other=0.0)
             shares = tl.dot(part, entries.to(part.dtype), shares, input_precision="ieee")
         total = tl.sum(shares, axis=0)
     return total
@@ -85,7 +88,7 @@ def row_products(
 def decisions(
     execute: tl.tensor, BATCH: tl.constexpr, SLOTS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Which slots run the FFN and which bypass it, [SLOTS] each; padding does neither."""
+    """Which slots run the FFN and which skip it, [SLOTS] each; padding does neither."""
     slots = tl.arange(0, SLOTS)
     present = slots < BATCH
     runs = tl.load(execute + slots, mask=present, other=0) != 0
@@ -105,32 +108,32 @@ def inner_kernel(
     A: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     SPLIT: tl.constexpr, SLOTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """SiLU(W_gate u) * (W_up u) for rows that execute, SiLU(W_1 u) for the others.
+    """SiLU(W_gate u) * (W_up u) for rows that run, SiLU(W_1 u) for the others.
 
-    ``factor`` is W_3, whose product with u multiplies the latter; None: nothing does.
+    ``factor`` is W_3: then the latter is multiplied by W_3 u; None: it is not.
     """
-    runs, rests = decisions(execute, BATCH, SLOTS)
+    runs, skips = decisions(execute, BATCH, SLOTS)
     ffn_tiles = tl.where(any_of(runs), tl.cdiv(F, ROWS), 0)
-    tiles = ffn_tiles + tl.where(any_of(rests), tl.cdiv(A, ROWS), 0)
+    tiles = ffn_tiles + tl.where(any_of(skips), tl.cdiv(A, ROWS), 0)
     slots = tl.arange(0, SLOTS)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         if tile < ffn_tiles:
             first = tile * ROWS
             rows = first + tl.arange(0, ROWS)
-            gated = row_products(gate, normed, first, runs, F, D, ROWS, DEPTH, SPLIT, SLOTS)
-            lifted = row_products(up, normed, first, runs, F, D, ROWS, DEPTH, SPLIT, SLOTS)
-            inner = gated * tl.sigmoid(gated) * lifted
-            kept = (rows[:, None] < F) & runs[None, :]
-            tl.store(ffn_out + slots[None, :] * F + rows[:, None], inner, mask=kept)
+            gate_sum = row_products(gate, normed, first, runs, F, D, ROWS, DEPTH, SPLIT, SLOTS)
+            up_sum = row_products(up, normed, first, runs, F, D, ROWS, DEPTH, SPLIT, SLOTS)
+            inner = gate_sum * tl.sigmoid(gate_sum) * up_sum
+            mask = (rows[:, None] < F) & runs[None, :]
+            tl.store(ffn_out + slots[None, :] * F + rows[:, None], inner, mask=mask)
         else:
             first = (tile - ffn_tiles) * ROWS
             rows = first + tl.arange(0, ROWS)
-            gated = row_products(narrow, normed, first, rests, A, D, ROWS, DEPTH, SPLIT, SLOTS)
-            inner = gated * tl.sigmoid(gated)
+            gate_sum = row_products(narrow, normed, first, skips, A, D, ROWS, DEPTH, SPLIT, SLOTS)
+            inner = gate_sum * tl.sigmoid(gate_sum)
             if factor is not None:
-                inner *= row_products(factor, normed, first, rests, A, D, ROWS, DEPTH, SPLIT, SLOTS)
-            kept = (rows[:, None] < A) & rests[None, :]
-            tl.store(adapter_out + slots[None, :] * A + rows[:, None], inner, mask=kept)
+                inner *= row_products(factor, normed, first, skips, A, D, ROWS, DEPTH, SPLIT, SLOTS)
+            mask = (rows[:, None] < A) & skips[None, :]
+            tl.store(adapter_out + slots[None, :] * A + rows[:, None], inner, mask=mask)
 
 
 @triton.jit
@@ -140,21 +143,21 @@ def outer_kernel(
     F: tl.constexpr, A: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     SPLIT: tl.constexpr, SLOTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Adds scale * (W_down f) to rows that execute, scale * (W_2 r) to the others."""
-    runs, rests = decisions(execute, BATCH, SLOTS)
+    """Adds scale * (W_down f) to rows that run, scale * (W_2 r) to the others."""
+    runs, skips = decisions(execute, BATCH, SLOTS)
     first = tl.program_id(0) * ROWS
     update = tl.zeros([ROWS, SLOTS], tl.float32)
     if any_of(runs):
         update += row_products(down, ffn_in, first, runs, D, F, ROWS, DEPTH, SPLIT, SLOTS)
     if A > 0:  # noqa: SIM102 (the compiler decides the outer one)
-        if any_of(rests):
-            update += row_products(wide, adapter_in, first, rests, D, A, ROWS, DEPTH, SPLIT, SLOTS)
+        if any_of(skips):
+            update += row_products(wide, adapter_in, first, skips, D, A, ROWS, DEPTH, SPLIT, SLOTS)
     rows, slots = first + tl.arange(0, ROWS), tl.arange(0, SLOTS)
-    kept = (rows[:, None] < D) & (slots < BATCH)[None, :]
+    mask = (rows[:, None] < D) & (slots < BATCH)[None, :]
     places = slots[None, :] * D + rows[:, None]
-    stream = tl.load(hidden + places, mask=kept, other=0.0).to(tl.float32)
+    stream = tl.load(hidden + places, mask=mask, other=0.0).to(tl.float32)
     factor = tl.load(scale + slots, mask=slots < BATCH, other=0.0)
-    tl.store(out + places, stream + factor[None, :] * update, mask=kept)
+    tl.store(out + places, stream + factor[None, :] * update, mask=mask)
 
 
 def launches(step: FfnStep) -> list[Launch]:
@@ -184,7 +187,7 @@ def launches(step: FfnStep) -> list[Launch]:
 
 
 def multiprocessors(tensor: Tensor) -> int:
-    """Of the tensor's device; elsewhere a small number, which the interpreter walks through."""
+    """How many the tensor's device has; a small number for the interpreter."""
     if not tensor.is_cuda:
         return 2
     return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)

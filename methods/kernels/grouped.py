@@ -1,16 +1,16 @@
 """Dispatch and residual in one: ``residual + scale * (FFN(row) if execute else adapter(row))``.
 
-The fused form of ``methods/core/routing/dispatch.py`` for prefill and training on a GPU: rows are
-sorted by a device-side partition, gathered in the loads of the first product of a branch and
-scattered in the stores of the second. Without gradients no count travels to the host, so a call can
-be captured in a CUDA graph. Where they flow one does, once a call: what is kept for the backward
-pass has the rows of its branch alone.
+The fused form of ``methods/core/routing/dispatch.py`` for prefill and training on a GPU. Rows are
+partitioned on the device, gathered by the loads of a branch's first product and scattered by the
+stores of its second. Without gradients no count reaches the host, so a CUDA graph can hold a call.
+With gradients one count does, once per call: buffers for the backward pass then have only the rows
+of their branch.
 
-The FFN is frozen and gets no gradient; the adapter does. The backward pass keeps what the
-activations took (2 F numbers per row and branch; making it again would cost a third of the forward
-products) and makes silu again. The gradient of the scale needs the branch's unscaled output y only
-in y . dy = (h W^T) . dy = h . (dy W), whose right factor the backward pass computes anyway: its dot
-is accumulated there, per row and tile of columns, and the tiles are summed in their order.
+The FFN is frozen and gets no gradient; the adapter does. The forward pass saves the inputs of the
+activations, 2 F numbers per row and branch; to compute them again would cost a third of the forward
+products. silu is computed again. The gradient of the scale needs the branch's unscaled output y
+only in y . dy = (h W^T) . dy = h . (dy W). The backward pass computes dy W anyway, so it adds up
+this dot there, per row and tile of columns; the tiles are summed in their order.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ MOST_NUMBERS = 2**31 - 1
 
 
 class Partition(NamedTuple):
-    """``order`` (N,): executing rows, then the others, each in their order; ``bounds`` (3,): 0,
-    the number of executing rows, N. Both int32, on the device. ``executing``: that number on the
-    host, None where nobody asked.
+    """The rows of both branches.
+
+    ``order`` (N,): rows that run, then the others, each in their order; ``bounds`` (3,): 0, the
+    number of rows that run, N. Both int32, on the device. ``executing``: this number on the host;
+    None if it was not read.
     """
 
     order: Tensor
@@ -44,17 +46,17 @@ class Partition(NamedTuple):
     executing: int | None = None
 
     def parts(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """An order of each branch, and from where to where it is the branch's."""
+        """For each branch an order, and the bounds of the branch's rows in it."""
         order, bounds, executing = self
         if executing is None:
             return (order, bounds[:2]), (order, bounds[1:])
-        # A copy begins where kernels can read it by 16 bytes, as they are compiled for.
+        # A copy: kernels read 16 bytes at once, and this slice may begin between two such places.
         others = order[executing:].clone()
         return (order[:executing], bounds[:2]), (others, bounds[1:] - bounds[1])
 
 
 def partition(execute: Tensor, counted: bool = False) -> Partition:
-    """Sort rows by ``execute`` (N,) bool; only if ``counted`` is the device asked for a number."""
+    """Partition rows by ``execute`` (N,) bool; only if ``counted`` the host waits for a number."""
     count = execute.sum()
     bounds = torch.stack([torch.zeros_like(count), count, torch.full_like(count, len(execute))])
     order = executing_first(execute, count).int()
@@ -74,9 +76,9 @@ def dispatch_fused(
     Args:
         rows: Normed inputs (N, D).
         execute: Decisions (N,), bool.
-        ffn: What an executing row meets; frozen: its weights get no gradient.
-        adapter: What the others meet; None: their update is zero.
-        scale: Factors (N,) of whichever branch runs; None: 1.
+        ffn: For rows that run; frozen, so its weights get no gradient.
+        adapter: For rows that skip; None: their update is zero.
+        scale: Factors (N,) of the branch that runs; None: 1.
         residual: Added (N, D), in the dtype of the rows; None: the update alone.
 
     Returns:
@@ -89,7 +91,7 @@ def dispatch_fused(
 def kernels_run(rows: Tensor, ffn: FfnWeights) -> bool:
     """Whether :func:`dispatch_kernels` takes these tensors on this machine.
 
-    Not where autocast would multiply them in another precision.
+    It does not if autocast would multiply them in another precision.
     """
     if not available(rows):
         return False
@@ -137,23 +139,27 @@ def dispatch_kernels(
         raise ValueError(f"rows: {len(rows)} are too many for offsets of 32 bits")
     if residual is not None and (residual.dtype, residual.shape) != (rows.dtype, rows.shape):
         raise ValueError(f"residual is not {rows.dtype} of shape {tuple(rows.shape)} as the rows")
-    trained = adapter or (None, None, None)
-    # Asked here: inside a Function gradients are always off, and what wants one always says so.
-    wanting = (part for part in (rows, *trained, scale, residual) if part is not None)
-    learns = torch.is_grad_enabled() and any(part.requires_grad for part in wanting)
+    adapter_weights = adapter or (None, None, None)
+    # Decided here: inside an autograd function gradients are always off.
+    tensors = (part for part in (rows, *adapter_weights, scale, residual) if part is not None)
+    learns = torch.is_grad_enabled() and any(part.requires_grad for part in tensors)
     frozen = FfnWeights(*(weight.detach().contiguous() for weight in ffn))
     scale = None if scale is None else scale.contiguous()
     residual = None if residual is None else residual.contiguous()
-    sorting = partition(execute, counted=learns)
-    return _Dispatch.apply(rows.contiguous(), sorting, frozen, *trained, scale, residual)
+    row_split = partition(execute, counted=learns)
+    return _Dispatch.apply(rows.contiguous(), row_split, frozen, *adapter_weights, scale, residual)
 
 
 class _Dispatch(torch.autograd.Function):
-    """The kernels of both branches, forward and backward."""
+    """The kernels of both branches, forward and backward.
+
+    ``forward`` takes each tensor by itself: autograd finds gradients only for tensors that are
+    arguments, not for tensors inside a tuple.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, sorting: Partition, ffn: FfnWeights,
+        ctx: Any, rows: Tensor, row_split: Partition, ffn: FfnWeights,
         down: Tensor | None, up: Tensor | None, factor: Tensor | None,
         scale: Tensor | None, residual: Tensor | None,
     ) -> Tensor:  # fmt: skip
@@ -163,48 +169,54 @@ class _Dispatch(torch.autograd.Function):
             output = torch.zeros_like(rows) if residual is None else residual.clone()
         else:
             output = torch.empty_like(rows)
-        kept = list[Tensor | None]()
+        saved = list[Tensor | None]()
         adapter = _adapter(down, up, factor, rows.dtype)
-        keep = sorting.executing is not None
-        for branch, weights in _branches(sorting, ffn, adapter, scale):
-            kept += launch.forward(rows, branch, weights, residual, output, keep) or ()
-        ctx.executing = sorting.executing
-        ctx.save_for_backward(rows, *sorting[:2], *ffn, down, up, factor, scale, *kept)
+        keep = row_split.executing is not None
+        for branch, weights in _branches(row_split, ffn, adapter, scale):
+            saved += launch.forward(rows, branch, weights, residual, output, keep) or ()
+        ctx.executing = row_split.executing
+        ctx.save_for_backward(rows, *row_split[:2], *ffn, down, up, factor, scale, *saved)
         return output
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         from methods.kernels import grouped_launch as launch
 
-        rows, order, bounds, gate, expanding, contracting, down, up, factor, scale, *kept = (
+        rows, order, bounds, gate, expanding, contracting, down, up, factor, scale, *saved = (
             ctx.saved_tensors
         )
-        sorting = Partition(order, bounds, ctx.executing)
+        row_split = Partition(order, bounds, ctx.executing)
         ffn = FfnWeights(gate, expanding, contracting)
         needs_rows, _, _, *needs_adapter, needs_scale, needs_residual = ctx.needs_input_grad
         needs_down, needs_up, needs_factor = needs_adapter
         upstream = upstreams[0].contiguous()
-        # A row that no branch writes leaves no trace in the output but its residual.
+        # Without an adapter a row that skips has only its residual: its input has gradient 0.
         rows_gradient = torch.zeros_like(rows) if down is None else torch.empty_like(rows)
         scale_gradient = rows.new_zeros(len(rows), dtype=torch.float32)
         down_gradient = up_gradient = factor_gradient = None
-        branches = _branches(sorting, ffn, _adapter(down, up, factor, rows.dtype), scale)
+        branches = _branches(row_split, ffn, _adapter(down, up, factor, rows.dtype), scale)
         for number, (branch, weights) in enumerate(branches):
-            sums = launch.Sums(*kept[2 * number : 2 * number + 2])
+            sums = launch.Sums(*saved[2 * number : 2 * number + 2])
             trained = number == 1
-            found = launch.backward(
+            gradients = launch.backward(
                 upstream, branch, weights, sums, needs_scale, trained and needs_up
             )
-            if found.scale is not None:
-                scale_gradient += found.scale
+            if gradients.scale is not None:
+                scale_gradient += gradients.scale
             if needs_rows:
-                launch.input_gradient(branch, weights, found.sums, rows_gradient)
+                launch.input_gradient(branch, weights, gradients.sums, rows_gradient)
             if trained and needs_down:
-                down_gradient = launch.weight_gradient(found.sums.gate, rows, branch, down, False)
-            if trained and needs_factor and found.sums.up is not None:
-                factor_gradient = launch.weight_gradient(found.sums.up, rows, branch, factor, False)
-            if found.weighted is not None:
-                up_gradient = launch.weight_gradient(found.weighted, upstream, branch, up, True)
+                down_gradient = launch.weight_gradient(
+                    gradients.sums.gate, rows, branch, down, False
+                )
+            if trained and needs_factor and gradients.sums.up is not None:
+                factor_gradient = launch.weight_gradient(
+                    gradients.sums.up, rows, branch, factor, False
+                )
+            if gradients.scaled_hidden is not None:
+                up_gradient = launch.weight_gradient(
+                    gradients.scaled_hidden, upstream, branch, up, True
+                )
         return (
             rows_gradient if needs_rows else None, None, None,
             down_gradient, up_gradient, factor_gradient,
@@ -216,17 +228,17 @@ class _Dispatch(torch.autograd.Function):
 def _adapter(
     down: Tensor | None, up: Tensor | None, factor: Tensor | None, dtype: torch.dtype
 ) -> AdapterWeights | None:
-    """What the flat arguments of an autograd function stand for, in the dtype of the rows."""
+    """The adapter from the arguments of the autograd function, in the dtype of the rows."""
     return None if down is None or up is None else AdapterWeights(down, up, factor).to(dtype)
 
 
 def _branches(
-    sorting: Partition, ffn: FfnWeights, adapter: AdapterWeights | None, scale: Tensor | None
+    row_split: Partition, ffn: FfnWeights, adapter: AdapterWeights | None, scale: Tensor | None
 ) -> Iterator[tuple[Rows, Weights]]:
-    """The FFN with its rows, and where there is an adapter the adapter with its own."""
+    """The FFN with its rows; then the adapter, if there is one, with its rows."""
     from methods.kernels.grouped_launch import Rows, Weights
 
-    executing, others = sorting.parts()
+    executing, others = row_split.parts()
     yield Rows(*executing, scale), Weights(*ffn)
     if adapter is not None:
         factor = None if adapter.factor is None else adapter.factor.contiguous()

@@ -1,7 +1,7 @@
-"""Launching the kernels of ``grouped_triton``: tile sizes, grids and the buffers between halves.
+"""Launches the kernels of ``grouped_triton``: tile sizes, grids, buffers between the halves.
 
-Nothing here waits for the device. Buffers have the n rows of a branch's ``order``: its own where
-the host knows their number, else all N, of which the rest is never touched.
+Nothing here waits for the device. Buffers have the n rows of a branch's ``order``. If the host does
+not know the number of the branch's rows, n is N, and the other rows are never read or written.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from methods.kernels.launch import Launch
 
 # Row tiles that share the weights they read: 16 x 128 rows of D = 4096 are 16 MB in 16 bits.
 GROUP = 16
-# The interpreter has no multiprocessors; more than one program, so that tiles are shared out.
+# The interpreter has no multiprocessors; with several programs it still tests how they share tiles.
 INTERPRETED_PROGRAMS = 3
 
 
 class Tiles(NamedTuple):
-    """The tile (rows, columns) of a product, the step ``inner`` of its sums, and their cost.
+    """The tile (rows, columns) of a product; its sums take ``inner`` terms at a time.
 
-    ``stages`` tiles are in flight; ``warps`` of 32 threads make a program, of which ``resident``
-    fit onto a multiprocessor at once.
+    ``stages`` tiles are loaded ahead. A program has ``warps`` of 32 threads, and ``resident``
+    programs fit onto a multiprocessor at once.
     """
 
     rows: int
@@ -37,9 +37,11 @@ class Tiles(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Tiles by kernel: ``pair`` of two sums (``expand`` of an FFN), ``single`` of one, ``back`` of
-    one with the most to do behind it (``expand_backward``), ``slim`` of the same where a trained
-    branch has two sums, which needs more registers.
+    """Tiles by kernel.
+
+    ``pair``: two sums (``expand`` of an FFN). ``single``: one sum. ``back``: ``expand_backward``,
+    which has the most work after its sum. ``slim``: the same for a trained branch with two sums,
+    which needs more registers.
     """
 
     pair: Tiles
@@ -82,7 +84,7 @@ INTERPRETED = Plan(*4 * [Tiles(16, 64, 32, 1, 4, 1)])
 
 
 class Device(NamedTuple):
-    """What decides a launch: compute capability and multiprocessors; None and 0 interpreted."""
+    """Compute capability and number of multiprocessors; None and 0 for the interpreter."""
 
     capability: tuple[int, int] | None
     multiprocessors: int
@@ -105,20 +107,20 @@ class Weights(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the activation took, sorted (n, F): ``gate``, and ``up`` where the branch has it."""
+    """The inputs of the activation, sorted (n, F): ``gate``, and ``up`` if the branch has it."""
 
     gate: Tensor
     up: Tensor | None
 
 
 class Gradients(NamedTuple):
-    """What :func:`backward` leaves, sorted (n, F): of ``Sums``, and scale * hidden for ``down``.
+    """Results of :func:`backward`, sorted (n, F): gradients of ``Sums``; scale * hidden.
 
-    ``scale`` (N,) float32 is 0 outside the branch; None where nobody asked.
+    ``scale`` (N,), its gradient in float32, is 0 outside the branch; None if nothing needs it.
     """
 
     sums: Sums
-    weighted: Tensor | None
+    scaled_hidden: Tensor | None
     scale: Tensor | None
 
 
@@ -156,33 +158,33 @@ def forward(
 
 
 def backward(
-    upstream: Tensor, rows: Rows, weights: Weights, sums: Sums, scale: bool, weighted: bool
+    upstream: Tensor, rows: Rows, weights: Weights, sums: Sums, scale: bool, scaled_hidden: bool
 ) -> Gradients:
-    """Gradients of the sums, and on request of the scale and what that of ``down`` is made of.
+    """Gradients of the sums; on request that of the scale, and scale * hidden for that of ``down``.
 
     Args:
         upstream: Gradient of the output (N, D), in the dtype of the weights.
         rows: Of the branch.
         weights: Of the branch.
         sums: As :func:`forward` kept them.
-        scale: Whether the gradient of the scale is wanted.
-        weighted: Whether scale * hidden is.
+        scale: Whether to compute the gradient of the scale.
+        scaled_hidden: Whether to compute scale * hidden.
     """
     width, model_width = weights.gate.shape
     plan = _plan(upstream)
-    tiles = plan.slim if weighted and sums.up is not None else plan.back
-    made = Sums(*(None if part is None else torch.empty_like(part) for part in sums))  # type: ignore[arg-type]
+    tiles = plan.slim if scaled_hidden and sums.up is not None else plan.back
+    gradients = Sums(*(None if part is None else torch.empty_like(part) for part in sums))  # type: ignore[arg-type]
     column_tiles = math.ceil(width / tiles.columns)
     dots = upstream.new_zeros(len(upstream), column_tiles, dtype=torch.float32) if scale else None
-    product = torch.empty_like(sums.gate) if weighted else None
+    product = torch.empty_like(sums.gate) if scaled_hidden else None
     _walk(
         grouped_triton.expand_backward, tiles, upstream, width,
         upstream=upstream, order=rows.order, bounds=rows.bounds, down=weights.down,
         gate_sum=sums.gate, up_sum=sums.up, scale=rows.scale,
-        gate_gradient=made.gate, up_gradient=made.up, weighted=product, dots=dots,
+        gate_gradient=gradients.gate, up_gradient=gradients.up, scaled_hidden=product, dots=dots,
         D=model_width, F=width,
     )  # fmt: skip
-    return Gradients(made, product, None if dots is None else dots.sum(1))
+    return Gradients(gradients, product, None if dots is None else dots.sum(1))
 
 
 def input_gradient(rows: Rows, weights: Weights, sums: Sums, output: Tensor) -> None:
@@ -227,22 +229,22 @@ def weight_gradient(
 
 
 def device_of(x: Tensor) -> Device:
-    """The device that a launch on ``x`` runs on; a CPU means the interpreter."""
+    """The device of ``x``; a CPU stands for the interpreter."""
     if not x.is_cuda:
         return Device(None, 0)
-    found = torch.cuda.get_device_properties(x.device)
-    return Device((found.major, found.minor), found.multi_processor_count)
+    properties = torch.cuda.get_device_properties(x.device)
+    return Device((properties.major, properties.minor), properties.multi_processor_count)
 
 
 def plan_for(capability: tuple[int, int] | None, dtype: torch.dtype) -> Plan:
-    """The tiles for a compute capability: its own, or those of its generation, or the smallest."""
+    """The tiles for a compute capability: those of its generation, or the smallest."""
     if capability is None:
         return INTERPRETED
     if dtype == torch.float32:
         return EXACT
     # Consumer chips have the small shared memory of 8.9, whatever their number.
-    known = capability if capability[0] == 8 else (capability[0], 0)
-    return PLANS.get(known, PLANS[8, 9])
+    generation = capability if capability[0] == 8 else (capability[0], 0)
+    return PLANS.get(generation, PLANS[8, 9])
 
 
 def _plan(x: Tensor) -> Plan:
@@ -250,7 +252,7 @@ def _plan(x: Tensor) -> Plan:
 
 
 def _walk(kernel: Any, tiles: Tiles, x: Tensor, width: int, **arguments: Any) -> None:
-    """Launch as many programs as are resident at once, or as there can be tiles of (n, width)."""
+    """Launch as many programs as are resident at once, at most one per tile of (n, width)."""
     programs = device_of(x).multiprocessors * tiles.resident or INTERPRETED_PROGRAMS
     most = math.ceil(len(arguments["order"]) / tiles.rows) * math.ceil(width / tiles.columns)
     if most:
@@ -258,7 +260,7 @@ def _walk(kernel: Any, tiles: Tiles, x: Tensor, width: int, **arguments: Any) ->
 
 
 def _run(kernel: Any, programs: int, tiles: Tiles, **arguments: Any) -> None:
-    """Launch; float32 is multiplied as such, not rounded to tf32."""
+    """Launch a kernel; float32 is not rounded to tf32."""
     widths = (arguments["D"], arguments["F"])
     whole = not any(width % size for width in widths for size in (tiles.columns, tiles.inner))
     arguments |= {"TM": tiles.rows, "TN": tiles.columns, "TK": tiles.inner}

@@ -1,14 +1,16 @@
 """Matrix products over the rows of one branch, whose number only the device knows.
 
-A branch is a contiguous stretch ``bounds[0] <= position < bounds[1]`` of a permutation ``order`` of
-the N rows. *Sorted* matrices (N, F) are indexed by position, *scattered* ones (N, D) by
-``order[position]``. Every kernel walks the tiles of its product with a grid of any size, and reads
-and writes no row outside its branch. Sums are in float32; no atomics, so equal inputs give equal
-bits.
+A branch is the range ``bounds[0] <= position < bounds[1]`` of a permutation ``order`` of the N
+rows. *Sorted* matrices (N, F) are indexed by position, *scattered* ones (N, D) by
+``order[position]``. Every kernel goes through the tiles of its product with a grid of any size, and
+reads and writes no row outside its branch. Sums are in float32. There are no atomics, so equal
+inputs give equal bits.
 
-Letters: D model width, F width of the branch (of the FFN or the adapter); a tile has TM rows and TN
-columns, and its sums go on by TK terms. ``WHOLE``: TN and TK divide D and F, so that no column has
-to be masked. Every matrix has fewer than 2^31 numbers.
+Letters: D is the model width, F the width of the branch (FFN or adapter). A tile has TM rows and TN
+columns, and its sums take TK terms at a time. ``WHOLE``: TN and TK divide D and F, so that no
+column needs a mask. Every matrix has fewer than 2^31 numbers.
+
+A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
 
 Source: the shape of vLLM's fused mixture-of-experts kernel, with a count in place of expert ids.
 """
@@ -21,8 +23,10 @@ import triton.language as tl
 def _place(
     tile: tl.tensor, row_tiles: tl.tensor, column_tiles: tl.tensor, GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Row tile and column tile of number ``tile``: ``GROUP`` row tiles share what they read of a
-    weight before the next columns come, so that both fit into the L2 cache.
+    """Row tile and column tile of number ``tile``.
+
+    ``GROUP`` row tiles take the same columns of a weight before the next columns, so that rows and
+    columns stay in the L2 cache.
     """
     first = tile // (GROUP * column_tiles) * GROUP
     height = tl.minimum(row_tiles - first, GROUP)
@@ -85,7 +89,7 @@ def _product(
 
 @triton.jit
 def _halves(tile: tl.tensor, TM: tl.constexpr, TN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Left and right half of the columns: what follows a sum then needs half the registers."""
+    """Left and right half of the columns: work on a half needs half the registers."""
     return tl.split(tl.permute(tl.reshape(tile, (TM, 2, TN // 2)), (0, 2, 1)))
 
 
@@ -94,7 +98,7 @@ def _activate(
     total: tl.tensor, other: tl.tensor, position: tl.tensor, inside: tl.tensor, columns: tl.tensor,
     hidden: tl.tensor, gate_sum: tl.tensor, up_sum: tl.tensor, F: tl.tensor,
 ) -> None:  # fmt: skip
-    """Store ``silu(total) * other`` and, where wanted, both factors; ``other`` may be None."""
+    """Store ``silu(total) * other``, and both factors unless their outputs are None."""
     value = total * tl.sigmoid(total)
     if other is not None:
         value *= other
@@ -122,26 +126,26 @@ def _add(
 def _deactivate(
     total: tl.tensor, position: tl.tensor, end: tl.tensor, columns: tl.tensor, factor: tl.tensor,
     gate_sum: tl.tensor, up_sum: tl.tensor, gate_gradient: tl.tensor, up_gradient: tl.tensor,
-    weighted: tl.tensor, F: tl.tensor, WHOLE: tl.constexpr,
+    scaled_hidden: tl.tensor, F: tl.tensor, WHOLE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Store the gradients behind ``expand``; dot (TM,) of its output with ``total``, its gradient.
+    """Store the gradients of the sums of ``expand``; return the dot (TM,) of hidden and ``total``.
 
     ``factor`` (TM,) is the scale; the rest as in :func:`expand_backward`.
     """
-    existing, inside = tl.minimum(position, end - 1), position < end
-    gate = _load(gate_sum, existing, columns, F, WHOLE).to(tl.float32)
+    valid_position, inside = tl.minimum(position, end - 1), position < end
+    gate = _load(gate_sum, valid_position, columns, F, WHOLE).to(tl.float32)
     share = tl.sigmoid(gate)
     hidden = gate * share
     slope = share * (1 + gate * (1 - share))
-    scaled = total * factor[:, None]
+    gradient = total * factor[:, None]
     if up_sum is not None:
-        up = _load(up_sum, existing, columns, F, WHOLE).to(tl.float32)
-        _store(up_gradient, position, inside, columns, scaled * hidden, F)
+        up = _load(up_sum, valid_position, columns, F, WHOLE).to(tl.float32)
+        _store(up_gradient, position, inside, columns, gradient * hidden, F)
         slope *= up
         hidden *= up
-    _store(gate_gradient, position, inside, columns, scaled * slope, F)
-    if weighted is not None:
-        _store(weighted, position, inside, columns, hidden * factor[:, None], F)
+    _store(gate_gradient, position, inside, columns, gradient * slope, F)
+    if scaled_hidden is not None:
+        _store(scaled_hidden, position, inside, columns, hidden * factor[:, None], F)
     return tl.sum(total * hidden, axis=1)
 
 
@@ -161,8 +165,8 @@ def expand(
         gate: (F, D).
         up: (F, D), or None: no product.
         hidden: Output, sorted (N, F).
-        gate_sum: Output, sorted (N, F): what silu takes; None: not kept.
-        up_sum: Output, sorted (N, F): the other factor; None: not kept.
+        gate_sum: Output, sorted (N, F): the input of silu; None: not stored.
+        up_sum: Output, sorted (N, F): the other factor; None: not stored.
     """
     begin, end = tl.load(bounds), tl.load(bounds + 1)
     row_tiles = tl.cdiv(end - begin, TM)
@@ -222,17 +226,17 @@ def contract(
         row_tile, column_tile = _place(tile, row_tiles, column_tiles, GROUP)
         position = begin + row_tile * TM + tl.arange(0, TM)
         columns = column_tile * TN + tl.arange(0, TN)
-        existing = tl.minimum(position, end - 1)
-        target = tl.load(order + existing)
+        valid_position = tl.minimum(position, end - 1)
+        target = tl.load(order + valid_position)
         total = tl.zeros((TM, TN), tl.float32)
         total = _product(
-            total, first, existing, weight, columns, D, F, TK, TRANSPOSED, WHOLE, PRECISION
+            total, first, valid_position, weight, columns, D, F, TK, TRANSPOSED, WHOLE, PRECISION
         )
         if second is not None:
             total = _product(
                 total,
                 second,
-                existing,
+                valid_position,
                 second_weight,
                 columns,
                 D,
@@ -252,26 +256,26 @@ def contract(
 def expand_backward(
     upstream: tl.tensor, order: tl.tensor, bounds: tl.tensor, down: tl.tensor, gate_sum: tl.tensor,
     up_sum: tl.tensor, scale: tl.tensor, gate_gradient: tl.tensor, up_gradient: tl.tensor,
-    weighted: tl.tensor, dots: tl.tensor, D: tl.tensor, F: tl.tensor, WHOLE: tl.constexpr,
+    scaled_hidden: tl.tensor, dots: tl.tensor, D: tl.tensor, F: tl.tensor, WHOLE: tl.constexpr,
     TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr, GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """Back through ``scale * (hidden down^T)`` and through the activation.
 
     ``dots`` uses (hidden down^T) . upstream = hidden . (upstream down): the gradient of the scale
-    falls off a product that is needed anyway, without the branch's output.
+    comes from a product that is needed anyway, without the branch's output.
 
     Args:
         upstream: Gradient of the output, scattered (N, D).
         order: Row of each position (N,), int32.
         bounds: First position and end of the branch (2,), int32.
         down: (D, F).
-        gate_sum: As ``expand`` kept it, sorted (N, F).
+        gate_sum: As ``expand`` stored it, sorted (N, F).
         up_sum: The same; None: the branch has no product.
         scale: By row (N,); None: 1.
         gate_gradient: Output, sorted (N, F), of ``gate_sum``.
         up_gradient: Output, sorted (N, F), of ``up_sum``; None with it.
-        weighted: Output, sorted (N, F): scale * hidden, for the gradient of ``down``; or None.
+        scaled_hidden: Output, sorted (N, F): scale * hidden, for the gradient of ``down``; or None.
         dots: Output (N, column tiles) float32, by row: parts of the gradient of the scale; or None.
     """
     begin, end = tl.load(bounds), tl.load(bounds + 1)
@@ -291,11 +295,11 @@ def expand_backward(
         half = tl.arange(0, TN // 2) + column_tile * TN
         dot = _deactivate(
             left, position, end, half, factor, gate_sum, up_sum,
-            gate_gradient, up_gradient, weighted, F, WHOLE,
+            gate_gradient, up_gradient, scaled_hidden, F, WHOLE,
         )  # fmt: skip
         dot += _deactivate(
             right, position, end, half + TN // 2, factor, gate_sum, up_sum,
-            gate_gradient, up_gradient, weighted, F, WHOLE,
+            gate_gradient, up_gradient, scaled_hidden, F, WHOLE,
         )  # fmt: skip
         if dots is not None:
             part = dots + source * column_tiles + column_tile
@@ -310,8 +314,8 @@ def weight_gradient(
 ) -> None:  # fmt: skip
     """``output = sum over the branch of sorted_rows[position]^T rows[order[position]]``.
 
-    One program sums all rows of a tile in their order: no partial sums meet. A branch without rows
-    gives zeros.
+    One program sums all rows of a tile in their order, so there are no partial sums to add. A
+    branch without rows gives zeros.
 
     Args:
         sorted_rows: Sorted (N, F).
@@ -326,13 +330,13 @@ def weight_gradient(
     total = tl.zeros((TM, TN), tl.float32)
     for start in range(begin, end, TK):
         position = start + tl.arange(0, TK)
-        existing = tl.minimum(position, end - 1)
+        valid_position = tl.minimum(position, end - 1)
         left = tl.load(
-            sorted_rows + existing[:, None] * F + narrow[None, :],
+            sorted_rows + valid_position[:, None] * F + narrow[None, :],
             mask=(position < end)[:, None] & (narrow < F)[None, :],
             other=0.0,
         )
-        right = _load(rows, tl.load(order + existing), wide, D, WHOLE)
+        right = _load(rows, tl.load(order + valid_position), wide, D, WHOLE)
         total = tl.dot(tl.trans(left), right, total, input_precision=PRECISION)
     if TRANSPOSED:
         _store(output, wide, wide < D, narrow, tl.trans(total), F)

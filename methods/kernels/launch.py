@@ -1,4 +1,4 @@
-"""A kernel launch as a value: what runs on the device and what a compiler is shown are the same."""
+"""A kernel launch as a value: the device runs it, and tests compile the same one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Launch(NamedTuple):
 
     def run(self) -> None:
         """Queue the launch on the current stream of its tensors' device."""
-        # Triton itself takes the current device, whatever the tensors are on.
+        # Triton launches on the current device, which may not be that of the tensors.
         tensor = next(part for part in self.arguments.values() if isinstance(part, Tensor))
         with torch.cuda.device_of(tensor):
             self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)

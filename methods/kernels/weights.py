@@ -1,6 +1,6 @@
-"""What kernels read and write: weights, contiguous, those of one part of the model in one dtype.
+"""What kernels read and write: weights, the cache, and what one launch leaves for the next.
 
-Beside them the cache and what one launch leaves for the next.
+Weights are contiguous, and those of one part of the model have one dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FfnWeights(NamedTuple):
 
 
 class AdapterWeights(NamedTuple):
-    """What runs instead, W_2 (SiLU(W_1 u) * W_3 u): ``down`` is W_1 (A, D), ``up`` W_2 (D, A).
+    """An adapter, W_2 (SiLU(W_1 u) * W_3 u): ``down`` is W_1 (A, D), ``up`` W_2 (D, A).
 
     ``factor`` is W_3 (A, D); None: W_2 SiLU(W_1 u).
     """
@@ -39,7 +39,7 @@ class AdapterWeights(NamedTuple):
         return AdapterWeights(self.down.to(dtype), self.up.to(dtype), factor)
 
     def update(self, rows: Tensor) -> Tensor:
-        """What it writes for ``rows`` (N, D), computed in their dtype."""
+        """The update of ``rows`` (N, D), computed in their dtype."""
         down, up, factor = self.to(rows.dtype)
         inner = silu(linear(rows, down))
         return linear(inner if factor is None else inner * linear(rows, factor), up)
@@ -47,14 +47,14 @@ class AdapterWeights(NamedTuple):
 
 @runtime_checkable
 class Bottleneck(Protocol):
-    """A branch that is such an adapter and says so."""
+    """A module that is such an adapter."""
 
     def matrices(self) -> AdapterWeights:
         """Its weights, not copied."""
 
 
 class Branches(NamedTuple):
-    """Both branches of a routed FFN; without an adapter a bypassed row gets no update."""
+    """Both branches of a routed FFN; without an adapter a row that skips gets no update."""
 
     ffn: FfnWeights
     adapter: AdapterWeights | None
@@ -96,11 +96,11 @@ class FfnStep(NamedTuple):
 
 
 def branches(network: nn.Module, alternative: object | None) -> Branches | None:
-    """The matrices behind two branches, None where kernels do not know one of them.
+    """The matrices of both branches; None if kernels cannot compute one of them.
 
     Args:
-        network: Of a layer. Biases, LoRA and activations other than SiLU are not known.
-        alternative: What runs instead; known are None and a :class:`Bottleneck`.
+        network: The FFN of a layer. Kernels compute no biases, no LoRA, no activation but SiLU.
+        alternative: What runs for a row that skips: None or a :class:`Bottleneck`.
     """
     part: Any = network
     linears = [part.gate_proj, part.up_proj, part.down_proj]
@@ -136,9 +136,9 @@ class AttentionWeights(NamedTuple):
 class AttentionCache(NamedTuple):
     """Keys, already rotated, and values of earlier tokens (B, H_kv, C, d), in the weights' dtype.
 
-    ``stored``, int32 or int64, () or (B,): columns of a row that are taken, hence where its new
-    token goes. ``first`` (B,), of the same dtype: the first that counts, behind padding on the
-    left; None: 0.
+    ``stored``, int32 or int64, () or (B,): how many columns a row has filled; its new token goes to
+    the next one. ``first`` (B,), of the same dtype: the first column after padding on the left;
+    None: 0.
     """
 
     keys: Tensor
@@ -148,7 +148,7 @@ class AttentionCache(NamedTuple):
 
 
 class AttentionWorkspace(NamedTuple):
-    """Between the launches; rows of tokens that skip are neither written nor read.
+    """Buffers between the launches; rows that skip are neither written nor read.
 
     In the dtype of the weights: ``query``, ``read`` (B, H d), ``key``, ``value`` (B, H_kv d). In
     float32, of each share of the columns: ``peaks`` (largest score) and ``totals`` (sum of
@@ -202,16 +202,16 @@ class AttentionStep(NamedTuple):
 def attention_weights(heads: nn.Module) -> AttentionWeights | None:
     """The weights of a decoder layer's attention, not copied.
 
-    None where it holds something that the kernels do not compute: LoRA, a bias of the output
-    projection, a sliding window.
+    None if it has something that the kernels do not compute: LoRA, a bias of the output projection,
+    a sliding window.
     """
     module: Any = heads
     maps = [getattr(module, f"{part}_proj") for part in "qkvo"]
     full = attention_kinds(module.config)[module.layer_idx] == "full_attention"
-    if not full or any(type(found) is not nn.Linear for found in maps) or maps[3].bias is not None:
+    if not full or any(type(each) is not nn.Linear for each in maps) or maps[3].bias is not None:
         return None
-    query, key, value, output = (found.weight.detach() for found in maps)
-    biases = [None if found.bias is None else found.bias.detach() for found in maps[:3]]
+    query, key, value, output = (each.weight.detach() for each in maps)
+    biases = [None if each.bias is None else each.bias.detach() for each in maps[:3]]
     norms = [getattr(module, f"{part}_norm", None) for part in "qk"]
     scales = [None if norm is None else norm.weight.detach() for norm in norms]
     return AttentionWeights(

@@ -1,1 +1,1 @@
-"""HeRo's router for decoding: two launches per routed block, and their twin in plain PyTorch."""
+"""HeRo's router by kernels: two launches per routed block, and their twin in plain PyTorch."""

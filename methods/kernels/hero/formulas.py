@@ -1,4 +1,4 @@
-"""What HeRo's formulas fix: widths, constants, and two functions that every form of them shares."""
+"""Widths and constants of HeRo's formulas, and two functions that all their forms share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import elu
 TEMPERATURE = 0.9
 PATH, PATH_HIDDEN, PATH_OUT, HIDDEN_OUT = 6, 64, 16, 48
 STATE = HIDDEN_OUT + PATH_OUT
-# Of every denominator.
+# Added to every denominator.
 EPS = 1e-6
 Variant = Literal[
     "full", "no-history", "no-memread", "no-aux", "no-position", "same-size", "difference"
@@ -24,7 +24,7 @@ def phi(x: Tensor) -> Tensor:
 
 
 def decays(rho: Tensor) -> Tensor:
-    """(R, R) of rho (R,): [j, i] is the product of rho over the blocks between i and j > i."""
+    """(R, R) of rho (R,): for i < j, [j, i] is the product of rho over the blocks between."""
     blocks = torch.arange(len(rho), device=rho.device)
     later = blocks[:, None] > blocks
     products = torch.where(later, rho[:, None], 1.0).cumprod(0)

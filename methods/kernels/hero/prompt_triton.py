@@ -2,6 +2,8 @@
 
 Letters are as in ``KernelWeights``. A tile has TM tokens; sums over D take CHUNK columns at a time,
 sums over the heads TN. Tensor cores make a float32 product of tiles as three products of TF32.
+
+A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
 """
 
 from __future__ import annotations
@@ -12,12 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.kernels.hero.router_triton import by_age, deciding, moves, phi, silu
+from methods.kernels.hero.router_triton import (
+    by_age,
+    decide_arguments,
+    phi,
+    silu,
+    stream_and_deltas,
+)
 from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 
 TOKENS, COLUMNS, WARPS = 16, 64, 4
-# Of the sums over D, whose loads run STAGES turns ahead: 48 KB under way hide the memory's latency.
+# Of the sums over D. Loads run STAGES turns ahead: 48 KB in flight hide the latency of memory.
 CHUNK, STAGES = 256, 3
 
 
@@ -27,13 +35,13 @@ def times(
     K: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """A tile over ``k`` times rows ``n`` of ``weight`` (N, K), transposed; zero beyond both."""
-    kept = (n[None, :] < N) & (k[:, None] < K)
-    tile = tl.load(weight + n[None, :] * K + k[:, None], mask=kept, other=0.0)
+    mask = (n[None, :] < N) & (k[:, None] < K)
+    tile = tl.load(weight + n[None, :] * K + k[:, None], mask=mask, other=0.0)
     return tl.dot(left, tile, input_precision="tf32x3")
 
 
 @triton.jit
-def summed(
+def sum_parts(
     row: tl.tensor, columns: tl.tensor, inside: tl.tensor, H: tl.constexpr, PARTS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Columns of the projections of tokens at ``row``, whose ``PARTS`` parts are 2H wide."""
@@ -57,18 +65,18 @@ def along_path(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """The four sums of ``path_sums`` for tokens ``at``."""
     size = tl.zeros([TM, CHUNK], tl.float32)
-    moved = tl.zeros([TM, CHUNK], tl.float32)
+    step = tl.zeros([TM, CHUNK], tl.float32)
     along = tl.zeros([TM, CHUNK], tl.float32)
     past = tl.zeros([TM, CHUNK], tl.float32)
     for start in tl.range(0, D, CHUNK, num_stages=STAGES):
         k = (start + tl.arange(0, CHUNK))[None, :]
         places = at[:, None] * D + k
-        now, delta, previous = moves(hbar, last, before, places, k < D, index)
+        now, delta, previous = stream_and_deltas(hbar, last, before, places, k < D, index)
         size += now * now
-        moved += delta * delta
+        step += delta * delta
         along += delta * previous
         past += previous * previous
-    return tl.sum(size, 1), tl.sum(moved, 1), tl.sum(along, 1), tl.sum(past, 1)
+    return tl.sum(size, 1), tl.sum(step, 1), tl.sum(along, 1), tl.sum(past, 1)
 
 
 @triton.jit(do_not_specialize=["index", "threshold", "tokens"])
@@ -92,7 +100,7 @@ def prompt_kernel(
     live = token < tokens
     # Rows past the end repeat the last token and store nothing.
     at = tl.minimum(token, tokens - 1).to(tl.int64)
-    size, moved, along, past = along_path(hbar, last, before, at, index, D, TM, CHUNK, STAGES)
+    size, step, along, past = along_path(hbar, last, before, at, index, D, TM, CHUNK, STAGES)
     m_before = tl.load(m + at, mask=live & (index > 0), other=1.0)
     row = projected + at * (PARTS * 2 * H)
 
@@ -101,7 +109,7 @@ def prompt_kernel(
     s = tl.zeros([TM, S], tl.float32)
     for start in range(0, H, TN):
         head = start + tl.arange(0, TN)
-        z = silu(summed(row, head, head < H, H, PARTS) * factor)
+        z = silu(sum_parts(row, head, head < H, H, PARTS) * factor)
         s += times(z, hidden_up, state, head, Z, H)
     if AUX:
         wide = tl.arange(0, XH)
@@ -111,34 +119,34 @@ def prompt_kernel(
         y += m_before[:, None] * tl.load(path_in + wide * X + 5)[None, :]
         if POSITION:
             position = (index + 1).to(tl.float32) / R
-            distance = tl.sqrt(moved)
+            distance = tl.sqrt(step)
             bend = along / (distance * tl.sqrt(past) + EPS)
             y += position * tl.load(path_in + wide * X)[None, :]
             y += (1.0 - position) * tl.load(path_in + wide * X + 1)[None, :]
             y += distance[:, None] * tl.load(path_in + wide * X + 2)[None, :]
             y += bend[:, None] * tl.load(path_in + wide * X + 3)[None, :]
-        # The path's share of the state follows behind the first Z columns.
-        behind = state >= Z
+        # The columns after the first Z are those of the path.
+        in_path = state >= Z
         out = (state - Z)[None, :] * XH + wide[:, None]
-        out = tl.load(path_out + out, mask=behind[None, :], other=0.0)
+        out = tl.load(path_out + out, mask=in_path[None, :], other=0.0)
         s += tl.dot(silu(y), out, input_precision="tf32x3")
-        s += tl.load(path_out_bias + state - Z, mask=behind, other=0.0)[None, :]
+        s += tl.load(path_out_bias + state - Z, mask=in_path, other=0.0)[None, :]
 
     entries = (at * (R * M))[:, None] + feature[None, :]
-    known = (feature < M)[None, :]
-    kept = live[:, None] & known
+    in_memory = (feature < M)[None, :]
+    mask = live[:, None] & in_memory
     places = entries + index * M
-    tl.store(keys + places, phi(times(s, key, feature, state, M, S)), mask=kept)
-    tl.store(values + places, times(s, value, feature, state, M, S), mask=kept)
+    tl.store(keys + places, phi(times(s, key, feature, state, M, S)), mask=mask)
+    tl.store(values + places, times(s, value, feature, state, M, S), mask=mask)
     if MEMREAD:
-        asked = phi(times(s, query, feature, state, M, S))
+        query_rows = phi(times(s, query, feature, state, M, S))
         above = tl.zeros([TM, MP], tl.float32)
         below = tl.zeros([TM], tl.float32)
         for entry in range(0, index):
-            found = tl.load(keys + entries + entry * M, mask=known, other=0.0)
-            weight = tl.load(decays + index * R + entry) * tl.sum(asked * found, axis=1)
-            found = tl.load(values + entries + entry * M, mask=known, other=0.0)
-            above += weight[:, None] * found
+            entry_row = tl.load(keys + entries + entry * M, mask=in_memory, other=0.0)
+            weight = tl.load(decays + index * R + entry) * tl.sum(query_rows * entry_row, axis=1)
+            entry_row = tl.load(values + entries + entry * M, mask=in_memory, other=0.0)
+            above += weight[:, None] * entry_row
             below += weight
         context = above / (below + EPS)[:, None]
         here = times(s, novelty_state, state, state, S, S)
@@ -155,7 +163,7 @@ def prompt_kernel(
             first += times(context, history_context, head, feature, H, M)
             first += novelty[:, None] * entry_of(history_novelty, head, H)
         a += tl.sum(silu(first) * entry_of(history_out, head, H), axis=1)
-        local = summed(row + H, head, head < H, H, PARTS) + entry_of(local_bias, head, H)
+        local = sum_parts(row + H, head, head < H, H, PARTS) + entry_of(local_bias, head, H)
         b += tl.sum(silu(local) * entry_of(local_out, head, H), axis=1)
 
     score, g = tl.sigmoid(a / TEMPERATURE), tl.sigmoid(a + b)
@@ -175,13 +183,13 @@ def prompt_launch(
     workspace: RouterWorkspace,
     threshold: float,
 ) -> Launch:
-    """The launch behind ``projected``, which ``project`` gives; the rest as in ``router_step``."""
+    """The launch that takes ``projected`` of ``project``; the rest as in ``router_step``."""
     tokens, width = streams[-1].shape
-    given = deciding(index, width, router, workspace, threshold) | by_age(streams)
-    given |= {"projected": projected, "tokens": tokens}
+    arguments = decide_arguments(index, width, router, workspace, threshold) | by_age(streams)
+    arguments |= {"projected": projected, "tokens": tokens}
     # Tensor cores multiply sixteen columns or more.
-    given["MP"] = max(16, triton.next_power_of_2(given["M"]))
-    given["TN"] = min(COLUMNS, max(16, triton.next_power_of_2(given["H"])))
-    given |= {"TM": TOKENS, "CHUNK": CHUNK, "STAGES": STAGES}
-    given["PARTS"] = projected.shape[1] // len(router.wide)
-    return Launch(prompt_kernel, (triton.cdiv(tokens, TOKENS),), given, WARPS)
+    arguments["MP"] = max(16, triton.next_power_of_2(arguments["M"]))
+    arguments["TN"] = min(COLUMNS, max(16, triton.next_power_of_2(arguments["H"])))
+    arguments |= {"TM": TOKENS, "CHUNK": CHUNK, "STAGES": STAGES}
+    arguments["PARTS"] = projected.shape[1] // len(router.wide)
+    return Launch(prompt_kernel, (triton.cdiv(tokens, TOKENS),), arguments, WARPS)

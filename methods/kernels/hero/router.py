@@ -1,6 +1,6 @@
-"""HeRo's router for tokens through which no gradient flows, without a look from the host.
+"""HeRo's router without gradients, by kernels; the host sees no decision.
 
-What ``HeroRouter.step`` computes with some forty operations per block are two launches:
+``HeroRouter.step`` takes about forty operations per block; here they are two launches:
 
     project  the two wide projections of hbar as one matrix, [sqrt(D) W_hd diag(w) ; W_local1] hbar
     decide   everything else: path, state, memory read over the list of earlier blocks, novelty,
@@ -35,14 +35,14 @@ from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 def router_workspace(tokens: int, router: KernelWeights) -> RouterWorkspace:
     """Buffers for ``tokens`` tokens; one set serves all routed blocks and every step."""
     entries = (tokens, len(router.decays), len(router.key))
-    made = router.wide.new_empty
+    empty = router.wide.new_empty
     return RouterWorkspace(
-        keys=made(entries),
-        values=made(entries),
-        p=made(tokens),
-        m=made(tokens),
-        gate=made(tokens),
-        scale=made(tokens),
+        keys=empty(entries),
+        values=empty(entries),
+        p=empty(tokens),
+        m=empty(tokens),
+        gate=empty(tokens),
+        scale=empty(tokens),
         execute=torch.empty(tokens, dtype=torch.bool, device=router.wide.device),
     )
 
@@ -50,7 +50,7 @@ def router_workspace(tokens: int, router: KernelWeights) -> RouterWorkspace:
 class KernelSteps(NamedTuple):
     """The gates of one pass, block by block from the first, on the device.
 
-    ``streams`` are hbar of the last blocks decided, the newest last.
+    ``streams`` are hbar of the last three blocks, the newest last.
     """
 
     router: KernelWeights
@@ -60,7 +60,7 @@ class KernelSteps(NamedTuple):
     def decide(self, index: int, hbar: Tensor, threshold: float) -> Gate:
         """Decide block j = ``index`` + 1 from hbar (B, T, D)."""
         self.streams[:] = [*self.streams[-2:], hbar.flatten(0, 1).contiguous()]
-        # Results of its own: a decision outlives the next block.
+        # New tensors: the decision is still used when the next block is decided.
         results = (self.space.execute, self.space.scale, self.space.gate)
         execute, scale, gate = map(torch.empty_like, results)
         space = self.space._replace(execute=execute, scale=scale, gate=gate)
@@ -150,9 +150,9 @@ def router_step_reference(
     if router.variant == "no-memread":
         context = torch.zeros_like(context)
     elif index > 0:
-        asked, found = linear(s, router.novelty_state), linear(context, router.novelty_context)
-        size = asked.norm(dim=-1) * found.norm(dim=-1)
-        novelty = 1 - (asked * found).sum(-1) / (size + EPS)
+        here, there = linear(s, router.novelty_state), linear(context, router.novelty_context)
+        size = here.norm(dim=-1) * there.norm(dim=-1)
+        novelty = 1 - (here * there).sum(-1) / (size + EPS)
     first = linear(s, router.history_state) + linear(context, router.history_context)
     first = first + novelty[:, None] * router.history_novelty + router.history_bias
     a = silu(first) @ router.history_out + router.last_biases[0]

@@ -1,4 +1,7 @@
-"""The two kernels of a decode step of :mod:`methods.kernels.hero.router`, and their launches."""
+"""The two kernels of a decode step of :mod:`methods.kernels.hero.router`, and their launches.
+
+A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, PATH, PATH_HIDDEN, ST
 from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 
-# Columns of hbar that the program of the sums takes at a time.
+# Columns of hbar that a program of the sums takes at a time.
 CHUNK = 1024
 # 256 threads hold the widest matrix of the second launch, (256, 64), in 64 registers each.
 WARPS = 8
@@ -36,18 +39,18 @@ def project_kernel(
         first = tile * ROWS
         rows = first + tl.arange(0, ROWS)
         values = row_products(wide, hbar, first, present, N, D, ROWS, DEPTH, SPLIT, SLOTS)
-        kept = (rows[:, None] < N) & present[None, :]
-        tl.store(projected + slots[None, :] * N + rows[:, None], values, mask=kept)
+        mask = (rows[:, None] < N) & present[None, :]
+        tl.store(projected + slots[None, :] * N + rows[:, None], values, mask=mask)
     else:
         path_sums(hbar, last, before, sums, index, tile - tiles, D, CHUNK)
 
 
 @triton.jit
-def moves(
+def stream_and_deltas(
     hbar: tl.tensor, last: tl.tensor, before: tl.tensor, places: tl.tensor, inside: tl.tensor,
     index: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """The stream at ``places``, delta and the delta before in float32; 0 where there is none."""
+    """Hbar at ``places``, delta and the delta before, in float32; 0 where there is none."""
     now = tl.load(hbar + places, mask=inside, other=0.0).to(tl.float32)
     old = tl.load(last + places, mask=inside & (index > 0), other=0.0).to(tl.float32)
     older = tl.load(before + places, mask=inside & (index > 1), other=0.0).to(tl.float32)
@@ -61,19 +64,19 @@ def path_sums(
 ) -> None:  # fmt: skip
     """Sums over D of one token: of hbar^2, delta^2, delta * previous delta, previous delta^2."""
     size = tl.zeros([CHUNK], tl.float32)
-    moved = tl.zeros([CHUNK], tl.float32)
+    step = tl.zeros([CHUNK], tl.float32)
     along = tl.zeros([CHUNK], tl.float32)
     past = tl.zeros([CHUNK], tl.float32)
     for start in range(0, D, CHUNK):
         k = start + tl.arange(0, CHUNK)
         places = token * D + k
-        now, delta, previous = moves(hbar, last, before, places, k < D, index)
+        now, delta, previous = stream_and_deltas(hbar, last, before, places, k < D, index)
         size += now * now
-        moved += delta * delta
+        step += delta * delta
         along += delta * previous
         past += previous * previous
     tl.store(sums + token * 4, tl.sum(size, axis=0))
-    tl.store(sums + token * 4 + 1, tl.sum(moved, axis=0))
+    tl.store(sums + token * 4 + 1, tl.sum(step, axis=0))
     tl.store(sums + token * 4 + 2, tl.sum(along, axis=0))
     tl.store(sums + token * 4 + 3, tl.sum(past, axis=0))
 
@@ -84,8 +87,8 @@ def product(
     k: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
     """``matrix`` (N, K) times a vector over the columns ``k``, for the rows ``n``."""
-    kept = (n[:, None] < N) & (k[None, :] < K)
-    part = tl.load(matrix + n[:, None] * K + k[None, :], mask=kept, other=0.0)
+    mask = (n[:, None] < N) & (k[None, :] < K)
+    part = tl.load(matrix + n[:, None] * K + k[None, :], mask=mask, other=0.0)
     return tl.sum(part * vector[None, :], axis=1)
 
 
@@ -125,11 +128,11 @@ def read_memory(
 ) -> tl.tensor:  # fmt: skip
     """c_j over the entries before ``index``; zero where there is none."""
     entry, feature = tl.arange(0, RP), tl.arange(0, MP)
-    kept = (entry[:, None] < index) & (feature[None, :] < M)
+    mask = (entry[:, None] < index) & (feature[None, :] < M)
     places = entry[:, None] * M + feature[None, :]
-    alike = tl.sum(tl.load(keys + places, mask=kept, other=0.0) * phi(query)[None, :], axis=1)
+    alike = tl.sum(tl.load(keys + places, mask=mask, other=0.0) * phi(query)[None, :], axis=1)
     weight = tl.load(decays + index * R + entry, mask=entry < index, other=0.0) * alike
-    above = tl.sum(weight[:, None] * tl.load(values + places, mask=kept, other=0.0), axis=0)
+    above = tl.sum(weight[:, None] * tl.load(values + places, mask=mask, other=0.0), axis=0)
     return above / (tl.sum(weight, axis=0) + EPS)
 
 
@@ -160,18 +163,18 @@ def decide_kernel(
         x = path_vector(sums + token * 4, p_before, m_before, index, EPS, R, POSITION)
         wide = tl.arange(0, XH)
         y = silu(product(path_in, x, XH, X, wide, tl.arange(0, 8)) + tl.load(path_in_bias + wide))
-        # The path's share of the state follows behind the first Z rows.
-        kept = state >= Z
+        # The rows after the first Z are those of the path.
+        mask = state >= Z
         places = (state - Z)[:, None] * XH + wide[None, :]
-        s += tl.sum(tl.load(path_out + places, mask=kept[:, None], other=0.0) * y[None, :], axis=1)
-        s += tl.load(path_out_bias + state - Z, mask=kept, other=0.0)
+        s += tl.sum(tl.load(path_out + places, mask=mask[:, None], other=0.0) * y[None, :], axis=1)
+        s += tl.load(path_out_bias + state - Z, mask=mask, other=0.0)
 
     past_keys, past_values = keys + token * R * M, values + token * R * M
     first = product(history_state, s, H, S, head, state)
     first += tl.load(history_bias + head, mask=head < H, other=0.0)
     if MEMREAD:
-        asked = product(query, s, M, S, feature, state)
-        context = read_memory(past_keys, past_values, decays, asked, index, M, R, MP, RP, EPS)
+        query_row = product(query, s, M, S, feature, state)
+        context = read_memory(past_keys, past_values, decays, query_row, index, M, R, MP, RP, EPS)
         first += product(history_context, context, H, M, head, feature)
         here = product(novelty_state, s, S, S, state, state)
         there = product(novelty_context, context, S, M, state, feature)
@@ -193,10 +196,10 @@ def decide_kernel(
     tl.store(execute + token, runs)
     tl.store(scale + token, tl.where(runs, g, 1.0 - g))
     places = index * M + feature
-    written = phi(product(key, s, M, S, feature, state))
-    tl.store(past_keys + places, written, mask=feature < M)
-    written = product(value, s, M, S, feature, state)
-    tl.store(past_values + places, written, mask=feature < M)
+    own_key = phi(product(key, s, M, S, feature, state))
+    tl.store(past_keys + places, own_key, mask=feature < M)
+    own_value = product(value, s, M, S, feature, state)
+    tl.store(past_values + places, own_value, mask=feature < M)
 
 
 def launches(
@@ -206,7 +209,7 @@ def launches(
     workspace: RouterWorkspace,
     threshold: float,
 ) -> list[Launch]:
-    """The two launches of ``router_step``, whose arguments these are."""
+    """The two launches of ``router_step``, with its arguments."""
     batch, width = streams[-1].shape
     tile = tile_of(batch, router.wide.element_size())
     projected = router.wide.new_empty(batch, len(router.wide))
@@ -215,7 +218,7 @@ def launches(
     project |= by_age(streams)
     project |= {"D": width, "N": len(router.wide), "BATCH": batch, "CHUNK": CHUNK, "index": index}
     project |= {"ROWS": tile.rows, "DEPTH": tile.depth, "SPLIT": tile.split, "SLOTS": tile.slots}
-    decide = deciding(index, width, router, workspace, threshold)
+    decide = decide_arguments(index, width, router, workspace, threshold)
     decide |= {"projected": projected, "sums": sums}
     for name, size in (("HP", "H"), ("MP", "M"), ("RP", "R")):
         decide[name] = triton.next_power_of_2(decide[size])
@@ -227,28 +230,28 @@ def launches(
 
 
 def by_age(streams: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The streams of this block and of the two before; where there is none it is never read."""
+    """Hbar of this block and of the two before; a pointer without a block is never followed."""
     hbar, last, before = [*reversed(streams), *[streams[-1]] * 2][:3]
     return {"hbar": hbar, "last": last, "before": before}
 
 
-def deciding(
+def decide_arguments(
     index: int, width: int, router: KernelWeights, workspace: RouterWorkspace, threshold: float
 ) -> dict[str, Any]:
-    """What every kernel that decides is given beside its projections."""
+    """The arguments of both kernels that decide, except the projections."""
     # Without the path MLP its pointers are never followed.
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         name: router.hidden_up if weight is None else weight
         for name, weight in router._asdict().items()
         if name not in ("wide", "parts", "eps", "variant")
     }
-    given |= workspace._asdict()
-    given |= {"index": index, "threshold": float(threshold), "EPS": EPS}
+    arguments |= workspace._asdict()
+    arguments |= {"index": index, "threshold": float(threshold), "EPS": EPS}
     # Inside the root of the RMSNorm, whose sum of squares is not divided by D.
-    given["FLOOR"] = width * router.eps
-    given |= {"D": width, "H": len(router.local_out), "M": len(router.key)}
-    given |= {"R": len(router.decays), "TEMPERATURE": TEMPERATURE}
-    given |= {"S": STATE, "Z": HIDDEN_OUT, "X": PATH, "XH": PATH_HIDDEN}
-    given |= {"MEMREAD": router.variant != "no-memread", "AUX": router.variant != "no-aux"}
-    given["POSITION"] = router.variant != "no-position"
-    return given
+    arguments["FLOOR"] = width * router.eps
+    arguments |= {"D": width, "H": len(router.local_out), "M": len(router.key)}
+    arguments |= {"R": len(router.decays), "TEMPERATURE": TEMPERATURE}
+    arguments |= {"S": STATE, "Z": HIDDEN_OUT, "X": PATH, "XH": PATH_HIDDEN}
+    arguments |= {"MEMREAD": router.variant != "no-memread", "AUX": router.variant != "no-aux"}
+    arguments["POSITION"] = router.variant != "no-position"
+    return arguments

@@ -1,14 +1,14 @@
-"""All that HeRo's router reads of the residual streams, each read once, and its gradient.
+"""What HeRo's router reads of the residual streams, each read once, and the gradients of that.
 
     projected  [sqrt(D) W_hd diag(w) ; W_local1] hbar                                  (N, 2H)
     sums       of hbar^2, delta^2, delta * previous delta, previous delta^2 over D     (N, 4)
 
-with delta = hbar_j - hbar_{j-1}. Nothing is kept for the backward pass but the streams, as they are
-in the model; written out in PyTorch, the same keeps a dozen matrices of their size in float32.
+with delta = hbar_j - hbar_{j-1}. The backward pass needs only the streams, which the model has
+anyway; plain PyTorch would save a dozen float32 matrices of their size.
 
-All is float32. A stream in bfloat16 meets the weights, and its gradient comes, as pairs of bfloat16
-matrices, whose products are exact and summed in float32: what both leave of a number is at most
-2^-18 of it, less than the sums err.
+All is float32. A stream in bfloat16 is multiplied by a pair of bfloat16 matrices, whose sum stands
+for the weights; its gradient comes from such a pair too. Their products are exact and summed in
+float32. The pair is off by at most 2^-18 of a number, less than the rounding of the sums.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from methods.kernels.choose import use_triton
 
 
 def split(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A float32 matrix rounded to bfloat16, and what that leaves, rounded too."""
+    """A float32 matrix rounded to bfloat16, and the rest, rounded too."""
     rounded = matrix.bfloat16()
     return rounded, (matrix - rounded.float()).bfloat16()
 
@@ -38,7 +38,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def parts(wide: Tensor) -> Tensor:
-    """Weights (2H, D) as bfloat16 streams meet them (4H, D): both of :func:`split`."""
+    """Weights (2H, D) for bfloat16 streams, (4H, D): both matrices of :func:`split`."""
     return torch.cat(split(wide.detach()))
 
 
@@ -48,13 +48,13 @@ def read_streams(
     parts: Tensor | None,
     triton: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What one block's gates are made of, with gradients for streams and weights.
+    """What the gates of one block read, with gradients for streams and weights.
 
     Args:
         streams: Residual stream behind attention (N, D), contiguous and of one dtype, of this block
-            and of up to two before it, the newest last; sums of a delta there is none of are 0.
+            and of up to two before it, the newest last; sums of a missing delta are 0.
         wide: Weights (2H, D), float32.
-        parts: What :func:`parts` makes of them where streams are bfloat16.
+        parts: Of :func:`parts`, for bfloat16 streams; else None.
         triton: True forces the kernels, False plain PyTorch; None lets the device decide.
 
     Returns:
@@ -65,8 +65,8 @@ def read_streams(
     """
     kernel = use_triton(streams[-1], triton)
     with torch.autocast(wide.device.type, enabled=False):
-        made: tuple[Tensor, Tensor] = _Read.apply(wide, parts, kernel, *streams)
-    return made
+        results: tuple[Tensor, Tensor] = _Read.apply(wide, parts, kernel, *streams)
+    return results
 
 
 class _Read(torch.autograd.Function):
@@ -83,15 +83,15 @@ class _Read(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_projected: Tensor, by_sums: Tensor) -> tuple[Tensor | None, ...]:
         weights, *streams = ctx.saved_tensors
-        learned, _, _, *through = ctx.needs_input_grad
+        needs_wide, _, _, *needs_streams = ctx.needs_input_grad
         with torch.autocast(weights.device.type, enabled=False):
             base, by_wide = _project_backward(
-                by_projected, streams[-1], weights, learned, any(through)
+                by_projected, streams[-1], weights, needs_wide, any(needs_streams)
             )
-            made: Sequence[Tensor | None] = [None] * len(streams)
+            by_streams: Sequence[Tensor | None] = [None] * len(streams)
             if base is not None:
-                made = path_gradients(streams, base, by_sums.contiguous(), ctx.kernel)
-            return by_wide, None, None, *made
+                by_streams = path_gradients(streams, base, by_sums.contiguous(), ctx.kernel)
+            return by_wide, None, None, *by_streams
 
 
 def _project(hbar: Tensor, weights: Tensor) -> Tensor:
@@ -102,18 +102,18 @@ def _project(hbar: Tensor, weights: Tensor) -> Tensor:
 
 
 def _project_backward(
-    gradient: Tensor, hbar: Tensor, weights: Tensor, learned: bool, through: bool
+    gradient: Tensor, hbar: Tensor, weights: Tensor, needs_wide: bool, needs_hbar: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of hbar (N, D) and of the weights, float32; None where nobody asks."""
+    """Gradients of hbar (N, D) and of the weights, float32; None if not needed."""
     if weights.dtype is not torch.bfloat16:
-        by_hbar = gradient @ weights if through else None
-        return by_hbar, gradient.T @ hbar.float() if learned else None
+        by_hbar = gradient @ weights if needs_hbar else None
+        return by_hbar, gradient.T @ hbar.float() if needs_wide else None
     by_hbar = by_wide = None
     first, second = split(gradient)
-    if through:
+    if needs_hbar:
         left, right = weights.chunk(2)
         by_hbar = product(torch.cat([first, second, first], 1), torch.cat([left, left, right]))
-    if learned:
+    if needs_wide:
         above, below = product(torch.cat([first, second], 1).T, hbar).chunk(2)
         by_wide = above + below
     return by_hbar, by_wide
@@ -127,7 +127,7 @@ def path_sums(streams: Sequence[Tensor], kernel: bool) -> Tensor:
         sums = streams[-1].new_empty(len(streams[-1]), 4, dtype=torch.float32)
         sums_launch(streams, sums).run()
         return sums
-    hbar, delta, before = _moves(streams)
+    hbar, delta, before = _stream_and_deltas(streams)
     products = (hbar * hbar, delta * delta, delta * before, before * before)
     return torch.stack([each.sum(-1) for each in products], dim=-1)
 
@@ -135,7 +135,7 @@ def path_sums(streams: Sequence[Tensor], kernel: bool) -> Tensor:
 def path_gradients(
     streams: Sequence[Tensor], base: Tensor, by_sums: Tensor, kernel: bool
 ) -> list[Tensor]:
-    """Of each stream, in its dtype: ``base`` (N, D), hbar's own so far, and through the sums.
+    """The gradient of each stream, in its dtype: through the sums, plus ``base`` (N, D) for hbar.
 
     Formula, with g the gradient (N, 4) of the sums:
         along = 2 g_1 delta + g_2 previous
@@ -145,20 +145,20 @@ def path_gradients(
     if kernel:
         from methods.kernels.hero.streams_triton import gradients_launch
 
-        made = [torch.empty_like(stream) for stream in streams]
-        gradients_launch(streams, base, by_sums, made).run()
-        return made
-    hbar, delta, before = _moves(streams)
-    own, moved, turned, past = by_sums[..., None].unbind(1)
-    along, across = 2 * moved * delta + turned * before, turned * delta + 2 * past * before
+        gradients = [torch.empty_like(stream) for stream in streams]
+        gradients_launch(streams, base, by_sums, gradients).run()
+        return gradients
+    hbar, delta, before = _stream_and_deltas(streams)
+    own, step, cross, past = by_sums[..., None].unbind(1)
+    along, across = 2 * step * delta + cross * before, cross * delta + 2 * past * before
     if len(streams) < 3:
         across = torch.zeros_like(across)
     newest = base + 2 * own * hbar + along
-    made = [-across, across - along, newest][-len(streams) :]
-    return [gradient.to(stream.dtype) for gradient, stream in zip(made, streams, strict=True)]
+    exact = [-across, across - along, newest][-len(streams) :]
+    return [gradient.to(stream.dtype) for gradient, stream in zip(exact, streams, strict=True)]
 
 
-def _moves(streams: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _stream_and_deltas(streams: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Hbar, delta and the delta before (N, D) in float32, zero where there is none."""
     hbar, *earlier = [stream.float() for stream in reversed(streams)]
     delta = hbar - earlier[0] if earlier else torch.zeros_like(hbar)

@@ -1,4 +1,7 @@
-"""The two kernels of :mod:`methods.kernels.hero.streams`, and their launches."""
+"""The two kernels of :mod:`methods.kernels.hero.streams`, and their launches.
+
+A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.kernels.hero.router_triton import CHUNK, by_age, moves, path_sums
+from methods.kernels.hero.router_triton import CHUNK, by_age, path_sums, stream_and_deltas
 from methods.kernels.launch import Launch
 
 WARPS = 4
@@ -32,16 +35,16 @@ def gradients_kernel(
     """The gradients of one token's streams."""
     token = tl.program_id(0).to(tl.int64)
     own = 2 * tl.load(by_sums + token * 4)
-    moved = 2 * tl.load(by_sums + token * 4 + 1)
-    turned = tl.load(by_sums + token * 4 + 2)
+    step = 2 * tl.load(by_sums + token * 4 + 1)
+    cross = tl.load(by_sums + token * 4 + 2)
     past = 2 * tl.load(by_sums + token * 4 + 3)
     for start in range(0, D, CHUNK):
         k = start + tl.arange(0, CHUNK)
         places = token * D + k
         inside = k < D
-        now, delta, previous = moves(hbar, last, before, places, inside, index)
-        along = moved * delta + turned * previous
-        across = tl.where(index > 1, turned * delta + past * previous, 0.0)
+        now, delta, previous = stream_and_deltas(hbar, last, before, places, inside, index)
+        along = step * delta + cross * previous
+        across = tl.where(index > 1, cross * delta + past * previous, 0.0)
         total = tl.load(base + places, mask=inside, other=0.0) + own * now + along
         tl.store(by_hbar + places, total, mask=inside)
         tl.store(by_last + places, across - along, mask=inside & (index > 0))
@@ -49,17 +52,18 @@ def gradients_kernel(
 
 
 def sums_launch(streams: Sequence[Tensor], sums: Tensor) -> Launch:
-    """Of ``path_sums``, into ``sums`` (N, 4)."""
+    """The launch of ``path_sums``, which writes ``sums`` (N, 4)."""
     tokens, width = streams[-1].shape
-    given = {**by_age(streams), "sums": sums, "index": len(streams) - 1}
-    return Launch(sums_kernel, (tokens,), given | {"D": width, "CHUNK": CHUNK}, WARPS)
+    arguments = {**by_age(streams), "sums": sums, "index": len(streams) - 1}
+    return Launch(sums_kernel, (tokens,), arguments | {"D": width, "CHUNK": CHUNK}, WARPS)
 
 
 def gradients_launch(
-    streams: Sequence[Tensor], base: Tensor, by_sums: Tensor, made: Sequence[Tensor]
+    streams: Sequence[Tensor], base: Tensor, by_sums: Tensor, gradients: Sequence[Tensor]
 ) -> Launch:
-    """Of ``path_gradients``, into ``made``, one for each stream."""
+    """The launch of ``path_gradients``, which writes one of ``gradients`` for each stream."""
     tokens, width = streams[-1].shape
-    given = {"base": base, "by_sums": by_sums, "index": len(streams) - 1}
-    given |= by_age(streams) | {f"by_{age}": each for age, each in by_age(made).items()}
-    return Launch(gradients_kernel, (tokens,), given | {"D": width, "CHUNK": CHUNK}, WARPS)
+    arguments = {"base": base, "by_sums": by_sums, "index": len(streams) - 1}
+    arguments |= by_age(streams)
+    arguments |= {f"by_{age}": each for age, each in by_age(gradients).items()}
+    return Launch(gradients_kernel, (tokens,), arguments | {"D": width, "CHUNK": CHUNK}, WARPS)
