@@ -34,9 +34,10 @@ def kill(world: World, target: str, number: signal.Signals, count: int) -> tuple
         world.a_moment()
         step = world.a_step(running) if target == "step" else None
         if running.poll() is not None or (target == "step" and step is None):
-            if running.returncode == 0:
-                if wrong := world.differs(world.folder):
-                    return done, wrong
+            at_its_end = running.returncode == 0
+            if at_its_end and (wrong := world.differs(world.folder)):
+                return done, wrong
+            if at_its_end:
                 world.reset()
             running = world.start()
             continue

@@ -1,9 +1,10 @@
-"""HeRo's router once more, in float64, one token and one block at a time, from its equations."""
+"""HeRo's router by its equations, in float64, for one token and one block at a time."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class TokenState:
 
 
 def fresh(weights: Weights) -> TokenState:
-    """Nothing read, nothing written."""
+    """The state before the first block."""
     width = len(weights["W_q"]) if "W_q" in weights else 1
     zeros = torch.zeros(width, width, dtype=torch.float64)
     return TokenState(zeros, zeros[0])
@@ -131,20 +132,19 @@ def all_gates(
     """Every value of every gate for hbar (R, B, T, D): name -> (R, B, T) or (R, B, T, width)."""
     weights, hbar = in_double(weights), hbar.double()
     total, batch, length, _ = hbar.shape
-    found: dict[str, dict[tuple[int, int, int], Tensor]] = {}
-    for row in range(batch):
-        for token in range(length):
-            state = fresh(weights)
-            for block in range(1, total + 1):
-                values, state = one_gate(
-                    weights, block, total, hbar[block - 1, row, token], state, norm_eps, variant
-                )
-                for name, value in values.items():
-                    cell = torch.as_tensor(value, dtype=torch.float64)
-                    found.setdefault(name, {})[block - 1, row, token] = cell
+    cells_of: dict[str, dict[tuple[int, int, int], Tensor]] = {}
+    for row, token in product(range(batch), range(length)):
+        state = fresh(weights)
+        for block in range(1, total + 1):
+            values, state = one_gate(
+                weights, block, total, hbar[block - 1, row, token], state, norm_eps, variant
+            )
+            for name, value in values.items():
+                cell = torch.as_tensor(value, dtype=torch.float64)
+                cells_of.setdefault(name, {})[block - 1, row, token] = cell
     return {
         name: torch.stack([cells[index] for index in sorted(cells)]).unflatten(
             0, (total, batch, length)
         )
-        for name, cells in found.items()
+        for name, cells in cells_of.items()
     }

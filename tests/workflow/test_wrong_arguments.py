@@ -1,0 +1,75 @@
+"""Wrong arguments of scoring and timing: one sentence, a failing status, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import steps
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--tasks", "toy_choise"], "unknown task 'toy_choise' (tasks here: "),
+        (["--tasks", ","], "--tasks names no task"),
+        (["--tasks", "[1"], "--tasks is not valid JSON"),
+        (["--tasks", '[{"task": "piqa", "shots": 1}]'], "keys are task, metric"),
+        (["--tasks", "perplexity:gone.txt"], "text file gone.txt of task"),
+        (["--tasks", "piqa", "--limit", "0"], "--limit is 0, must be at least 1"),
+        (["--tasks", "piqa", "--batch-size", "0"], "--batch-size is 0, must be at least 1"),
+        (["--tasks", "piqa", "--task-dir", "gone"], "--task-dir gone is no folder"),
+        (["--tasks", "piqa", "--threads", "0"], "--threads is 0, must be at least 1"),
+        (["--tasks", "piqa", "--device", "tpu"], "device 'tpu' is unknown"),
+    ],
+)
+def test_wrong_scoring_arguments(
+    more: list[str], said: str, refuse: steps.Refuse, llama: Path, tmp_path: Path
+) -> None:
+    assert said in refuse("score", "--model", llama, *more, "--out", tmp_path / "record.json")
+
+
+def test_an_unknown_metric(
+    refuse: steps.Refuse, llama: Path, task_folder: Path, tmp_path: Path
+) -> None:
+    tasks = '[{"task": "toy_choice", "metric": "f1", "limit": 2}]'
+    command = ["--model", llama, "--tasks", tasks, "--task-dir", task_folder]
+    said = refuse("score", *command, "--out", tmp_path / "record.json")
+    assert said == "task 'toy_choice' has no metric 'f1' (it has: acc, acc_norm)"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--method hero --shape cpu_16 --bypass 7",
+            "--bypass '7' must be rates from 0 to 1, such as 0.25",
+        ),
+        (
+            "--method hero --shape cpu_16 --bypass x",
+            "--bypass 'x' must be rates from 0 to 1, such as 0.25",
+        ),
+        (
+            "--method hero --shape cpu_16 --bypass nan",
+            "--bypass 'nan' must be rates from 0 to 1, such as 0.25",
+        ),
+        ("--method hero --shape cpu_16 --rounds 0", "--rounds is 0, must be at least 1"),
+        ("--method hero --shape cpu_16 --decode 0x4", "'0x4' must look like 1x512,8x2048"),
+        ("--method hero --shape cpu_16 --modes all", "--modes: 'all' is unknown (allowed: block, "),
+        ("--method hero", "--method needs --shape"),
+        (
+            "--method hero --shape cpu_16 --modes static --decode 1x16385",
+            "--decode 1x16385: the backbone's window is 16384 tokens",
+        ),
+        (
+            "--method shortgpt --shape cpu_16",
+            "row 'shortgpt' is not routed; measure it with --model",
+        ),
+        ("--method mod-d --shape cpu_16", "row 'mod-d' needs 'capacity' of a fit; measure it with"),
+        ("--method dense --shape cpu_16", "row 'dense' is not routed; measure it with --model"),
+    ],
+)
+def test_what_cannot_be_timed(words: str, said: str, refuse: steps.Refuse, tmp_path: Path) -> None:
+    out = ["--device", "cpu", "--out", tmp_path / "speed.json"]
+    assert refuse("time", *words.split(), *out).startswith(said)
