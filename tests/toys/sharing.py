@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from lm_eval.models.huggingface import HFLM
 
 from methods.core.model.backbone import count, layers
@@ -30,6 +33,12 @@ def make_lm(model: Any, batch_size: int, share: bool, **options: Any) -> Countin
     tokenizer = make_tokenizer()
     options = {"max_length": WINDOW} | options
     return CountingLM(model, tokenizer, ledger, batch_size, share_prefix=share, **options)
+
+
+@torch.no_grad()
+def executed(model: Any, ids: Sequence[int]) -> np.ndarray:
+    """Decisions (U, T) of one sequence on its own."""
+    return model.model(torch.tensor([ids]), use_cache=False).executed[0].numpy()
 
 
 def ask(lm: HFLM, requests: list[Request]) -> list[tuple[float, bool]]:

@@ -19,6 +19,7 @@ from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter
 from tests.toys.models import make_model
 from tests.toys.routed import PromptSkipper
+from tests.toys.sharing import executed
 from tests.toys.tasks import make_tasks
 from tests.toys.texts import EOS, make_tokenizer
 from workflows.evaluation.harness import KINDS, CountingLM
@@ -52,12 +53,6 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def encode(text: str) -> list[int]:
     return [int(word[1:]) for word in text.split()]
-
-
-@torch.no_grad()
-def executed(model: Any, ids: list[int]) -> np.ndarray:
-    """Decisions (U, T) of one sequence on its own."""
-    return model.model(torch.tensor([ids]), use_cache=False).executed[0].numpy()
 
 
 def slow_likelihood(model: Any, folder: Path) -> Counts:

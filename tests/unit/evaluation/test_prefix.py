@@ -14,7 +14,7 @@ from methods.core.routing.routed import route
 from methods.core.surgery.layers import remove_layers
 from tests.toys.models import CONFIGS, cast, make_model, wrap
 from tests.toys.routed import VARIANTS, PromptSkipper, shake_variant
-from tests.toys.sharing import WINDOW, Request, ask, make_lm, random_skip, same_answers
+from tests.toys.sharing import WINDOW, Request, ask, executed, make_lm, random_skip, same_answers
 from tests.toys.texts import ids_of, sentence
 from workflows.evaluation import harness
 from workflows.evaluation.prefix import Answer, Row, by_context, continuations
@@ -124,12 +124,6 @@ def test_a_context_and_each_beginning_of_an_answer_are_counted_once() -> None:
             assert lm.tallies[kind].tokens == tokens
             assert lm.tallies[kind].executed.tolist() == total.tolist()
         assert lm.tallies["generated"].tokens == 0
-
-
-@torch.no_grad()
-def executed(model: Any, ids: tuple[int, ...]) -> np.ndarray:
-    """Decisions (U, T) of one sequence on its own."""
-    return model.model(torch.tensor([ids]), use_cache=False).executed[0].numpy()
 
 
 def test_counts_are_those_of_the_stock_path_where_nothing_is_shared() -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -24,8 +20,7 @@ from tests.records import dense, record, run_folder, score, write_run, write_sui
 from tests.unit.report.figure_frames import reference
 from workflows import ROOT
 from workflows.records.files import to_record
-from workflows.report import figures
-from workflows.report.figures import FIGURES, draw_all, start_deaf, use
+from workflows.report.figures import FIGURES, use
 from workflows.report.figures.data import Data, run_frames
 from workflows.report.figures.lines import parts, with_part
 from workflows.report.figures.scatter import on_frontier
@@ -300,61 +295,6 @@ def test_time_over_skip_shows_times_above_their_bounds() -> None:
         # Caps of intervals are dashes as well, but small ones.
         dashes = [line for line in axis.lines if (line.get_marker(), line.get_ms()) == ("_", 5)]
         assert np.allclose(sorted(tuple(line.get_xydata()[0]) for line in dashes), told["bound"])
-
-
-@pytest.fixture(scope="module")
-def figure_files(made: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all figures, made by one process."""
-    folder = tmp_path_factory.mktemp("figures")
-    with use():
-        draw_all(made.retain, made.differences, made.layers, folder)
-    return folder
-
-
-def test_figures_without_data_are_not_made(figure_files: Path) -> None:
-    names = {
-        "retain_over_skip", "protocols", "differences", "scores_per_task", "executed_per_layer",
-    }  # fmt: skip
-    for folder in (figure_files, figure_files / "one_column"):
-        files = {file.name for file in folder.iterdir() if file.is_file()}
-        assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
-
-
-def test_two_processes_draw_what_one_does(
-    made: Data, figure_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(figures, "MANY", 0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    draw_all(made.retain, made.differences, made.layers, tmp_path)
-    for file in (file for file in tmp_path.rglob("*") if file.is_file()):
-        assert file.read_bytes() == (figure_files / file.relative_to(tmp_path)).read_bytes()
-
-
-def test_what_fails_beside_is_told_here(
-    made: Data,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(figures, "MANY", 0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    (tmp_path / "one_column").touch()
-    with pytest.raises(FileExistsError, match="one_column"):
-        draw_all(made.retain, made.differences, made.layers, tmp_path)
-    assert capfd.readouterr().err == ""
-
-
-def test_the_process_beside_says_nothing_of_an_interrupt(capfd: pytest.CaptureFixture[str]) -> None:
-    """Nor does it end: whoever started it does that."""
-    before = signal.getsignal(signal.SIGINT)
-    other = get_context("spawn").Process(target=sleep, args=(0.3,), daemon=True)
-    start_deaf(other)
-    assert other.pid is not None
-    while other.is_alive():
-        os.kill(other.pid, signal.SIGINT)
-        sleep(0.02)
-    assert (other.exitcode, capfd.readouterr().err) == (0, "")
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_lines_of_two_protocols_are_named_apart(made: Data) -> None:
