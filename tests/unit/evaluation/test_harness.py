@@ -12,14 +12,12 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from methods.core.model.backbone import count, layers
-from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
 from methods.random_skip import RandomRouter
 from tests.toys.models import make_model
 from tests.toys.routed import PromptSkipper
-from tests.toys.sharing import executed
+from tests.toys.sharing import executed, make_lm
 from tests.toys.tasks import make_tasks
 from tests.toys.texts import EOS, make_tokenizer
 from workflows.evaluation.harness import KINDS, CountingLM
@@ -39,8 +37,7 @@ def model() -> Any:
 
 
 def harness(model: Any, batch_size: int, max_length: int | None = None) -> CountingLM:
-    ledger = Ledger.of(model, count(model), len(layers(model)))
-    return CountingLM(model, make_tokenizer(), ledger, batch_size, max_length)
+    return make_lm(model, batch_size, share=False, max_length=max_length)
 
 
 def counts(tallies: dict[str, Any]) -> Counts:
