@@ -195,10 +195,10 @@ class HostWeights(NamedTuple):
 
 
 def host_weights(merged: MergedWeights, variant: Variant) -> HostWeights:
-    """The merged weights with products of matrices made ahead, for one token on a CPU.
+    """The merged weights with products of matrices made before, for one token on a CPU.
 
-    At one token an operation costs its call, not its numbers. So what follows the encoder, and the
-    answers behind the values, is multiplied into one matrix.
+    At one token an operation takes the time of its call, not of its numbers. So encoder, readers
+    and answers are multiplied into one matrix.
 
     Args:
         merged: Of :func:`merge`, float32 on the CPU; copied.

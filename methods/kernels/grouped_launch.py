@@ -166,7 +166,7 @@ def backward(
         upstream: Gradient of the output (N, D), in the dtype of the weights.
         rows: Of the branch.
         weights: Of the branch.
-        sums: As :func:`forward` kept them.
+        sums: Of :func:`forward`.
         scale: Whether to compute the gradient of the scale.
         scaled_hidden: Whether to compute scale * hidden.
     """

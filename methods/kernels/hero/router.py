@@ -6,7 +6,7 @@
     decide   everything else: path, state, memory read over the list of earlier blocks, novelty,
              both heads, gate, decision, memory append, p and m
 
-For up to 16 tokens, a step of decoding, the first launch also makes the sums behind RMSNorm,
+For up to 16 tokens, a step of decoding, the first launch also makes the sums for RMSNorm,
 ||delta|| and cos(delta, previous delta), and the second has a program per token. For more, prompts,
 the first is a product of cuBLAS and the second takes sixteen tokens per program.
 
@@ -83,8 +83,8 @@ def router_step(
 
     Args:
         index: j - 1, 0-based among the R routed blocks.
-        streams: Residual stream behind attention (N, D), of one dtype, of this block and of as many
-            as there are of the two decided before, the newest last.
+        streams: Residual stream after attention (N, D), of one dtype, of this block and of up to
+            two blocks before it, the newest last.
         router: Of ``kernel_weights`` in ``methods/hero/weights.py``.
         workspace: Of :func:`router_workspace`; results and state are written there.
         threshold: Executes at gate >= threshold.

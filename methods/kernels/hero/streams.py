@@ -51,7 +51,7 @@ def read_streams(
     """What the gates of one block read, with gradients for streams and weights.
 
     Args:
-        streams: Residual stream behind attention (N, D), contiguous and of one dtype, of this block
+        streams: Residual stream after attention (N, D), contiguous and of one dtype, of this block
             and of up to two before it, the newest last; sums of a missing delta are 0.
         wide: Weights (2H, D), float32.
         parts: Of :func:`parts`, for bfloat16 streams; else None.
