@@ -189,17 +189,17 @@ def test_a_step_of_many_sequences_renews_nothing(queued: list[str]) -> None:
     router: Any = router_of(model)
     cache = model(SHORT, use_cache=True).past_key_values
     model(SHORT[:, :1], past_key_values=cache)
-    before = router._kernels.merged.clone()
+    before = router._kernels.wide.clone()
     for parameter in router.parameters():
         parameter.add_(0.1)
     many = SHORT[:1].expand(choose.MOST_ROWS + 1, -1)
     cache = model(many, use_cache=True).past_key_values
-    renewed = router._kernels.merged.clone()
+    renewed = router._kernels.wide.clone()
     assert not torch.equal(renewed, before)
     for parameter in router.parameters():
         parameter.add_(0.1)
     model(many[:, :1], past_key_values=cache)
-    assert torch.equal(router._kernels.merged, renewed)
+    assert torch.equal(router._kernels.wide, renewed)
 
 
 @pytest.mark.parametrize("asks", ["nothing", "a gradient", "another precision"])
