@@ -36,8 +36,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[browser.Browser]:
-    with browser.chromium() as found:
-        yield found
+    with browser.chromium() as window:
+        yield window
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ def search(window: browser.Browser, text: str) -> None:
 
 def skips(run: dict[str, Any], task: str) -> list[float]:
     """Percent of the parameters that each token of a prompt skips, by plain loops."""
-    found = [0.0] * len(TOKENS)
+    shares = [0.0] * len(TOKENS)
     for (_, _, size, _), ran in zip(run["units"], run["routes"][task], strict=True):
         for token, executed in enumerate(ran):
-            found[token] += 100 * size * (executed == "0") / run["parameters"]
-    return found
+            shares[token] += 100 * size * (executed == "0") / run["parameters"]
+    return shares
 
 
 def test_a_head_sorts_down_up_and_back(window: browser.Browser) -> None:
@@ -128,10 +128,12 @@ def test_variants_can_be_left_out(window: browser.Browser) -> None:
 
 
 def test_one_protocol_is_shown_at_a_time(window: browser.Browser) -> None:
-    seen = "all('section[data-match]').filter((one) => !one.hidden).map((one) => one.dataset.match)"
-    assert set(window.run(seen)) == {"pooled"}
+    sections = (
+        "all('section[data-match]').filter((one) => !one.hidden).map((one) => one.dataset.match)"
+    )
+    assert set(window.run(sections)) == {"pooled"}
     click(window, "#filters label", "split")
-    assert set(window.run(seen)) == {"split"}
+    assert set(window.run(sections)) == {"split"}
 
 
 def test_columns_come_by_group(window: browser.Browser) -> None:
@@ -151,30 +153,30 @@ def test_columns_come_by_group(window: browser.Browser) -> None:
 def test_what_is_shown_is_copied_in_three_forms(window: browser.Browser) -> None:
     window.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
     search(window, "hero")
-    found = {}
+    texts = {}
     for form in ("CSV", "Markdown", "LaTeX"):
         click(window, "#lead-pooled .copy button", form)
-        found[form] = str(window.run("window.copied"))
+        texts[form] = str(window.run("window.copied"))
     retain = column(window, "Retain")
-    assert found["CSV"].splitlines()[0].startswith("Row,Note,Target,Retain")
-    assert [line.split(",")[0] for line in found["CSV"].splitlines()[1:]] == ["Hero", "Hero"]
-    assert found["Markdown"].splitlines()[1].startswith("| --- | --- |")
-    assert found["LaTeX"].startswith("\\begin{tabular}{llll")
-    for form, text in found.items():
+    assert texts["CSV"].splitlines()[0].startswith("Row,Note,Target,Retain")
+    assert [line.split(",")[0] for line in texts["CSV"].splitlines()[1:]] == ["Hero", "Hero"]
+    assert texts["Markdown"].splitlines()[1].startswith("| --- | --- |")
+    assert texts["LaTeX"].startswith("\\begin{tabular}{llll")
+    for form, text in texts.items():
         for cell in (" ".join(cell.split()) for cell in retain):
             signs = {"±": r"$\pm$", "≈": r"$\approx$"} if form == "LaTeX" else {}
             assert "".join(signs.get(sign, sign) for sign in cell) in text
-    assert "%" not in found["LaTeX"].replace("\\%", "")
+    assert "%" not in texts["LaTeX"].replace("\\%", "")
 
 
 def test_the_figure_tells_of_a_record_and_opens_its_row(window: browser.Browser) -> None:
     hero = next(line for line in data(window)["lines"] if line["id"] == HERO)
-    named = "(one) => one.getAttribute('aria-label').startsWith('Hero, 25 %')"
-    marks = f"all('#scatter .mark').find({named})"
+    label = "(one) => one.getAttribute('aria-label').startsWith('Hero, 25 %')"
+    marks = f"all('#scatter .mark').find({label})"
     window.run(f"{marks}.focus()")
-    told = window.run("one('#hint').textContent")
+    text = window.run("one('#hint').textContent")
     for name in ("retain", "skip", "skip_answer"):
-        assert f"{hero['numbers'][name]:.2f}" in told
+        assert f"{hero['numbers'][name]:.2f}" in text
     place = window.run(f"{marks}.getAttribute('transform')")
     choose(window, "#scatter select", "skip_answer")
     assert window.run(f"{marks}.getAttribute('transform')") != place
@@ -225,7 +227,7 @@ def test_an_item_shows_what_was_asked_and_answered_and_runs_nothing(
     assert f"{NASTY} {number}".split("\u2028")[0] in text
     assert f"{answer[1]:.2f}" in text
     assert window.run("document.title") == "skipbench: made"
-    shown = window.run("one('#row').innerText")
+    texts = window.run("one('#row').innerText")
     for part in (
         "by kind of token",
         "by layer",
@@ -233,17 +235,17 @@ def test_an_item_shows_what_was_asked_and_answered_and_runs_nothing(
         "Params",
         "This number again",
     ):
-        assert part in shown
-    assert "60 of 100 entries" in shown
+        assert part in texts
+    assert "60 of 100 entries" in texts
 
 
 def test_the_routing_viewer_shows_every_routed_row_side_by_side(window: browser.Browser) -> None:
-    found = data(window)
+    figures = data(window)
     choose(window, "#routing select", "right")
     assert window.run("all('#routing figure').length") == 2
     words = "all('#routing figure:first-child svg text').map((one) => one.textContent)"
     assert window.run(words)[: len(TOKENS)] == [token.strip() for token in TOKENS]
-    run = found["runs"]["toy/hero/b25/s42"]
+    run = figures["runs"]["toy/hero/b25/s42"]
     left, right = skips(run, "left"), skips(run, "right")
     here = f"prompt {sum(right[:5]) / 5:.2f} %, answers {sum(right[5:]) / 2:.2f} %"
     assert here in window.run("one('#routing figcaption').textContent")
@@ -257,13 +259,13 @@ def test_the_routing_viewer_shows_every_routed_row_side_by_side(window: browser.
 
 
 def test_an_address_holds_what_is_shown(chromium: browser.Browser, page: Path) -> None:
-    told = {
+    state = {
         "match": "split", "hide": "static", "columns": "scores", "sort": "retain|Retain|up",
         "x": "skip_net", "y": "left:acc", "row": "toy/hero/40/split", "task": "right",
         "theme": "dark",
     }  # fmt: skip
     chromium.prefer("light")
-    chromium.open(page, "#" + "&".join(f"{key}={quote(value)}" for key, value in told.items()))
+    chromium.open(page, "#" + "&".join(f"{key}={quote(value)}" for key, value in state.items()))
     assert chromium.run("one('#row-title').textContent") == "Hero, 40 %, match split"
     assert chromium.run("one('#row select').value") == "right"
     assert chromium.run("one('#lead-split th[aria-sort=ascending]').textContent") == "Retain"
@@ -274,7 +276,7 @@ def test_an_address_holds_what_is_shown(chromium: browser.Browser, page: Path) -
         "left:acc",
     ]
     chromium.run("go({ find: 'lora' })")
-    assert dict(chromium.run("[...new URLSearchParams(location.hash.slice(1))]")) == told | {
+    assert dict(chromium.run("[...new URLSearchParams(location.hash.slice(1))]")) == state | {
         "find": "lora"
     }
     chromium.run("location.hash = '#match=neither&row=gone&x=none'")
@@ -285,8 +287,8 @@ def test_an_address_holds_what_is_shown(chromium: browser.Browser, page: Path) -
 
 def test_dark_follows_the_system_and_the_button(chromium: browser.Browser, page: Path) -> None:
     def brightness() -> int:
-        told = chromium.run("getComputedStyle(document.documentElement).backgroundColor")
-        return sum(map(int, re.findall(r"\d+", told)[:3]))
+        color = chromium.run("getComputedStyle(document.documentElement).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", color)[:3]))
 
     chromium.prefer("dark")
     chromium.open(page)
@@ -334,12 +336,12 @@ def test_the_tables_stand_there_without_the_script(chromium: browser.Browser, pa
     try:
         chromium.call("Emulation.setScriptExecutionDisabled", value=True)
         chromium.open(page)
-        seen = "[...document.querySelectorAll('{}')].map((one) => one.getClientRects().length > 0)"
-        tables = chromium.run(seen.format("table"))
+        text = "[...document.querySelectorAll('{}')].map((one) => one.getClientRects().length > 0)"
+        tables = chromium.run(text.format("table"))
         assert len(tables) > 10
         assert all(tables)
-        assert chromium.run(seen.format("#filters")) == [False]
-        assert chromium.run(seen.format("#scatter img")) == [True]
+        assert chromium.run(text.format("#filters")) == [False]
+        assert chromium.run(text.format("#scatter img")) == [True]
     finally:
         chromium.call("Emulation.setScriptExecutionDisabled", value=False)
 
@@ -369,11 +371,11 @@ def test_two_thousand_rows_are_sorted_at_once(window: browser.Browser) -> None:
 
 
 def test_of_a_long_table_that_was_just_sorted_every_row_is_copied(window: browser.Browser) -> None:
-    copied = window.run(
+    text = window.run(
         "(() => { const section = one('[data-name=scores]'), body = one('tbody', section);"
         " while (body.rows.length < 500) body.append(body.rows[0].cloneNode(true));"
         " one('thead button', section).click();"
         " const later = all('.later', section).length;"
         " return [later, visible(section).filter((row) => row.length > 1).length]; })()"
     )
-    assert copied == [400, 501]
+    assert text == [400, 501]

@@ -104,8 +104,8 @@ def test_the_report_refuses(case: str, refuse: steps.Refuse, results: Path, tmp_
 
 
 def test_an_empty_folder(refuse: steps.Refuse, tmp_path: Path) -> None:
-    said = refuse("report", "--results", tmp_path, "--out", tmp_path / "page")
-    assert said == f"{tmp_path} holds no record.json"
+    sentence = refuse("report", "--results", tmp_path, "--out", tmp_path / "page")
+    assert sentence == f"{tmp_path} holds no record.json"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def style() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Data:
+def suite_data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return read(write_suite(tmp_path_factory.mktemp("made"), ("pooled", "split")))
 
 
@@ -54,24 +54,24 @@ def one(name: str, data: Data) -> Figure:
 
 def marks(axes: Axes) -> list[tuple[float, ...]]:
     """x, y and the ends of the interval of every mark, sorted."""
-    found = []
-    for held in axes.containers:
-        assert isinstance(held, ErrorbarContainer)
-        bars = [[segment.ravel() for segment in bar.get_segments()] for bar in held.lines[2]]
-        for point, *ends in zip(held.lines[0].get_xydata(), *bars, strict=True):
-            found.append(tuple(np.concatenate([point, *ends]).tolist()))
-    return sorted(found)
+    points = []
+    for container in axes.containers:
+        assert isinstance(container, ErrorbarContainer)
+        bars = [[segment.ravel() for segment in bar.get_segments()] for bar in container.lines[2]]
+        for point, *ends in zip(container.lines[0].get_xydata(), *bars, strict=True):
+            points.append(tuple(np.concatenate([point, *ends]).tolist()))
+    return sorted(points)
 
 
 def rows_of(retain: pd.DataFrame) -> pd.DataFrame:
     return retain[(retain["kind"] != "reference") & retain["retain"].notna()]
 
 
-def test_retain_over_skip_shows_every_row_with_its_interval(made: Data) -> None:
-    axes = one("retain_over_skip", made).axes
+def test_retain_over_skip_shows_every_row_with_its_interval(suite_data: Data) -> None:
+    axes = one("retain_over_skip", suite_data).axes
     assert [axis.get_title() for axis in axes] == ["match pooled", "match split"]
     for axis, match in zip(axes, ("pooled", "split"), strict=True):
-        own = made.retain[made.retain["match"] == match]
+        own = suite_data.retain[suite_data.retain["match"] == match]
         expected = [
             (line.skip, line.retain, line.skip, line.retain_low, line.skip, line.retain_high)
             for line in rows_of(own).itertuples()
@@ -86,11 +86,11 @@ def test_retain_over_skip_shows_every_row_with_its_interval(made: Data) -> None:
 
 def test_the_frontier_is_what_nothing_beats() -> None:
     rng = np.random.default_rng(2)
-    skip, kept = rng.integers(0, 6, (2, 30)).astype(float)
-    for n, on in enumerate(on_frontier(skip, kept)):
+    skip, retain = rng.integers(0, 6, (2, 30)).astype(float)
+    for n, on in enumerate(on_frontier(skip, retain)):
         beaten = [
-            (a >= skip[n] and b > kept[n]) or (a > skip[n] and b >= kept[n])
-            for a, b in zip(skip, kept, strict=True)
+            (a >= skip[n] and b > retain[n]) or (a > skip[n] and b >= retain[n])
+            for a, b in zip(skip, retain, strict=True)
         ]
         assert on != any(beaten)
 
@@ -101,20 +101,20 @@ def test_rows_of_one_budget_have_no_frontier_and_of_several_one_row_at_each() ->
         bands = [line for axis in figure.axes for line in axis.lines if line.get_linewidth() > 3]
         return {text.get_text() for text in figure.legends[0].get_texts()}, bands
 
-    told, bands = legend_and_band("demo")
-    assert "frontier" not in told
+    texts, bands = legend_and_band("demo")
+    assert "frontier" not in texts
     assert not bands
-    told, bands = legend_and_band("headline")
-    assert "frontier" in told
+    texts, bands = legend_and_band("headline")
+    assert "frontier" in texts
     for band in bands:
         # A row that lies off its budget has a skip of its own.
         skips = [round(skip) for skip in band.get_xdata()]
         assert len(skips) == len(set(skips))
 
 
-def test_differences_are_sorted_and_hollow_where_not_told_from_zero(made: Data) -> None:
-    axes = one("differences", made).axes
-    frame = made.differences
+def test_differences_are_sorted_and_hollow_where_not_told_from_zero(suite_data: Data) -> None:
+    axes = one("differences", suite_data).axes
+    frame = suite_data.differences
     main = frame[(frame["measure"] == "retain") & (frame["against"] == "hero")]
     panels = [part for _, part in main.groupby(["match", "target"], sort=False)]
     assert len(axes) == len(panels) == 4
@@ -126,7 +126,7 @@ def test_differences_are_sorted_and_hollow_where_not_told_from_zero(made: Data) 
         assert np.allclose(marks(axis), sorted(expected))
         assert [text.get_text() for text in axis.get_yticklabels()] == [x["title"] for x in lines]
         white = [one for one in axis.containers if one.lines[0].get_markerfacecolor() == "white"]
-        hollow = {height for held in white for height in held.lines[0].get_ydata()}
+        hollow = {height for container in white for height in container.lines[0].get_ydata()}
         assert hollow == {n for n, line in enumerate(lines) if not line["p_holm"] < 0.05}
         assert [text.get_text() for text in axis.texts] == [
             f"{x['difference']:+.1f} ({x['low']:+.1f} to {x['high']:+.1f})".replace("-", "−")
@@ -134,16 +134,16 @@ def test_differences_are_sorted_and_hollow_where_not_told_from_zero(made: Data) 
         ]
 
 
-def test_scores_and_layers_show_their_numbers(made: Data) -> None:
-    (axis,) = one("scores_per_task", made).axes
+def test_scores_and_layers_show_their_numbers(suite_data: Data) -> None:
+    (axis,) = one("scores_per_task", suite_data).axes
     values = np.array([[float(text.get_text())] for text in axis.texts]).reshape(-1, 2)
-    retain = made.retain[made.retain["retain"].notna()]
-    shown = {tuple(line) for line in np.round(retain[["left:acc", "right:acc"]], 1).to_numpy()}
-    assert {tuple(line) for line in values} == shown
+    retain = suite_data.retain[suite_data.retain["retain"].notna()]
+    texts = {tuple(line) for line in np.round(retain[["left:acc", "right:acc"]], 1).to_numpy()}
+    assert {tuple(line) for line in values} == texts
     ground = np.asarray(axis.images[0].get_array())
     assert np.allclose(ground, values / values.max(0), atol=2e-3)
-    axis = one("executed_per_layer", made).axes[0]
-    assert np.allclose(np.asarray(axis.images[0].get_array()), made.layers[[0, 1, 2, 3]])
+    axis = one("executed_per_layer", suite_data).axes[0]
+    assert np.allclose(np.asarray(axis.images[0].get_array()), suite_data.layers[[0, 1, 2, 3]])
 
 
 def test_scores_of_which_less_is_better_are_no_percentages_whatever_their_name(
@@ -162,51 +162,51 @@ def swept(folder: Path) -> Data:
     """HeRo at three widths of its memory, at two pinned alphas, and under another setting too."""
     write_run(folder, dense(score("a", [1, 1, 1, 1])))
     for row, width, right in (("hero", 64, 3), ("hero-32", 32, 2), ("hero-128", 128, 4)):
-        solved = score("a", [1] * right + [0] * (4 - right))
+        entry = score("a", [1] * right + [0] * (4 - right))
         params = {"memory_width": width, "alpha": None, "rate": 1}
-        write_run(folder, record(row, 0.25, solved, budget=0.25, method="hero", params=params))
+        write_run(folder, record(row, 0.25, entry, budget=0.25, method="hero", params=params))
     params = {"memory_width": 16, "alpha": None, "rate": 2}
-    given = {"method": "hero", "params": params, "budget": 0.25}
-    write_run(folder, record("hero-fast", 0.25, score("a", [1, 1, 0, 0]), **given))
+    changes = {"method": "hero", "params": params, "budget": 0.25}
+    write_run(folder, record("hero-fast", 0.25, score("a", [1, 1, 0, 0]), **changes))
     for row, alpha, skip in (("hero-low", 1e-4, 0.05), ("hero-high", 1e-3, 0.2)):
         params = {"memory_width": 64, "alpha": alpha, "rate": 1}
-        given = {"method": "hero", "params": params, "budget": None}
-        write_run(folder, record(row, skip, score("a", [1, 1, 1, 0]), **given))
+        changes = {"method": "hero", "params": params, "budget": None}
+        write_run(folder, record(row, skip, score("a", [1, 1, 1, 0]), **changes))
     return read(folder)
 
 
 def test_sweeps_take_rows_that_differ_in_one_setting_alone(tmp_path: Path) -> None:
     data = swept(tmp_path)
-    kept, net = one("memory_width", data).axes
-    assert [mark[:2] for mark in marks(kept)] == [(32, 50), (64, 75), (128, 100)]
+    retains, net = one("memory_width", data).axes
+    assert [mark[:2] for mark in marks(retains)] == [(32, 50), (64, 75), (128, 100)]
     assert [mark[1] for mark in marks(net)] == pytest.approx([24] * 3)
-    kept, skipped = one("alpha_sweep", data).axes
-    assert [mark[:2] for mark in marks(kept)] == [(1e-4, 75), (1e-3, 75)]
+    retains, skipped = one("alpha_sweep", data).axes
+    assert [mark[:2] for mark in marks(retains)] == [(1e-4, 75), (1e-3, 75)]
     assert [mark[1] for mark in marks(skipped)] == pytest.approx([5, 20])
 
 
-def trained(folder: Path, log_at: str = "model/decisions.json") -> Data:
+def with_training(folder: Path, log_at: str = "model/decisions.json") -> Data:
     """A row with a log of training, whose layers are routed, removed and left alone."""
     write_run(folder, dense(score("a", [1, 1])))
     units = [
         {"layer": 2, "kind": "attention", "parameters": 1, "executed": 0.5},
         {"layer": 2, "kind": "ffn", "parameters": 3, "executed": 0.5},
     ]
-    made = record(
+    run = record(
         "hero", 0.25, score("a", [1, 0]), budget=0.25, units=units,
         layers={"kept": 3, "dense": 4, "removed": [1]},
     )  # fmt: skip
     log = [{"update": n, "loss": 2.0**-n, "skip": n / 100, "alpha": 1 + n} for n in range(20)]
-    file = run_folder(folder, made) / log_at
+    file = run_folder(folder, run) / log_at
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"training": log}))
-    write_run(folder, made)
+    write_run(folder, run)
     return read(folder)
 
 
 @pytest.mark.parametrize("log_at", ["model/decisions.json", "record.decisions.json"])
 def test_training_shows_running_means_with_and_without_a_model(tmp_path: Path, log_at: str) -> None:
-    axes = one("training", trained(tmp_path, log_at)).axes
+    axes = one("training", with_training(tmp_path, log_at)).axes
     for axis, of in zip(axes, (lambda n: 2.0**-n, lambda n: n, lambda n: 1 + n), strict=True):
         (line,) = axis.lines
         means = [np.mean([of(m) for m in range(max(0, n - 14), n + 1)]) for n in range(20)]
@@ -215,16 +215,16 @@ def test_training_shows_running_means_with_and_without_a_model(tmp_path: Path, l
 
 
 def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
-    told = {
+    route = {
         "task": "a",
         "tokens": ["one", "two", "\n"],
         "first_answer": 2,
         "executed": ["110", "010"],
     }
-    data = trained(tmp_path)
+    data = with_training(tmp_path)
     (file,) = tmp_path.rglob("hero/**/record.json")
-    routed = json.loads(file.read_text()) | {"routes": [told]}
-    routes = run_frames([to_record(routed)], [file])["routes"]
+    entries = json.loads(file.read_text()) | {"routes": [route]}
+    routes = run_frames([to_record(entries)], [file])["routes"]
     (axis,) = one("token_map", Data(data.retain, data.differences, data.layers, routes=routes)).axes
     ran = [[1, 1, 1], [0, 0, 0], [0.25, 1, 0], [1, 1, 1]]
     assert np.allclose(np.asarray(axis.images[0].get_array()), ran)
@@ -241,11 +241,11 @@ def test_both_protocols_stand_beside_each_other() -> None:
         )
         titles = [text.get_text() for text in axis.get_yticklabels()]
         assert titles == list(split.sort_values("retain", ascending=False, kind="stable").index)
-        found = marks(axis)
+        axes = marks(axis)
         for height, title in enumerate(titles):
-            here = [place[0] for place in found if place[1] == height]
-            kept = [split["retain"][title], pooled["retain"][title]]
-            assert sorted(here) == pytest.approx(sorted(set(kept)))
+            here = [place[0] for place in axes if place[1] == height]
+            both = [split["retain"][title], pooled["retain"][title]]
+            assert sorted(here) == pytest.approx(sorted(set(both)))
             assert tuple(axis.lines[0].get_xdata()) == (
                 pooled["retain"][titles[0]], split["retain"][titles[0]],
             )  # fmt: skip
@@ -288,27 +288,27 @@ def test_time_over_skip_shows_times_above_their_bounds() -> None:
     rows = rows_of(data.retain)
     for axis, mode in zip(one("time_over_skip", data).axes, ("prefill", "decode"), strict=True):
         own = data.speeds[data.speeds["mode"] == mode].set_index("row").loc[rows["row"]]
-        told = {
+        times = {
             of: sorted(zip(rows["skip"], 1 / own[of], strict=True)) for of in ("speed", "bound")
         }
-        assert np.allclose([mark[:2] for mark in marks(axis)], told["speed"])
+        assert np.allclose([mark[:2] for mark in marks(axis)], times["speed"])
         # Caps of intervals are dashes as well, but small ones.
         dashes = [line for line in axis.lines if (line.get_marker(), line.get_ms()) == ("_", 5)]
-        assert np.allclose(sorted(tuple(line.get_xydata()[0]) for line in dashes), told["bound"])
+        assert np.allclose(sorted(tuple(line.get_xydata()[0]) for line in dashes), times["bound"])
 
 
-def test_lines_of_two_protocols_are_named_apart(made: Data) -> None:
-    (axis,) = one("scores_per_task", made).axes
+def test_lines_of_two_protocols_are_named_apart(suite_data: Data) -> None:
+    (axis,) = one("scores_per_task", suite_data).axes
     names = [text.get_text() for text in axis.get_yticklabels()]
     assert names.count("Dense") == names.count("Shortgpt+Lora, 25 %") == 1
     assert {"Hero, 25 %, pooled", "Hero, 25 %, split"} <= set(names)
 
 
 def test_only_what_is_too_much_is_split() -> None:
-    retain, known = pd.read_csv(ROOT / "tests/golden/many_rows.csv"), sorted(discover(), key=len)
+    retain, names = pd.read_csv(ROOT / "tests/golden/many_rows.csv"), sorted(discover(), key=len)
     # The method of a variant is the longest known row that its name begins with.
     methods = {
-        row: ([row] + [name for name in known if row.startswith(name)])[-1] for row in retain["row"]
+        row: ([row] + [name for name in names if row.startswith(name)])[-1] for row in retain["row"]
     }
     lines = with_part(retain, methods)
     assert list(parts(lines, 100)) == [""]

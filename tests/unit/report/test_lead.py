@@ -25,8 +25,8 @@ def rank(row: str, at: int, **changes: Any) -> dict[str, Any]:
 
 
 def speed(row: str, mode: str, case: str, fast: float) -> dict[str, Any]:
-    told = {"backbone": "toy", "target": 25.0, "match": "pooled", "row": row}
-    return dict.fromkeys(COLUMNS) | told | {"mode": mode, "case": case, "speed": fast}
+    line = {"backbone": "toy", "target": 25.0, "match": "pooled", "row": row}
+    return dict.fromkeys(COLUMNS) | line | {"mode": mode, "case": case, "speed": fast}
 
 
 def frames(ranks: list[dict[str, Any]], speeds: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
@@ -43,13 +43,13 @@ def test_the_verdict_names_leader_certainty_and_time() -> None:
         speed("a", "prefill", "8x128", 0.5), speed("a", "prefill", "1x8", 9.0),
         speed("a", "decode", "1x128", 2.0), speed("b", "decode", "1x128", 4.0),
     ]  # fmt: skip
-    told = dict(verdict(frames(ranks, speeds), "dense"))
-    assert told["Who leads"] == (
+    answers = dict(verdict(frames(ranks, speeds), "dense"))
+    assert answers["Who leads"] == (
         "Matched over all tokens, A leads at 25 % with 89.0 % of the scores of dense "
         "(88.0 to 90.0)."
     )
-    assert told["How sure"] == "Pooled: at 25 % A is first in 80 % of resamples (tied with B)."
-    assert told["On the clock"] == (
+    assert answers["How sure"] == "Pooled: at 25 % A is first in 80 % of resamples (tied with B)."
+    assert answers["On the clock"] == (
         "A at 25 % (pooled) takes 2.00 times dense's time to prefill 8x128 and 0.50 times dense's "
         "time to decode 1x128."
     )
@@ -60,17 +60,17 @@ def test_protocols_and_targets_have_leaders_of_their_own() -> None:
         rank("a", 1), rank("b", 2, one_seed=True),
         rank("b", 1, match="split"), rank("a", 2, match="split"), rank("a", 1, target=40.0),
     ]  # fmt: skip
-    told = dict(verdict(frames(ranks, []), "dense"))
-    assert "A leads at 25 %" in told["Who leads"]
-    assert "matched on prompts and answer tokens apart, B leads at 25 %" in told["Who leads"]
-    assert "ahead of all 1 others, by the items alone" in told["How sure"]
-    assert "at 40 % A is alone" in told["How sure"]
-    assert told["On the clock"] == "No row was timed; a skip rate is no speed-up."
+    answers = dict(verdict(frames(ranks, []), "dense"))
+    assert "A leads at 25 %" in answers["Who leads"]
+    assert "matched on prompts and answer tokens apart, B leads at 25 %" in answers["Who leads"]
+    assert "ahead of all 1 others, by the items alone" in answers["How sure"]
+    assert "at 40 % A is alone" in answers["How sure"]
+    assert answers["On the clock"] == "No row was timed; a skip rate is no speed-up."
 
 
 def test_rows_without_a_budget_have_no_leader() -> None:
-    told = dict(verdict(frames([], []), "dense"))
-    assert told["Who leads"] == "No row has a budget to be compared at."
+    answers = dict(verdict(frames([], []), "dense"))
+    assert answers["Who leads"] == "No row has a budget to be compared at."
 
 
 def retain(row: str, value: float, same: str = "", **changes: Any) -> dict[str, Any]:
@@ -88,10 +88,10 @@ def test_rows_of_the_same_weights_are_one_under_both_names() -> None:
             retain("d", 20.0, "A at 40 %"),
         ]
     )
-    kept = without_twins(frame)
-    assert kept["title"].tolist() == ["A = B", "C", "B", "D"]
-    assert kept["note"].tolist() == ["under budget by 2.0", "", "", "same weights as A at 40 %"]
-    assert kept["also"].tolist() == [["toy/b/25/pooled"], [], [], []]
+    merged = without_twins(frame)
+    assert merged["title"].tolist() == ["A = B", "C", "B", "D"]
+    assert merged["note"].tolist() == ["under budget by 2.0", "", "", "same weights as A at 40 %"]
+    assert merged["also"].tolist() == [["toy/b/25/pooled"], [], [], []]
 
 
 HEADS = {
@@ -109,8 +109,8 @@ HEADS = {
 
 
 @pytest.mark.parametrize("match", ["pooled", "split"])
-def test_every_head_stands_over_the_numbers_of_its_frame(made: Path, match: str) -> None:
-    frames, compared = read_frames(made / "report/tables"), 0
+def test_every_head_stands_over_the_numbers_of_its_frame(report_folder: Path, match: str) -> None:
+    frames, compared = read_frames(report_folder / "report/tables"), 0
     table = lead_table(frames, match)
     values = {
         (line_id(line), head): line.get(column)
@@ -133,8 +133,8 @@ def test_every_head_stands_over_the_numbers_of_its_frame(made: Path, match: str)
     assert compared > 80
 
 
-def test_the_note_stands_beside_the_row_and_columns_are_in_groups(made: Path) -> None:
-    table = lead_table(read_frames(made / "report/tables"), "pooled")
+def test_the_note_stands_beside_the_row_and_columns_are_in_groups(report_folder: Path) -> None:
+    table = lead_table(read_frames(report_folder / "report/tables"), "pooled")
     assert list(table.columns[:3]) == ["Row", "Note", "Target"]
     assert table.groups["On answers"] == "skip"
     assert table.groups["left acc"] == "scores"

@@ -36,40 +36,40 @@ def page(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def data(page: str) -> Data:
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*)</script>', page)
-    return dict(json.loads(found))
+    (match,) = re.findall(r'<script type="application/json" id="data">(.*)</script>', page)
+    return dict(json.loads(match))
 
 
 def read(folder: Path, run: str) -> dict[str, Any]:
     return dict(json.loads((folder / "results" / run / "record.json").read_text()))
 
 
-def near(shown: Any, held: Any) -> None:
+def near(value: Any, expected: Any) -> None:
     """The same value, fractions to six digits."""
-    if isinstance(held, dict):
-        assert shown.keys() == held.keys()
-        for key in held:
-            near(shown[key], held[key])
-    elif isinstance(held, list):
-        assert len(shown) == len(held)
-        for pair in zip(shown, held, strict=True):
+    if isinstance(expected, dict):
+        assert value.keys() == expected.keys()
+        for key in expected:
+            near(value[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(value) == len(expected)
+        for pair in zip(value, expected, strict=True):
             near(*pair)
-    elif isinstance(held, float):
-        assert shown == pytest.approx(held, rel=1e-5)
+    elif isinstance(expected, float):
+        assert value == pytest.approx(expected, rel=1e-5)
     else:
-        assert shown == held
+        assert value == expected
 
 
 def test_every_line_has_the_numbers_of_the_retain_table(folder: Path, data: Data) -> None:
     retain = pd.read_csv(folder / "report/tables/retain.csv")
     assert len(data["lines"]) == len(retain)
-    for line, told in zip(data["lines"], retain.to_dict("records"), strict=True):
+    for line, entry in zip(data["lines"], retain.to_dict("records"), strict=True):
         assert (line["row"], line["title"], line["match"]) == (
-            told["row"], told["title"], told["match"],
+            entry["row"], entry["title"], entry["match"],
         )  # fmt: skip
         assert line["variant"] == (line["row"] == "shortgpt+lora")
         for name, value in line["numbers"].items():
-            column = told.get(name)
+            column = entry.get(name)
             near(value, None if column is None or pd.isna(column) else float(column))
         assert line["numbers"]["retain"] is not None or line["row"] == "slicegpt"
 
@@ -83,13 +83,13 @@ def test_what_lies_behind_a_row_is_its_record(folder: Path, data: Data) -> None:
         record = read(folder, name)
         for key in ("row", "method", "params", "start", "seed", "fit", "rates", "layers", "commit"):
             near(run[key], record[key])
-        kept = [[u["layer"], u["kind"], u["parameters"], u["executed"]] for u in record["units"]]
-        near(run["units"], kept)
-        for shown, score in zip(run["scores"], record["scores"], strict=True):
+        units = [[u["layer"], u["kind"], u["parameters"], u["executed"]] for u in record["units"]]
+        near(run["units"], units)
+        for entry, score in zip(run["scores"], record["scores"], strict=True):
             near(
-                {k: shown[k] for k in ("task", "k", "n")}, {k: score[k] for k in ("task", "k", "n")}
+                {k: entry[k] for k in ("task", "k", "n")}, {k: score[k] for k in ("task", "k", "n")}
             )
-            near(shown["skip"], {kind: rate["skip"] for kind, rate in score["rates"].items()})
+            near(entry["skip"], {kind: rate["skip"] for kind, rate in score["rates"].items()})
         seeds = sorted((folder / "results" / name).parent.glob("s*"))
         assert [one["seed"] for one in run["seeds"]] == [int(seed.name[1:]) for seed in seeds]
         assert "see its record" in run["commands"]["command"]
@@ -120,27 +120,27 @@ def test_items_won_and_lost_are_those_of_the_records(folder: Path, data: Data) -
 def test_routes_are_those_of_the_records(folder: Path, data: Data) -> None:
     assert set(data["prompts"]["toy"]) == {"left", "right"}
     assert data["prompts"]["toy"]["left"] == {"tokens": TOKENS, "first_answer": 5}
-    routed = {name: run for name, run in data["runs"].items() if "routes" in run}
-    assert {run["row"] for run in routed.values()} == {"hero"}
-    assert len(routed) == 4
-    for name, run in routed.items():
-        held = {route["task"]: route["executed"] for route in read(folder, name)["routes"]}
-        assert run["routes"] == held
+    runs = {name: run for name, run in data["runs"].items() if "routes" in run}
+    assert {run["row"] for run in runs.values()} == {"hero"}
+    assert len(runs) == 4
+    for name, run in runs.items():
+        routes = {route["task"]: route["executed"] for route in read(folder, name)["routes"]}
+        assert run["routes"] == routes
 
 
 def test_decisions_are_curves_bars_or_words(data: Data) -> None:
-    shown = {one["name"]: one for one in data["runs"]["toy/hero/b25/s42"]["decisions"]}
-    training = shown["training"]
+    entries = {one["name"]: one for one in data["runs"]["toy/hero/b25/s42"]["decisions"]}
+    training = entries["training"]
     assert training["of"] == 100
     assert training["curves"]["update"][0] == 0
     assert training["curves"]["update"][-1] == 99
     assert len(training["curves"]["loss"]) == POINTS
     for update, loss in zip(training["curves"]["update"], training["curves"]["loss"], strict=True):
         near(loss, 3 / (update + 1))
-    assert shown["scores"]["bars"] == [0.5, 0.25, 0.125, 1.0]
-    assert shown["threshold"]["text"] == "0.75"
-    assert shown["rates"]["text"] == "200 entries, in decisions.json"
-    assert json.loads(shown["removed_layers"]["text"]) == [NASTY]
+    assert entries["scores"]["bars"] == [0.5, 0.25, 0.125, 1.0]
+    assert entries["threshold"]["text"] == "0.75"
+    assert entries["rates"]["text"] == "200 entries, in decisions.json"
+    assert json.loads(entries["removed_layers"]["text"]) == [NASTY]
     assert shown_decision("none", [])["text"] == "[]"
 
 
@@ -156,8 +156,8 @@ def test_no_text_gets_out_of_the_data(page: str) -> None:
 def test_fits_behind_a_deviation_between_seeds_are_told_where_they_differ() -> None:
     spread = read_spread(None)
     assert spread is not None
-    told = "reports/reference/headline (1,500 updates there, 600 here)"
-    assert spread.label({"training": {"updates": 600}}) == told
+    label = "reports/reference/headline (1,500 updates there, 600 here)"
+    assert spread.label({"training": {"updates": 600}}) == label
     assert spread.label({"training": {"updates": 1500}}) == spread.label({}) == spread.name
 
 
@@ -181,8 +181,8 @@ def test_the_page_needs_no_other_file(page: str) -> None:
     assert not re.findall(r"url\((?!data:)", page)
 
 
-def test_records_that_keep_neither_texts_nor_routes_are_shown_without(made: Path) -> None:
-    results = read_results(made / "results")
+def test_records_that_keep_neither_texts_nor_routes_are_shown_without(report_folder: Path) -> None:
+    results = read_results(report_folder / "results")
     data = page_data(make_frames(results), results)
     assert data["prompts"] == {}
     hero = data["runs"]["toy/hero/b25/s42"]
@@ -194,8 +194,8 @@ def test_records_that_keep_neither_texts_nor_routes_are_shown_without(made: Path
     assert hero["items"]["left"]["lost"]["number"] > 0
 
 
-def test_frames_alone_make_the_lines_without_what_lies_behind(made: Path) -> None:
-    results = read_results(made / "results")
+def test_frames_alone_make_the_lines_without_what_lies_behind(report_folder: Path) -> None:
+    results = read_results(report_folder / "results")
     frames = make_frames(results)
     alone, whole = page_data(frames), page_data(frames, results)
     assert alone["lines"] == whole["lines"]

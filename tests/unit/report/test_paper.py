@@ -65,11 +65,11 @@ def test_the_verdict(paper: Paper, ours: Ours, word: str) -> None:
 def test_records_of_the_papers_numbers_agree_with_them() -> None:
     frame = values(SEVEN_B)
     assert set(frame["method"]) == set(numbers_of(SEVEN_B))
-    left = frame[frame["verdict"] != AGREES]
-    assert list(zip(left["method"], left["measure"], strict=True)) == [
+    rest = frame[frame["verdict"] != AGREES]
+    assert list(zip(rest["method"], rest["measure"], strict=True)) == [
         ("LoRA", "retain"), ("LoRA", "ARC-C (acc)"),
     ]  # fmt: skip
-    assert set(left["why"]) == {"split: the paper's ARC-C of LoRA fits none"}
+    assert set(rest["why"]) == {"split: the paper's ARC-C of LoRA fits none"}
     assert frame["difference"].abs().max() < 0.15  # an item of the smallest split is 0.2
     hero = frame[frame["method"] == "HeRo"]
     assert set(hero["seeds"]) == {3}
@@ -110,8 +110,8 @@ def test_scores_of_another_split_cannot_be_compared() -> None:
 
 def test_arc_is_compared_on_the_split_that_the_paper_fits_where_both_are_scored() -> None:
     frame = values(EIGHT_B, both=True)
-    left = frame[(frame["verdict"] != AGREES) & (frame["measure"] != "retain")]
-    assert left[["method", "why"]].to_numpy().tolist() == [
+    rest = frame[(frame["verdict"] != AGREES) & (frame["measure"] != "retain")]
+    assert rest[["method", "why"]].to_numpy().tolist() == [
         ["SkipGPT-Joint", "split: the paper's ARC-C of SkipGPT-Joint fits none"]
     ]
     dense = frame[(frame["method"] == "Dense") & (frame["measure"] == "ARC-C (acc)")]
@@ -175,8 +175,8 @@ def test_rows_matched_by_each_cannot_be_compared() -> None:
         for run in paper_runs(SEVEN_B)
     ]  # fmt: skip
     frame = of(value_frame(paper_panels(runs)), SEVEN_B)
-    told = frame[frame["method"].isin(["HeRo", "MoD-D"]) & (frame["measure"] != "param_skip")]
-    assert set(told["why"]) == {"match split: the paper matches pooled tokens"}
+    scores = frame[frame["method"].isin(["HeRo", "MoD-D"]) & (frame["measure"] != "param_skip")]
+    assert set(scores["why"]) == {"match split: the paper matches pooled tokens"}
     assert set(frame[frame["method"] == "LaCo"]["verdict"]) == {AGREES}
     assert set(frame["match"]) == {"split"}
 
@@ -216,8 +216,8 @@ def test_the_ablation_has_its_own_reference_and_tasks_outside_our_retain() -> No
         run["scores"] = [s for s in run["scores"] if "humaneval" not in s["task"]]
     frame = of(value_frame(paper_panels(runs)), group, "published").set_index(["method", "measure"])
     assert frame.loc[("w/o History", "GSM8K (exact_match)"), "verdict"] == AGREES
-    told = frame.loc[("w/o History", "HumanEval (pass@1)")]
-    assert (told["verdict"], told["why"]) == (CANNOT, "HumanEval (pass@1) is not scored")
+    scores = frame.loc[("w/o History", "HumanEval (pass@1)")]
+    assert (scores["verdict"], scores["why"]) == (CANNOT, "HumanEval (pass@1) is not scored")
     assert frame.loc[("w/o History", "retain"), "why"] == "HumanEval (pass@1) is not scored"
     assert ("HeRo", "retain") not in frame.index  # 100 % by definition
     assert frame.loc[("HeRo", "ARC-C (acc)"), "verdict"] == AGREES
@@ -237,9 +237,9 @@ def test_the_memory_table_prints_no_scores_so_its_split_is_not_known() -> None:
     group = next(group for group in groups() if group.table == MEMORY)
     rows = next(own for own in families(group) if own.name == "published").rows
     main = next(run for run in paper_runs(EIGHT_B) if run["row"] == "hero")
-    told = {"budget": None, "match": None}
-    runs = [main | told | {"row": "dense", "kind": "reference", "stochastic": False}]
-    runs += [main | told | {"row": row} for row, *_ in rows.values()]
+    scores = {"budget": None, "match": None}
+    runs = [main | scores | {"row": "dense", "kind": "reference", "stochastic": False}]
+    runs += [main | scores | {"row": row} for row, *_ in rows.values()]
     frame = of(value_frame(paper_panels(runs)), group, "published").set_index(["method", "measure"])
     line = frame.loc[("HeRo d_m=64", "avg_acc")]
     assert line["ours"] == pytest.approx(73.65, abs=0.1)

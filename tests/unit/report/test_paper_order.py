@@ -23,13 +23,15 @@ SEVEN_B = Group(MAIN, "Llama-2-7B", "25%")
 KEPT = {"hero": 90.0, "skipgpt-rt": 95.0, "laco": 80.0, "llm-pruner": 80.0}
 
 
-def made(kept: dict[str, float], wide: float = 1.0, target: float | None = 25.0) -> pd.DataFrame:
+def retain_of(
+    retains: dict[str, float], wide: float = 1.0, target: float | None = 25.0
+) -> pd.DataFrame:
     """A frame of Retain with intervals of one width."""
     lines = [
         {"backbone": "ours", "match": "pooled", "target": target, "row": row, "title": row.title(),
          "kind": "dynamic", "retain": value, "retain_low": value - wide,
          "retain_high": value + wide}
-        for row, value in kept.items()
+        for row, value in retains.items()
     ]  # fmt: skip
     dense = lines[0] | {"row": "dense", "kind": "reference", "target": None, "retain": 100.0}
     return pd.DataFrame([dense, *lines])
@@ -40,7 +42,7 @@ def on_7b(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def test_ranks_count_the_rows_that_both_have() -> None:
-    order = on_7b(made(KEPT))
+    order = on_7b(retain_of(KEPT))
     assert order["paper_rank"].to_dict() == {
         "llm-pruner": 4, "laco": 3, "skipgpt-rt": 2, "hero": 1,
     }  # fmt: skip
@@ -49,9 +51,9 @@ def test_ranks_count_the_rows_that_both_have() -> None:
 
 
 def test_places_are_those_that_the_intervals_allow() -> None:
-    apart = on_7b(made(KEPT))[["rank_first", "rank_last"]].to_numpy().tolist()
+    apart = on_7b(retain_of(KEPT))[["rank_first", "rank_last"]].to_numpy().tolist()
     assert apart == [[3, 4], [3, 4], [1, 1], [2, 2]]
-    wide = on_7b(made(KEPT, wide=3.0))[["rank_first", "rank_last"]].to_numpy().tolist()
+    wide = on_7b(retain_of(KEPT, wide=3.0))[["rank_first", "rank_last"]].to_numpy().tolist()
     assert wide == [[3, 4], [3, 4], [1, 2], [1, 2]]
 
 
@@ -61,14 +63,14 @@ def test_tau_and_p_of_four_rows() -> None:
     Of 4! / 2! = 12 arrangements 1, 2, 3, 3, 2, 1 have 0 to 5 pairs out of order; |S| of at least 3
     have 1 + 2 + 2 + 1.
     """
-    (line,) = agreement_frame(on_7b(made(KEPT)).reset_index()).to_dict("records")
+    (line,) = agreement_frame(on_7b(retain_of(KEPT)).reset_index()).to_dict("records")
     assert (line["rows"], line["paper_backbone"]) == (4, "Llama-2-7B")
     assert line["tau"] == pytest.approx(3 / 30**0.5)
     assert line["p"] == pytest.approx(6 / 12)
 
 
 def test_an_unknown_backbone_stands_beside_every_table() -> None:
-    order = order_frame(made(KEPT), {})
+    order = order_frame(retain_of(KEPT), {})
     assert list(dict.fromkeys(order["paper_backbone"])) == [
         "Llama-3.1-8B", "Llama-2-7B", "Llama-2-13B",
     ]  # fmt: skip
@@ -77,19 +79,19 @@ def test_an_unknown_backbone_stands_beside_every_table() -> None:
 
 
 def test_too_few_rows_other_targets_and_what_did_not_run_have_no_order() -> None:
-    assert order_frame(made(dict(list(KEPT.items())[:2])), {}).empty
-    assert order_frame(made(KEPT, target=30.0), {}).empty
-    gone = made(KEPT)
-    gone.loc[gone["row"].isin(["laco", "llm-pruner"]), "retain"] = None
-    assert order_frame(gone, {}).empty
-    assert order_frame(made(dict.fromkeys(KEPT, 50.0)), {}).empty
-    assert agreement_frame(order_frame(gone, {})).empty
+    assert order_frame(retain_of(dict(list(KEPT.items())[:2])), {}).empty
+    assert order_frame(retain_of(KEPT, target=30.0), {}).empty
+    frame = retain_of(KEPT)
+    frame.loc[frame["row"].isin(["laco", "llm-pruner"]), "retain"] = None
+    assert order_frame(frame, {}).empty
+    assert order_frame(retain_of(dict.fromkeys(KEPT, 50.0)), {}).empty
+    assert agreement_frame(order_frame(frame, {})).empty
 
 
 def test_the_paper_prints_no_equal_retains() -> None:
     for group in groups():
-        kept = [line[RETAIN] for line in numbers_of(group).values()]
-        assert len(set(kept)) == len(kept)
+        retains = [line[RETAIN] for line in numbers_of(group).values()]
+        assert len(set(retains)) == len(retains)
 
 
 @pytest.mark.parametrize("suite", PUBLISHED)
@@ -98,10 +100,10 @@ def test_the_committed_order_follows_from_the_committed_table(suite: str) -> Non
     folder = REFERENCE / suite
     order = order_frame(pd.read_csv(folder / "retain.csv"), {}).round(4)
     for name, frame in (("order", order), ("agreement", agreement_frame(order).round(4))):
-        told = pd.read_csv(folder / f"paper_{name}.csv")
-        pd.testing.assert_frame_equal(told, frame, check_dtype=False)
+        committed = pd.read_csv(folder / f"paper_{name}.csv")
+        pd.testing.assert_frame_equal(committed, frame, check_dtype=False)
         # These have one or two rows of the paper, which make no order.
-        assert told.empty == (suite in ("parts", "prompt_loss"))
+        assert committed.empty == (suite in ("parts", "prompt_loss"))
     assert pd.read_csv(folder / "paper_values.csv").empty
 
 

@@ -48,8 +48,8 @@ def test_the_frames_are_those_that_the_rule_writes(results: Results) -> None:
 
 @pytest.fixture(scope="module")
 def tables(results: Results) -> list[Table]:
-    made = make_tables(results, make_frames(results))
-    return [TABLE, *(table for same in made.values() for table in same)]
+    all_tables = make_tables(results, make_frames(results))
+    return [TABLE, *(table for same in all_tables.values() for table in same)]
 
 
 def test_every_table_is_there(tables: list[Table]) -> None:
@@ -130,8 +130,10 @@ def test_tables_and_figures_compile(results: Results, tables: list[Table], tmp_p
     paper = "\n\n".join([head, *parts, r"\end{document}"])
     (tmp_path / "t.tex").write_text(paper, encoding="utf-8")
     strict = [] if ENGINE == "tectonic" else ["-interaction=nonstopmode", "-halt-on-error"]
-    done = subprocess.run([ENGINE, *strict, "t.tex"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    process = subprocess.run(
+        [ENGINE, *strict, "t.tex"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stdout
     assert (tmp_path / "t.pdf").stat().st_size > sum(file.stat().st_size for file in figures) / 2
 
 
@@ -163,10 +165,10 @@ def test_two_backbones_have_a_column(tmp_path: Path) -> None:
         backbone = dense()["backbone"] | {"name": name}
         write_run(tmp_path, dense(score("a", [1, 1, 0]), backbone=backbone))
         write_run(tmp_path, record("cut", 0.25, score("a", [1, 0, 0]), backbone=backbone))
-    found = read_results(tmp_path)
-    made = make_tables(found, make_frames(found))
+    results = read_results(tmp_path)
+    all_tables = make_tables(results, make_frames(results))
     for name in ("retain", "ranks", "differences_dense", "budgets", "costs", "scores"):
-        assert made[name][0].columns[0] == "Backbone"
+        assert all_tables[name][0].columns[0] == "Backbone"
 
 
 def test_a_suite_at_work_shows_what_is_there_and_names_the_rest(tmp_path: Path) -> None:
@@ -191,24 +193,24 @@ def test_a_task_that_the_reference_cannot_do_is_left_out_of_the_retain(tmp_path:
     """As happens to a small model on few items; draws of nothing count half an item."""
     write_run(tmp_path, dense(score("a", [1, 0]), score("b", [0, 0])))
     write_run(tmp_path, record("cut", 0.25, score("a", [1, 1]), score("b", [1, 0])))
-    found = read_results(tmp_path)
-    assert gaps(found) == ["Retain leaves out b: 'dense' solves none of its items."]
-    retain = make_frames(found)["retain"].set_index("row")["retain"]
+    results = read_results(tmp_path)
+    assert gaps(results) == ["Retain leaves out b: 'dense' solves none of its items."]
+    retain = make_frames(results)["retain"].set_index("row")["retain"]
     assert dict(retain) == {"dense": 100.0, "cut": 200.0}
 
 
 def test_a_task_that_was_not_run_is_told_with_its_reason(tmp_path: Path) -> None:
     """Also where some machines could run it: lines of a table have the same tasks."""
-    lacking = {"not_run": [{"task": "code", "reason": "bubblewrap is not installed"}]}
-    write_run(tmp_path, dense(score("a", [1, 0]), **lacking))
-    write_run(tmp_path, record("cut", 0.25, score("a", [1, 1]), **lacking))
+    changes = {"not_run": [{"task": "code", "reason": "bubblewrap is not installed"}]}
+    write_run(tmp_path, dense(score("a", [1, 0]), **changes))
+    write_run(tmp_path, record("cut", 0.25, score("a", [1, 1]), **changes))
     sentence = "code is in no table because it was not run{}: bubblewrap is not installed."
     assert gaps(read_results(tmp_path)) == [sentence.format("")]
     here = {"budget": 0.4, "not_run": []}
     write_run(tmp_path, record("other", 0.4, score("a", [0, 1]), score("code", [1, 0]), **here))
-    found = read_results(tmp_path)
-    assert gaps(found) == [sentence.format(" for dense, cut")]
-    frames = make_frames(found)
+    results = read_results(tmp_path)
+    assert gaps(results) == [sentence.format(" for dense, cut")]
+    frames = make_frames(results)
     assert dict(frames["retain"].set_index("row")["retain"]) == {
         "dense": 100.0, "cut": 200.0, "other": 100.0,
     }  # fmt: skip
@@ -216,8 +218,8 @@ def test_a_task_that_was_not_run_is_told_with_its_reason(tmp_path: Path) -> None
 
 
 def test_without_any_task_of_the_retain_there_is_no_table(tmp_path: Path) -> None:
-    told = {"not_run": [{"task": "a", "reason": "bubblewrap is not installed"}]}
-    write_run(tmp_path, dense(score("b", [1, 0]), **told))
+    reason = {"not_run": [{"task": "a", "reason": "bubblewrap is not installed"}]}
+    write_run(tmp_path, dense(score("b", [1, 0]), **reason))
     (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["a"]}))
     with pytest.raises(ValueError, match="no task of the Retain was run: bubblewrap is not"):
         read_results(tmp_path)
@@ -226,28 +228,31 @@ def test_without_any_task_of_the_retain_there_is_no_table(tmp_path: Path) -> Non
 def test_a_headline_that_falls_as_it_improves_stays_out_of_the_retain(tmp_path: Path) -> None:
     falls = {"metric": "word_perplexity", "higher_is_better": False, "k": None}
     write_run(tmp_path, dense(score("a", [1, 0]), score("text", [2.5, 3.5], **falls)))
-    found = read_results(tmp_path)
-    assert "text" not in found.settings["retain_tasks"]
+    results = read_results(tmp_path)
+    assert "text" not in results.settings["retain_tasks"]
     (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["a", "text"]}))
-    found = read_results(tmp_path)
-    assert gaps(found) == ["Retain leaves out text: of the headline metric less is better."]
-    assert found.panels[0].retain_tasks == ["a"]
+    results = read_results(tmp_path)
+    assert gaps(results) == ["Retain leaves out text: of the headline metric less is better."]
+    assert results.panels[0].retain_tasks == ["a"]
     (tmp_path / "suite.json").write_text(json.dumps({"retain_tasks": ["text"]}))
     with pytest.raises(ValueError, match="of each headline metric less is better"):
         read_results(tmp_path)
 
 
 def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
-    found = read_results(write_suite(tmp_path, ("pooled", "split")))
-    frames = make_frames(found)
-    made = make_tables(found, frames)
+    results = read_results(write_suite(tmp_path, ("pooled", "split")))
+    frames = make_frames(results)
+    all_tables = make_tables(results, frames)
     for name in ("retain", "ranks", "differences_dense", "differences_hero", "budgets", "costs"):
-        assert [(table.name, table.match) for table in made[name]] == [
+        assert [(table.name, table.match) for table in all_tables[name]] == [
             (name, "pooled"), (f"{name}_split", "split"),
         ]  # fmt: skip
-        assert "Match" not in made[name][0].columns
-        assert [table.note.split(":")[0] for table in made[name]] == ["Match pooled", "Match split"]
-    assert made["scores"][0].columns[:3] == ["Row", "Target", "Match"]
+        assert "Match" not in all_tables[name][0].columns
+        assert [table.note.split(":")[0] for table in all_tables[name]] == [
+            "Match pooled",
+            "Match split",
+        ]
+    assert all_tables["scores"][0].columns[:3] == ["Row", "Target", "Match"]
 
 
 def test_numbers_as_text() -> None:

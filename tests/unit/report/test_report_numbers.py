@@ -21,10 +21,10 @@ MATCHES = ("pooled", "split")
 
 
 @pytest.fixture(scope="module")
-def runs(made: Path) -> Runs:
+def runs(report_folder: Path) -> Runs:
     """(row, budget, match) -> finished records by seed; ``solved``: task -> item values."""
-    found: Runs = {}
-    for file in sorted((made / "results").rglob("record.json")):
+    records_of: Runs = {}
+    for file in sorted((report_folder / "results").rglob("record.json")):
         record = json.loads(file.read_text())
         if record["status"] == "ok":
             items = pd.read_parquet(file.with_suffix(".items.parquet")).sort_values("item")
@@ -32,12 +32,12 @@ def runs(made: Path) -> Runs:
                 task: items[items["task"] == task]["value"].to_numpy() for task in TASKS
             }
             key = record["row"], record["budget"], record["match"]
-            found.setdefault(key, []).append(record)
-    return found
+            records_of.setdefault(key, []).append(record)
+    return records_of
 
 
-def table(made: Path, name: str) -> list[dict[str, Any]]:
-    file = made / "report/tables" / f"{name}.csv"
+def table(report_folder: Path, name: str) -> list[dict[str, Any]]:
+    file = report_folder / "report/tables" / f"{name}.csv"
     frame = pd.read_csv(file, float_precision="round_trip")
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
@@ -45,8 +45,8 @@ def table(made: Path, name: str) -> list[dict[str, Any]]:
 def of(runs: Runs, line: dict[str, Any]) -> list[dict[str, Any]]:
     """The records of a line: of its protocol, or those that are one under both."""
     target = None if line["target"] is None else round(line["target"] / 100, 6)
-    found = [runs.get((line["row"], target, match)) for match in (line["match"], None)]
-    (records,) = [records for records in found if records]
+    lines = [runs.get((line["row"], target, match)) for match in (line["match"], None)]
+    (records,) = [records for records in lines if records]
     return records
 
 
@@ -59,10 +59,10 @@ def panel(runs: Runs, match: str) -> dict[tuple[str, float | None], list[dict[st
     }
 
 
-def close(shown: Any, value: float | None, scale: float = 100) -> bool:
+def close(number: Any, value: float | None, scale: float = 100) -> bool:
     if value is None:
-        return shown is None
-    return shown is not None and math.isclose(shown, scale * value, abs_tol=6e-5)
+        return number is None
+    return number is not None and math.isclose(number, scale * value, abs_tol=6e-5)
 
 
 def mean(records: list[dict[str, Any]], *path: str) -> float:
@@ -91,8 +91,8 @@ def retains(records: list[dict[str, Any]], runs: Runs) -> list[float]:
     ]
 
 
-def test_retain(made: Path, runs: Runs) -> None:
-    lines = table(made, "retain")
+def test_retain(report_folder: Path, runs: Runs) -> None:
+    lines = table(report_folder, "retain")
     assert len(lines) == sum(len(panel(runs, match)) + 1 for match in MATCHES)
     for line in lines:
         if line["row"] == "slicegpt":
@@ -112,9 +112,9 @@ def test_retain(made: Path, runs: Runs) -> None:
         assert close(line["skip_answer"], sum(answer_skips(records)) / len(records))
         assert close(line["skip_net"], mean(records, "rates", "all", "skip_net"))
         assert close(line["skip_authors"], mean(records, "skip_authors"))
-        kept = retains(records, runs)
-        assert close(line["retain"], sum(kept) / len(kept))
-        assert close(line["retain_std"], spread(kept, first))
+        run_retains = retains(records, runs)
+        assert close(line["retain"], sum(run_retains) / len(run_retains))
+        assert close(line["retain_std"], spread(run_retains, first))
         assert line["retain_low"] <= line["retain"] <= line["retain_high"]
         for number, task in enumerate(TASKS):
             assert first["scores"][number]["task"] == task
@@ -124,24 +124,24 @@ def test_retain(made: Path, runs: Runs) -> None:
 
 def answer_skips(records: list[dict[str, Any]]) -> list[float]:
     """Per record the mean over tasks of the skip on the tokens whose output is scored."""
-    found = []
+    task_skips = []
     for record in records:
         skips = [score["rates"]["answer"]["skip"] for score in record["scores"]]
-        found.append(sum(skips) / len(skips))
-    return found
+        task_skips.append(sum(skips) / len(skips))
+    return task_skips
 
 
 def test_notes_say_which_kind_of_token_missed_its_budget_in_how_many_runs(
-    made: Path, runs: Runs
+    report_folder: Path, runs: Runs
 ) -> None:
-    for line in table(made, "retain"):
+    for line in table(report_folder, "retain"):
         if line["row"] == "hero":
             expected = missed(of(runs, line), line["match"])
             assert expected or line["match"] == "pooled"
             threshold = ", threshold 0.70 made the budget"
-            told = {"pooled": "0.2 % skip", "split": "0.2 % skip of prompts and "}[line["match"]]
-            told += {"pooled": "", "split": "0.2 % skip of answer tokens"}[line["match"]]
-            notes = [*expected, f"ended training at {told}{threshold} in 1 of 3 runs"]
+            words = {"pooled": "0.2 % skip", "split": "0.2 % skip of prompts and "}[line["match"]]
+            words += {"pooled": "", "split": "0.2 % skip of answer tokens"}[line["match"]]
+            notes = [*expected, f"ended training at {words}{threshold} in 1 of 3 runs"]
             assert line["note"] == "; ".join(notes)
 
 
@@ -163,41 +163,45 @@ def missed(records: list[dict[str, Any]], match: str) -> list[str]:
     return [f"{k} {max(notes[k]):.1f} in {len(notes[k])} of 3 runs" for k in sorted(notes)]
 
 
-def test_the_deviation_between_seeds_stands_beside_trained_rows_of_one_seed(made: Path) -> None:
-    seen = set()
-    for line in table(made, "retain"):
+def test_the_deviation_between_seeds_stands_beside_trained_rows_of_one_seed(
+    report_folder: Path,
+) -> None:
+    rows = set()
+    for line in table(report_folder, "retain"):
         silent = "between seeds: not known" in (line["note"] or "")
-        seen.add((line["row"], line["match"], line["seed_std"], silent))
+        rows.add((line["row"], line["match"], line["seed_std"], silent))
     # HeRo ran three seeds, shortgpt+lora and random-skip trained nothing.
-    assert {one for one in seen if one[2] is not None or one[3]} == {
+    assert {one for one in rows if one[2] is not None or one[3]} == {
         ("lora", "split", 0.75, False), ("lora", "pooled", None, True),
     }  # fmt: skip
-    page = (made / "report/index.html").read_text()
+    page = (report_folder / "report/index.html").read_text()
     assert '<td class="n">± 0.75</td>' in page
-    assert f"over the seeds of {made / 'several'}, for rows" in page
+    assert f"over the seeds of {report_folder / 'several'}, for rows" in page
 
 
-def test_intervals_of_single_runs_against_the_bootstrap_of_scipy(made: Path, runs: Runs) -> None:
+def test_intervals_of_single_runs_against_the_bootstrap_of_scipy(
+    report_folder: Path, runs: Runs
+) -> None:
     (base,) = runs["dense", None, None]
     rng = np.random.default_rng(3)
-    for line in table(made, "retain"):
+    for line in table(report_folder, "retain"):
         if line["row"] not in ("lora", "shortgpt+lora"):
             continue
         (run,) = of(runs, line)
-        kept = np.zeros(9999)
+        retains = np.zeros(9999)
         for task in TASKS:
             pair = (run["solved"][task], base["solved"][task])
-            drawn = stats.bootstrap(
+            result = stats.bootstrap(
                 pair, lambda a, b, axis: a.mean(axis) / b.mean(axis), paired=True, vectorized=True,
                 rng=rng,
             )  # fmt: skip
-            kept += drawn.bootstrap_distribution / len(TASKS)
-        expected = 100 * np.quantile(kept, [0.025, 0.975])
+            retains += result.bootstrap_distribution / len(TASKS)
+        expected = 100 * np.quantile(retains, [0.025, 0.975])
         assert [line["retain_low"], line["retain_high"]] == pytest.approx(expected, abs=0.5)
 
 
-def test_differences(made: Path, runs: Runs) -> None:
-    lines = table(made, "differences")
+def test_differences(report_folder: Path, runs: Runs) -> None:
+    lines = table(report_folder, "differences")
     # lora, hero, random-skip, shortgpt+lora against dense, and all but hero against hero.
     assert len(lines) == 2 * 3 * (1 + 2 * 3 + 2 * 3)
     for line in lines:
@@ -218,8 +222,8 @@ def test_differences(made: Path, runs: Runs) -> None:
             assert (line["won"], line["lost"]) == (won, lost)
             single = len(mine) == len(theirs) == 1
             assert line["test"] == ("McNemar" if single else "bootstrap")
-            told = line["low"] > 0 or line["high"] < 0
-            assert close(line["p"], p, 1) if single else (line["p"] < 0.05) == told
+            compared = line["low"] > 0 or line["high"] < 0
+            assert close(line["p"], p, 1) if single else (line["p"] < 0.05) == compared
             assert line["items"] == TASKS[line["measure"]]
         assert close(line["difference"], difference)
         assert line["low"] <= line["difference"] <= line["high"]
@@ -242,15 +246,15 @@ def compare_items(
     return won, lost, stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
 
 
-def test_holm_of_the_table(made: Path) -> None:
-    frame = pd.DataFrame(table(made, "differences"))
+def test_holm_of_the_table(report_folder: Path) -> None:
+    frame = pd.DataFrame(table(report_folder, "differences"))
     for _, family in frame.groupby(["target", "match", "against", "measure"], dropna=False):
         expected = holm(family["p"].astype(float).tolist())
         assert family["p_holm"].astype(float).tolist() == pytest.approx(list(expected), abs=3e-4)
 
 
-def test_ranks(made: Path, runs: Runs) -> None:
-    lines = table(made, "ranks")
+def test_ranks(report_folder: Path, runs: Runs) -> None:
+    lines = table(report_folder, "ranks")
     assert len(lines) == 2 * 6
     for line in lines:
         field = {
@@ -271,8 +275,8 @@ def test_ranks(made: Path, runs: Runs) -> None:
         assert sum(shares) == pytest.approx(100, abs=1)
 
 
-def test_budgets(made: Path, runs: Runs) -> None:
-    lines = table(made, "budgets")
+def test_budgets(report_folder: Path, runs: Runs) -> None:
+    lines = table(report_folder, "budgets")
     assert len(lines) == sum(len(panel(runs, match)) for match in MATCHES)
     for line in lines:
         records = of(runs, line)
@@ -299,8 +303,8 @@ def test_budgets(made: Path, runs: Runs) -> None:
         assert line["skip_generated"] is None
 
 
-def test_costs(made: Path, runs: Runs) -> None:
-    lines = table(made, "costs")
+def test_costs(report_folder: Path, runs: Runs) -> None:
+    lines = table(report_folder, "costs")
     assert len(lines) == sum(len(panel(runs, match)) for match in MATCHES)
     for line in lines:
         records = of(runs, line)
@@ -317,8 +321,8 @@ def test_costs(made: Path, runs: Runs) -> None:
         assert line["device"] == first["evaluation"]["device"]
 
 
-def test_scores(made: Path, runs: Runs) -> None:
-    lines = table(made, "scores")
+def test_scores(report_folder: Path, runs: Runs) -> None:
+    lines = table(report_folder, "scores")
     assert len(lines) == len(TASKS) * sum(len(records) for records in runs.values())
     for line in lines:
         same = runs[line["row"], line["target"], line["match"]]
@@ -330,20 +334,23 @@ def test_scores(made: Path, runs: Runs) -> None:
         assert line["k"] == record["solved"][line["task"]].sum()
 
 
-def test_noise(made: Path, runs: Runs) -> None:
-    lines = table(made, "noise")
+def test_noise(report_folder: Path, runs: Runs) -> None:
+    lines = table(report_folder, "noise")
     assert [line["batch_size"] for line in lines] == [1, 8]
     (base,) = runs["dense", None, None]
     for line in lines:
-        file = made / f"results/toy/dense/b0/s42/noise/batch{line['batch_size']}.items.parquet"
+        file = (
+            report_folder
+            / f"results/toy/dense/b0/s42/noise/batch{line['batch_size']}.items.parquet"
+        )
         again = pd.read_parquet(file).sort_values("item")
-        changed, kept, moved = 0, 0.0, []
+        changed, mean_retain, moves = 0, 0.0, []
         for task, values in base["solved"].items():
             other = again[again["task"] == task]["value"].to_numpy()
             changed += sum(a != b for a, b in zip(values, other, strict=True))
-            kept += other.mean() / values.mean() / len(TASKS)
-            moved.append(abs(other.mean() - values.mean()))
+            mean_retain += other.mean() / values.mean() / len(TASKS)
+            moves.append(abs(other.mean() - values.mean()))
         assert line["changed"] == changed
-        assert close(line["retain"], kept)
-        assert close(line["largest"], max(moved))
+        assert close(line["retain"], mean_retain)
+        assert close(line["largest"], max(moves))
     assert [line["changed"] for line in lines] == [0, 2]

@@ -30,9 +30,9 @@ def score(first: tuple[float, ...], second: tuple[float, ...]) -> int:
 def test_against_every_order(second: tuple[float, ...]) -> None:
     first = tuple(float(n) for n in range(len(second)))
     tau, p = kendall(first, second)
-    seen = score(first, second)
+    cases = score(first, second)
     all_of_them = [abs(score(order, second)) for order in permutations(first)]
-    assert p == pytest.approx(np.mean([s >= abs(seen) for s in all_of_them]))
+    assert p == pytest.approx(np.mean([s >= abs(cases) for s in all_of_them]))
     assert tau == pytest.approx(stats.kendalltau(first, second).statistic)
 
 
@@ -40,8 +40,8 @@ def test_without_ties_it_is_the_known_test() -> None:
     rng = np.random.default_rng(3)
     for n in (4, 8, 11):
         first, second = rng.permutation(n).tolist(), rng.permutation(n).tolist()
-        known = stats.kendalltau(first, second, method="exact")
-        assert kendall(first, second) == pytest.approx((known.statistic, known.pvalue))
+        expected = stats.kendalltau(first, second, method="exact")
+        assert kendall(first, second) == pytest.approx((expected.statistic, expected.pvalue))
 
 
 @pytest.mark.parametrize(

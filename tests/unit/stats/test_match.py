@@ -16,17 +16,17 @@ from workflows.stats.tables import budget_frame, layer_frame, retain_frame
 
 def hiding(**changes: Any) -> dict[str, Any]:
     """A router that runs everything where output is scored and skips 30 % of the prompts."""
-    made = other(0.25, **changes)
-    for entry in made["scores"]:
+    run = other(0.25, **changes)
+    for entry in run["scores"]:
         entry["rates"] = rates(0.25, prompt=0.3, answer=0.0)
-    return made | {"rates": rates(0.25, prompt=0.3, likelihood=0.0)}
+    return run | {"rates": rates(0.25, prompt=0.3, likelihood=0.0)}
 
 
 def test_a_router_that_hides_on_prompts_shows_it_in_every_table() -> None:
-    found = panels(dense(), hiding())
-    for line in (retain_frame(found).iloc[1], budget_frame(found).iloc[1]):
-        shown = [line[name] for name in ("skip", "skip_prompt", "skip_answer")]
-        assert shown == pytest.approx([25, 30, 0])
+    both = panels(dense(), hiding())
+    for line in (retain_frame(both).iloc[1], budget_frame(both).iloc[1]):
+        skips = [line[name] for name in ("skip", "skip_prompt", "skip_answer")]
+        assert skips == pytest.approx([25, 30, 0])
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_only_the_protocol_of_each_minds_where_a_row_skips(match: str, note: str
 
 
 def test_answer_skip_is_weighed_by_task_not_by_token() -> None:
-    made = other()
-    for entry, skip, tokens in zip(made["scores"], (0.1, 0.4), (10, 990), strict=True):
+    run = other()
+    for entry, skip, tokens in zip(run["scores"], (0.1, 0.4), (10, 990), strict=True):
         entry["rates"]["answer"] |= {"skip": skip, "tokens": tokens}
-    assert answer_skip(*typed(made), ["a", "b"]) == pytest.approx(0.25)
-    assert answer_skip(*typed(made), ["b"]) == pytest.approx(0.4)
-    del made["scores"][0]["rates"]["answer"]
-    assert answer_skip(*typed(made), ["a", "b"]) == pytest.approx(0.4)
-    assert answer_skip(*typed(made), ["a"]) is None
+    assert answer_skip(*typed(run), ["a", "b"]) == pytest.approx(0.25)
+    assert answer_skip(*typed(run), ["b"]) == pytest.approx(0.4)
+    del run["scores"][0]["rates"]["answer"]
+    assert answer_skip(*typed(run), ["a", "b"]) == pytest.approx(0.4)
+    assert answer_skip(*typed(run), ["a"]) is None
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_answer_skip_is_weighed_by_task_not_by_token() -> None:
 def test_each_kind_of_token_has_a_tolerance_of_its_own(
     answers: float, prompt: float, expected: dict[str, float]
 ) -> None:
-    made = record("hero", 0.5, score("a", [1, 0], answers=answers), match="split")
-    made["rates"] = rates(0.5, prompt=prompt)
-    assert misses(*typed(made), ["a"]) == pytest.approx(expected)
-    assert misses(*typed(made | {"budget": None}), ["a"]) == {}
-    assert misses(*typed(made | {"match": "pooled"}), ["a"]) == {"all": pytest.approx(0.25)}
+    run = record("hero", 0.5, score("a", [1, 0], answers=answers), match="split")
+    run["rates"] = rates(0.5, prompt=prompt)
+    assert misses(*typed(run), ["a"]) == pytest.approx(expected)
+    assert misses(*typed(run | {"budget": None}), ["a"]) == {}
+    assert misses(*typed(run | {"match": "pooled"}), ["a"]) == {"all": pytest.approx(0.25)}
 
 
 def test_notes_count_runs_per_kind_of_token() -> None:
@@ -91,15 +91,15 @@ def test_rows_of_two_protocols_share_no_panel_and_static_rows_stand_in_both() ->
         other(match="split"),
         record("cut", 0.25, *other()["scores"], **static),
     ]
-    found = panels(*runs)
-    assert [panel.match for panel in found] == ["pooled", "split"]
-    for panel in found:
+    both = panels(*runs)
+    assert [panel.match for panel in both] == ["pooled", "split"]
+    for panel in both:
         assert [line.row for line in panel.lines] == ["dense", "hero", "cut"]
         assert {record.match for line in panel.lines for record in line.records} == {
             None, panel.match,
         }  # fmt: skip
     # The draws of a line follow from its name, which no protocol changes.
-    pooled, split = (panel.samples["retain"]["cut at 25 %"].draws for panel in found)
+    pooled, split = (panel.samples["retain"]["cut at 25 %"].draws for panel in both)
     assert np.array_equal(pooled, split)
 
 
@@ -108,44 +108,51 @@ def test_a_suite_by_one_protocol_has_its_panel_alone() -> None:
     assert [panel.match for panel in panels(dense())] == ["pooled"]
 
 
-def trained(threshold: float | None = 0.72, seed: int = 42, **ended: float) -> dict[str, Any]:
-    made = other(seed=seed, match="pooled" if "pooled" in ended else "split")
-    made["rates"] |= rates(0.25, prompt=0.25)
-    for entry in made["scores"]:
+def with_training(threshold: float | None = 0.72, seed: int = 42, **ended: float) -> dict[str, Any]:
+    run = other(seed=seed, match="pooled" if "pooled" in ended else "split")
+    run["rates"] |= rates(0.25, prompt=0.25)
+    for entry in run["scores"]:
         entry["rates"] |= rates(0.25, answer=0.25)
-    made["fit"] = made["fit"] | {"trained_skip": ended}
-    made["fit"] |= {} if threshold is None else {"threshold": threshold}
-    return made
+    run["fit"] = run["fit"] | {"trained_skip": ended}
+    run["fit"] |= {} if threshold is None else {"threshold": threshold}
+    return run
 
 
 @pytest.mark.parametrize(
-    ("made", "note"),
+    ("run", "note"),
     [
-        (trained(pooled=0.201), ""),
-        (trained(pooled=0.002), "ended training at 0.2 % skip, threshold 0.72 made the budget"),
-        (trained(None, pooled=0.31), "ended training at 31.0 % skip"),
-        (trained(prompt=0.25, answer=0.299), ""),
+        (with_training(pooled=0.201), ""),
         (
-            trained(prompt=0.1, answer=0.4),
+            with_training(pooled=0.002),
+            "ended training at 0.2 % skip, threshold 0.72 made the budget",
+        ),
+        (with_training(None, pooled=0.31), "ended training at 31.0 % skip"),
+        (with_training(prompt=0.25, answer=0.299), ""),
+        (
+            with_training(prompt=0.1, answer=0.4),
             "ended training at 10.0 % skip of prompts and 40.0 % skip of answer tokens, "
             "threshold 0.72 made the budget",
         ),
         (
-            trained(prompt=0.22, answer=0.4),
+            with_training(prompt=0.22, answer=0.4),
             "ended training at 40.0 % skip of answer tokens, threshold 0.72 made the budget",
         ),
         (
-            trained(pooled=0.002) | {"rates": rates(0.2)},
+            with_training(pooled=0.002) | {"rates": rates(0.2)},
             "under budget by 5.0; ended training at 0.2 % skip, threshold 0.72",
         ),
     ],
 )
-def test_a_budget_met_by_the_threshold_alone_is_noted(made: dict[str, Any], note: str) -> None:
-    assert frame(dense(), made)["note"].tolist() == ["", note]
+def test_a_budget_met_by_the_threshold_alone_is_noted(run: dict[str, Any], note: str) -> None:
+    assert frame(dense(), run)["note"].tolist() == ["", note]
 
 
 def test_of_several_runs_the_one_that_ended_farthest_off_is_told() -> None:
-    runs = [trained(pooled=0.19), trained(0.9, seed=43, pooled=0.01), trained(seed=44, pooled=0.25)]
+    runs = [
+        with_training(pooled=0.19),
+        with_training(0.9, seed=43, pooled=0.01),
+        with_training(seed=44, pooled=0.25),
+    ]
     note = "ended training at 1.0 % skip, threshold 0.90 made the budget in 2 of 3 runs"
     assert frame(dense(), *runs)["note"].tolist() == ["", note]
 

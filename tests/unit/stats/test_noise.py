@@ -16,8 +16,8 @@ HALF = [1, 0] * 20
 
 def run(row: str, right: int, **changes: Any) -> dict[str, Any]:
     """``right`` of 40 items of one task solved, and half of another's."""
-    solved = [1] * right + [0] * (40 - right)
-    return record(row, 0.25, score("a", solved), score("b", HALF), **{"budget": 0.25} | changes)
+    items = [1] * right + [0] * (40 - right)
+    return record(row, 0.25, score("a", items), score("b", HALF), **{"budget": 0.25} | changes)
 
 
 def dense() -> dict[str, Any]:
@@ -33,18 +33,18 @@ def test_the_noise_floor_by_hand() -> None:
     again["evaluation"]["batch_size"] = 1
     again["scores"][0] = score("a", [0, 0] + [1] * 38)
     plain, items = split(again)
-    (found,) = noise_frame(panels(dense()), [plain], {0: items}).to_dict("records")
-    assert (found["batch_size"], found["against"]) == (1, 16)
-    assert (found["items"], found["changed"]) == (80, 2)
-    assert found["retain"] == pytest.approx(100 * (0.95 + 1) / 2)
-    assert found["largest"] == pytest.approx(5)
+    (line,) = noise_frame(panels(dense()), [plain], {0: items}).to_dict("records")
+    assert (line["batch_size"], line["against"]) == (1, 16)
+    assert (line["items"], line["changed"]) == (80, 2)
+    assert line["retain"] == pytest.approx(100 * (0.95 + 1) / 2)
+    assert line["largest"] == pytest.approx(5)
 
 
 def test_noise_of_another_row_is_refused() -> None:
     for wrong in (run("hero", 30), dense() | {"seed": 7}):
         plain, items = split(wrong)
-        said = f"noise record of row '{plain.row}', seed {plain.seed}, on 'toy' is not of"
-        with pytest.raises(ValueError, match=said):
+        sentence = f"noise record of row '{plain.row}', seed {plain.seed}, on 'toy' is not of"
+        with pytest.raises(ValueError, match=sentence):
             noise_frame(panels(dense()), [plain], {0: items})
 
 

@@ -35,21 +35,21 @@ def sample(runs: list[Run], base: Run, resamples: int = 2000, seed: int = 0) -> 
 
 def test_the_reference_against_itself_is_exactly_one() -> None:
     base = {"a": items(50, 30), "b": items(40, 39)}
-    kept = sample([base], base)
-    assert kept.value == 1
-    assert np.all(kept.draws == 1)
-    assert kept.std is None
+    own = sample([base], base)
+    assert own.value == 1
+    assert np.all(own.draws == 1)
+    assert own.std is None
 
 
 def test_points_over_seeds_by_hand() -> None:
     base = {"a": items(10, 8), "b": items(10, 5)}
-    kept = sample(
+    own = sample(
         [{"a": items(10, 6), "b": items(10, 5)}, {"a": items(10, 4), "b": items(10, 4)}], base
     )
     first, second = (6 / 8 + 5 / 5) / 2, (4 / 8 + 4 / 5) / 2
-    assert kept.points.tolist() == pytest.approx([first, second])
-    assert kept.value == pytest.approx((first + second) / 2)
-    assert kept.std == pytest.approx(abs(first - second) / 2**0.5)
+    assert own.points.tolist() == pytest.approx([first, second])
+    assert own.value == pytest.approx((first + second) / 2)
+    assert own.std == pytest.approx(abs(first - second) / 2**0.5)
 
 
 def test_every_line_and_the_reference_see_the_same_items() -> None:
@@ -224,11 +224,11 @@ def world(
     """
     hard = {task: rng.normal(0, 1, n) for task, n in ITEMS.items()}
     shape = seeds, len(ITEMS)
-    moved = {"dense": np.zeros((1, len(ITEMS))), "x": rng.normal(0, between, shape)}
-    moved |= {"y": rng.normal(0, between, shape)}
+    shifts = {"dense": np.zeros((1, len(ITEMS))), "x": rng.normal(0, between, shape)}
+    shifts |= {"y": rng.normal(0, between, shape)}
     # z follows x where seeds matter, as the same code before and after an edit would.
-    moved |= {"z": 0.8 * moved["x"] + 0.6 * rng.normal(0, between, shape)}
-    own = dict.fromkeys(moved, together) | {"dense": 0.0}
+    shifts |= {"z": 0.8 * shifts["x"] + 0.6 * rng.normal(0, between, shape)}
+    own = dict.fromkeys(shifts, together) | {"dense": 0.0}
     return {
         row: [
             {
@@ -237,14 +237,14 @@ def world(
             }
             for run in runs
         ]
-        for row, runs in moved.items()
+        for row, runs in shifts.items()
     }
 
 
 def truth(row: str, spread: float) -> float:
     """Retain of a row over all items and seeds."""
-    solved = stats.norm.cdf(np.array(SKILLS[row]) / np.sqrt(1 + spread))
-    return float(np.mean(solved / stats.norm.cdf(SKILLS["dense"])))
+    shares = stats.norm.cdf(np.array(SKILLS[row]) / np.sqrt(1 + spread))
+    return float(np.mean(shares / stats.norm.cdf(SKILLS["dense"])))
 
 
 @cache
@@ -255,11 +255,11 @@ def covered(seeds: int, between: float, together: float) -> dict[str, float]:
     hits = dict.fromkeys(("retain", "difference", "paired"), 0)
     for trial in range(TRIALS):
         lines = world(rng, seeds, between, together)
-        found = bootstrap(lines, "dense", list(ITEMS), 400, trial)[RETAIN]
+        samples = bootstrap(lines, "dense", list(ITEMS), 400, trial)[RETAIN]
         for name, draws, value in (
-            ("retain", found["x"].draws, x),
-            ("difference", difference(found["y"], found["x"]), x - y),
-            ("paired", paired_difference(found["z"], found["x"]), x - y),
+            ("retain", samples["x"].draws, x),
+            ("difference", difference(samples["y"], samples["x"]), x - y),
+            ("paired", paired_difference(samples["z"], samples["x"]), x - y),
         ):
             low, high = interval(draws)
             hits[name] += low <= value <= high

@@ -9,10 +9,10 @@ from workflows.stats.retain import retain
 
 
 def test_retain_is_a_mean_of_ratios() -> None:
-    kept = retain({"a": 0.4, "b": 0.9}, {"a": 0.5, "b": 0.9})
-    assert kept == pytest.approx((0.8 + 1.0) / 2)
+    value = retain({"a": 0.4, "b": 0.9}, {"a": 0.5, "b": 0.9})
+    assert value == pytest.approx((0.8 + 1.0) / 2)
     # A ratio of means would give 1.3 / 1.4.
-    assert kept != pytest.approx(1.3 / 1.4)
+    assert value != pytest.approx(1.3 / 1.4)
 
 
 def test_tasks_of_the_reference_that_are_not_asked_for_do_not_enter() -> None:

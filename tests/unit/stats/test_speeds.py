@@ -51,8 +51,8 @@ def test_every_measurement_is_a_line(report: Path) -> None:
     assert frame["bound"].tolist()[1:] == pytest.approx([1 / 0.75, 2, 4], abs=1e-4)
     assert frame["realised"].tolist()[1:] == pytest.approx([80, -50, 200 / 3], abs=1e-3)
     assert frame["predicted"].tolist()[2:] == [2, 4]
-    shown = (report / "tables/speeds.md").read_text().splitlines()[2:6]
-    assert [line.split("|")[-3].strip() for line in shown] == ["–", "80", "–", "67"]
+    rows = (report / "tables/speeds.md").read_text().splitlines()[2:6]
+    assert [line.split("|")[-3].strip() for line in rows] == ["–", "80", "–", "67"]
     assert (frame["speed_low"] < frame["speed"]).all()
     assert (frame["speed"] < frame["speed_high"]).all()
 
@@ -60,12 +60,12 @@ def test_every_measurement_is_a_line(report: Path) -> None:
 def test_the_retain_table_shows_the_first_case_of_each_mode(report: Path) -> None:
     lines = (report / "tables/retain.md").read_text().splitlines()
     heads = [cell.strip() for cell in lines[0].split("|")]
-    shown = {}
+    rows = {}
     for text in (text for text in lines[2:] if text.startswith("|")):
         cells = dict(zip(heads, (cell.strip() for cell in text.split("|")), strict=True))
-        shown[cells["Row"], cells["Target"]] = cells["Prefill"], cells["Decode"]
-    assert shown["Hero", "25"] == ("1.25", "0.80")
-    assert {pair for name, pair in shown.items() if name != ("Hero", "25")} == {("–", "–")}
+        rows[cells["Row"], cells["Target"]] = cells["Prefill"], cells["Decode"]
+    assert rows["Hero", "25"] == ("1.25", "0.80")
+    assert {pair for name, pair in rows.items() if name != ("Hero", "25")} == {("–", "–")}
     assert "Prefill" not in (report / "tables/retain_split.md").read_text()
 
 

@@ -129,9 +129,9 @@ def test_rows_that_hold_the_same_weights_say_so() -> None:
         ("taylor", 25): "Cut; Cut at 40 %",
         ("cut", 40): "Cut at 25 %; Taylor at 25 %",
     }
-    shown = dict(zip(lines, notes(table), strict=True))
-    assert shown["cut", 25] == "same weights as Taylor, Cut at 40 %"
-    assert shown["hero", 25] == ""
+    notes_of = dict(zip(lines, notes(table), strict=True))
+    assert notes_of["cut", 25] == "same weights as Taylor, Cut at 40 %"
+    assert notes_of["hero", 25] == ""
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_gates_all_one_way_are_counted_over_seeds() -> None:
 
 def test_a_row_scored_in_batches_of_one_length_is_noted_as_not_causal() -> None:
     evaluation = dense()["evaluation"]
-    rows = [other(evaluation=evaluation | {"equal_lengths": told}) for told in (False, True)]
+    rows = [other(evaluation=evaluation | {"equal_lengths": equal}) for equal in (False, True)]
     rows[1]["row"] = "mod-d-topk"
     assert frame(dense(), *rows)["note"].tolist() == ["", "", "not causal"]
 
@@ -264,9 +264,9 @@ def test_budgets_by_hand() -> None:
 
 def test_costs_by_hand() -> None:
     fit = {"seconds": 5.5, "peak_memory_mb": 700.0, "trained_parameters": 9}
-    trained = {"fit": other()["fit"] | fit, "params": {"updates": 3, "batch_tokens": 7}}
+    changes = {"fit": other()["fit"] | fit, "params": {"updates": 3, "batch_tokens": 7}}
     plain = dense(fit=None)
-    lines = cost_frame(panels(plain, other(**trained), other(seed=43))).to_dict("records")
+    lines = cost_frame(panels(plain, other(**changes), other(seed=43))).to_dict("records")
     assert pd.isna(lines[0]["trained_parameters"])
     assert pd.isna(lines[0]["fit_seconds"])
     assert (lines[1]["trained_parameters"], lines[1]["training_tokens"]) == (9, 21)
@@ -275,5 +275,5 @@ def test_costs_by_hand() -> None:
 
 
 def test_untrained_rows_saw_no_training_tokens() -> None:
-    made = other(params={"updates": 3, "batch_tokens": 7})
-    assert pd.isna(cost_frame(panels(dense(), made))["training_tokens"][1])
+    run = other(params={"updates": 3, "batch_tokens": 7})
+    assert pd.isna(cost_frame(panels(dense(), run))["training_tokens"][1])

@@ -26,8 +26,8 @@ SOLVED = {
 }
 
 
-def run(row: str, solved: str, **changes: Any) -> dict[str, Any]:
-    return record(row, 0.25, score("a", SOLVED[solved]), score("b", [1, 0] * 20), **changes)
+def run(row: str, name: str, **changes: Any) -> dict[str, Any]:
+    return record(row, 0.25, score("a", SOLVED[name]), score("b", [1, 0] * 20), **changes)
 
 
 def panels(*runs: dict[str, Any]) -> list[Panel]:
@@ -41,25 +41,25 @@ def dense() -> dict[str, Any]:
 def line(frame: pd.DataFrame, **keys: Any) -> dict[str, Any]:
     for name, value in keys.items():
         frame = frame[frame[name] == value]
-    (found,) = frame.to_dict("records")
-    return found
+    (entry,) = frame.to_dict("records")
+    return entry
 
 
 def test_differences_by_hand() -> None:
     frame = difference_frame(panels(dense(), run("hero", "most"), run("shortgpt", "half")))
-    found = line(frame, row="shortgpt", against="hero", measure="a")
+    task = line(frame, row="shortgpt", against="hero", measure="a")
     # hero solves items 0 to 29, shortgpt 20 to 39.
-    assert (found["won"], found["lost"], found["test"]) == (10, 20, "McNemar")
-    assert found["difference"] == pytest.approx(100 * (0.5 - 0.75))
-    assert found["p"] == pytest.approx(stats.binomtest(10, 30).pvalue)
-    assert found["low"] < -25 < found["high"]
-    assert found["items"] == 40
-    kept = line(frame, row="hero", against="dense", measure="retain")
-    assert kept["difference"] == pytest.approx(100 * ((0.75 + 1) / 2 - 1))
-    assert (kept["test"], kept["items"]) == ("bootstrap", 80)
-    assert np.isnan(kept["won"])
-    assert kept["high"] < 0
-    assert kept["p"] == pytest.approx(2 / 1000)
+    assert (task["won"], task["lost"], task["test"]) == (10, 20, "McNemar")
+    assert task["difference"] == pytest.approx(100 * (0.5 - 0.75))
+    assert task["p"] == pytest.approx(stats.binomtest(10, 30).pvalue)
+    assert task["low"] < -25 < task["high"]
+    assert task["items"] == 40
+    retain = line(frame, row="hero", against="dense", measure="retain")
+    assert retain["difference"] == pytest.approx(100 * ((0.75 + 1) / 2 - 1))
+    assert (retain["test"], retain["items"]) == ("bootstrap", 80)
+    assert np.isnan(retain["won"])
+    assert retain["high"] < 0
+    assert retain["p"] == pytest.approx(2 / 1000)
 
 
 def test_every_row_meets_the_reference_and_hero_at_its_own_target() -> None:
@@ -98,8 +98,8 @@ def test_rows_meet_rows_of_their_own_protocol_only() -> None:
         dense(), run("hero", "most"), run("cut", "half", kind="static"),
         run("hero", "few", match="split"), run("near", "most", match="split"),
     ]  # fmt: skip
-    found = panels(*runs)
-    frame = difference_frame(found)
+    both = panels(*runs)
+    frame = difference_frame(both)
     main = frame[(frame["measure"] == "a") & (frame["against"] == "hero")]
     met = {(one["match"], one["row"]): one["difference"] for one in main.to_dict("records")}
     # hero solves 30 of 40 items pooled, 5 by each; cut and near solve 20 and 30.
@@ -109,13 +109,13 @@ def test_rows_meet_rows_of_their_own_protocol_only() -> None:
     for match in ("pooled", "split"):
         own = main[main["match"] == match]
         assert own["p_holm"].tolist() == pytest.approx(holm(own["p"].tolist()).tolist())
-    ranks = rank_frame(found)
+    ranks = rank_frame(both)
     order = {(one["match"], one["row"]): one["rank"] for one in ranks.to_dict("records")}
     assert order == {
         ("pooled", "hero"): 1, ("pooled", "cut"): 2,
         ("split", "near"): 1, ("split", "cut"): 2, ("split", "hero"): 3,
     }  # fmt: skip
-    best = {panel.match: marks(panel)["hero at 25 %", "a"].place for panel in found}
+    best = {panel.match: marks(panel)["hero at 25 %", "a"].place for panel in both}
     assert best == {"pooled": 1, "split": 0}
 
 
@@ -123,10 +123,10 @@ def test_with_several_seeds_a_task_is_tested_over_items_and_seeds() -> None:
     """Each run alone stands far below dense (20 and 10 of 40 items lost), two seeds do not."""
     runs = [dense(), run("hero", "half", seed=1), run("hero", "most", seed=2), run("cut", "half")]
     frame = difference_frame(panels(*runs))
-    found = line(frame, row="hero", against="dense", measure="a")
-    assert (found["won"], found["lost"], found["test"]) == (0, 30, "bootstrap")
-    assert found["low"] < -50
-    assert found["p"] > 0.05
+    several = line(frame, row="hero", against="dense", measure="a")
+    assert (several["won"], several["lost"], several["test"]) == (0, 30, "bootstrap")
+    assert several["low"] < -50
+    assert several["p"] > 0.05
     single = line(frame, row="cut", against="dense", measure="a")
     assert (single["won"], single["lost"], single["test"]) == (0, 20, "McNemar")
     assert single["p"] == pytest.approx(2 * 0.5**20)
@@ -144,13 +144,13 @@ def test_runs_are_paired_by_seed() -> None:
 
 def test_the_one_run_of_a_row_meets_every_seed_of_hero() -> None:
     seeds = [run("hero", name, seed=n) for n, name in ((42, "most"), (43, "half"), (44, "few"))]
-    found = line(
+    entry = line(
         difference_frame(panels(dense(), *seeds, run("mod-d", "few", seed=42))),
         row="mod-d", against="hero", measure="a",
     )  # fmt: skip
     # Items 35 to 39 of few; most lacks them and has 30 others, half has them and 15 others.
-    assert (found["won"], found["lost"]) == (5 + 0 + 0, 30 + 15 + 0)
-    assert (found["test"], found["p"] > 0.05) == ("bootstrap", True)
+    assert (entry["won"], entry["lost"]) == (5 + 0 + 0, 30 + 15 + 0)
+    assert (entry["test"], entry["p"] > 0.05) == ("bootstrap", True)
 
 
 def test_scores_that_are_no_counts_are_tested_by_the_bootstrap() -> None:
@@ -159,9 +159,9 @@ def test_scores_that_are_no_counts_are_tested_by_the_bootstrap() -> None:
         return record(row, 0.2, values, score("b", [1, 0] * 20))
 
     base = graded("dense", 1.0) | {"budget": None, "kind": "reference", "stochastic": False}
-    found = line(difference_frame(panels(base, graded("cut", 0.5))), measure="a", against="dense")
-    assert found["test"] == "bootstrap"
-    assert found["difference"] == pytest.approx(-25)
+    entry = line(difference_frame(panels(base, graded("cut", 0.5))), measure="a", against="dense")
+    assert entry["test"] == "bootstrap"
+    assert entry["difference"] == pytest.approx(-25)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_marks_name_the_best_the_second_and_who_is_tied() -> None:
     near = record("near", 0.25, score("a", close), score("b", [1, 0] * 20))
     runs = [dense(), run("best", "most"), near, run("far", "half"), run("lone", "half", budget=0.4)]
     runs[1]["scores"][0] = score("a", [1] * 31 + [0] * 9)
-    found = marks(panels(*runs)[0])
-    assert found["best at 25 %", "a"] == Mark(1, False)
-    assert found["near at 25 %", "a"] == Mark(2, True)
-    assert found["far at 25 %", "a"] == Mark(0, False)
-    assert found["lone at 40 %", "a"] == Mark(1, False)
-    assert not [name for name, _ in found if name == "dense"]
+    marks_of = marks(panels(*runs)[0])
+    assert marks_of["best at 25 %", "a"] == Mark(1, False)
+    assert marks_of["near at 25 %", "a"] == Mark(2, True)
+    assert marks_of["far at 25 %", "a"] == Mark(0, False)
+    assert marks_of["lone at 40 %", "a"] == Mark(1, False)
+    assert not [name for name, _ in marks_of if name == "dense"]
     # Equal scores of equal items: all best, none second.
-    assert {found[f"{row} at 25 %", "b"] for row in ("best", "near", "far")} == {Mark(1, False)}
+    assert {marks_of[f"{row} at 25 %", "b"] for row in ("best", "near", "far")} == {Mark(1, False)}
 
 
 def test_the_lowest_perplexity_is_best() -> None:
@@ -204,11 +204,11 @@ def test_the_lowest_perplexity_is_best() -> None:
         )
 
     runs = [dense(), run("x", "half"), run("y", "most")]
-    for made, value in zip(runs, (2.0, 3.0, 4.0), strict=True):
-        made["scores"].append(perplexity(value))
-    found = marks(panels(*runs)[0])
-    assert found["x at 25 %", "perplexity:x"] == Mark(1)
-    assert found["y at 25 %", "perplexity:x"] == Mark(2)
+    for entries, value in zip(runs, (2.0, 3.0, 4.0), strict=True):
+        entries["scores"].append(perplexity(value))
+    marks_of = marks(panels(*runs)[0])
+    assert marks_of["x at 25 %", "perplexity:x"] == Mark(1)
+    assert marks_of["y at 25 %", "perplexity:x"] == Mark(2)
 
 
 def test_marks_follow_the_headline_whatever_other_metrics_a_task_has() -> None:
@@ -218,17 +218,17 @@ def test_marks_follow_the_headline_whatever_other_metrics_a_task_has() -> None:
         ({**beside, "metric": "x"}, -40),
     ):
         runs = [dense(), run("x", "most"), run("y", "half"), run("z", "few")]
-        for n, made in enumerate(runs):
-            made["scores"].append(score("a", [2.0], **other, value=50 + moves * n))
-        found = marks(panels(*runs)[0])
-        assert [found[f"{row} at 25 %", "a"].place for row in "xyz"] == [1, 2, 0]
+        for n, entries in enumerate(runs):
+            entries["scores"].append(score("a", [2.0], **other, value=50 + moves * n))
+        marks_of = marks(panels(*runs)[0])
+        assert [marks_of[f"{row} at 25 %", "a"].place for row in "xyz"] == [1, 2, 0]
     # The other way round: less is better in the headline, more beside it.
     runs = [dense(), run("x", "most"), run("y", "half"), run("z", "few")]
-    for n, made in enumerate(runs):
+    for n, entries in enumerate(runs):
         head = score("text", [2.0], "loss", higher_is_better=False, k=None, value=n)
-        made["scores"] += [head, score("text", [0.9 * n], "acc", primary=False)]
-    found = marks(panels(*runs)[0])
-    assert [found[f"{row} at 25 %", "text"].place for row in "xyz"] == [1, 2, 0]
+        entries["scores"] += [head, score("text", [0.9 * n], "acc", primary=False)]
+    marks_of = marks(panels(*runs)[0])
+    assert [marks_of[f"{row} at 25 %", "text"].place for row in "xyz"] == [1, 2, 0]
 
 
 def test_ranks_by_hand() -> None:
@@ -243,11 +243,11 @@ def test_ranks_by_hand() -> None:
 @pytest.mark.parametrize(("names", "tied"), [(["all", "few", "most"], True), (["all"] * 3, False)])
 def test_seeds_that_move_tie_rows_that_items_tell_apart(names: list[str], tied: bool) -> None:
     rows = [run("best", name, seed=n) for n, name in enumerate(names)]
-    found = panels(dense(), *rows, run("cut", "half", stochastic=False))
-    best, cut = rank_frame(found).to_dict("records")
+    both = panels(dense(), *rows, run("cut", "half", stochastic=False))
+    best, cut = rank_frame(both).to_dict("records")
     assert (best["rank"], cut["rank"]) == (1, 2)
     assert (cut["tied"], cut["behind_low"] <= 0, best["rank_high"] == 2) == (tied, tied, tied)
-    assert marks(found[0])["cut at 25 %", "retain"] == Mark(2, tied)
+    assert marks(both[0])["cut at 25 %", "retain"] == Mark(2, tied)
 
 
 def test_a_rank_of_one_seed_is_told_by_items_alone() -> None:
@@ -257,16 +257,16 @@ def test_a_rank_of_one_seed_is_told_by_items_alone() -> None:
     assert dict(zip(frame["row"], frame["one_seed"], strict=True)) == {
         "best": False, "cut": False, "mod-d": True,
     }  # fmt: skip
-    shown = rank_table(frame)
-    last = [line[-1].text for line in shown.lines]
-    assert (shown.columns[-1], last) == ("Differs from the best", ["–", "yes", "yes, of one seed"])
+    table = rank_table(frame)
+    last = [line[-1].text for line in table.lines]
+    assert (table.columns[-1], last) == ("Differs from the best", ["–", "yes", "yes, of one seed"])
 
 
 def test_references_do_not_compete_also_with_a_budget() -> None:
     tuned = run("tuned", "all", kind="reference")
-    found = panels(dense(), run("x", "few"), tuned)
-    assert rank_frame(found)["row"].tolist() == ["x"]
-    assert {name for name, _ in marks(found[0])} == {"x at 25 %"}
+    all_panels = panels(dense(), run("x", "few"), tuned)
+    assert rank_frame(all_panels)["row"].tolist() == ["x"]
+    assert {name for name, _ in marks(all_panels[0])} == {"x at 25 %"}
 
 
 def test_ranks_that_are_open_have_wide_intervals() -> None:
