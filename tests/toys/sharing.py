@@ -25,7 +25,7 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 
 def random_skip(kind: str = "llama", **changes: Any) -> Any:
     model = make_model(kind, **changes)
-    return route(model, RandomRouter(ffn_units(model, [1, 2, 3]), seed=9, skipped=1.3))
+    return route(model, RandomRouter(ffn_units(model, [1, 2, 3]), seed=9, skips=1.3))
 
 
 def make_lm(model: Any, batch_size: int, share: bool, **options: Any) -> CountingLM:

@@ -78,7 +78,7 @@ def test_every_position_counts_as_in_a_loop_over_single_documents(
 ) -> None:
     reference = make_model()
     model = route(
-        make_model(), RandomRouter(ffn_units(reference, [1, 2, 3, 4, 5]), seed=9, skipped=2.3)
+        make_model(), RandomRouter(ffn_units(reference, [1, 2, 3, 4, 5]), seed=9, skips=2.3)
     )
     result = compare(reference, model, answers=answers, batch_size=batch_size)
     values, ran = [], []

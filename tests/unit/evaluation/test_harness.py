@@ -33,7 +33,7 @@ Counts = dict[str, tuple[int, list[float]]]
 def model() -> Any:
     """A routed toy that writes EOS, stop words and long answers."""
     made = make_model(seed=0)
-    return route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skipped=2.3))
+    return route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skips=2.3))
 
 
 def harness(model: Any, batch_size: int, max_length: int | None = None) -> CountingLM:
@@ -131,7 +131,7 @@ def test_a_text_ends_at_any_end_token(place: str, batch_size: int, many: Path) -
     ends = [EOS, 11, 26, 41]
     made = make_model(seed=0, eos_token_id=ends if place == "config" else EOS)
     made.generation_config.eos_token_id = ends if place == "generation_config" else None
-    model = route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skipped=2.3))
+    model = route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skips=2.3))
     scored = score(harness(model, batch_size), parse_tasks("toy_write"), [many])
     expected, _ = slow_generation(model, many, tuple(ends))
     assert counts(scored.tallies) == expected
@@ -142,7 +142,7 @@ def test_every_model_writes_greedily_whatever_its_folder_ships(many: Path) -> No
     made = make_model(seed=0)
     shipped = {"repetition_penalty": 2.0, "no_repeat_ngram_size": 1, "num_beams": 3}
     made.generation_config.update(do_sample=True, temperature=0.1, **shipped)
-    model = route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skipped=2.3))
+    model = route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skips=2.3))
     scored = score(harness(model, 4), parse_tasks("toy_write"), [many])
     assert counts(scored.tallies) == slow_generation(model, many)[0]
 

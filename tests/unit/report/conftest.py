@@ -12,7 +12,7 @@ from tests.records import write_suite
 
 
 @pytest.fixture(scope="session")
-def report_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``results`` of both protocols and the ``report`` made from them."""
     folder = tmp_path_factory.mktemp("numbers")
     results = write_suite(folder / "results", ("pooled", "split"))

@@ -109,8 +109,8 @@ HEADS = {
 
 
 @pytest.mark.parametrize("match", ["pooled", "split"])
-def test_every_head_stands_over_the_numbers_of_its_frame(report_folder: Path, match: str) -> None:
-    frames, compared = read_frames(report_folder / "report/tables"), 0
+def test_every_head_stands_over_the_numbers_of_its_frame(site: Path, match: str) -> None:
+    frames, compared = read_frames(site / "report/tables"), 0
     table = lead_table(frames, match)
     values = {
         (line_id(line), head): line.get(column)
@@ -133,8 +133,8 @@ def test_every_head_stands_over_the_numbers_of_its_frame(report_folder: Path, ma
     assert compared > 80
 
 
-def test_the_note_stands_beside_the_row_and_columns_are_in_groups(report_folder: Path) -> None:
-    table = lead_table(read_frames(report_folder / "report/tables"), "pooled")
+def test_the_note_stands_beside_the_row_and_columns_are_in_groups(site: Path) -> None:
+    table = lead_table(read_frames(site / "report/tables"), "pooled")
     assert list(table.columns[:3]) == ["Row", "Note", "Target"]
     assert table.groups["On answers"] == "skip"
     assert table.groups["left acc"] == "scores"

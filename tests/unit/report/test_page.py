@@ -181,8 +181,8 @@ def test_the_page_needs_no_other_file(page: str) -> None:
     assert not re.findall(r"url\((?!data:)", page)
 
 
-def test_records_that_keep_neither_texts_nor_routes_are_shown_without(report_folder: Path) -> None:
-    results = read_results(report_folder / "results")
+def test_records_that_keep_neither_texts_nor_routes_are_shown_without(site: Path) -> None:
+    results = read_results(site / "results")
     data = page_data(make_frames(results), results)
     assert data["prompts"] == {}
     hero = data["runs"]["toy/hero/b25/s42"]
@@ -194,8 +194,8 @@ def test_records_that_keep_neither_texts_nor_routes_are_shown_without(report_fol
     assert hero["items"]["left"]["lost"]["number"] > 0
 
 
-def test_frames_alone_make_the_lines_without_what_lies_behind(report_folder: Path) -> None:
-    results = read_results(report_folder / "results")
+def test_frames_alone_make_the_lines_without_what_lies_behind(site: Path) -> None:
+    results = read_results(site / "results")
     frames = make_frames(results)
     alone, whole = page_data(frames), page_data(frames, results)
     assert alone["lines"] == whole["lines"]

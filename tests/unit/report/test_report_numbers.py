@@ -21,10 +21,10 @@ MATCHES = ("pooled", "split")
 
 
 @pytest.fixture(scope="module")
-def runs(report_folder: Path) -> Runs:
+def runs(site: Path) -> Runs:
     """(row, budget, match) -> finished records by seed; ``solved``: task -> item values."""
     records_of: Runs = {}
-    for file in sorted((report_folder / "results").rglob("record.json")):
+    for file in sorted((site / "results").rglob("record.json")):
         record = json.loads(file.read_text())
         if record["status"] == "ok":
             items = pd.read_parquet(file.with_suffix(".items.parquet")).sort_values("item")
@@ -36,8 +36,8 @@ def runs(report_folder: Path) -> Runs:
     return records_of
 
 
-def table(report_folder: Path, name: str) -> list[dict[str, Any]]:
-    file = report_folder / "report/tables" / f"{name}.csv"
+def table(site: Path, name: str) -> list[dict[str, Any]]:
+    file = site / "report/tables" / f"{name}.csv"
     frame = pd.read_csv(file, float_precision="round_trip")
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
@@ -91,8 +91,8 @@ def retains(records: list[dict[str, Any]], runs: Runs) -> list[float]:
     ]
 
 
-def test_retain(report_folder: Path, runs: Runs) -> None:
-    lines = table(report_folder, "retain")
+def test_retain(site: Path, runs: Runs) -> None:
+    lines = table(site, "retain")
     assert len(lines) == sum(len(panel(runs, match)) + 1 for match in MATCHES)
     for line in lines:
         if line["row"] == "slicegpt":
@@ -132,9 +132,9 @@ def answer_skips(records: list[dict[str, Any]]) -> list[float]:
 
 
 def test_notes_say_which_kind_of_token_missed_its_budget_in_how_many_runs(
-    report_folder: Path, runs: Runs
+    site: Path, runs: Runs
 ) -> None:
-    for line in table(report_folder, "retain"):
+    for line in table(site, "retain"):
         if line["row"] == "hero":
             expected = missed(of(runs, line), line["match"])
             assert expected or line["match"] == "pooled"
@@ -163,28 +163,24 @@ def missed(records: list[dict[str, Any]], match: str) -> list[str]:
     return [f"{k} {max(notes[k]):.1f} in {len(notes[k])} of 3 runs" for k in sorted(notes)]
 
 
-def test_the_deviation_between_seeds_stands_beside_trained_rows_of_one_seed(
-    report_folder: Path,
-) -> None:
+def test_the_deviation_between_seeds_stands_beside_trained_rows_of_one_seed(site: Path) -> None:
     rows = set()
-    for line in table(report_folder, "retain"):
+    for line in table(site, "retain"):
         silent = "between seeds: not known" in (line["note"] or "")
         rows.add((line["row"], line["match"], line["seed_std"], silent))
     # HeRo ran three seeds, shortgpt+lora and random-skip trained nothing.
     assert {one for one in rows if one[2] is not None or one[3]} == {
         ("lora", "split", 0.75, False), ("lora", "pooled", None, True),
     }  # fmt: skip
-    page = (report_folder / "report/index.html").read_text()
+    page = (site / "report/index.html").read_text()
     assert '<td class="n">± 0.75</td>' in page
-    assert f"over the seeds of {report_folder / 'several'}, for rows" in page
+    assert f"over the seeds of {site / 'several'}, for rows" in page
 
 
-def test_intervals_of_single_runs_against_the_bootstrap_of_scipy(
-    report_folder: Path, runs: Runs
-) -> None:
+def test_intervals_of_single_runs_against_the_bootstrap_of_scipy(site: Path, runs: Runs) -> None:
     (base,) = runs["dense", None, None]
     rng = np.random.default_rng(3)
-    for line in table(report_folder, "retain"):
+    for line in table(site, "retain"):
         if line["row"] not in ("lora", "shortgpt+lora"):
             continue
         (run,) = of(runs, line)
@@ -200,8 +196,8 @@ def test_intervals_of_single_runs_against_the_bootstrap_of_scipy(
         assert [line["retain_low"], line["retain_high"]] == pytest.approx(expected, abs=0.5)
 
 
-def test_differences(report_folder: Path, runs: Runs) -> None:
-    lines = table(report_folder, "differences")
+def test_differences(site: Path, runs: Runs) -> None:
+    lines = table(site, "differences")
     # lora, hero, random-skip, shortgpt+lora against dense, and all but hero against hero.
     assert len(lines) == 2 * 3 * (1 + 2 * 3 + 2 * 3)
     for line in lines:
@@ -246,15 +242,15 @@ def compare_items(
     return won, lost, stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
 
 
-def test_holm_of_the_table(report_folder: Path) -> None:
-    frame = pd.DataFrame(table(report_folder, "differences"))
+def test_holm_of_the_table(site: Path) -> None:
+    frame = pd.DataFrame(table(site, "differences"))
     for _, family in frame.groupby(["target", "match", "against", "measure"], dropna=False):
         expected = holm(family["p"].astype(float).tolist())
         assert family["p_holm"].astype(float).tolist() == pytest.approx(list(expected), abs=3e-4)
 
 
-def test_ranks(report_folder: Path, runs: Runs) -> None:
-    lines = table(report_folder, "ranks")
+def test_ranks(site: Path, runs: Runs) -> None:
+    lines = table(site, "ranks")
     assert len(lines) == 2 * 6
     for line in lines:
         field = {
@@ -275,8 +271,8 @@ def test_ranks(report_folder: Path, runs: Runs) -> None:
         assert sum(shares) == pytest.approx(100, abs=1)
 
 
-def test_budgets(report_folder: Path, runs: Runs) -> None:
-    lines = table(report_folder, "budgets")
+def test_budgets(site: Path, runs: Runs) -> None:
+    lines = table(site, "budgets")
     assert len(lines) == sum(len(panel(runs, match)) for match in MATCHES)
     for line in lines:
         records = of(runs, line)
@@ -303,8 +299,8 @@ def test_budgets(report_folder: Path, runs: Runs) -> None:
         assert line["skip_generated"] is None
 
 
-def test_costs(report_folder: Path, runs: Runs) -> None:
-    lines = table(report_folder, "costs")
+def test_costs(site: Path, runs: Runs) -> None:
+    lines = table(site, "costs")
     assert len(lines) == sum(len(panel(runs, match)) for match in MATCHES)
     for line in lines:
         records = of(runs, line)
@@ -321,8 +317,8 @@ def test_costs(report_folder: Path, runs: Runs) -> None:
         assert line["device"] == first["evaluation"]["device"]
 
 
-def test_scores(report_folder: Path, runs: Runs) -> None:
-    lines = table(report_folder, "scores")
+def test_scores(site: Path, runs: Runs) -> None:
+    lines = table(site, "scores")
     assert len(lines) == len(TASKS) * sum(len(records) for records in runs.values())
     for line in lines:
         same = runs[line["row"], line["target"], line["match"]]
@@ -334,15 +330,12 @@ def test_scores(report_folder: Path, runs: Runs) -> None:
         assert line["k"] == record["solved"][line["task"]].sum()
 
 
-def test_noise(report_folder: Path, runs: Runs) -> None:
-    lines = table(report_folder, "noise")
+def test_noise(site: Path, runs: Runs) -> None:
+    lines = table(site, "noise")
     assert [line["batch_size"] for line in lines] == [1, 8]
     (base,) = runs["dense", None, None]
     for line in lines:
-        file = (
-            report_folder
-            / f"results/toy/dense/b0/s42/noise/batch{line['batch_size']}.items.parquet"
-        )
+        file = site / f"results/toy/dense/b0/s42/noise/batch{line['batch_size']}.items.parquet"
         again = pd.read_parquet(file).sort_values("item")
         changed, mean_retain, moves = 0, 0.0, []
         for task, values in base["solved"].items():

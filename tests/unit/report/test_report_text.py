@@ -16,23 +16,23 @@ NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 MATCHED = ["retain", "ranks", "differences_dense", "differences_hero", "budgets", "costs"]
 
 
-def frame_of(report_folder: Path, name: str) -> pd.DataFrame:
+def frame_of(site: Path, name: str) -> pd.DataFrame:
     """The lines of the CSV file that a table shows: all, or those of its protocol."""
     stem = name.removesuffix("_split")
     file = "differences" if stem.startswith("differences_") else stem
-    frame = pd.read_csv(report_folder / "report/tables" / f"{file}.csv")
+    frame = pd.read_csv(site / "report/tables" / f"{file}.csv")
     if stem not in MATCHED:
         return frame
     return frame[frame["match"] == ("split" if name.endswith("_split") else "pooled")]
 
 
 @pytest.mark.parametrize("name", [*MATCHED, *(f"{name}_split" for name in MATCHED), "noise"])
-def test_what_people_read_is_the_frame_rounded(report_folder: Path, name: str) -> None:
-    frame = frame_of(report_folder, name)
+def test_what_people_read_is_the_frame_rounded(site: Path, name: str) -> None:
+    frame = frame_of(site, name)
     numbers = frame.select_dtypes("number").to_numpy(dtype=float).ravel()
     numbers = np.append(numbers[~np.isnan(numbers)], 1.0)
-    text = (report_folder / "report/tables" / f"{name}.md").read_text().split("\n\n")[0]
-    page, cells_read = (report_folder / "report/index.html").read_text(), 0
+    text = (site / "report/tables" / f"{name}.md").read_text().split("\n\n")[0]
+    page, cells_read = (site / "report/index.html").read_text(), 0
     for line in text.splitlines()[2:]:
         for cell in [part.strip() for part in line.strip("|").split(" | ")][1:]:
             bare = re.sub(r"</?u>|\*\*|\\\*| ≈", "", cell)
@@ -74,11 +74,9 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", [*HEADS, *(f"{name}_split" for name in HEADS if name in MATCHED)])
-def test_every_head_stands_over_its_own_numbers(report_folder: Path, name: str) -> None:
-    frame = frame_of(report_folder, name).to_dict("records")
-    lines = (
-        (report_folder / "report/tables" / f"{name}.md").read_text().split("\n\n")[0].splitlines()
-    )
+def test_every_head_stands_over_its_own_numbers(site: Path, name: str) -> None:
+    frame = frame_of(site, name).to_dict("records")
+    lines = (site / "report/tables" / f"{name}.md").read_text().split("\n\n")[0].splitlines()
     heads = [cell.strip() for cell in lines[0].split("|")]
     for entry, line in zip(frame, lines[2:], strict=True):
         cells = [re.sub(r"\*\*|</?u>| ≈|,", "", cell).strip() for cell in line.split("|")]
@@ -91,22 +89,20 @@ def test_every_head_stands_over_its_own_numbers(report_folder: Path, name: str) 
                 assert abs(float(text) - entry[column]) <= 0.5 * 10**-digits + 1e-9
 
 
-def test_every_table_of_a_protocol_says_which(report_folder: Path) -> None:
-    page = (report_folder / "report/index.html").read_text()
+def test_every_table_of_a_protocol_says_which(site: Path) -> None:
+    page = (site / "report/index.html").read_text()
     for name in MATCHED:
         for end, words in (("", "Match pooled: "), ("_split", "Match split: ")):
-            assert words in (report_folder / "report/tables" / f"{name}{end}.md").read_text()
+            assert words in (site / "report/tables" / f"{name}{end}.md").read_text()
             assert f"tables/{name}{end}.md" in page
     for match in ("pooled", "split"):
         assert page.count(f'<p class="match">Match {match}</p>') == len(MATCHED)
 
 
-def test_the_report_is_the_same_bytes_again(report_folder: Path, tmp_path: Path) -> None:
-    seeds = ["--between-seeds", report_folder / "several"]
-    steps.call("report", "--results", report_folder / "results", "--out", tmp_path, *seeds)
-    files = [file for file in (report_folder / "report").rglob("*") if file.is_file()]
+def test_the_report_is_the_same_bytes_again(site: Path, tmp_path: Path) -> None:
+    seeds = ["--between-seeds", site / "several"]
+    steps.call("report", "--results", site / "results", "--out", tmp_path, *seeds)
+    files = [file for file in (site / "report").rglob("*") if file.is_file()]
     assert len(files) > 25
     for file in files:
-        assert (
-            tmp_path / file.relative_to(report_folder / "report")
-        ).read_bytes() == file.read_bytes()
+        assert (tmp_path / file.relative_to(site / "report")).read_bytes() == file.read_bytes()
