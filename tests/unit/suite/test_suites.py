@@ -24,7 +24,10 @@ from workflows.suite.jobs import read_suite
 SUITES = ROOT / "workflows/suites"
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
 LADDER = ("smollm2_135m", "qwen25_05b", "llama32_1b")
-OVERLAYS = sorted(f"overlays/{file.stem}" for file in (SUITES / "overlays").glob("*.yaml"))
+# For one suite alone: its tasks are files of a machine.
+REALDATA = "overlays/realdata"
+NAMES = sorted(f"overlays/{file.stem}" for file in (SUITES / "overlays").glob("*.yaml"))
+OVERLAYS = [name for name in NAMES if name != REALDATA]
 SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
 
 
@@ -94,6 +97,32 @@ def test_every_set_of_overlays_is_valid_and_repeats_no_run(name: str, no_search:
         # What a finished suite holds stays: rows that decide per token under `split` apart.
         gone = alone - set(keys)
         assert not gone or "overlays/split" in overlays, overlays
+
+
+def test_a_variable_says_where_the_files_of_the_real_suite_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REALDATA", str(tmp_path))
+    names = ["smollm2_135m_instruct", REALDATA]
+    with pytest.raises(ValueError, match=f"file {tmp_path}/chat/train.jsonl does not exist"):
+        read_suite(read_configs(names))
+    for file in ("chat/train", "chat/validation", "text/books"):
+        (tmp_path / f"{file}.jsonl").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{file}.jsonl").touch()
+    suite = read_suite(read_configs(names))
+    assert all(entry.is_local for entry in suite.entries)
+    files = [f for e in suite.entries for f in e.config["dataset_kwargs"]["data_files"].values()]
+    assert all(file.startswith(f"{tmp_path}/benchmarks/") for file in files)
+    assert suite.hub_tasks == {}
+
+
+def test_a_variable_that_is_not_set_needs_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLACE", raising=False)
+    assert with_base({"task_folder": "${PLACE:-here}/tasks"}) == {"task_folder": "here/tasks"}
+    with pytest.raises(ValueError, match="the environment has no variable PLACE"):
+        with_base({"tasks": [{"file": "${PLACE}/a.txt"}]})
+    monkeypatch.setenv("PLACE", "there")
+    assert with_base({"tasks": ["${PLACE}/a"]}) == {"tasks": ["there/a"]}
 
 
 @pytest.mark.parametrize("name", PAPER)
