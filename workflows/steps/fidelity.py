@@ -17,8 +17,8 @@ from methods.core.data import Data, check_file
 from methods.core.jsonfile import read_json, write_json
 from methods.core.model.backbone import load_backbone
 from methods.core.model.card import CARD
-from methods.core.model.checkpoint import backbone_places
-from methods.core.model.folder import window_of
+from methods.core.model.checkpoint import dense_folder
+from methods.core.model.folder import hash_folder, window_of
 from workflows.evaluation.fidelity import measure
 from workflows.evaluation.models import describe_model, load_any, model_identity
 from workflows.records.card import rows_of
@@ -40,12 +40,6 @@ def arguments() -> argparse.Namespace:
     parser = step_parser(__doc__)
     parser.add_argument(
         "--model", required=True, type=Path, metavar="DIR", help="compressed or plain Hugging Face"
-    )
-    parser.add_argument(
-        "--backbone",
-        type=Path,
-        metavar="DIR",
-        help="if it moved; default: where it was when fitted",
     )
     parser.add_argument("--texts", required=True, type=Path, metavar="FILE.jsonl", help="documents")
     parser.add_argument(
@@ -73,17 +67,17 @@ def main() -> None:
     check_place(args.out, ".json")
     check_positive(args, "batch_size", "max_length")
     check_file(args.texts, "--texts")
-    reference = (
-        dense_folder(args.model, args.backbone) if args.reference is None else args.reference
-    )
+    if args.reference is None and not (args.model / CARD).is_file():
+        raise ValueError(f"{args.model} is a plain model: say with --reference which one is dense")
+    reference = dense_folder(args.model) if args.reference is None else args.reference
     set_up_torch(args.threads)
     card = describe_model(args.model)
     if card.not_applicable is not None:
         raise ValueError(f"{args.model} holds no model: {card.not_applicable}")
     contents = Contents()
     identity = {
-        "model": model_identity(args.model, args.backbone, card, contents),
-        "reference": model_identity(reference, None, describe_model(reference), contents),
+        "model": model_identity(args.model, None, card, contents),
+        "reference": hash_folder(reference),
         "texts": contents.of([args.texts]),
         "answers_only": args.answers_only,
         "max_length": args.max_length,
@@ -108,30 +102,9 @@ def main() -> None:
     print(f"wrote {args.out}")
 
 
-def dense_folder(model: Path, backbone: Path | None = None) -> Path:
-    """The folder of the dense model that a compressed one was made from, also through a start.
-
-    Args:
-        model: Compressed.
-        backbone: Where the folder that its fit started from lies now, if it moved.
-
-    Raises:
-        ValueError: It is not where the card says.
-    """
-    if not (model / CARD).is_file():
-        raise ValueError(f"{model} is a plain model: say with --reference which one is dense")
-    card = describe_model(model)
-    for place in backbone_places(model, card, backbone):
-        if (place / CARD).is_file():
-            return dense_folder(place)
-        if (place / "config.json").is_file():
-            return place
-    raise ValueError(f"the backbone of {model} is not where it was; say with --reference where")
-
-
 def compare(args: argparse.Namespace, reference: Path, device: str) -> dict[str, Any]:
     """Load both models, read the texts, measure."""
-    loaded = load_any(args.model, args.backbone, device)
+    loaded = load_any(args.model, None, device)
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     dense = load_backbone(reference, dtype, device)
     config = loaded.model.config
