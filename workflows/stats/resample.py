@@ -44,7 +44,7 @@ BLOCK = 4_000_000
 
 
 @dataclass(frozen=True)
-class Chance:
+class SamplingError:
     """Sampling error of a mean over runs, or of the difference of two means.
 
     Args:
@@ -59,13 +59,13 @@ class Chance:
     within: float = 0.0
     freedom: float = math.inf
 
-    def __sub__(self, other: Chance) -> Chance:
+    def __sub__(self, other: SamplingError) -> SamplingError:
         """The error of a difference of two lines with different runs on the same items."""
         between = self.between + other.between
         doubt = sum(part.between**2 / part.freedom for part in (self, other))
         freedom = math.floor(round(between**2 / doubt, 6)) if doubt else math.inf
         within = self.within + other.within
-        return Chance(self.by_items - other.by_items, between, within, freedom)
+        return SamplingError(self.by_items - other.by_items, between, within, freedom)
 
     def draws(self, seed: int, *purpose: str) -> Floats:
         """Values with the errors of items and seeds, (B,); see the formula at the top."""
@@ -85,13 +85,13 @@ class Sample:
     Args:
         points: Value of each run, (S,).
         replicates: Value of each run on resampled items, (S, B).
-        chance: Sampling error of the mean over the runs.
+        error: Sampling error of the mean over the runs.
         draws: The line's value with the errors of items and seeds, (B,).
     """
 
     points: Floats
     replicates: Floats
-    chance: Chance
+    error: SamplingError
     draws: Floats
 
     @property
@@ -138,16 +138,15 @@ def bootstrap(
     for task in dict.fromkeys([*retain_tasks, *first]):
         values = _stack(lines, task)
         mean = values[parts[reference]].mean(axis=0)
-        rng = _generator(seed, "items", task)
         points[task], base[task] = values.mean(axis=1), float(mean.mean())
-        replicates[task], base_means = _resample(values, mean, resamples, rng)
+        replicates[task], base_means = resample_means(values, mean, resamples, seed, task)
         # Where the reference solves nothing in a draw, half an item counts: the ratio stays finite.
         base_replicates[task] = np.maximum(base_means, 0.5 / len(mean))
     points[RETAIN] = retain({task: points[task] for task in retain_tasks}, base)
     replicates[RETAIN] = retain({task: replicates[task] for task in retain_tasks}, base_replicates)
     return {
         measure: {
-            name: _sample(values[part], replicates[measure][part], seed, measure, name)
+            name: sample_of(values[part], replicates[measure][part], seed, measure, name)
             for name, part in parts.items()
         }
         for measure, values in points.items()
@@ -179,22 +178,22 @@ def mean_of_tasks(
         replicates[task] = samples[task][name].replicates
         if reference is not None:
             other = samples[task][reference]
-            base[task], by_items = other.value, other.chance.by_items
+            base[task], by_items = other.value, other.error.by_items
             # Where it solves nothing in a draw, the smallest other value counts.
             base_replicates[task] = np.maximum(by_items, by_items[by_items > 0].min(initial=1.0))
     means = retain(points, base)
-    return _sample(means, retain(replicates, base_replicates), seed, "mean of tasks", name)
+    return sample_of(means, retain(replicates, base_replicates), seed, "mean of tasks", name)
 
 
 def difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
     """Draws of ``second`` - ``first``, two lines with different runs, (B,)."""
-    return (second.chance - first.chance).draws(seed, "difference")
+    return (second.error - first.error).draws(seed, "difference")
 
 
 def paired_difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
     """Draws of ``second`` - ``first``, two lines whose runs are paired, (B,)."""
     points, replicates = second.points - first.points, second.replicates - first.replicates
-    return _chance(points, replicates).draws(seed, "difference")
+    return _sampling_error(points, replicates).draws(seed, "difference")
 
 
 def interval(draws: Floats) -> tuple[float, float]:
@@ -218,11 +217,19 @@ def _stack(lines: Mapping[str, Sequence[Run]], task: str) -> Floats:
     return np.stack(rows)
 
 
-def _resample(
-    values: Floats, base: Floats, resamples: int, rng: np.random.Generator
+def resample_means(
+    values: Floats, base: Floats, resamples: int, seed: int, task: str
 ) -> tuple[Floats, Floats]:
-    """Means over resampled items of each run (R, B) and of the reference (B,)."""
-    n = len(base)
+    """Means over resampled items of each run (R, B) and of the reference (B,).
+
+    Args:
+        values: One per run and item, (R, n).
+        base: The reference's, (n,).
+        resamples: B.
+        seed: Of all draws. With the task it decides which items each resample draws.
+        task: Name of the task.
+    """
+    n, rng = len(base), _generator(seed, "items", task)
     means, bases = np.empty((len(values), resamples)), np.empty(resamples)
     start = 0
     for counts in _counts(n, resamples, rng):
@@ -244,19 +251,19 @@ def _counts(n: int, resamples: int, rng: np.random.Generator) -> Iterator[Floats
         yield np.bincount(picks.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
 
 
-def _sample(points: Floats, replicates: Floats, seed: int, *purpose: str) -> Sample:
+def sample_of(points: Floats, replicates: Floats, seed: int, *purpose: str) -> Sample:
     """A line's measure from its runs."""
-    chance = _chance(points, replicates)
-    return Sample(points, replicates, chance, chance.draws(seed, *purpose))
+    error = _sampling_error(points, replicates)
+    return Sample(points, replicates, error, error.draws(seed, *purpose))
 
 
-def _chance(points: Floats, replicates: Floats) -> Chance:
+def _sampling_error(points: Floats, replicates: Floats) -> SamplingError:
     """Sampling error of the mean over runs."""
     by_items, runs = replicates.mean(axis=0), len(points)
     if runs == 1:
-        return Chance(by_items)
+        return SamplingError(by_items)
     within = (replicates - by_items).var(axis=1).sum() / (runs - 1) / runs
-    return Chance(by_items, float(points.var(ddof=1)) / runs, float(within), runs - 1)
+    return SamplingError(by_items, float(points.var(ddof=1)) / runs, float(within), runs - 1)
 
 
 @cache

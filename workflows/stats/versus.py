@@ -58,7 +58,7 @@ def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str
     low, high = interval(draws)
     tasks = panel.retain_tasks if measure == RETAIN else [measure]
     items = sum(len(line.runs[0][task]) for task in tasks)
-    error = float(np.std((mine.chance - theirs.chance).by_items))
+    error = float(np.std((mine.error - theirs.error).by_items))
     target = other.budget if line.budget is None else line.budget
     return line.labels | {
         "target": None if target is None else 100 * target,

@@ -11,8 +11,8 @@ from scipy import stats
 
 from workflows.stats.resample import (
     RETAIN,
-    Chance,
     Sample,
+    SamplingError,
     bootstrap,
     difference,
     interval,
@@ -170,17 +170,19 @@ def test_runs_that_agree_on_every_item_have_the_t_interval_of_their_means() -> N
 
 
 def test_what_items_do_under_one_seed_is_not_counted_twice() -> None:
-    """Chance has items' part 4 + w and seeds' part s^2 / S = 9, in which w stands already."""
+    """The error has items' part 4 + w and seeds' part s^2 / S = 9, in which w stands already."""
     rng = np.random.default_rng(0)
-    chance = Chance(rng.normal(0, np.sqrt(4 + 3), 40_000), between=9.0, within=3.0, freedom=200)
-    assert chance.draws(0, "here").var() == pytest.approx(4 + 9, rel=0.03)
+    error = SamplingError(
+        rng.normal(0, np.sqrt(4 + 3), 40_000), between=9.0, within=3.0, freedom=200
+    )
+    assert error.draws(0, "here").var() == pytest.approx(4 + 9, rel=0.03)
 
 
 def test_degrees_of_freedom_of_a_difference_are_those_of_welch() -> None:
     one, two, single = (
-        Chance(np.zeros(1), between=3.0, freedom=4),
-        Chance(np.zeros(1), between=5.0, freedom=2),
-        Chance(np.ones(1)),
+        SamplingError(np.zeros(1), between=3.0, freedom=4),
+        SamplingError(np.zeros(1), between=5.0, freedom=2),
+        SamplingError(np.ones(1)),
     )
     assert (one - two).freedom == int(8**2 / (3**2 / 4 + 5**2 / 2))
     assert (one - one).freedom == 8

@@ -1,0 +1,165 @@
+"""Above chance, flips and changed answers, against values worked out by hand and by simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workflows.stats.measures import (
+    ABOVE,
+    CHANGED,
+    FLIPS,
+    LOST,
+    WON,
+    Measures,
+    above_chance,
+    has_signal,
+    measure,
+)
+from workflows.stats.resample import interval
+
+DENSE = {"a": [1, 1, 1, 0], "b": [1, 1, 1, 1, 0]}
+ROW = {"a": [1, 0, 1, 1], "b": [1, 1, 0, 0, 0]}
+ANSWERS = {"a": [0, 1, 2, 3], "b": [1, 1, 1, 1, 0]}
+OTHERS = {"a": [0, 2, 2, 1], "b": [1, 1, 2, 2, 0]}
+
+
+def arrays(values: dict[str, Any]) -> dict[str, Any]:
+    return {task: np.array(of_task, dtype=float) for task, of_task in values.items()}
+
+
+def of(chances: dict[str, float], resamples: int = 20, **runs: Any) -> Measures:
+    lines = {"dense": [DENSE], "row": [ROW]} | runs
+    choices = {
+        name: [OTHERS if name == "row" else ANSWERS] * len(runs) for name, runs in lines.items()
+    }
+    return measure(
+        {name: [arrays(run) for run in runs] for name, runs in lines.items()},
+        {name: [arrays(run) for run in runs] for name, runs in choices.items()},
+        "dense", ["a", "b"], chances, resamples,
+    )  # fmt: skip
+
+
+def value(measures: Measures, name: str, line: str = "row") -> float:
+    return measures.samples[name][line].value
+
+
+def test_lost_won_and_changed_items_are_counted() -> None:
+    measures = of({})
+    # Task a: one of four lost and one won; b: two of five lost.
+    assert value(measures, LOST) == pytest.approx((1 / 4 + 2 / 5) / 2)
+    assert value(measures, WON) == pytest.approx((1 / 4 + 0) / 2)
+    assert value(measures, FLIPS) == pytest.approx((2 / 4 + 2 / 5) / 2)
+    assert value(measures, CHANGED) == pytest.approx((2 / 4 + 2 / 5) / 2)
+    assert ABOVE not in measures.samples
+    assert all(value(measures, name, "dense") == 0 for name in (LOST, WON, FLIPS, CHANGED))
+
+
+def test_equal_scores_may_hide_other_answers() -> None:
+    swapped = {"a": [0, 1, 1, 1], "b": [0, 1, 1, 1, 1]}
+    measures = of({}, row=[swapped])
+    assert np.mean(swapped["a"]) == np.mean(DENSE["a"])
+    assert value(measures, FLIPS) == pytest.approx((2 / 4 + 2 / 5) / 2)
+
+
+def test_above_chance_leaves_out_tasks_without_signal() -> None:
+    many = {"a": [1, 1, 1, 0] * 50, "b": [1, 0] * 100}
+    half = {"a": [1, 0, 1, 0] * 50, "b": [0, 0] * 100}
+    measures = measure(
+        {"dense": [arrays(many)], "row": [arrays(half)]},
+        {"dense": [{}], "row": [{}]},
+        "dense", ["a", "b"], {"a": 0.25, "b": 0.5}, 50,
+    )  # fmt: skip
+    # Dense guesses on b. On a the row keeps 0.25 of 0.5 above chance.
+    assert measures.tasks[ABOVE] == ["a"]
+    assert value(measures, ABOVE) == pytest.approx(0.5)
+    assert value(measures, ABOVE, "dense") == pytest.approx(1)
+    assert CHANGED not in measures.samples
+    assert measures.small_leads == 0
+
+
+def test_a_guess_is_zero_and_the_reference_is_one() -> None:
+    chances = {"a": 0.25, "b": 0.5}
+    reference = {"a": 0.75, "b": 0.6}
+    assert above_chance(chances, reference, chances) == 0
+    assert above_chance(reference, reference, chances) == 1
+    assert above_chance({"a": 0.5, "b": 0.45}, reference, chances) == pytest.approx((0.5 - 0.5) / 2)
+
+
+@pytest.mark.parametrize(
+    ("scores", "reference", "words"),
+    [
+        ({}, {"a": 1.0}, "at least one task"),
+        ({"a": 0.5}, {"a": 0.25}, "not above chance on 'a'"),
+    ],
+)
+def test_what_has_no_value_is_refused(scores: Any, reference: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        above_chance(scores, reference, {"a": 0.25})
+
+
+@pytest.mark.parametrize(
+    ("right", "items", "chance", "expected"),
+    [
+        # Two standard errors of 30 of 100 are 0.0921.
+        (30, 100, 0.20, True), (30, 100, 0.21, False), (25, 100, 0.25, False),
+        (10, 100, 0.25, False), (1, 1, 0.25, False), (400, 400, 0.25, True),
+    ],
+)  # fmt: skip
+def test_signal_is_a_lead_of_two_standard_errors(
+    right: int, items: int, chance: float, expected: bool
+) -> None:
+    values = np.repeat([1.0, 0.0], [right, items - right])
+    assert has_signal(values, chance) is expected
+
+
+def test_small_leads_are_counted_and_bounded() -> None:
+    run = [arrays({"a": [1, 1, 1, 1, 1, 0]})]
+    measures = measure(
+        {"dense": run, "row": run}, {"dense": [{}], "row": [{}]}, "dense", ["a"], {"a": 0.3}, 4000
+    )
+    draws = measures.samples[ABOVE]["row"].replicates
+    # The lead is 0.533: below a quarter of it lie draws of at most 2 of 6 right.
+    expected = sum(p for k, p in enumerate(binomial(6, 5 / 6)) if k <= 2)
+    assert measures.small_leads == pytest.approx(expected, abs=0.004)
+    assert np.abs(draws).max() < 4
+
+
+def binomial(n: int, p: float) -> list[float]:
+    from scipy import stats
+
+    return [float(stats.binom.pmf(k, n, p)) for k in range(n + 1)]
+
+
+@pytest.mark.parametrize("name", [ABOVE, FLIPS, CHANGED])
+def test_intervals_cover_the_truth(name: str) -> None:
+    """Items are drawn from known shares of right, lost, won and changed ones."""
+    rng, covered, repetitions = np.random.default_rng(5), 0, 300
+    chance, right, lost, won, other = 0.25, 0.6, 0.15, 0.05, 0.1
+    score = right - lost + won
+    truth = {
+        ABOVE: (score - chance) / (right - chance),
+        FLIPS: lost + won,
+        CHANGED: lost + won + other,
+    }[name]
+    for repetition in range(repetitions):
+        runs, answers = [], []
+        for _ in range(2):
+            draw = rng.random((2, 300))
+            dense = (draw[0] < right).astype(float)
+            is_lost = (dense == 1) & (draw[1] < lost / right)
+            is_won = (dense == 0) & (draw[1] < won / (1 - right))
+            is_other = (dense == 0) & ~is_won & (draw[1] > 1 - other / (1 - right))
+            row = np.where(is_lost, 0.0, np.where(is_won, 1.0, dense))
+            runs.append((dense, row))
+            answers.append((dense * 0, (is_lost | is_won | is_other).astype(float)))
+        measures = measure(
+            {line: [{f"t{n}": p[i] for n, p in enumerate(runs)}] for i, line in enumerate("dr")},
+            {line: [{f"t{n}": p[i] for n, p in enumerate(answers)}] for i, line in enumerate("dr")},
+            "d", ["t0", "t1"], {"t0": chance, "t1": chance}, 400, repetition,
+        )  # fmt: skip
+        low, high = interval(measures.samples[name]["r"].draws)
+        covered += low <= truth <= high
+    assert 0.92 <= covered / repetitions <= 0.98

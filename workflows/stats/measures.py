@@ -1,0 +1,168 @@
+"""Measures beside Retain, each paired with the reference item by item.
+
+    Above chance = mean over tasks of (score - chance) / (reference score - chance)
+    flips   = mean over tasks of the share of items that one of both has right, the other wrong
+            = lost (right in the reference alone) + won (right in the row alone)
+    changed = mean over tasks of the share of items with another chosen answer
+
+Retain has no zero: who guesses keeps about half of it. Above chance is 0 for a row that guesses
+and 1 for one that equals the reference. Equal scores hide items lost and won; flips and changed
+answers show them (Dutta et al., Accuracy is Not All You Need, arXiv 2407.09141).
+
+Intervals use the resampled items of Retain (resample.py). The reference's lead over chance is
+resampled too. Where it falls below a quarter of its value, a quarter counts; ``small_leads`` says
+how often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workflows.stats.resample import RESAMPLES, Run, Sample, resample_means, sample_of
+from workflows.stats.retain import Floats, Scores
+
+ABOVE, FLIPS, LOST, WON, CHANGED = "above_chance", "flips", "lost", "won", "changed"
+# A task has signal if the reference leads chance by more standard errors than this.
+ERRORS = 2.0
+# The smallest lead that a resample divides by, as a share of the lead.
+LEAST = 0.25
+
+# Task -> chosen answer of each item, (n,).
+Choices = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The measures of one panel.
+
+    Args:
+        samples: Measure -> line -> sample. A measure without a task is missing.
+        tasks: Measure -> tasks of its mean.
+        small_leads: Share of the resamples in which a lead over chance was below a quarter.
+    """
+
+    samples: Mapping[str, Mapping[str, Sample]]
+    tasks: Mapping[str, Sequence[str]]
+    small_leads: float
+
+
+def above_chance(scores: Scores, reference: Scores, chances: Mapping[str, float]) -> Floats:
+    """Above chance of one run, or of many at once.
+
+    Args:
+        scores: Task -> score, or scores of any shape (..., B).
+        reference: Task -> score of the reference, or scores (B,); same tasks or more.
+        chances: Task -> score of a guess; same tasks or more.
+
+    Raises:
+        ValueError: There is no task, or the reference does not lead chance on one.
+    """
+    if not scores:
+        raise ValueError("Above chance needs at least one task")
+    shares = []
+    for task, value in scores.items():
+        lead = np.asarray(reference[task]) - chances[task]
+        if not np.all(lead > 0):
+            raise ValueError(f"the reference is not above chance on '{task}'")
+        shares.append((value - chances[task]) / lead)
+    return np.asarray(sum(shares) / len(shares), dtype=np.float64)
+
+
+def has_signal(values: Floats, chance: float) -> bool:
+    """Whether a reference leads chance by more than two standard errors of its mean.
+
+    Args:
+        values: Of its items, (n,).
+        chance: Score of a guess.
+    """
+    if len(values) < 2:
+        return False
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    return float(values.mean()) - chance > ERRORS * error
+
+
+def measure(
+    lines: Mapping[str, Sequence[Run]],
+    choices: Mapping[str, Sequence[Choices]],
+    reference: str,
+    tasks: Sequence[str],
+    chances: Mapping[str, float],
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Measures:
+    """Every measure of every line.
+
+    Args:
+        lines: Name of a line -> its runs, each task -> item values (n,).
+        choices: Name of a line -> the same runs, each task -> chosen answers (n,).
+        reference: The line that all are compared with. Items are compared with its first run.
+        tasks: Tasks of Retain.
+        chances: Task -> score of a guess, where it is known.
+        resamples: B.
+        seed: Of all draws.
+    """
+    runs = [run for line in lines.values() for run in line]
+    answers = [run for line in choices.values() for run in line]
+    base = {task: np.mean([run[task] for run in lines[reference]], axis=0) for task in tasks}
+    right = [task for task in tasks if all(_is_binary(run[task]) for run in runs)]
+    used = {
+        ABOVE: [t for t in tasks if t in chances and has_signal(base[t], chances[t])],
+        FLIPS: right, LOST: right, WON: right,
+        CHANGED: [t for t in tasks if all(t in run for run in answers)],
+    }  # fmt: skip
+    sums = {
+        name: (np.zeros(len(runs)), np.zeros((len(runs), resamples)))
+        for name, names in used.items()
+        if names
+    }
+    small = np.zeros(resamples, dtype=bool)
+    for task in tasks:
+        values = np.stack([run[task] for run in runs])
+        parts = _item_values(values, lines[reference][0][task])
+        if task in used[CHANGED]:
+            chosen = np.stack([run[task] for run in answers])
+            parts[CHANGED] = (chosen != choices[reference][0][task]).astype(np.float64)
+        parts = {name: part for name, part in parts.items() if task in used[name]}
+        if not parts:
+            continue
+        stacked = np.concatenate(list(parts.values()))
+        means, base_means = resample_means(stacked, base[task], resamples, seed, task)
+        for name, part in zip(parts, np.split(means, len(parts)), strict=True):
+            points, replicates = parts[name].mean(axis=1), part
+            if name == ABOVE:
+                lead, leads = base[task].mean() - chances[task], base_means - chances[task]
+                small |= leads < LEAST * lead
+                points = (points - chances[task]) / lead
+                replicates = (replicates - chances[task]) / np.maximum(leads, LEAST * lead)
+            for total, addend in zip(sums[name], (points, replicates), strict=True):
+                total += addend / len(used[name])
+    samples = {name: _by_line(lines, *total, seed, name) for name, total in sums.items()}
+    return Measures(samples, used, float(small.mean()))
+
+
+def _item_values(values: Floats, reference: Floats) -> dict[str, Floats]:
+    """What is averaged over items: of each run (R, n)."""
+    lost, won = (1 - values) * reference, values * (1 - reference)
+    return {ABOVE: values, FLIPS: lost + won, LOST: lost, WON: won}
+
+
+def _by_line(
+    lines: Mapping[str, Sequence[Run]], points: Floats, replicates: Floats, seed: int, name: str
+) -> dict[str, Sample]:
+    """Line -> sample, from the values of all runs one after the other."""
+    samples, start = {}, 0
+    for line, runs in lines.items():
+        part = slice(start, start + len(runs))
+        samples[line] = sample_of(points[part], replicates[part], seed, name, line)
+        start = part.stop
+    return samples
+
+
+def _is_binary(values: Floats) -> bool:
+    return bool(np.isin(values, [0.0, 1.0]).all())
