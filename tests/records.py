@@ -60,6 +60,7 @@ def score(
     return {
         "task": task, "metric": metric, "filter": "none", "primary": True, "higher_is_better": True,
         "value": float(np.mean(items)), "n": len(items), "k": int(sum(items)), "stderr": 0.1,
+        "chance": 0.25,
         "shots": 0, "split": "test", "chat_template": False, "version": 1.0, "prompt_hash": "p",
         "rates": rates(skip, answer=skip if answers is None else answers), "items": list(items),
     } | changes  # fmt: skip
@@ -119,7 +120,8 @@ def split(run: Run) -> tuple[Record, pd.DataFrame]:
     """The record, and its items in no particular order."""
     scores = run.get("scores", [])
     lines = [
-        {key: s[key] for key in ("task", "metric", "filter")} | {"item": n, "value": float(v)}
+        {key: s[key] for key in ("task", "metric", "filter")}
+        | {"item": n, "value": float(v), "choice": int(v)}
         for s in scores
         for n, v in reversed(list(enumerate(s["items"])))
     ]

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from methods.core.model.ledger import Rates, Tally
 from workflows.evaluation import sandbox
+from workflows.evaluation.answers import chosen, guess
 from workflows.evaluation.harness import ANSWER, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.loading import CannotRun, explained, load, task_manager
 from workflows.evaluation.store import ScoreStore, TaskScores
@@ -153,6 +154,7 @@ def run_task(
             **SEEDS,
         )
     samples = output["samples"]
+    tasks = {task.task_name: task for task in group.get_all_tasks()}
     values = output["results"][entry.task]
     better = {k: v for name in samples for k, v in output["higher_is_better"][name].items()}
     shots = max(output["n-shot"][name] for name in samples)
@@ -165,7 +167,7 @@ def run_task(
     primary = next(key for key in metrics if key.split(",")[0] == headline)
     for key in metrics:
         metric, filter_name = key.split(",", 1)
-        frame = _items(entry.task, samples, metric, filter_name)
+        frame = _items(entry.task, samples, metric, filter_name, tasks)
         # lm-eval gives no direction for a metric that a task's own code computes.
         value, more = float(values[key]), better.get(metric) is not False
         valueless = frame["value"].isna().any()
@@ -177,7 +179,8 @@ def run_task(
             )
         if not valueless:
             # Texts are stored once, with the headline metric.
-            frames.append(frame if key == primary else frame.drop(columns=SAMPLE))
+            whole = frame.drop(columns="guess")
+            frames.append(whole if key == primary else whole.drop(columns=SAMPLE))
         scores.append(
             {
                 "task": entry.task,
@@ -187,6 +190,7 @@ def run_task(
                 "higher_is_better": more,
                 "value": value,
                 **_spread(frame["value"]),
+                "chance": _chance(entry, frame),
                 "shots": int(shots),
                 "split": entry.split,
                 "chat_template": entry.chat_template,
@@ -198,7 +202,11 @@ def run_task(
 
 
 def _items(
-    task: str, samples: Mapping[str, list[dict[str, Any]]], metric: str, filter_name: str
+    task: str,
+    samples: Mapping[str, list[dict[str, Any]]],
+    metric: str,
+    filter_name: str,
+    tasks: Mapping[str, Any],
 ) -> pd.DataFrame:
     """One row per item, for one metric and filter.
 
@@ -208,6 +216,7 @@ def _items(
             numbers from 0.
         metric: An item without a value of its own gets NaN.
         filter_name: Of lm-eval: what it extracts from a generated text.
+        tasks: Task -> lm-eval's object.
     """
     rows = [
         {
@@ -217,6 +226,8 @@ def _items(
             "subtask": name,
             "item": int(sample["doc_id"]),
             "value": _number(metric, sample[metric]),
+            "choice": chosen(tasks[name], sample, metric),
+            "guess": guess(tasks[name], sample),
             "doc_hash": sample["doc_hash"],
             "prompt_hash": sample["prompt_hash"],
             SAMPLE: sample_text(sample, first=number == 0),
@@ -231,6 +242,16 @@ def _items(
     if list(samples) == [task]:
         return frame.drop(columns="subtask")
     return frame.assign(item=range(len(frame)))
+
+
+def _chance(entry: TaskEntry, items: pd.DataFrame) -> float | None:
+    """The score of a guess: what the entry says, else the mean over items that are right or wrong.
+
+    Items with other values have none: nothing says what a guess would get.
+    """
+    if entry.chance is not None:
+        return entry.chance
+    return float(items["guess"].mean()) if items["value"].isin([0.0, 1.0]).all() else None
 
 
 def _number(metric: str, value: Any) -> float:
@@ -299,6 +320,7 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
         "n": tokens,
         "k": None,
         "stderr": None,
+        "chance": None,
         "shots": 0,
         "split": "text",
         "chat_template": False,

@@ -36,6 +36,7 @@ KEYS: dict[str, type] = {
     "config": dict,
     "probe": bool,
     "file": str,
+    "chance": float,
 }
 PERPLEXITY = "perplexity"
 
@@ -55,6 +56,7 @@ class TaskEntry:
         config: Keys that replace those of the lm-eval task, such as ``dataset_path``.
         probe: Whether probe texts are made of this task.
         file: Text file of a perplexity entry.
+        chance: Score of a guess; None: from the number of choices.
     """
 
     task: str
@@ -66,6 +68,7 @@ class TaskEntry:
     config: Mapping[str, Any] = field(default_factory=dict)
     probe: bool = True
     file: str | None = None
+    chance: float | None = None
 
     @property
     def is_perplexity(self) -> bool:
@@ -203,10 +206,13 @@ def _entry(item: Any) -> TaskEntry:
         raise ValueError(f"task entry {item!r}: keys are {', '.join(KEYS)}; task is required")
     for key, value in keys.items():
         kind = KEYS[key]
-        if not isinstance(value, kind) or (kind is int and (value is True or value is False)):
+        allowed = (int, float) if kind is float else kind
+        if not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool)):
             raise ValueError(f"task entry {item!r}: {key} must be of type {kind.__name__}")
     if keys.get("limit", 1) < 1 or keys.get("num_fewshot", 0) < 0:
         raise ValueError(f"task entry {item!r}: limit is at least 1, num_fewshot at least 0")
+    if not 0 <= keys.get("chance", 0) < 1:
+        raise ValueError(f"task entry {item!r}: chance is at least 0 and below 1")
     return TaskEntry(**keys)
 
 

@@ -55,6 +55,7 @@ class Score:
         n: Items.
         k: Items that were solved; None where items are not right or wrong.
         stderr: Standard error over items; None where the harness gives none.
+        chance: Score of a guess; None where nothing says it, as of a perplexity.
         shots: Demonstrations in the prompt.
         split: Where the items come from.
         chat_template: Whether prompts are in the model's chat template.
@@ -72,6 +73,7 @@ class Score:
     n: int
     k: int | None
     stderr: float | None
+    chance: float | None
     shots: int
     split: str
     chat_template: bool

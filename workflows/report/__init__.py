@@ -2,6 +2,6 @@
 
 # What the CSV files of a report are called.
 FRAMES = (
-    "retain", "ranks", "differences", "budgets", "costs", "speeds", "noise",
+    "retain", "measures", "ranks", "differences", "budgets", "costs", "speeds", "noise",
     "scores", "paper_values", "paper_order", "paper_agreement",
 )  # fmt: skip

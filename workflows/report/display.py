@@ -100,6 +100,16 @@ class Builder:
             spread = frame[f"{name}_std"] if deviations else [None] * len(frame)
             self.add(head, [plus(v, s) for v, s in zip(frame[name], spread, strict=True)])
 
+    def beside(self, frame: pd.DataFrame) -> bool:
+        """Add the measures beside Retain that the frame has; whether there are any."""
+        heads = {"Above chance": "above_chance", "Flips": "flips", "Changed": "changed"}
+        present = {h: n for h, n in heads.items() if n in frame and frame[n].notna().any()}
+        for head, name in present.items():
+            self.add(head, [number(value) for value in frame[name]])
+            if name == "above_chance":
+                self.add("95 % of above chance", spans(frame, "above_low", "above_high"))
+        return bool(present)
+
     def numbers(self, frame: pd.DataFrame, heads: Mapping[str, tuple[str, str]]) -> None:
         """Add columns of numbers, by head -> (column of the frame, format)."""
         for name, (column, form) in heads.items():

@@ -10,7 +10,13 @@ from workflows.report.seeds import SeedSpread, with_seed_deviation
 from workflows.stats.noise import noise_frame
 from workflows.stats.ranking import rank_frame
 from workflows.stats.speeds import speed_frame
-from workflows.stats.tables import budget_frame, cost_frame, retain_frame, score_frame
+from workflows.stats.tables import (
+    budget_frame,
+    cost_frame,
+    measure_frame,
+    retain_frame,
+    score_frame,
+)
 from workflows.stats.versus import difference_frame
 
 
@@ -23,6 +29,7 @@ def make_frames(results: Results, spread: SeedSpread | None = None) -> Frames:
     """
     frames = {
         "ranks": rank_frame(results.panels),
+        "measures": measure_frame(results.panels),
         "differences": difference_frame(results.panels),
         "budgets": budget_frame(results.panels),
         "costs": cost_frame(results.panels),

@@ -8,7 +8,16 @@ from typing import Any
 import pandas as pd
 
 from workflows.report.display import Builder, Table, line_id, number, plus, short_name, spans
-from workflows.report.suite_tables import DEFINED, MARKED, MATCHES, SKIPS, SPEEDS, notes, seeds_note
+from workflows.report.suite_tables import (
+    BESIDE,
+    DEFINED,
+    MARKED,
+    MATCHES,
+    SKIPS,
+    SPEEDS,
+    notes,
+    seeds_note,
+)
 from workflows.stats.ranking import Mark, places
 from workflows.stats.speeds import KEYS, with_speed
 
@@ -162,7 +171,8 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
         "Scoring (s)": ("scoring_seconds", "{:,.1f}"),
     }
     builder.numbers(both, heads)
-    note = " ".join([MATCHES[match], DEFINED, SKIPS, MARKED])  # type: ignore[index]
+    beside = [BESIDE] if "Above chance" in builder.columns else []
+    note = " ".join([MATCHES[match], DEFINED, *beside, SKIPS, MARKED])  # type: ignore[index]
     if "Between seeds" in builder.columns:
         note += f" {seeds_note(seeds_of)}"
     return builder.table(
@@ -179,6 +189,7 @@ def _add_scores(builder: Builder, both: pd.DataFrame) -> None:
         builder.numbers(both, {"Between seeds": ("seed_std", "± {:.2f}")})
     builder.numbers(both, {"Rank": ("rank", "{:.0f}")})
     builder.add("95 % of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
+    builder.beside(both)
 
 
 def retain_marks(both: pd.DataFrame) -> list[Mark]:

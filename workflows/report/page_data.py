@@ -36,9 +36,15 @@ AXES = {
     "prefill_time": "time of a prompt over dense",
     "decode_time": "time of a new token over dense",
 }
+BESIDE = {
+    "above_chance": "Above chance (%)",
+    "flips": "flips (%)",
+    "changed": "changed answers (%)",
+}
 NUMBERS = (
     "seeds", "skip", "skip_std", "skip_prompt", "skip_answer", "skip_net", "retain", "retain_std",
-    "retain_low", "retain_high", "seed_std", "prefill", "decode",
+    "retain_low", "retain_high", "above_chance", "above_low", "above_high", "flips", "changed",
+    "seed_std", "prefill", "decode",
 )  # fmt: skip
 
 
@@ -59,15 +65,23 @@ def page_data(frames: Frames, results: Results | None = None) -> dict[str, Any]:
         line for match in dict.fromkeys(frames["retain"]["match"]) for line in _lines(frames, match)
     ]
     tasks = [name for name in frames["retain"].columns if ":" in name]
-    axes = {name for line in lines for name in AXES if line["numbers"].get(name) is not None}
     data: dict[str, Any] = {
         "lines": lines,
-        "axes": {name: label for name, label in AXES.items() if name in axes},
-        "measures": {"retain": "Retain (%)"} | {name: short_name(name) for name in tasks},
+        "axes": {name: label for name, label in AXES.items() if _has(lines, name)},
+        "measures": {
+            "retain": "Retain (%)",
+            **{name: label for name, label in BESIDE.items() if _has(lines, name)},
+            **{name: short_name(name) for name in tasks},
+        },
         "latex": LATEX,
         "runs": {}, "run_of": {}, "items": {}, "prompts": {},
     }  # fmt: skip
     return data if results is None else data | _behind(results)
+
+
+def _has(lines: list[dict[str, Any]], name: str) -> bool:
+    """Whether a number is known of some line."""
+    return any(line["numbers"].get(name) is not None for line in lines)
 
 
 def _lines(frames: Frames, match: str) -> list[dict[str, Any]]:

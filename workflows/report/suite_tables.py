@@ -30,6 +30,12 @@ DEFINED = (
     "Retain: mean over tasks of score over the reference's score. Skip: share of the dense "
     "parameters that do not run, mean over scored tokens."
 )
+BESIDE = (
+    "Above chance: mean of (score - chance) / (reference - chance) over the tasks in which the "
+    "reference leads chance by more than two standard errors; 0 is a guess. Flips: items that are "
+    "right here and wrong in the reference, or the other way round; mean over tasks. Changed: "
+    "items with another chosen answer."
+)
 SKIPS = (
     "On prompts: skip on prompt tokens. On answers: skip on answer tokens, whose output is scored, "
     "mean over the tasks of the Retain. Net: skip minus the parameters that the method adds "
@@ -94,6 +100,7 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], seeds_of: str = "
         builder.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
         note += f" {seeds_note(seeds_of)}"
     builder.add("95 % interval", spans(frame, "retain_low", "retain_high"))
+    note += builder.beside(frame) * f" {BESIDE}"
     if frame[["prefill", "decode"]].notna().any(axis=None):
         heads = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
         builder.numbers(frame, heads)

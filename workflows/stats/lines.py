@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workflows.records.record import PROTOCOLS, Protocol, Record, Score
+from workflows.stats.measures import Choices, Measures, measure
 from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap
 from workflows.stats.retain import Floats, retain
 
@@ -26,6 +27,7 @@ class Line:
         budget: Fraction that was asked for; None where none applies or params are pinned.
         records: One per seed.
         runs: Task -> item values (n,) of each record; empty where a run is not applicable.
+        choices: Task -> chosen answers (n,) of each of the runs, where answers are chosen.
     """
 
     backbone: str
@@ -34,6 +36,7 @@ class Line:
     budget: float | None
     records: Sequence[Record]
     runs: Sequence[Run]
+    choices: Sequence[Choices]
 
     @property
     def name(self) -> str:
@@ -87,6 +90,7 @@ class Panel:
         reference: The one whose scores are 100 %.
         retain_tasks: Tasks that enter Retain.
         samples: ``"retain"`` and each task -> name of a finished line -> its sample.
+        measures: What stands beside Retain.
     """
 
     match: Protocol
@@ -94,6 +98,7 @@ class Panel:
     reference: Line
     retain_tasks: Sequence[str]
     samples: Mapping[str, Mapping[str, Sample]]
+    measures: Measures
 
     @property
     def name(self) -> str:
@@ -145,8 +150,13 @@ def make_panels(
         tasks = [t for t in retain_tasks if any(t not in run or run[t].any() for run in base)]
         if not tasks:
             raise ValueError(f"'{reference_row}' on '{backbone}' solves nothing, so no Retain is")
-        samples = bootstrap(runs, references[0].name, tasks, resamples)
-        panels.append(Panel(match, lines, references[0], tasks, samples))
+        reference = references[0]
+        samples = bootstrap(runs, reference.name, tasks, resamples)
+        choices = {line.name: line.choices for line in lines if line.done}
+        heads = reference.first.headlines
+        chances = {t: c for t in tasks if t in heads and (c := heads[t].chance) is not None}
+        measures = measure(runs, choices, reference.name, tasks, chances, resamples)
+        panels.append(Panel(match, lines, reference, tasks, samples, measures))
     return panels
 
 
@@ -172,8 +182,11 @@ def _lines(
             groups.setdefault((record.row, record.budget), []).append(number)
     lines = []
     for (row, budget), numbers in groups.items():
-        runs = [item_values(items[n], records[n]) for n in numbers if n in items]
-        lines.append(Line(backbone, match, row, budget, [records[n] for n in numbers], runs))
+        pairs = [(items[n], records[n]) for n in numbers if n in items]
+        runs = [item_values(*pair) for pair in pairs]
+        choices = [item_choices(*pair) for pair in pairs]
+        own = [records[n] for n in numbers]
+        lines.append(Line(backbone, match, row, budget, own, runs, choices))
     return lines
 
 
@@ -186,11 +199,26 @@ def item_values(frame: pd.DataFrame, record: Record) -> Run:
     }
 
 
+def item_choices(frame: pd.DataFrame, record: Record) -> Choices:
+    """Task -> number of the chosen answer (n,), ordered by item, where each item has one."""
+    choices = {}
+    for task, score in record.headlines.items():
+        places = _places(frame, score)
+        numbers = frame["choice"].to_numpy()[places]
+        if len(numbers) and (numbers >= 0).all():
+            choices[task] = numbers
+    return choices
+
+
 def headline_items(frame: pd.DataFrame, score: Score) -> tuple[NDArray[np.int64], Floats]:
     """Numbers and values (n,) of the items of one score, ordered by number."""
+    places = _places(frame, score)
+    return frame["item"].to_numpy()[places], frame["value"].to_numpy(np.float64)[places]
+
+
+def _places(frame: pd.DataFrame, score: Score) -> NDArray[np.int64]:
+    """Where the items of one score are in a frame, ordered by their numbers."""
     # Arrays, because selecting rows of a frame is too slow for thousands of runs.
     same = [frame[name].to_numpy() == getattr(score, name) for name in ("task", "metric", "filter")]
     places = np.flatnonzero(np.logical_and.reduce(same))
-    items, values = frame["item"].to_numpy()[places], frame["value"].to_numpy(np.float64)[places]
-    order = np.argsort(items)
-    return items[order], values[order]
+    return places[np.argsort(frame["item"].to_numpy()[places])]

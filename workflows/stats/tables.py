@@ -11,12 +11,14 @@ import pandas as pd
 from workflows.records.record import Record
 from workflows.stats.budget import answer_skip, far_in_training, misses, one_way, prompt_skip
 from workflows.stats.lines import Line, Panel
+from workflows.stats.measures import ABOVE
 from workflows.stats.resample import RETAIN, interval
 
 LEAD = [
     "backbone", "target", "match", "row", "title", "kind", "seeds", "skip", "skip_std",
     "skip_prompt", "skip_answer", "skip_net", "skip_authors", "retain", "retain_std",
-    "seed_std", "retain_low", "retain_high",
+    "seed_std", "retain_low", "retain_high", "above_chance", "above_low", "above_high", "flips",
+    "changed",
 ]  # fmt: skip
 
 
@@ -54,10 +56,53 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
         "retain_std": _deviation(line, sample.points.tolist()),
         "retain_low": 100 * low,
         "retain_high": 100 * high,
+        **_beside(panel, line),
         **_score_columns(line),
         "same_weights": "; ".join(_twins(panel, line)),
         "note": _note(panel, line),
     }
+
+
+def _beside(panel: Panel, line: Line) -> dict[str, float]:
+    """The measures beside Retain in percent, with the interval of Above chance."""
+    samples = {name: by_line[line.name] for name, by_line in panel.measures.samples.items()}
+    columns = {name: 100 * sample.value for name, sample in samples.items()}
+    if ABOVE in samples:
+        low, high = interval(samples[ABOVE].draws)
+        columns |= {"above_low": 100 * low, "above_high": 100 * high}
+    return columns
+
+
+def measure_frame(panels: Sequence[Panel]) -> pd.DataFrame:
+    """Every measure beside Retain, one line per row and measure; percent.
+
+    Columns: backbone, target, match, row, title, measure (see measures.py), value, std (over
+    seeds), low, high (95 % interval), tasks (of the mean), left_out (tasks of Retain that the
+    measure leaves out), small_leads (of ``above_chance``: resamples that divided by a quarter of a
+    lead).
+    """
+    lines = [
+        line.labels
+        | {
+            "measure": name,
+            "value": 100 * by_line[line.name].value,
+            "std": _deviation(line, by_line[line.name].points.tolist()),
+            "low": 100 * interval(by_line[line.name].draws)[0],
+            "high": 100 * interval(by_line[line.name].draws)[1],
+            "tasks": ", ".join(panel.measures.tasks[name]),
+            "left_out": ", ".join(
+                t for t in panel.retain_tasks if t not in panel.measures.tasks[name]
+            ),
+            "small_leads": 100 * panel.measures.small_leads if name == ABOVE else None,
+        }
+        for panel in panels
+        for name, by_line in panel.measures.samples.items()
+        for line in panel.done
+    ]
+    columns = (
+        "backbone target match row title measure value std low high tasks left_out small_leads"
+    )
+    return pd.DataFrame(lines, columns=columns.split())
 
 
 def _skips(panel: Panel, line: Line) -> dict[str, float | None]:

@@ -16,13 +16,15 @@ from workflows.stats.tables import (
     budget_frame,
     cost_frame,
     layer_frame,
+    measure_frame,
     retain_frame,
     score_frame,
 )
 
 COLUMNS = (
     "backbone target match row title kind seeds skip skip_std skip_prompt skip_answer skip_net "
-    "skip_authors retain retain_std seed_std retain_low retain_high"
+    "skip_authors retain retain_std seed_std retain_low retain_high above_chance above_low "
+    "above_high flips changed"
 ).split()
 
 
@@ -277,3 +279,26 @@ def test_costs_by_hand() -> None:
 def test_untrained_rows_saw_no_training_tokens() -> None:
     run = other(params={"updates": 3, "batch_tokens": 7})
     assert pd.isna(cost_frame(panels(dense(), run))["training_tokens"][1])
+
+
+def test_measures_beside_retain_say_their_tasks() -> None:
+    right = [1] * 30 + [0] * 10
+    some = [1] * 20 + [0] * 10 + [1] * 5 + [0] * 5
+    guess = [1, 0, 0, 0] * 10
+    runs = (
+        records.dense(score("a", right), score("b", guess)),
+        record("hero", 0.25, score("a", some), score("b", guess)),
+    )
+    lines = measure_frame(panels(*runs)).set_index(["row", "measure"])
+    # On b the reference guesses, so Above chance is that of a: (25 - 10) of (30 - 10) items.
+    above = lines.loc[("hero", "above_chance")]
+    assert above["value"] == pytest.approx(75)
+    assert (above["tasks"], above["left_out"]) == ("a", "b")
+    assert above["low"] < 75 < above["high"]
+    assert lines.loc[("hero", "lost"), "value"] == pytest.approx(100 * (10 / 40) / 2)
+    assert lines.loc[("hero", "won"), "value"] == pytest.approx(100 * (5 / 40) / 2)
+    assert lines.loc[("hero", "flips"), "value"] == pytest.approx(100 * (15 / 40) / 2)
+    assert lines.loc[("dense", "above_chance"), "value"] == pytest.approx(100)
+    (line,) = retain_frame(panels(*runs)).query("row == 'hero'").to_dict("records")
+    assert (line["above_chance"], line["above_low"]) == pytest.approx((75, above["low"]), abs=1e-3)
+    assert line["flips"] == pytest.approx(100 * (15 / 40) / 2, abs=1e-3)

@@ -1,0 +1,90 @@
+"""Which choice counts as an answer, and what a guess scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.toys import tasks as toy_tasks
+from tests.toys.models import make_model
+from tests.toys.sharing import make_lm
+from workflows.evaluation.answers import NO_CHOICE, chosen, guess
+from workflows.evaluation.score import score
+from workflows.evaluation.tasklist import TaskEntry, parse_tasks, read_entries
+
+
+class Task:
+    """What is asked of a task of lm-eval."""
+
+    def __init__(self, kind: str = "multiple_choice", choices: tuple[str, ...] = ()) -> None:
+        self.OUTPUT_TYPE = kind
+        self.choices = choices
+
+    def doc_to_choice(self, doc: Any) -> list[str]:
+        return list(self.choices)
+
+
+def sample(*scores: float, target: Any = 0) -> dict[str, Any]:
+    return {"doc": {}, "filtered_resps": [(s, False) for s in scores], "target": target}
+
+
+def test_the_chosen_answer_follows_the_length_that_the_metric_divides_by() -> None:
+    task = Task(choices=("a", "bbbb", "\u00e9\u00e9"))
+    item = sample(-1.0, -3.0, -1.4)
+    assert chosen(task, item, "acc") == 0
+    # Per character: -1, -0.75, -0.7; per byte: -1, -0.75, -0.35.
+    assert chosen(task, item, "acc_norm") == 2
+    assert chosen(task, sample(-1.0, -2.0, -1.9), "acc_norm") == 1
+    assert chosen(task, sample(-1.0, -2.0, -1.9), "acc_bytes") == 2
+    # Scores without a context, which acc_mutual_info adds, choose nothing.
+    assert chosen(task, sample(-2.0, -1.0, -3.0, -0.1, -0.1, -0.1), "acc") == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"), [(0, 1 / 4), ("b", 1 / 4), ([0, 2], 2 / 4), ([1, 1], 1 / 4)]
+)
+def test_a_guess_is_right_as_often_as_there_are_right_choices(target: Any, expected: float) -> None:
+    task = Task(choices=("a", "b", "c", "d"))
+    assert guess(task, sample(0, 0, 0, 0, target=target)) == expected
+
+
+@pytest.mark.parametrize("kind", ["generate_until", "loglikelihood"])
+def test_where_nothing_is_chosen_a_guess_scores_nothing(kind: str) -> None:
+    assert chosen(Task(kind), sample(-1.0), "acc") == NO_CHOICE
+    assert guess(Task(kind), sample(-1.0)) == 0
+
+
+def test_items_and_scores_carry_them(tmp_path: Path) -> None:
+    folder = toy_tasks.make_tasks(tmp_path / "tasks", items=12)
+    entries = parse_tasks("toy_choice,toy_write")
+    result = score(make_lm(make_model(), 4, share=False), entries, [folder])
+    chances = {s["task"]: s["chance"] for s in result.scores if s["primary"]}
+    assert chances == {"toy_choice": pytest.approx(1 / 3), "toy_write": 0}
+    (items,) = (frame for frame in result.items if frame["task"].iloc[0] == "toy_choice")
+    assert set(items["choice"]) <= {0, 1, 2}
+    assert len(set(items["choice"])) > 1
+    assert (result.items[1]["choice"] == NO_CHOICE).all()
+
+
+@pytest.mark.parametrize("chance", [1.0, -0.1, 2])
+def test_an_entry_may_state_its_chance(chance: float) -> None:
+    assert read_entries([{"task": "a", "chance": 0.2}])[0] == TaskEntry("a", chance=0.2)
+    with pytest.raises(ValueError, match="chance is at least 0 and below 1"):
+        read_entries([{"task": "a", "chance": chance}])
+
+
+def test_right_choices_are_those_that_score(tmp_path: Path) -> None:
+    folder = toy_tasks.make_tasks(tmp_path / "tasks", items=30)
+    (items,) = score(
+        make_lm(make_model(), 4, share=False), parse_tasks("toy_choice"), [folder]
+    ).items
+    rows = [
+        json.loads(line)["answer"] for line in (folder / "choice.jsonl").read_text().splitlines()
+    ]
+    for metric, own in items.groupby("metric"):
+        right = own.sort_values("item")["choice"].to_numpy() == np.array(rows)
+        assert right.tolist() == (own.sort_values("item")["value"] == 1).tolist(), metric
