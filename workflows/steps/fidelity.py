@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--texts", required=True, type=Path, metavar="FILE.jsonl", help="documents")
     parser.add_argument(
         "--answers-only", action="store_true",
-        help="compare at answer tokens (a completion, an assistant's turn); default: at all tokens",
+        help="compare at answer tokens alone (of a completion, of an assistant's turn)",
     )  # fmt: skip
     parser.add_argument(
         "--reference",

@@ -301,4 +301,4 @@ def test_half_precision() -> None:
 def test_neither_budget_nor_layers_is_not_applicable() -> None:
     method = load_method("shortened-taylor")
     reason = method.skip_reason(wrap(make_model()), Request(None, 0, Path()))
-    assert "how many blocks" in str(reason)
+    assert "how many layers" in str(reason)
