@@ -30,6 +30,11 @@ def arrays(values: dict[str, Any]) -> dict[str, Any]:
     return {task: np.array(of_task, dtype=float) for task, of_task in values.items()}
 
 
+def tasks(values: Any) -> dict[str, Any]:
+    """Items of two tasks, (2, n)."""
+    return dict(zip("ab", values, strict=True))
+
+
 def of(chances: dict[str, float], resamples: int = 20, **runs: Any) -> Measures:
     lines = {"dense": [DENSE], "row": [ROW]} | runs
     choices = {
@@ -133,33 +138,32 @@ def binomial(n: int, p: float) -> list[float]:
     return [float(stats.binom.pmf(k, n, p)) for k in range(n + 1)]
 
 
-@pytest.mark.parametrize("name", [ABOVE, FLIPS, CHANGED])
-def test_intervals_cover_the_truth(name: str) -> None:
+def test_intervals_cover_the_truth() -> None:
     """Items are drawn from known shares of right, lost, won and changed ones."""
-    rng, covered, repetitions = np.random.default_rng(5), 0, 300
+    rng, trials = np.random.default_rng(5), 1000
     chance, right, lost, won, other = 0.25, 0.6, 0.15, 0.05, 0.1
     score = right - lost + won
     truth = {
         ABOVE: (score - chance) / (right - chance),
         FLIPS: lost + won,
         CHANGED: lost + won + other,
-    }[name]
-    for repetition in range(repetitions):
-        runs, answers = [], []
-        for _ in range(2):
-            draw = rng.random((2, 300))
-            dense = (draw[0] < right).astype(float)
-            is_lost = (dense == 1) & (draw[1] < lost / right)
-            is_won = (dense == 0) & (draw[1] < won / (1 - right))
-            is_other = (dense == 0) & ~is_won & (draw[1] > 1 - other / (1 - right))
-            row = np.where(is_lost, 0.0, np.where(is_won, 1.0, dense))
-            runs.append((dense, row))
-            answers.append((dense * 0, (is_lost | is_won | is_other).astype(float)))
+    }
+    covered = dict.fromkeys(truth, 0)
+    for trial in range(trials):
+        # Two tasks of 300 items: what decides dense, and what the row makes of it.
+        draws = rng.random((2, 2, 300))
+        dense = (draws[0] < right).astype(float)
+        is_lost = (dense == 1) & (draws[1] < lost / right)
+        is_won = (dense == 0) & (draws[1] < won / (1 - right))
+        is_other = (dense == 0) & ~is_won & (draws[1] > 1 - other / (1 - right))
+        row = np.where(is_lost, 0.0, np.where(is_won, 1.0, dense))
+        changed = (is_lost | is_won | is_other).astype(float)
         measures = measure(
-            {line: [{f"t{n}": p[i] for n, p in enumerate(runs)}] for i, line in enumerate("dr")},
-            {line: [{f"t{n}": p[i] for n, p in enumerate(answers)}] for i, line in enumerate("dr")},
-            "d", ["t0", "t1"], {"t0": chance, "t1": chance}, 400, repetition,
+            {"dense": [tasks(dense)], "row": [tasks(row)]},
+            {"dense": [tasks(0 * dense)], "row": [tasks(changed)]},
+            "dense", ["a", "b"], {"a": chance, "b": chance}, 400, trial,
         )  # fmt: skip
-        low, high = interval(measures.samples[name]["r"].draws)
-        covered += low <= truth <= high
-    assert 0.92 <= covered / repetitions <= 0.98
+        for name, value in truth.items():
+            low, high = interval(measures.samples[name]["row"].draws)
+            covered[name] += low <= value <= high
+    assert all(0.93 <= number / trials <= 0.97 for number in covered.values()), covered
