@@ -101,7 +101,8 @@ class Unit:
 
     Args:
         layer: Its dense layer.
-        kind: ``attention``, ``ffn`` or ``layer``.
+        kind: ``attention`` or ``ffn``; ``block`` for a layer, ``evicting`` for one whose skipped
+            tokens leave no key and value.
         parameters: Its size.
         executed: Share of the scored tokens that ran it.
     """

@@ -9,11 +9,13 @@ the error of their mean, so it is drawn from a t distribution; the items' part i
 share:
 
     draw = items + sqrt(s^2 / S) t,   t ~ Student(S - 1)
-    items = mean over runs of the resampled value, its deviation times sqrt(max(0, 1 - w / V))
+    items = average + sqrt(max(0, 1 - w / V)) (mean over runs in this resample - average)
 
-V is the variance of that mean over resamples. w is the part of V that s^2 / S already holds: the
-variance between runs that comes from the resampled items, over S. For the difference of two lines
-with different runs, s^2 / S and w are sums over both, and t has Welch's degrees of freedom,
+"average" is the mean of that mean over all resamples, and V its variance. Single runs solve single
+items by luck: that is in s^2 / S and again in V. w is this common part: the variance between runs
+on resampled items, over S. It would count twice, so the deviations of the items are shrunk until
+their variance is V - w. For the difference of two lines with different runs, s^2 / S and w are sums
+over both, and t has Welch's degrees of freedom,
 
     (a + b)^2 / (a^2 / (S_a - 1) + b^2 / (S_b - 1)),   a, b = s^2 / S of each, rounded down.
 
@@ -50,7 +52,7 @@ class SamplingError:
     Args:
         by_items: Its value on resampled items, (B,).
         between: s^2 / S, zero of a single run.
-        within: The part of it that the items alone make.
+        within: The part of ``between`` that the items alone make; ``by_items`` holds it too.
         freedom: Degrees of freedom of ``between``.
     """
 
@@ -140,7 +142,8 @@ def bootstrap(
         mean = values[parts[reference]].mean(axis=0)
         points[task], base[task] = values.mean(axis=1), float(mean.mean())
         replicates[task], base_means = resample_means(values, mean, resamples, seed, task)
-        # Where the reference solves nothing in a draw, half an item counts: the ratio stays finite.
+        # Several runs make items of the reference fractions, so its mean in a resample may be tiny
+        # and a ratio to it huge: half an item counts at least.
         base_replicates[task] = np.maximum(base_means, 0.5 / len(mean))
     points[RETAIN] = retain({task: points[task] for task in retain_tasks}, base)
     replicates[RETAIN] = retain({task: replicates[task] for task in retain_tasks}, base_replicates)
@@ -179,19 +182,23 @@ def mean_of_tasks(
         if reference is not None:
             other = samples[task][reference]
             base[task], by_items = other.value, other.error.by_items
-            # Where it solves nothing in a draw, the smallest other value counts.
+            # Only the reference of ``bootstrap`` is always above 0. Another line may solve nothing
+            # in a resample: then its smallest other value counts.
             base_replicates[task] = np.maximum(by_items, by_items[by_items > 0].min(initial=1.0))
     means = retain(points, base)
     return sample_of(means, retain(replicates, base_replicates), seed, "mean of tasks", name)
 
 
 def difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
-    """Draws of ``second`` - ``first``, two lines with different runs, (B,)."""
+    """Draws of ``second`` - ``first`` (B,), for two lines with different runs."""
     return (second.error - first.error).draws(seed, "difference")
 
 
 def paired_difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
-    """Draws of ``second`` - ``first``, two lines whose runs are paired, (B,)."""
+    """Draws of ``second`` - ``first`` (B,), for two lines with the same seeds in the same order.
+
+    Run n of one line is compared with run n of the other, so what a seed does to both cancels.
+    """
     points, replicates = second.points - first.points, second.replicates - first.replicates
     return _sampling_error(points, replicates).draws(seed, "difference")
 
