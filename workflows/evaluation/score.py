@@ -294,7 +294,10 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
             logits = lm.model(window[None].to(lm.device)).logits[0, :-1].float()
         loss = cross_entropy(logits, window[1:].to(lm.device), reduction="sum").item()
         executed = lm.log.passes[-1]
-        lm.tallies["prompt"].add(None if executed is None else executed[0], len(window))
+        # Nothing is predicted from the last token.
+        for kind, part in (("likelihood", slice(0, -1)), ("prompt", slice(-1, None))):
+            ran = None if executed is None else executed[0][:, part]
+            lm.tallies[kind].add(ran, len(window[part]))
         rows.append(
             {
                 "task": entry.task,

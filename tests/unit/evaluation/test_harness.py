@@ -248,18 +248,20 @@ def test_perplexity_of_windows_by_hand(model: Any, tmp_path: Path) -> None:
     file.write_text(" ".join(f"w{n}" for n in ids))
     lm = harness(model, 8, max_length=8)
     scored = score(lm, parse_tasks(f"perplexity:{file}"), [])
-    losses, ran = [], np.zeros(5)
+    losses, ran, last = [], np.zeros(5), np.zeros(5)
     # Windows of 8, 8, 8 and 1; the last holds nothing to predict.
     for start in (0, 8, 16):
         window = ids[start : start + 8]
         with torch.no_grad():
             logs = model(torch.tensor([window])).logits[0].log_softmax(-1)
         losses += [-float(logs[t, window[t + 1]]) for t in range(7)]
-        ran += executed(model, window).sum(axis=1)
+        ran += executed(model, window)[:, :-1].sum(axis=1)
+        last += executed(model, window)[:, -1]
     (result,) = scored.scores
     assert result["value"] == pytest.approx(math.exp(sum(losses) / 21), rel=1e-5)
     assert (result["n"], result["k"], result["higher_is_better"]) == (21, None, False)
-    assert counts(scored.tallies)["prompt"] == (24, ran.tolist())
+    assert counts(scored.tallies)["likelihood"] == (21, ran.tolist())
+    assert counts(scored.tallies)["prompt"] == (3, last.tolist())
     assert len(scored.items[0]) == 3
 
 
