@@ -37,8 +37,11 @@ class Unit(NamedTuple):
 class Gate(NamedTuple):
     """What a router says about one unit; each tensor is (B, T).
 
-    ``value`` is the gate, in [0, 1], which penalties see. A token executes the unit where its gate
-    reaches the router's ``threshold``. None where nothing is trained; then ``execute`` decides.
+    A router returns ``value``, ``execute`` or both. With ``execute`` these decisions hold. Without
+    it the core decides: a token executes the unit if its value reaches the router's ``threshold``.
+
+    ``value`` is the gate, in [0, 1], which penalties see; None: ``execute`` decides, and no penalty
+        sees this unit, as in inference or in a method that trains nothing.
     ``scale`` says what multiplies the update:
         ``"none"``: nothing.
         ``"gate"``: the gate for tokens that execute the unit; one minus the gate for tokens that
@@ -46,7 +49,8 @@ class Gate(NamedTuple):
         ``"straight-through"``: one for tokens that execute the unit, zero for the others, with the
             gradient of the gate. The unit then runs for every token, and penalties see this scale.
         a tensor: these factors.
-    ``execute``, bool: the decisions, where another rule than the threshold makes them.
+    ``execute``, bool: the decisions of a router that decides by itself: by another rule than the
+        threshold, with noise in training, or on logits (``decide_gates``).
     """
 
     value: Tensor | None = None
@@ -86,11 +90,13 @@ class Router(nn.Module, ABC):
     """Gives each token a gate for each unit, and holds every parameter that routing adds.
 
     The core asks for the gates in the order of ``units`` and hands the router's state on from one
-    to the next. Thresholds, scales and recomputation are the work of the core.
+    to the next. It applies the scales, and it recomputes gates and layers. It compares a gate with
+    the threshold only if the router returns no decisions (see :class:`Gate`).
     """
 
     units: Sequence[Unit]
-    # The gate value from which a unit runs. A router that sets it is calibrated to the budget.
+    # The gate value from which a unit runs. A router that sets it is calibrated to the budget. A
+    # router that returns decisions compares with it itself.
     threshold: float
     # Whether a gate that equals the threshold executes.
     ties_execute: ClassVar[bool] = True
