@@ -92,10 +92,10 @@ class DLLM(RoutedMethod):
     Differs from upstream: inference does not run a skipped layer, in prefill neither; the authors
         run it and mask the result. Reserved tokens are counted from the first real token, not from
         column 0. With a budget, Omega follows from the budget and the share of reserved tokens,
-        lambda is steered instead of its ramp, and the threshold is calibrated on the validation
-        split; under ``match: split`` for prompt tokens and answer tokens apart. Data, tokens in the
-        loss, optimizer and initial values of LoRA are those of every trained row, and there is no
-        dropout.
+        lambda is steered instead of its ramp, and the threshold is calibrated on the probe texts.
+        Under ``match: split`` prompt tokens and answer tokens have an Omega and a lambda each, and
+        the threshold is calibrated on answer tokens. Data, tokens in the loss, optimizer and
+        initial values of LoRA are those of every trained row, and there is no dropout.
     """
 
     title = "D-LLM"

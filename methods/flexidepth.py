@@ -58,9 +58,10 @@ class FlexiDepth(RoutedMethod):
         FFN at half strength and skip at random. The factors are plainly w and 1 - w, as the
         released code computes them; the paper names SparseMixer. Router and comparison are in
         float32. The penalty leaves out pads and the last token of a document. With a budget,
-        training steers alpha and the threshold is calibrated on the validation split, under
-        ``match: split`` for prompt tokens and answer tokens apart. Of a skipped layer the keys,
-        values and norms count as run. Data and schedule are those of every trained row.
+        training steers alpha and the threshold is calibrated on the probe texts. Under
+        ``match: split`` prompt tokens and answer tokens have an alpha each, and the threshold is
+        calibrated on answer tokens. Of a skipped layer the keys, values and norms count as run.
+        Data and schedule are those of every trained row.
     """
 
     title = "FlexiDepth"

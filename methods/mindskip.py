@@ -76,10 +76,11 @@ class MindSkip(RoutedMethod):
     Differs from upstream: a skipped unit gives its router a gradient, as in the later code. The
         mean over a sequence leaves out pads and other documents, and modules store nothing between
         calls. The schedule is that of every trained row, not 15 updates at 1e-5. With a budget,
-        training steers the weight of the penalty and the threshold is calibrated on the validation
-        split, under ``match: split`` for prompt tokens and answer tokens apart. The last layer may
-        be routed; the authors leave it out. ``prompt_weight`` is 1; the authors train on answers
-        only. It trains D numbers per layer, far fewer than any other row.
+        training steers the weight of the penalty and the threshold is calibrated on the probe
+        texts. Under ``match: split`` prompt tokens and answer tokens have a weight each, and the
+        threshold is calibrated on answer tokens. The last layer may be routed; the authors leave it
+        out. ``prompt_weight`` is 1; the authors train on answers only. It trains D numbers per
+        layer, far fewer than any other row.
     """
 
     title = "MindSkip ({target})"

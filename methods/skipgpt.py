@@ -70,7 +70,7 @@ class SkipGPT(RoutedMethod):
         temperature follows the optimizer's step, which survives an interrupted run. Pads and the
         last token of a document, which predicts nothing, count neither in the penalty nor in the
         rates. With a budget, the penalty counts parameters; its target is corrected by what
-        inference skips on the validation split, and the threshold is calibrated there. Under
+        inference skips on the probe texts, and the threshold is calibrated on them. Under
         ``match: split`` prompt tokens and answer tokens have a penalty each. Data and schedule are
         those of every trained row, and there is no dropout. A skipped attention still makes keys
         and values, which count as run.

@@ -69,7 +69,7 @@ class Data:
         calibration_file: .npy or .jsonl; None if the method needs none.
         training_file: .jsonl, or a folder .tokens, which is mapped into memory.
         validation_file: .jsonl.
-        probe_file: .jsonl; texts of the validation split as the harness feeds them.
+        probe_file: .jsonl; texts in the form in which the harness feeds them.
     """
 
     tokenizer: PreTrainedTokenizerBase | None

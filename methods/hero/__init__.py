@@ -75,7 +75,7 @@ class Hero(RoutedMethod):
     Source: the HeRo paper, equations of its method section. It released no code; the choices that
         it leaves open are listed here.
     Differs from upstream: the paper tries values of alpha; here, with a budget, training steers
-        alpha and the threshold is calibrated on the validation split. Under ``match: split`` prompt
+        alpha and the threshold is calibrated on the probe texts. Under ``match: split`` prompt
         tokens and answer tokens have a penalty and an alpha each. A steered alpha may fall slightly
         below zero and then rewards large gates (``core/routing/steering.py``). Gates start at 0.88,
         because gates of 0.5 run every FFN at half strength. The path MLP's weights of the distance
