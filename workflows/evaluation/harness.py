@@ -7,8 +7,10 @@ adds them to a tally per kind of token:
   row, because the id of a pad may also be that of a token.
 - Generation. Batches are padded on the left, with a mask. A row counts until its first stop string.
 - A token counts once if it was computed once. lm-eval scores answers of one token with the same
-  context from one forward pass. With ``share_prefix`` this holds for answers of any length
-  (``prefix.py``).
+  context from one forward pass. With ``share_prefix`` this holds for answers of any length.
+
+Two other places count into the same tallies: ``prefix.py``, where answers share a context, and
+``perplexity`` in ``score.py``, which reads a text in windows.
 
 Every model decodes greedily, whatever its folder says; only ``generation_kwargs`` of a task can
 change that.
@@ -68,7 +70,8 @@ class AnswerMarker:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        # Column of the first answer token in the current batch.
+        # Column of the first answer token of the current batch, which predicts the answer's first
+        # token.
         self.first = 0
         self.active = bool(getattr(router_of(model), "reads_kinds", False))
         if self.active:

@@ -6,6 +6,9 @@ All methods have the same denominator, the parameters of the dense backbone. For
 
 ``skip_net`` also charges what a dynamic method added: router and LoRA for every token, adapters
 where they ran. Both rates are means over real tokens; pads never count.
+
+A ``Tally`` sums what ran: how many tokens executed each unit. What was skipped follows at the end,
+as one minus the share that ran.
 """
 
 from __future__ import annotations
