@@ -244,7 +244,7 @@ def check_first(config: Mapping[str, Any], rows: Container[str]) -> None:
 
     Args:
         config: The suite's.
-        known: Rows of the suite and of the project.
+        rows: Names of rows, of the suite and of the project.
 
     Raises:
         ValueError: There is no such row.
