@@ -227,11 +227,11 @@ def test_a_batch_does_not_mix_its_rows(row: str, runs: Runs) -> None:
     torch.testing.assert_close(alone, logits(model), rtol=1e-4, atol=1e-4)
 
 
-def by_steps(model: Any, ids: torch.Tensor, gates: torch.Tensor | None) -> torch.Tensor:
-    """Logits (B, T, V) of one call per token; ``gates`` (B, U, T) are forced."""
+def by_steps(model: Any, ids: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
+    """Logits (B, T, V) of one call per token; ``forced`` (B, U, T) are its decisions."""
     cache, parts = None, []
     for t in range(ids.shape[1]):
-        at = {} if gates is None else {"gates": gates[..., t : t + 1]}
+        at = {} if forced is None else {"forced": forced[..., t : t + 1]}
         with torch.no_grad():
             step = model(ids[:, t : t + 1], past_key_values=cache, use_cache=True, **at)
         cache = step.past_key_values
@@ -247,25 +247,25 @@ def test_in_16_bits_a_row_decides_and_says_what_it_does_in_32(
     folder = runs.fit(row)
     exact, model = load_model(folder), load_model(folder, dtype=torch.bfloat16)
     before, after = decided(exact, IDS), decided(model, IDS)
-    gates = None
+    forced = None
     if before is not None:
         assert float((after == before).double().mean()) > 0.95
         assert torch.equal(after, decided(load_model(folder).bfloat16(), IDS))
         # A decision that falls otherwise moves logits more than all rounding.
-        gates = before[:1]
-    forced, expected = {"gates": gates} if gates is not None else {}, None
+        forced = before[:1]
+    extra, expected = {"forced": forced} if forced is not None else {}, None
 
     def near(found: torch.Tensor) -> bool:
         assert found.dtype is torch.bfloat16
         return float((found.float() - expected).norm()) < 0.1 * float(expected.norm())
 
-    expected = logits(exact, IDS[:1], **forced)
-    assert near(logits(model, IDS[:1], **forced))
-    assert near(logits(load_model(folder).bfloat16(), IDS[:1], **forced))
-    assert near(by_steps(model, IDS[:1], gates))
+    expected = logits(exact, IDS[:1], **extra)
+    assert near(logits(model, IDS[:1], **extra))
+    assert near(logits(load_model(folder).bfloat16(), IDS[:1], **extra))
+    assert near(by_steps(model, IDS[:1], forced))
     with torch.autocast("cpu", torch.bfloat16):
-        assert near(logits(exact, IDS[:1], **forced))
-        assert near(by_steps(exact, IDS[:1], gates))
+        assert near(logits(exact, IDS[:1], **extra))
+        assert near(by_steps(exact, IDS[:1], forced))
     assert model.generate(IDS, max_new_tokens=3, eos_token_id=None).shape == (3, 17)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)

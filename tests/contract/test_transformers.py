@@ -264,10 +264,10 @@ def test_hidden_states_are_what_enters_and_leaves_the_layers(row: str, folders: 
             assert all(map(torch.equal, states[1:-1], left[:-1]))
         elif "lora_" not in str(model.state_dict().keys()):
             # With open gates it is the dense model.
-            gates = torch.ones(len(IDS), len(router.units), IDS.shape[1], dtype=torch.bool)
+            forced = torch.ones(len(IDS), len(router.units), IDS.shape[1], dtype=torch.bool)
             dense = load_backbone(folders.home / "llama").model
             stock = dense(IDS, output_hidden_states=True).hidden_states
-            opened = model(IDS, gates=gates, output_hidden_states=True).hidden_states
+            opened = model(IDS, forced=forced, output_hidden_states=True).hidden_states
             for state, other in zip(opened, stock, strict=True):
                 assert_near(state, other)
         ends = model(IDS, output_hidden_states=[0, -1]).hidden_states

@@ -289,11 +289,11 @@ def test_later_tokens_never_change_earlier_gates(model: PreTrainedModel) -> None
         assert (after.gates[..., place] - before.gates[..., place]).abs().max() > 1e-3
 
 
-def test_forced_gates_replace_decision_and_scale(model: PreTrainedModel) -> None:
+def test_forced_decisions_replace_decision_and_scale(model: PreTrainedModel) -> None:
     ids = torch.tensor([ROWS[0]])
     every = torch.ones(1, len(ROUTED), len(ROWS[0]), dtype=torch.bool)
     dense = make_model()(ids).logits
-    assert torch.equal(model(ids, gates=every).logits, dense)
+    assert torch.equal(model(ids, forced=every).logits, dense)
     assert not torch.allclose(model(ids).logits, dense, atol=1e-2)
 
 

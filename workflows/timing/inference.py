@@ -19,7 +19,7 @@ from methods.kernels.choose import available
 from workflows.timing.cases import Case
 from workflows.timing.clock import compare
 from workflows.timing.meters import joules, peak_memory
-from workflows.timing.modes import Bench, Line, forced_gates
+from workflows.timing.modes import Bench, Line, forced_decisions
 from workflows.timing.work import Work
 
 Arguments = dict[str, Any]
@@ -69,7 +69,7 @@ def time_prefill(
     """
     sequences, length = case
     prompts = [texts.rows(*case, turn).to(bench.device) for turn in range(bench.turns)]
-    forced = [_forced_gates(row, ids, rate) for ids in prompts]
+    forced = [_forced_decisions(row, ids, rate) for ids in prompts]
     pairs = zip(prompts, forced, strict=True)
     executed = _join([_decisions(row, ids, extra) for ids, extra in pairs])
     seconds = bench.time(
@@ -104,7 +104,7 @@ def time_decode(
     """
     sequences, context = case
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
-    extra = _forced_gates(row, ids, rate)
+    extra = _forced_decisions(row, ids, rate)
     caches = [
         _cache(row, ids[:, :context], _part(extra, 0, context)),
         _cache(dense, ids[:, :context], {}),
@@ -134,7 +134,7 @@ def time_static(
     """
     sequences, context = case
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
-    extra = _forced_gates(row, ids, rate)
+    extra = _forced_decisions(row, ids, rate)
     # One place more: after the timed steps, ``joules`` repeats one further step.
     decoders = [
         StaticDecoder(model, sequences, ids.shape[1] + 1, forced=rate is not None)
@@ -204,8 +204,8 @@ def _static_steps(
 ) -> Iterator[None]:
     for token, extra in zip(tokens, extras, strict=True):
         decoder.token.copy_(token)
-        if decoder.gates is not None:
-            decoder.gates.copy_(extra["gates"])
+        if decoder.decisions is not None:
+            decoder.decisions.copy_(extra["forced"])
         decoder.step()
         yield
 
@@ -231,8 +231,8 @@ def _cache(model: PreTrainedModel, ids: Tensor, extra: Arguments) -> Cache:
 @torch.no_grad()
 def _decisions(model: PreTrainedModel, ids: Tensor, extra: Arguments) -> Tensor | None:
     """Decisions (B, U, T), forced or the row's own; None if no unit is routed."""
-    if router_of(model) is None or "gates" in extra:
-        return extra.get("gates")
+    if router_of(model) is None or "forced" in extra:
+        return extra.get("forced")
     executed: Tensor = decoder(model)(input_ids=ids, use_cache=False, **extra).executed
     return executed
 
@@ -242,17 +242,17 @@ def _join(executed: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(decisions) if decisions else None
 
 
-def _forced_gates(model: PreTrainedModel, ids: Tensor, rate: float | None) -> Arguments:
-    """Forced gates as an argument of a forward pass; empty if the row decides itself."""
+def _forced_decisions(model: PreTrainedModel, ids: Tensor, rate: float | None) -> Arguments:
+    """Forced decisions as an argument of a forward pass; empty if the row decides itself."""
     router = router_of(model)
     if rate is None or router is None:
         return {}
     rows, length = ids.shape
-    return {"gates": forced_gates(router, rows, length, rate, str(ids.device))}
+    return {"forced": forced_decisions(router, rows, length, rate, str(ids.device))}
 
 
 def _part(extra: Arguments, first: int, stop: int) -> Arguments:
-    return {name: gates[..., first:stop] for name, gates in extra.items()}
+    return {name: decisions[..., first:stop] for name, decisions in extra.items()}
 
 
 def _skip(executed: Tensor | None) -> float | None:

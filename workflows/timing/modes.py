@@ -49,7 +49,7 @@ def shape_of(model: PreTrainedModel) -> Shape:
     )
 
 
-def forced_gates(router: Router, rows: int, length: int, rate: float, device: str) -> Tensor:
+def forced_decisions(router: Router, rows: int, length: int, rate: float, device: str) -> Tensor:
     """Decisions (B, U, T): False, with probability ``rate``, skips a unit.
 
     The number of units that a token skips differs by one at most, so that all steps have the same
@@ -88,14 +88,14 @@ def time_block(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Line]
     alternative = router.alternative(0)
     dense = ffn(layers(routed)[router.units[0].layer])
     rows = torch.randn(2048, routed.config.hidden_size, device=bench.device).to(routed.dtype)
-    gates = forced_gates(router, 1, 2048, rate, bench.device)[0, 0]
-    sizes, real = shape_of(routed), 1 - float(gates.float().mean())
+    execute = forced_decisions(router, 1, 2048, rate, bench.device)[0, 0]
+    sizes, real = shape_of(routed), 1 - float(execute.float().mean())
     bound = ((1 - real) * sizes.ffn + real * sizes.adapter) / sizes.ffn
     lines = []
     for backward in (False, True):
         leaf = rows.clone().requires_grad_(backward)
         routed_time, dense_time = bench.time(
-            partial(_block_step, lambda x: dispatch(x, gates, dense, alternative), leaf),
+            partial(_block_step, lambda x: dispatch(x, execute, dense, alternative), leaf),
             partial(_block_step, dense, leaf),
         )
         case = "forward, backward" if backward else "forward"
@@ -131,14 +131,14 @@ def time_training(
     lora = _with_lora(routed, FFN if ffns else (*ATTENTION, *FFN), adapted)
     trained = sum(p.numel() for p in lora.parameters() if p.requires_grad)
     ids = _ids(routed, sequences, length, bench.device)
-    gates = forced_gates(router, sequences, length, rate, bench.device)
-    forced, real = {"gates": gates}, 1 - float(gates.float().mean())
+    decisions = forced_decisions(router, sequences, length, rate, bench.device)
+    extra, real = {"forced": decisions}, 1 - float(decisions.float().mean())
     if recompute:
         lora.gradient_checkpointing_enable({"use_reentrant": False})
         # transformers also computes gradients of the embeddings, which LoRA does not need.
         lora.disable_input_require_grads()
     routed.model.checkpointing = recompute
-    steps = partial(_training_step, routed, ids, forced), partial(_training_step, lora, ids, {})
+    steps = partial(_training_step, routed, ids, extra), partial(_training_step, lora, ids, {})
     try:
         seconds = bench.time(*steps)
         memory = peak_memory(steps)

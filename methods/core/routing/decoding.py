@@ -31,7 +31,7 @@ class StaticDecoder:
         sequences: B.
         capacity: Tokens that the cache holds per sequence, pads and new ones included.
         graph: Whether steps are a CUDA graph; None: if the model is on a GPU.
-        forced: Whether decisions of steps come from ``gates``, not from the router.
+        forced: Whether decisions of steps come from ``decisions``, not from the router.
 
     Raises:
         ValueError: Layers have an attention window shorter than ``capacity``, or a graph is asked
@@ -40,7 +40,7 @@ class StaticDecoder:
     Attributes:
         token: The latest tokens (B, 1); a step reads them and writes the next ones.
         logits: Of the latest step (B, V).
-        gates: Forced decisions (B, U, 1), bool; None where the router decides.
+        decisions: Forced decisions (B, U, 1), bool; None where the router decides.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class StaticDecoder:
         self._positions = torch.zeros_like(self.token)
         self._column = torch.zeros(1, dtype=torch.int64, device=device)
         self._mask = torch.zeros(sequences, 1, 1, columns, dtype=model.dtype, device=device)
-        self.gates: Tensor | None = None
+        self.decisions: Tensor | None = None
         if forced and router is not None:
             shape = (sequences, len(router.units), 1)
-            self.gates = torch.ones(shape, dtype=torch.bool, device=device)
+            self.decisions = torch.ones(shape, dtype=torch.bool, device=device)
         self._extra: dict[str, Any] = {} if router is None else {"static": True}
-        if self.gates is not None:
-            self._extra["gates"] = self.gates
+        if self.decisions is not None:
+            self._extra["forced"] = self.decisions
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
@@ -95,7 +95,7 @@ class StaticDecoder:
         Args:
             ids: Prompts (B, T), padded on the left.
             mask: 1 on tokens, 0 on pads (B, T); None: no pads.
-            extra: Further arguments of the model's call, such as ``gates`` (B, U, T).
+            extra: Further arguments of the model's call, such as ``forced`` (B, U, T).
 
         Raises:
             ValueError: The prompts are longer than the cache.

@@ -74,7 +74,7 @@ class RoutedDecoder(nn.Module):
         self._units = units_by_layer(router.units)
 
     # Causal LMs of transformers call it with their own arguments, so the list is long. Three are
-    # this project's: gates, context, static.
+    # this project's: forced, context, static.
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -83,7 +83,7 @@ class RoutedDecoder(nn.Module):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        gates: Tensor | None = None,
+        forced: Tensor | None = None,
         context: Context | None = None,
         static: bool = False,
         output_hidden_states: StateChoice = None,
@@ -100,8 +100,8 @@ class RoutedDecoder(nn.Module):
             past_key_values: Cache of earlier tokens.
             inputs_embeds: Embeddings (B, T, D) in place of ``input_ids``.
             use_cache: Whether to return a cache; None: as the config says, but not in training.
-            gates: Forced decisions (B, U, T), bool. The router still runs; its decisions are
-                replaced, and no update is scaled.
+            forced: Decisions (B, U, T), bool, in place of the router's. The router still runs, and
+                no update is scaled.
             context: Training progress and noise.
             static: The pass is to be captured as a CUDA graph: what is launched, shapes and
                 addresses must not depend on decisions, and the host must read nothing. For one new
@@ -136,8 +136,8 @@ class RoutedDecoder(nn.Module):
         tokens = tokens_of(input_ids, attention_mask, position_ids, hidden)
         at = context or Context()
         state = self.router.start(tokens, hidden, at)
-        forced = None if gates is None else gates.unbind(dim=1)
-        decider = Decider(self.router, at, forced, self._recomputes)
+        by_unit = None if forced is None else forced.unbind(dim=1)
+        decider = Decider(self.router, at, by_unit, self._recomputes)
         call = Call(decider, static, tokens.valid, arguments)
         states = HiddenStates(self.config, output_hidden_states, len(self.layers) + 1)
         hidden, decisions = self._run_layers(hidden, state, masks, call, states)

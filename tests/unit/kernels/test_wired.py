@@ -95,8 +95,8 @@ def test_a_decode_step_agrees_with_its_twin(
     decoders = [StaticDecoder(folded(name), 3, 12, False, forced=True) for _ in "ab"]
     for decoder in decoders:
         decoder.prefill(SHORT)
-        assert decoder.gates is not None
-        decoder.gates.fill_(executes)
+        assert decoder.decisions is not None
+        decoder.decisions.fill_(executes)
         queued.clear()
         decoder.step()
         monkeypatch.setattr(choose, "missing", lambda tensor: "not this time")
@@ -144,10 +144,10 @@ def test_rows_of_an_evicting_layer_grow_alone(executes: bool, queued: list[str])
     """By kernels as by the twin: columns of tokens that skipped are written over."""
     decoder = StaticDecoder(folded("d-llm"), 3, 12, False, forced=True)
     decoder.prefill(SHORT)
-    gates: Any = decoder.gates
+    decisions: Any = decoder.decisions
     queued.clear()
-    gates.copy_(torch.arange(3, device=DEVICE)[:, None, None] < 2)
-    gates[0] = executes
+    decisions.copy_(torch.arange(3, device=DEVICE)[:, None, None] < 2)
+    decisions[0] = executes
     before = [layer.cumulative_length.clone() for layer in decoder.cache.layers]
     decoder.step()
     units: Any = router_of(decoder.model).units  # type: ignore[union-attr]

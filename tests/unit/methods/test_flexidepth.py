@@ -124,13 +124,13 @@ def test_skipped_tokens_leave_keys_and_values_that_later_ones_read() -> None:
     assert_near(cache.layers[0].keys, whole.layers[0].keys)
     assert_near(cache.layers[0].values, whole.layers[0].values)
     # The last token alone runs: what it reads are the others' keys, though they were skipped.
-    gates = torch.zeros(len(IDS), 2, IDS.shape[1], dtype=torch.bool)
-    gates[:, :, -1] = True
+    forced = torch.zeros(len(IDS), 2, IDS.shape[1], dtype=torch.bool)
+    forced[:, :, -1] = True
     seen = []
     model.model.layers[0].self_attn.o_proj.register_forward_hook(
         lambda module, given, output: seen.append(given[0].reshape(-1, given[0].shape[-1]))
     )
-    model.model(IDS, use_cache=False, gates=gates)
+    model.model(IDS, use_cache=False, forced=forced)
     expected = []
     attention(layers_of(dense)[0]).o_proj.register_forward_hook(
         lambda module, given, output: expected.append(given[0][:, -1])

@@ -80,11 +80,11 @@ def gradients(model: Any, checkpointing: bool, between: Callable[[], None]) -> d
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def test_forced_gates_hold_in_recomputed_layers() -> None:
+def test_forced_decisions_hold_in_recomputed_layers() -> None:
     model = model_of("hero").train()
     forced = torch.rand(len(IDS), 4, IDS.shape[1], generator=torch.Generator().manual_seed(3)) < 0.5
     for model.model.checkpointing in (False, True):
-        executed = model.model(IDS, use_cache=False, gates=forced).executed
+        executed = model.model(IDS, use_cache=False, forced=forced).executed
         assert torch.equal(executed, forced)
 
 

@@ -25,7 +25,7 @@ from workflows.timing.modes import (
     Bench,
     _training_step,
     _with_lora,
-    forced_gates,
+    forced_decisions,
     shape_of,
     time_training,
 )
@@ -68,19 +68,19 @@ def test_a_prompt_costs_what_its_matrices_multiply() -> None:
     model = hero()
     router = router_of(model)
     assert router is not None
-    gates = forced_gates(router, 2, 16, 0.4, "cpu")
+    forced = forced_decisions(router, 2, 16, 0.4, "cpu")
     ids = Texts.random(60).rows(2, 16)
     with Seen() as seen, torch.no_grad():
-        model(ids, use_cache=False, logits_to_keep=1, gates=gates)
+        model(ids, use_cache=False, logits_to_keep=1, forced=forced)
     linear = sum(2 * rows * numbers for _, rows, numbers in seen.calls)
     work = Work.of(model)
     scores = 2 * sum(work.widths) * 16 * 32
-    found = work.prompt_flops(gates, 2, 16) - scores
+    found = work.prompt_flops(forced, 2, 16) - scores
     assert found == pytest.approx(linear, rel=SMALL)
-    # Another rate is another number, by what the gates say.
-    closed = torch.zeros_like(gates)
+    # Another rate is another number, by what the decisions say.
+    closed = torch.zeros_like(forced)
     assert work.prompt_flops(closed, 2, 16) < found + scores
-    sizes, rate = shape_of(model), 1 - float(gates.double().mean())
+    sizes, rate = shape_of(model), 1 - float(forced.double().mean())
     assert prefill_flops(sizes, 2, 16, rate) == pytest.approx(found + scores, rel=SMALL)
 
 
@@ -91,17 +91,17 @@ def test_a_step_reads_what_one_sequence_needs(batch: int, monkeypatch: pytest.Mo
     model = hero()
     router = router_of(model)
     assert router is not None
-    gates = forced_gates(router, batch, 20, 0.6, "cpu")
+    forced = forced_decisions(router, batch, 20, 0.6, "cpu")
     ids = Texts.random(60).rows(batch, 20)
     with torch.no_grad():
-        cache = model(ids[:, :8], use_cache=True, gates=gates[..., :8]).past_key_values
+        cache = model(ids[:, :8], use_cache=True, forced=forced[..., :8]).past_key_values
         read = 0
         for turn in range(8, 20):
             now = slice(turn, turn + 1)
             with Seen() as seen:
-                model(ids[:, now], past_key_values=cache, use_cache=True, gates=gates[..., now])
+                model(ids[:, now], past_key_values=cache, use_cache=True, forced=forced[..., now])
             read += sum({matrix: numbers for matrix, _, numbers in seen.calls}.values())
-    steps = gates[..., 8:].permute(2, 0, 1)
+    steps = forced[..., 8:].permute(2, 0, 1)
     assert Work.of(model).step_weights(steps) == pytest.approx(read / 12, rel=SMALL)
 
 
@@ -112,17 +112,17 @@ def test_at_a_larger_shape_little_is_left_out(rate: float) -> None:
     router = router_of(model)
     assert router is not None
     work, ids = Work.of(model), Texts.random(8192).rows(1, 33)
-    gates = forced_gates(router, 1, 33, rate, "cpu")
+    forced = forced_decisions(router, 1, 33, rate, "cpu")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        cache = model(ids[:, :32], logits_to_keep=1, gates=gates[..., :32]).past_key_values
+        cache = model(ids[:, :32], logits_to_keep=1, forced=forced[..., :32]).past_key_values
     # The counter knows no attention of the CPU.
     scores = 2 * 32 * 32 * sum(work.widths)
-    found = work.prompt_flops(gates[..., :32], 1, 32) - scores
+    found = work.prompt_flops(forced[..., :32], 1, 32) - scores
     assert counter.get_total_flops() == pytest.approx(found, rel=0.005)
     with Seen() as seen, torch.no_grad():
-        model(ids[:, 32:], past_key_values=cache, gates=gates[..., 32:])
+        model(ids[:, 32:], past_key_values=cache, forced=forced[..., 32:])
     read = sum({matrix: numbers for matrix, _, numbers in seen.calls}.values())
-    steps = gates[..., 32:].permute(2, 0, 1)
+    steps = forced[..., 32:].permute(2, 0, 1)
     assert work.step_weights(steps) == pytest.approx(read, rel=0.005)
 
 
@@ -161,8 +161,8 @@ def test_a_trace_foretells_batches(batch: int) -> None:
     router = router_of(model)
     assert router is not None
     work = Work.of(model)
-    trace = forced_gates(router, 1, 4000, 0.7, "cpu")[0].T
-    others = forced_gates(router, batch, 3000, 0.7, "cpu").permute(2, 0, 1)
+    trace = forced_decisions(router, 1, 4000, 0.7, "cpu")[0].T
+    others = forced_decisions(router, batch, 3000, 0.7, "cpu").permute(2, 0, 1)
     foretold = work.predicted_weights(trace, batch)
     assert foretold == pytest.approx(work.step_weights(others), rel=0.02)
     assert foretold > work.predicted_weights(trace, 1)
@@ -195,7 +195,7 @@ def test_a_line_says_what_was_measured(row: str | None) -> None:
         )  # fmt: skip
 
 
-def test_forced_gates_are_those_that_are_timed() -> None:
+def test_forced_decisions_are_those_that_are_timed() -> None:
     dense, model = make_model("llama", hidden_size=64, intermediate_size=176), hero()
     for timed in (time_prefill, time_decode, time_static):
         closed, opened = (

@@ -123,8 +123,8 @@ def test_every_step_is_the_same_work(name: str) -> None:
     addresses = [tensor.data_ptr() for tensor in held(decoder)]
     recorded = []
     for executes in (True, False, True, True):
-        if decoder.gates is not None:
-            decoder.gates.fill_(executes)
+        if decoder.decisions is not None:
+            decoder.decisions.fill_(executes)
         with Recorder() as recorder:
             decoder.step()
         recorded.append(recorder.seen)
@@ -147,23 +147,23 @@ def test_a_step_needs_no_numbers(name: str) -> None:
         decoder._step()
 
 
-def test_forced_gates_are_obeyed() -> None:
+def test_forced_decisions_are_obeyed() -> None:
     model = model_of("hero")
     decoder = StaticDecoder(model, 3, 20, forced=True)
     decoder.prefill(IDS)
     token, logits = decoder.token.clone(), []
     for executes in (True, False):
         decoder.prefill(IDS)
-        assert decoder.gates is not None
-        decoder.gates.fill_(executes)
+        assert decoder.decisions is not None
+        decoder.decisions.fill_(executes)
         decoder.step()
         logits.append(decoder.logits.clone())
     assert (logits[0] - logits[1]).abs().max() > 1e-3
     for executes, found in zip((True, False), logits, strict=True):
         with torch.no_grad():
             cache = model(IDS, use_cache=True).past_key_values
-            gates = torch.full((3, 3, 1), executes)
-            eager = model(token, past_key_values=cache, gates=gates).logits[:, -1]
+            forced = torch.full((3, 3, 1), executes)
+            eager = model(token, past_key_values=cache, forced=forced).logits[:, -1]
         torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-5)
 
 

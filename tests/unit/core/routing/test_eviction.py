@@ -282,9 +282,9 @@ def test_gates_learn_from_what_later_tokens_miss() -> None:
 
 def test_nobody_executing_leaves_the_stream_as_it_is() -> None:
     model = evicting()
-    gates = torch.zeros(2, 5, 12, dtype=torch.bool)
+    forced = torch.zeros(2, 5, 12, dtype=torch.bool)
     with torch.no_grad():
-        output = model.model(IDS, gates=gates, use_cache=True)
+        output = model.model(IDS, forced=forced, use_cache=True)
         first = make_model(num_hidden_layers=1)
         dense = make_model()
         decoder(first).load_state_dict(decoder(dense).state_dict(), strict=False)

@@ -1,4 +1,4 @@
-"""The routed decoder: forced gates, caches, padding, packing, gradients."""
+"""The routed decoder: forced decisions, caches, padding, packing, gradients."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def routed(kind: str, unit: str, scale: float | None = None) -> tuple[Any, Every
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_forced_open_gates_give_the_dense_logits(kind: str, unit: str) -> None:
     model, router = routed(kind, unit)
-    gates = torch.ones(2, len(router.units), 12, dtype=torch.bool)
+    forced = torch.ones(2, len(router.units), 12, dtype=torch.bool)
     with torch.no_grad():
         dense = make_model(kind)(IDS).logits
-        opened = model(IDS, gates=gates).logits
+        opened = model(IDS, forced=forced).logits
         chosen = model(IDS).logits
     torch.testing.assert_close(opened, dense, rtol=1e-5, atol=1e-5)
     assert (chosen - dense).abs().max() > 1e-2
@@ -176,15 +176,15 @@ def test_packed_documents_do_not_see_each_other() -> None:
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
 
 
-def test_forced_gates_replace_decision_and_scale() -> None:
+def test_forced_decisions_replace_decision_and_scale() -> None:
     model, router = routed("llama", "ffn", scale=0.1)
-    gates = torch.rand(2, len(router.units), 12, generator=torch.Generator().manual_seed(0)) < 0.5
+    forced = torch.rand(2, len(router.units), 12, generator=torch.Generator().manual_seed(0)) < 0.5
     plain, _ = routed("llama", "ffn")
     with torch.no_grad():
-        forced = model.model(IDS, gates=gates)
-        assert torch.equal(forced.executed, gates)
-        same = plain.model(IDS, gates=gates).last_hidden_state
-    assert torch.equal(forced.last_hidden_state, same)
+        output = model.model(IDS, forced=forced)
+        assert torch.equal(output.executed, forced)
+        same = plain.model(IDS, forced=forced).last_hidden_state
+    assert torch.equal(output.last_hidden_state, same)
 
 
 @pytest.mark.parametrize("unit", ["attention", "both", "block"])
@@ -201,7 +201,7 @@ def test_queries_and_outputs_are_computed_for_tokens_that_read(unit: str) -> Non
     with torch.no_grad():
         executed = int(model.model(IDS[:1]).executed[:, number].sum())
         nobody = torch.zeros(1, len(router.units), 12, dtype=torch.bool)
-        model.model(IDS[:1], gates=nobody)
+        model.model(IDS[:1], forced=nobody)
     assert 0 < executed < 12
     assert rows == {
         "q_proj": [executed], "k_proj": [12, 12], "v_proj": [12, 12], "o_proj": [executed]
@@ -218,9 +218,9 @@ def test_names_of_the_dense_weights_stay() -> None:
 
 def test_gradients_reach_what_ran_and_only_that() -> None:
     model, router = routed("llama", "ffn")
-    gates = torch.zeros(2, len(router.units), 12, dtype=torch.bool)
-    gates[0, 2, 4] = True
-    model(IDS, gates=gates).logits.sum().backward()
+    forced = torch.zeros(2, len(router.units), 12, dtype=torch.bool)
+    forced[0, 2, 4] = True
+    model(IDS, forced=forced).logits.sum().backward()
     grads = [ffn(layer).down_proj.weight.grad for layer in layers(model)]
     moved = [g is not None and bool(g.abs().sum() > 0) for g in grads]
     assert moved == [True, False, False, True, False, False]
