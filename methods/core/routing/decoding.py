@@ -83,7 +83,7 @@ class StaticDecoder:
         if forced and router is not None:
             shape = (sequences, len(router.units), 1)
             self.decisions = torch.ones(shape, dtype=torch.bool, device=device)
-        self._extra: dict[str, Any] = {} if router is None else {"static": True}
+        self._extra: dict[str, Any] = {} if router is None else {"capturable": True}
         if self.decisions is not None:
             self._extra["forced"] = self.decisions
         self._graph: torch.cuda.CUDAGraph | None = None

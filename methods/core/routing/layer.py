@@ -8,7 +8,7 @@ The work is done in one of three ways, all with the same result up to rounding:
 
 - one token on a CPU: the host reads the decision and runs what it says, nothing else;
 - many tokens: tokens that execute are gathered, run together and put back in place;
-- a static step (``Call.static``): kernels look at the decisions on the device.
+- a capturable step (``Call.capturable``): kernels look at the decisions on the device.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Decide = Callable[[Kind, Tensor | None], Decision]
 class Call(NamedTuple):
     """What the layers of one forward pass share.
 
-    ``static`` as in :meth:`methods.core.routing.routed.RoutedDecoder.forward`; ``valid`` (B, T) is
-    False on pads; ``arguments`` go to every layer.
+    ``capturable`` as in :meth:`methods.core.routing.routed.RoutedDecoder.forward`; ``valid`` (B, T)
+    is False on pads; ``arguments`` go to every layer.
     """
 
     decider: Decider
-    static: bool
+    capturable: bool
     valid: Tensor
     arguments: dict[str, Any]
 
@@ -77,7 +77,7 @@ class RoutedLayer(NamedTuple):
             decisions[index], state = call.decider.decide(index, hidden, post_attention, state)
             return decisions[index]
 
-        if one_token(hidden) and not call.static and "evicting" not in self.units:
+        if one_token(hidden) and not call.capturable and "evicting" not in self.units:
             after = self._run_one_token(hidden, decide, call)
         elif "block" in self.units or "evicting" in self.units:
             after = self._run_whole(hidden, decide, call)
@@ -95,13 +95,13 @@ class RoutedLayer(NamedTuple):
             return post_attention + network(rows)
         decision = decide("ffn", post_attention)
         alternative = self.router.alternative(self.units["ffn"])
-        return _add_ffn(post_attention, rows, decision, network, alternative, call.static)
+        return _add_ffn(post_attention, rows, decision, network, alternative, call.capturable)
 
     def _run_whole(self, hidden: Tensor, decide: Decide, call: Call) -> Tensor:
         """A layer that is one unit."""
         evicts = "evicting" in self.units
         decision = decide("evicting" if evicts else "block", None)
-        if evicts and not call.static:
+        if evicts and not call.capturable:
             return run_evicting(
                 self.module, self.number, hidden, call.valid, decision, call.arguments
             )
@@ -109,7 +109,7 @@ class RoutedLayer(NamedTuple):
         rows = ffn_norm(self.module)(hidden + update)
         # The scale multiplies the update of the whole layer, so the FFN runs without one.
         unscaled = Decision(decision.execute, dense=decision.dense)
-        update = _add_ffn(update, rows, unscaled, ffn(self.module), None, call.static)
+        update = _add_ffn(update, rows, unscaled, ffn(self.module), None, call.capturable)
         return hidden + _apply_gate(update, decision)
 
     def _attend(self, hidden: Tensor, decision: Decision | None, call: Call) -> Tensor:
@@ -118,7 +118,7 @@ class RoutedLayer(NamedTuple):
         if decision is None or decision.dense:
             update: Tensor = heads(hidden_states=normed, **call.arguments)[0]
             return update
-        run = attend_static if call.static else attend
+        run = attend_static if call.capturable else attend
         return run(heads, normed, decision.execute, call.arguments)
 
     def _run_one_token(self, hidden: Tensor, decide: Decide, call: Call) -> Tensor:
@@ -187,7 +187,7 @@ def _add_ffn(
     decision: Decision,
     network: nn.Module,
     alternative: Branch | None,
-    static: bool,
+    capturable: bool,
 ) -> Tensor:
     """``base`` (B, T, D) plus the update of a routed FFN; by kernels where they run.
 
@@ -197,17 +197,17 @@ def _add_ffn(
         decision: Which tokens execute it.
         network: The FFN.
         alternative: What runs where it is skipped; None: nothing.
-        static: Whether the host must not look at the decision.
+        capturable: Whether the host must not look at the decision.
 
     Raises:
-        ValueError: ``static``, and the kernels cannot run the FFN or the alternative.
+        ValueError: ``capturable``, and the kernels cannot run the FFN or the alternative.
     """
     weights = None
-    if (static or available(rows)) and not decision.dense:
+    if (capturable or available(rows)) and not decision.dense:
         weights = branches(network, alternative)
-    if static and weights is None:
-        raise ValueError("a static step takes gates of 0 and 1 on plain SwiGLU networks")
-    if weights is None or not (static or kernels_run(rows, weights.ffn)):
+    if capturable and weights is None:
+        raise ValueError("a capturable step takes gates of 0 and 1 on plain SwiGLU networks")
+    if weights is None or not (capturable or kernels_run(rows, weights.ffn)):
         return base + _ffn_update(rows, decision, network, alternative)
     flat, execute, scale = _flatten(rows, decision)
     # A few rows of a decoding step have kernels of their own, which know no gradients.

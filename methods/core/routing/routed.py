@@ -74,7 +74,7 @@ class RoutedDecoder(nn.Module):
         self._units = units_by_layer(router.units)
 
     # Causal LMs of transformers call it with their own arguments, so the list is long. Three are
-    # this project's: forced, context, static.
+    # this project's: forced, context, capturable.
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -85,7 +85,7 @@ class RoutedDecoder(nn.Module):
         use_cache: bool | None = None,
         forced: Tensor | None = None,
         context: Context | None = None,
-        static: bool = False,
+        capturable: bool = False,
         output_hidden_states: StateChoice = None,
         return_dict: bool | None = None,
         **kwargs: Any,
@@ -103,9 +103,10 @@ class RoutedDecoder(nn.Module):
             forced: Decisions (B, U, T), bool, in place of the router's. The router still runs, and
                 no update is scaled.
             context: Training progress and noise.
-            static: The pass is to be captured as a CUDA graph: what is launched, shapes and
-                addresses must not depend on decisions, and the host must read nothing. For one new
-                token of each sequence, without gradients.
+            capturable: Whether a CUDA graph may capture the pass. Then launches, shapes and
+                addresses do not depend on decisions, and the host reads no tensor. For one new
+                token of each sequence, without gradients; a cache of evicting layers must be a
+                ``StaticEvictingCache``.
             output_hidden_states: See :class:`methods.core.routing.inputs.HiddenStates`.
             return_dict: False: return a tuple of the entries that are not None.
             kwargs: Handed to every layer.
@@ -121,8 +122,8 @@ class RoutedDecoder(nn.Module):
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = bool(self.config.use_cache) and not (self.training or self._recomputes)
-        needs_cache = use_cache or static or past_key_values is not None
-        cache = self._cache(past_key_values, static, attention_mask) if needs_cache else None
+        needs_cache = use_cache or capturable or past_key_values is not None
+        cache = self._cache(past_key_values, capturable, attention_mask) if needs_cache else None
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
@@ -138,7 +139,7 @@ class RoutedDecoder(nn.Module):
         state = self.router.start(tokens, hidden, at)
         by_unit = None if forced is None else forced.unbind(dim=1)
         decider = Decider(self.router, at, by_unit, self._recomputes)
-        call = Call(decider, static, tokens.valid, arguments)
+        call = Call(decider, capturable, tokens.valid, arguments)
         states = HiddenStates(self.config, output_hidden_states, len(self.layers) + 1)
         hidden, decisions = self._run_layers(hidden, state, masks, call, states)
         output = _output(hidden, cache, states, decisions)
@@ -181,7 +182,7 @@ class RoutedDecoder(nn.Module):
         super()._apply(fn, recurse=False)
         return self
 
-    def _cache(self, cache: Cache | None, static: bool, mask: Mask) -> Cache:
+    def _cache(self, cache: Cache | None, capturable: bool, mask: Mask) -> Cache:
         """The cache of this call: the caller's, or a new one.
 
         Raises:
@@ -189,13 +190,13 @@ class RoutedDecoder(nn.Module):
         """
         if not self.router.evicts:
             return DynamicCache(config=self.config) if cache is None else cache
-        expected = StaticEvictingCache if static else EvictingCache
+        expected = StaticEvictingCache if capturable else EvictingCache
         if isinstance(cache, expected):
             return cache
         # A mask (B, 1, T, C) has a column for each place of the static cache that came with it, so
         # that cache cannot be replaced by a new one.
         fixed = isinstance(cache, StaticCache) and isinstance(mask, Tensor) and mask.dim() == 4
-        if static or fixed or (cache is not None and cache.get_seq_length()):
+        if capturable or fixed or (cache is not None and cache.get_seq_length()):
             raise ValueError(
                 f"evicting layers go on with {expected.__name__}, not with {type(cache).__name__}"
             )
