@@ -17,15 +17,15 @@ class Decision(NamedTuple):
 
     ``execute``, bool: which tokens execute the unit.
     ``scale``: multiplies the update, of the unit or of its alternative; None: 1.
-    ``soft``: the gate that penalties see, in [0, 1]; None where nothing is trained.
-    ``dense``: the unit runs for every token and is multiplied by ``scale``, which is 0 where it is
-    skipped. A straight-through gradient needs the update that was skipped.
+    ``soft``: the gate that penalties see, in [0, 1]; None: no penalty sees this unit.
+    ``run_all``: the unit runs for every token, and ``scale`` is 0 for tokens that skip it. A
+    straight-through gradient needs the update that was skipped.
     """
 
     execute: Tensor
     scale: Tensor | None = None
     soft: Tensor | None = None
-    dense: bool = False
+    run_all: bool = False
 
 
 class Decider:
@@ -101,7 +101,7 @@ def decision_of(gate: Gate, execute: Tensor) -> Decision:
         return Decision(execute, torch.where(execute, gate.value, 1 - gate.value), gate.value)
     # Straight-through: the value is 0 or 1, the gradient is that of the gate.
     hard = execute.to(gate.value.dtype) - gate.value.detach() + gate.value
-    return Decision(execute, hard, hard, dense=True)
+    return Decision(execute, hard, hard, run_all=True)
 
 
 def recompute_gate(

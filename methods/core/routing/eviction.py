@@ -84,13 +84,13 @@ def run_evicting(
         number: Its 0-based place.
         hidden: Hidden states at its input (B, T, D).
         valid: False on pads (B, T), which no token reads.
-        decision: Which tokens execute it; if ``dense``, all run, for gradients.
+        decision: Which tokens execute it; if ``run_all``, all run, for gradients.
         arguments: Of the layer: attention mask, positions, cache.
 
     Returns:
         Hidden states after the layer (B, T, D), unchanged for tokens that skip it.
     """
-    if decision.dense:
+    if decision.run_all:
         assert decision.scale is not None
         after = layer(hidden, key_weights=decision.scale, **arguments)
         return hidden + (after - hidden) * decision.scale[..., None].to(hidden.dtype)

@@ -108,14 +108,14 @@ class RoutedLayer(NamedTuple):
         update = self._attend(hidden, decision, call)
         rows = ffn_norm(self.module)(hidden + update)
         # The scale multiplies the update of the whole layer, so the FFN runs without one.
-        unscaled = Decision(decision.execute, dense=decision.dense)
+        unscaled = Decision(decision.execute, run_all=decision.run_all)
         update = _add_ffn(update, rows, unscaled, ffn(self.module), None, call.capturable)
         return hidden + _apply_gate(update, decision)
 
     def _attend(self, hidden: Tensor, decision: Decision | None, call: Call) -> Tensor:
         """The update of attention (B, T, D), right for the tokens that execute it."""
         heads, normed = attention(self.module), attention_norm(self.module)(hidden)
-        if decision is None or decision.dense:
+        if decision is None or decision.run_all:
             update: Tensor = heads(hidden_states=normed, **call.arguments)[0]
             return update
         run = attend_static if call.capturable else attend
@@ -166,7 +166,7 @@ def units_by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
 
 def _executes(decision: Decision) -> bool:
     """Whether the only token executes the unit."""
-    return decision.dense or bool(decision.execute)
+    return decision.run_all or bool(decision.execute)
 
 
 def _add(base: Tensor, update: Tensor, decision: Decision | None) -> Tensor:
@@ -176,7 +176,7 @@ def _add(base: Tensor, update: Tensor, decision: Decision | None) -> Tensor:
 
 def _apply_gate(update: Tensor, decision: Decision) -> Tensor:
     """An update (B, T, D) that was computed for all tokens: scaled, zero where it is skipped."""
-    if not decision.dense:
+    if not decision.run_all:
         update = torch.where(decision.execute[..., None], update, 0)
     return apply_scale(update, decision.scale)
 
@@ -203,7 +203,7 @@ def _add_ffn(
         ValueError: ``capturable``, and the kernels cannot run the FFN or the alternative.
     """
     weights = None
-    if (capturable or available(rows)) and not decision.dense:
+    if (capturable or available(rows)) and not decision.run_all:
         weights = branches(network, alternative)
     if capturable and weights is None:
         raise ValueError("a capturable step takes gates of 0 and 1 on plain SwiGLU networks")
@@ -220,7 +220,7 @@ def _ffn_update(
     rows: Tensor, decision: Decision, network: Branch, alternative: Branch | None
 ) -> Tensor:
     """The update (B, T, D) of a routed FFN in plain PyTorch; arguments as of :func:`_add_ffn`."""
-    if decision.dense:
+    if decision.run_all:
         return apply_scale(network(rows), decision.scale)
     flat, execute, scale = _flatten(rows, decision)
     return dispatch(flat, execute, network, alternative, scale).reshape(rows.shape)

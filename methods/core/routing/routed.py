@@ -12,7 +12,7 @@ make keys and values count as used. Only evicting layers (``eviction.py``) leave
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -163,7 +163,7 @@ class RoutedDecoder(nn.Module):
             arguments = {"attention_mask": masks[number], **call.arguments}
             units = self._units.get(number)
             if units is None:
-                hidden = self._run_dense(layer, hidden, **arguments)
+                hidden = self._run_unrouted(layer, hidden, **arguments)
                 continue
             run = RoutedLayer(layer, number, units, self.router).run
             if self._recomputes:
@@ -206,11 +206,11 @@ class RoutedDecoder(nn.Module):
     def _recomputes(self) -> bool:
         return self.checkpointing and torch.is_grad_enabled()
 
-    def _run_dense(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a layer without units, recomputed in the backward pass if that is on."""
+    def _run_unrouted(self, layer: nn.Module, hidden: Tensor, **arguments: Any) -> Any:
+        """Run a layer without units; the backward pass runs it again if layers are recomputed."""
         if self._recomputes:
-            return checkpoint(function, *args, use_reentrant=False, **kwargs)
-        return function(*args, **kwargs)
+            return checkpoint(layer, hidden, use_reentrant=False, **arguments)
+        return layer(hidden, **arguments)
 
 
 def _output(

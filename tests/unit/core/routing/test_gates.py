@@ -50,7 +50,7 @@ def test_a_sampled_gate_is_gumbel_softmax_with_a_straight_through_gradient(
     execute, soft = by_hand(temperature)
     assert torch.equal(decision.execute, execute)
     assert torch.equal(decision.scale, execute.float())
-    assert decision.dense
+    assert decision.run_all
     decision.soft.sum().backward()
     slope = soft * (1 - soft) / temperature
     torch.testing.assert_close(logits.grad, torch.stack([slope, -slope], dim=-1))

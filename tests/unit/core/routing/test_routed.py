@@ -248,7 +248,7 @@ def test_what_units_weigh() -> None:
 
 
 @pytest.mark.parametrize("unit", ["both", "block"])
-def test_a_dense_decision_runs_everything_and_passes_gradients_to_skipped_tokens(unit: str) -> None:
+def test_a_decision_that_runs_all_passes_gradients_to_skipped_tokens(unit: str) -> None:
     model, router = routed("llama", unit)
     with torch.no_grad():
         expected = model.model(IDS)
