@@ -124,12 +124,12 @@ from methods.core.training.loop import Trainer, thin
 from methods.core.training.lora import add_lora
 from methods.core.training.losses import score_answers
 from methods.core.training.method import Lora, Plan, RoutedMethod
-from methods.core.training.objective import KINDS
+from methods.core.training.objective import MATCH_KINDS
 from methods.core.training.packing import lay_out
 from methods.core.training.params import TrainingParams
 
 __all__ = [
-    "ATTENTION", "DECISIONS", "FFN", "KINDS", "MIXED_KINDS", "WRITERS", "Backbone", "Batch",
+    "ATTENTION", "DECISIONS", "FFN", "MATCH_KINDS", "MIXED_KINDS", "WRITERS", "Backbone", "Batch",
     "Context", "Controller", "Cost", "Data", "Derived", "Document", "Fitted", "FixedWeight", "Gate",
     "Gates", "LayerGradients", "Lora", "Method", "Part", "Penalty", "Plan", "Rates", "Request",
     "Round", "RoutedMethod", "Router", "SlimRouter", "Sublayer", "Target", "Tokens", "Trainer",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.api import (
-    KINDS,
+    MATCH_KINDS,
     Backbone,
     Context,
     Controller,
@@ -180,7 +180,7 @@ class DLLM(RoutedMethod):
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
         """Omega of each kind of token: the param, or what the budget leaves to run."""
-        budget, omegas = plan.request.budget, dict.fromkeys(KINDS[plan.request.match], 0.0)
+        budget, omegas = plan.request.budget, dict.fromkeys(MATCH_KINDS[plan.request.match], 0.0)
         for kind in omegas:
             if budget is None:
                 omegas[kind] = self.params.omega

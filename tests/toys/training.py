@@ -19,7 +19,7 @@ from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
 from methods.core.routing.steering import Controller, Gates, Target, Term, squared_use, unit_shares
 from methods.core.training.loop import Trainer
-from methods.core.training.objective import KINDS, Objective, Routing
+from methods.core.training.objective import MATCH_KINDS, Objective, Routing
 from methods.core.training.params import TrainingParams
 from tests.toys.models import make_model, wrap
 from tests.toys.texts import documents
@@ -56,7 +56,7 @@ def trainer_for(
     if row == "lora":
         return Trainer(model, params, texts, 5, workdir)
     shares = unit_shares(router_of(model).units, 40_000)
-    terms = {k: Term(Controller(Target(budget), 0.02), hero_penalty) for k in KINDS[match]}
+    terms = {k: Term(Controller(Target(budget), 0.02), hero_penalty) for k in MATCH_KINDS[match]}
     return Trainer(model, params, texts, 5, workdir, Routing(shares, terms))
 
 

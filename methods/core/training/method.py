@@ -29,7 +29,7 @@ from methods.core.routing.steering import (
 )
 from methods.core.training.fit import train_routed
 from methods.core.training.lora import add_lora
-from methods.core.training.objective import KINDS, Routing
+from methods.core.training.objective import MATCH_KINDS, Routing
 
 # Passes over the probe texts under a budget: tries of a threshold, and looks during training at how
 # much inference would skip.
@@ -187,7 +187,7 @@ class RoutedMethod(Method):
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """Train the routed model in place."""
-        terms = {kind: self._term(kind, plan) for kind in KINDS[plan.request.match]}
+        terms = {kind: self._term(kind, plan) for kind in MATCH_KINDS[plan.request.match]}
         routing = Routing(plan.shares, terms, self.reserved, plan.structure)
         plan.decisions |= train_routed(model, self.params, data, plan.request, routing)
 

@@ -31,7 +31,7 @@ from methods.core.training.losses import lm_loss_sum
 from methods.core.training.packing import Rows
 
 # Protocol -> the kinds of positions that must meet the budget, each on its own.
-KINDS = {"pooled": ("pooled",), "split": ("prompt", "answer")}
+MATCH_KINDS = {"pooled": ("pooled",), "split": ("prompt", "answer")}
 # Sums per kind that a pass returns: penalty, skip, skip of the gates before the threshold, executed
 # units.
 FIGURES = 4
@@ -44,7 +44,7 @@ class Routing:
     Args:
         shares: Each unit's share of the dense parameters (U,).
         terms: Kind -> what routing adds to the loss on its positions; the kinds are those of
-            ``KINDS["pooled"]`` or ``KINDS["split"]``.
+            ``MATCH_KINDS["pooled"]`` or ``MATCH_KINDS["split"]``.
         reserved: Number of tokens at the start of a document that no penalty counts.
         structure: What the fit decided before training; a snapshot of another one is not used.
         survey: Kind -> share of the parameters that inference skips on probe texts. It is called a

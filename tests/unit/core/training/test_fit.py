@@ -13,7 +13,7 @@ from methods.core.data import Document
 from methods.core.routing.routed import route
 from methods.core.routing.steering import Controller, FixedWeight, Target, Term, Weight
 from methods.core.training import fit
-from methods.core.training.objective import KINDS, Routing
+from methods.core.training.objective import MATCH_KINDS, Routing
 from methods.core.training.params import TrainingParams
 from tests.toys.models import make_model
 from tests.toys.training import ByNumber, hero_penalty, trainer_for
@@ -47,7 +47,7 @@ def fitted(
     route(model, Threshold(model))
     weights = {
         kind: FixedWeight(0.0) if budget is None else Controller(Target(budget), 0.0)
-        for kind in KINDS[match]
+        for kind in MATCH_KINDS[match]
     }
     routing = Routing(SIZES, {kind: Term(weight, hero_penalty) for kind, weight in weights.items()})
     params = TrainingParams(updates=updates, batch_tokens=8, row_length=0, learning_rate=1e-9)
