@@ -163,7 +163,7 @@ class Method(ABC):
         return Cost(layers=backbone.layer_count) if self.trained else Cost(passes=1)
 
     def batchable(self) -> bool:
-        """Whether pads change nothing; if they do, only sequences of one length share a batch."""
+        """Whether sequences of different lengths may share a batch, because pads change nothing."""
         return self.causal
 
     def authors_skip(self, rates: Rates) -> float:

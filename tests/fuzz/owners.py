@@ -175,7 +175,7 @@ def read_tasks(folder: Path) -> None:
     check_names(entries, [OWN_TASKS, folder / "tasks"])
     backbone = load_backbone(folder / "toy")
     ledger = Ledger.of(backbone.model, backbone.parameters, backbone.layer_count)
-    lm = CountingLM(backbone.model, backbone.tokenizer, ledger, 4, None, pads=True)
+    lm = CountingLM(backbone.model, backbone.tokenizer, ledger, 4, None, batchable=True)
     scored = score(lm, entries, [folder / "tasks"])
     assert len(scored.scores) + len(scored.not_run) >= 2
     for line in scored.scores:

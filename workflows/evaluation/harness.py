@@ -95,9 +95,9 @@ class CountingLM(HFLM):
         ledger: Sizes of the model's units.
         batch_size: Fixed, because another batch size changes last bits.
         max_length: Context window, at most the config's; None: the config's.
-        pads: Whether sequences of different lengths may share a batch.
-        share_prefix: Run a context once for all its answers. It has no effect without ``pads``:
-            there later tokens may change the decision about earlier ones.
+        batchable: Whether sequences of different lengths may share a batch.
+        share_prefix: Run a context once for all its answers. It has no effect unless ``batchable``,
+            because later tokens may then change the decision about earlier ones.
 
     Raises:
         ValueError: The context window is longer than the config's.
@@ -110,7 +110,7 @@ class CountingLM(HFLM):
         ledger: Ledger,
         batch_size: int,
         max_length: int | None,
-        pads: bool = True,
+        batchable: bool = True,
         share_prefix: bool = False,
     ) -> None:
         own = window_of(model.config)
@@ -120,7 +120,7 @@ class CountingLM(HFLM):
             pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length
         )
         self.ledger = ledger
-        self.pads = pads
+        self.batchable = batchable
         self.share_prefix = share_prefix
         model.generation_config = greedy(model)
         # lm-eval's own end of text also ends a text: lm-eval passes it as a stop string.
@@ -186,7 +186,7 @@ class CountingLM(HFLM):
         A batch has one length where pads would change routes, and one column of the first answer
         token where the router reads the marks.
         """
-        if self.share_prefix and self.pads:
+        if self.share_prefix and self.batchable:
             return answer_requests(self, requests, bool(options.get("disable_tqdm")))
 
         def length(request: tuple[Any, list[int], list[int]]) -> int:
@@ -199,7 +199,7 @@ class CountingLM(HFLM):
             self.marker.first = first(part[0]) if part else 0
             return super(CountingLM, self)._loglikelihood_tokens(part, **options)
 
-        key = first if self.marker.active else None if self.pads else length
+        key = first if self.marker.active else None if self.batchable else length
         keys = None if key is None else list(map(key, requests))
         return self._answer_by_key(answer, requests, keys, options)
 
@@ -222,7 +222,7 @@ class CountingLM(HFLM):
         )
         begins = Encoder(self.tokenizer).begins
         has_bos = [begins(request.args[0]) for request in requests]
-        keys = [(bos, 0 if self.pads else n) for bos, n in zip(has_bos, lengths, strict=True)]
+        keys = [(bos, 0 if self.batchable else n) for bos, n in zip(has_bos, lengths, strict=True)]
         return self._answer_by_key(super().generate_until, requests, keys, options)
 
     def _answer_by_key(

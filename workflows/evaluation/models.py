@@ -96,5 +96,5 @@ def harness_arguments(loaded: Loaded) -> dict[str, Any]:
         "model": loaded.model,
         "tokenizer": loaded.tokenizer,
         "ledger": loaded.ledger,
-        "pads": loaded.method.batchable(),
+        "batchable": loaded.method.batchable(),
     }

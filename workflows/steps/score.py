@@ -192,7 +192,7 @@ def conditions(args: argparse.Namespace, lm: CountingLM, device: str, start: flo
     """How the model was scored, and what that took since ``start``."""
     return Evaluation(
         batch_size=args.batch_size,
-        equal_lengths=not lm.pads,
+        equal_lengths=not lm.batchable,
         share_prefix=lm.share_prefix,
         max_length=lm.max_length,
         end_tokens=sorted(lm.ends),

@@ -155,7 +155,7 @@ def test_rows_whose_tokens_compete_take_the_stock_path(monkeypatch: pytest.Monke
     model = shake_variant("mod-d-topk")
     requests = requests_of(model)
     monkeypatch.delattr(harness, "answer_requests")
-    lms = [make_lm(model, 4, share, pads=False) for share in (False, True)]
+    lms = [make_lm(model, 4, share, batchable=False) for share in (False, True)]
     assert ask(lms[0], requests) == ask(lms[1], requests)
     with pytest.raises(NameError):
         ask(make_lm(model, 4, share=True), requests)

@@ -199,27 +199,27 @@ def test_a_folder_keeps_threshold_levels_and_capacity(
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
 
-@pytest.mark.parametrize(("variant", "pads"), [("mod-d", True), ("mod-d-topk", False)])
+@pytest.mark.parametrize(("variant", "batchable"), [("mod-d", True), ("mod-d-topk", False)])
 def test_texts_that_compete_with_pads_are_scored_as_alone(
-    variant: str, pads: bool, llama: Path, tmp_path: Path
+    variant: str, batchable: bool, llama: Path, tmp_path: Path
 ) -> None:
-    saved(variant, [[0.0, 1.0]] * 8 if pads else None, llama, tmp_path / "made")
+    saved(variant, [[0.0, 1.0]] * 8 if batchable else None, llama, tmp_path / "made")
     tasks = make_tasks(tmp_path / "tasks", items=12)
     parts = harness_arguments(load_any(tmp_path / "made", None, "cpu"))
-    assert parts["pads"] == pads
+    assert parts["batchable"] == batchable
 
     def rates(batch_size: int, may_pad: bool) -> list[Any]:
-        lm = CountingLM(**parts | {"pads": may_pad}, batch_size=batch_size, max_length=None)
+        lm = CountingLM(**parts | {"batchable": may_pad}, batch_size=batch_size, max_length=None)
         scored = score(lm, parse_tasks("toy_choice,toy_write"), [tasks])
         return [[part["value"], part["rates"]["all"]["skip"]] for part in scored.scores]
 
     alone = rates(1, True)
-    assert rates(8, pads) == alone
-    assert (rates(8, True) == alone) == pads
+    assert rates(8, batchable) == alone
+    assert (rates(8, True) == alone) == batchable
     steps.call(
         "score", "--model", tmp_path / "made", "--tasks", "toy_choice,toy_write", "--task-dir",
         tasks, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "record.json",
     )  # fmt: skip
     record = json.loads((tmp_path / "record.json").read_text())
-    assert record["evaluation"]["equal_lengths"] != pads
+    assert record["evaluation"]["equal_lengths"] != batchable
     assert [[part["value"], part["rates"]["all"]["skip"]] for part in record["scores"]] == alone
