@@ -110,6 +110,7 @@ def main() -> None:
     with claim_device(args.device) as device:
         record, items = evaluate(args, entries, folders, device)
     value = record.to_json()
+    # Refuse a record that breaks the schema before any file is written.
     to_record(value)
     if items is not None:
         with whole_file(args.out.with_suffix(".items.parquet")) as file:
@@ -129,9 +130,9 @@ def evaluate(
     start = time.perf_counter()
     card = describe_model(args.model)
     labels = {"suite": args.suite, "backbone_name": args.backbone_name, "row": args.row}
-    origin = provenance([*fit_parts(*rows_of(card)), *SCORING])
-    origin["dirty"] |= card.provenance.get("dirty", False)
-    record = new_record(card, labels, origin)
+    made_by = provenance([*fit_parts(*rows_of(card)), *SCORING])
+    made_by["dirty"] |= card.provenance.get("dirty", False)
+    record = new_record(card, labels, made_by)
     if card.not_applicable is not None:
         return record, None
     checkpoint = load_any(args.model, args.backbone, device)
@@ -145,6 +146,7 @@ def evaluate(
     )
     folder = args.out.with_suffix(".tasks")
     contents = Contents(folder / HASHES)
+    # A stored score is used again only if all of this is as it was.
     identity = {
         "model": model_identity(args.model, args.backbone, card, contents),
         "batch_size": args.batch_size,
@@ -152,8 +154,8 @@ def evaluate(
         "max_length": lm.max_length,
         "device": device.split(":")[0],
         "threads": args.threads,
-        "code": origin["code"],
-        "versions": origin["versions"],
+        "code": made_by["code"],
+        "versions": made_by["versions"],
     }
     store = ScoreStore(folder, checkpoint.ledger, identity, folders, args.task_data, contents)
     result = score(lm, entries, folders, store, reasons_not_to_run(args.task_data, entries))
@@ -161,15 +163,15 @@ def evaluate(
     finished = dataclasses.replace(
         record,
         status="ok",
-        scores=[Score.of(entries) for entries in result.scores],
-        not_run=[NotRun(**entries) for entries in result.not_run],
+        scores=[Score.of(values) for values in result.scores],
+        not_run=[NotRun(**task) for task in result.not_run],
         layers=Layers(
             kept=checkpoint.ledger.layers,
             dense=checkpoint.ledger.dense_layers,
             removed=removed_layers(card),
         ),
         evaluation=conditions(args, lm, device, start),
-        routes=[Route(**entries) for entries in routes(lm, items)] if lm.log.routed else [],
+        routes=[Route(**route) for route in routes(lm, items)] if lm.log.routed else [],
     )
     return with_skip(finished, checkpoint, result), items
 

@@ -124,9 +124,9 @@ def main() -> None:
         bench = Bench(device, args.rounds, args.warmup)
         pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
         rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))
-        origin = provenance([*fit_parts(*rows), "workflows/timing"])
+        made_by = provenance([*fit_parts(*rows), "workflows/timing"])
         rest = len(pieces)
-        write(args, origin, device, lines, rest)
+        write(args, made_by, device, lines, rest)
         for piece in pieces:
             if monotonic() > deadline:
                 break
@@ -139,7 +139,7 @@ def main() -> None:
                 lines.append(line)
                 show(line)
             rest -= 1
-            write(args, origin, device, lines, rest)
+            write(args, made_by, device, lines, rest)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -182,7 +182,7 @@ def check_window(args: argparse.Namespace, config: PreTrainedConfig) -> None:
 
 
 def write(
-    args: argparse.Namespace, origin: dict[str, Any], device: str, lines: list[Line], rest: int
+    args: argparse.Namespace, made_by: dict[str, Any], device: str, lines: list[Line], rest: int
 ) -> None:
     """Write what is measured so far; ``rest`` counts the cases that are not."""
     report = {
@@ -191,7 +191,7 @@ def write(
         "lines": lines,
         "left": rest,
         "peak_memory_mb": peak_memory_mb(),
-        **origin,
+        **made_by,
     }
     with whole_file(args.out) as file:
         write_json(file, report)
