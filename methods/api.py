@@ -19,7 +19,11 @@ A **routed** method lets a router decide per token; the base class fits, builds 
                                               -> (Gate, state); a Gate is a value in [0, 1] and how
                                               it scales what runs
     layers, prepare, lora                     if the defaults do not fit
-    target, weight, penalty                   what training adds to the loss
+    target, weight, penalty                   training adds weight * penalty to the loss; a target
+                                              is the skip rate that it aims at
+    knob                                      name of the param that fixes how much is skipped, in
+                                              place of the budget
+    parts                                     what tokens may skip, in the plural, for messages
 
 Both say in ``skip_reason`` why they cannot run on a backbone or at a budget. Where the default is
 wrong, ``cost`` says what a fit takes, so that a suite can be planned. A method never counts,

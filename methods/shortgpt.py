@@ -66,7 +66,7 @@ class ShortGPT(Method):
         distance: Literal["cosine", "angular"] = "cosine"
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Neither a budget nor param ``layers``, or a budget that the layers cannot meet."""
+        """A reason if neither budget nor param ``layers`` is set, or the layers hold too little."""
         if request.budget is None and self.params.layers is None:
             return "neither a budget nor param 'layers' says how many layers to delete"
         if request.budget is None or self.params.layers is not None:

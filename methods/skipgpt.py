@@ -44,12 +44,12 @@ class SkipGPT(RoutedMethod):
     RT ("router tuning") trains the routers alone, on a frozen backbone. Joint also trains LoRA.
 
     Formula: z = router(h) has two components; component 0 stands for run. Both routers of a layer
-    read its raw input h (B, T, D). Training: y = softmax((z + Gumbel) / T), and e = 1[y_0 >= 1/2]
-    with the gradient of y_0;
+    read its raw input h, D numbers per token. Training: y = softmax((z + Gumbel) / T), and
+    e = 1[y_0 >= 1/2] with the gradient of y_0;
         h1 = h + e_attention Attention(LN1(h)),  h2 = h1 + e_ffn FFN(LN2(h1))
         loss = LM + 20 |mean share skipped - target|
-    T falls linearly from 5 to 1 over the updates. Inference: a unit runs where
-    softmax(z)_0 >= 1/2.
+    The temperature T falls linearly from 5 to 1 over the updates. Inference: a unit runs where
+    softmax(z)_0 reaches the threshold, 1/2 in the paper.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
         tuning: ``"RT"`` (router tuning) or ``"Joint"``.
@@ -58,8 +58,9 @@ class SkipGPT(RoutedMethod):
         measure: What the penalty counts: ``"params"``: the share of the dense parameters that does
             not run; ``"module"``: the share of modules skipped, as in the authors' code.
         sparsity: Target of the penalty, a fraction of what ``measure`` counts; None: the budget. If
-            it is set, the row is the authors' and nothing is calibrated.
-        penalty_weight: Of the penalty.
+            it is set, the row is trained as by the authors: no budget steers it, and the threshold
+            stays 1/2.
+        penalty_weight: Weight of the penalty in the loss, 20 in the formula.
         evaluation: ``"argmax"``; or ``"sample"``: noise at T = 1 in inference too, as in the
             released code, but from a hash of the token, so that cached decoding repeats it.
         rank: Of LoRA on the query and value projections of every layer (Joint).
@@ -129,7 +130,7 @@ class SkipGPT(RoutedMethod):
         return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
 
     def weight(self, target: Target | None) -> FixedWeight:
-        """A fixed weight: the penalty itself has the target."""
+        """A fixed weight, because the penalty itself measures the distance to the target."""
         return FixedWeight(self.params.penalty_weight, target)
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:

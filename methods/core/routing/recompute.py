@@ -1,7 +1,7 @@
 """Recomputation: the backward pass runs parts of the forward pass again, to save memory.
 
-Two parts can be recomputed. With param ``checkpointing`` each whole layer is. Without it a gate is,
-on a GPU, if its router is ``heavy``.
+With param ``checkpointing`` whole layers are recomputed. Without it only gates are: on a GPU, if
+their router is ``heavy``.
 
 Such a part stores its inputs and frees everything else. One of the inputs is the router's state,
 which can be large too. So a state has two forms. The full form has every tensor. The reduced form
@@ -23,13 +23,13 @@ from torch.utils.checkpoint import checkpoint
 class Derived:
     """A tensor in a router's state that follows from other tensors, which are stored anyway.
 
-    Its reduced form holds no value. Without gradients nothing is recomputed, so the arguments are
-    not stored.
+    Its reduced form holds no value, only the function and its arguments. Without gradients nothing
+    is recomputed, so the arguments are not stored either.
 
     Args:
         function: Computes the tensor.
         of: Arguments of the function.
-        value: The tensor; None: it is computed when it is needed.
+        value: The tensor itself; None in the reduced form.
     """
 
     def __init__(
@@ -53,13 +53,16 @@ def recompute(
     """``function(state, *arguments)``, recomputed in the backward pass.
 
     Args:
-        function: What to run; its first call gets the full state, later calls the reduced one.
+        function: The forward pass calls it with the full state, the backward pass with the reduced
+            one.
         state: Of the router, full.
         arguments: Further arguments of the function.
-        preserve_rng_state: Whether the function draws random numbers.
+        preserve_rng_state: True if the function draws random numbers: the second call then draws
+            the same ones.
     """
     reduced = _map_parts(lambda part: part.reduce() if isinstance(part, Derived) else part, state)
-    # The first call removes the full state from the list, so that it is freed after the call.
+    # The forward pass takes the full state out of the list. So no reference to it is left until the
+    # backward pass, and its memory is freed.
     states = [reduced, state]
 
     def run(*inputs: Any) -> Any:
@@ -69,9 +72,9 @@ def recompute(
 
 
 def copy_parts(state: Any, *before: Any) -> Any:
-    """The state, where new views of larger tensors are copied.
+    """The state, with copies in place of new views of larger tensors.
 
-    A view holds the whole memory of the tensor that it is a part of.
+    A view would keep the whole memory of the larger tensor.
 
     Args:
         state: Tensors, tuples of them and other values.

@@ -102,7 +102,7 @@ class RoutedDecoder(nn.Module):
             use_cache: Whether to return a cache; None: as the config says, but not in training.
             forced: Decisions (B, U, T), bool, in place of the router's. The router still runs, and
                 no update is scaled.
-            context: Training progress and noise.
+            context: Training progress, noise, and which tokens are answer tokens.
             capturable: Whether a CUDA graph may capture the pass. Then launches, shapes and
                 addresses do not depend on decisions, and the host reads no tensor. For one new
                 token of each sequence, without gradients; a cache of evicting layers must be a
@@ -148,14 +148,17 @@ class RoutedDecoder(nn.Module):
     def _run_layers(
         self, hidden: Tensor, state: Any, masks: Sequence[Any], call: Call, states: HiddenStates
     ) -> tuple[Tensor, dict[int, Decision]]:
-        """Run all layers and the last norm: hidden states (B, T, D), and decisions by unit.
+        """Run all layers and the last norm.
 
         Args:
             hidden: Embeddings (B, T, D).
             state: Of the router, before the first unit.
             masks: One attention mask per layer.
             call: What the layers share.
-            states: Takes note of what enters each layer and of the result.
+            states: Collects what enters each layer, and the result.
+
+        Returns:
+            Hidden states (B, T, D), and the decision about each unit.
         """
         decisions: dict[int, Decision] = {}
         for number, layer in enumerate(self.layers):

@@ -76,7 +76,8 @@ class RoutedMethod(Method):
     extend each of them. A router with a ``threshold`` is calibrated to the budget.
 
     Class attributes:
-        knob: The param that pins how much is skipped, in place of a budget; None: there is none.
+        knob: Name of the param that fixes how much is skipped. If it is set, nothing is trained or
+            calibrated towards the budget. None: there is no such param.
         stand_ins: For :meth:`cost`, which has no data: values of what :meth:`prepare` enters into
             the structure. No size may depend on them.
     """
