@@ -1,17 +1,20 @@
-"""HeRo's memory over depth: what earlier routed blocks wrote, read by similarity.
+"""HeRo's memory over depth: what earlier routed FFNs wrote, read by similarity.
 
 Per token, with phi(x) = ELU(x) + 1 and rho_j in (0, 1):
 
     read   c_j = (phi(q_j)^T S_{j-1}) / (phi(q_j)^T zeta_{j-1} + eps)
     write  S_j = rho_j S_{j-1} + phi(k_j) v_j^T,   zeta_j = rho_j zeta_{j-1} + phi(k_j)
 
-Unrolled, this is attention over the at most R - 1 earlier blocks with decayed, positive weights:
+Unrolled, this is attention over the at most R - 1 earlier FFNs with decayed, positive weights:
 
     w_ji = (prod_{r=i+1}^{j-1} rho_r) phi(q_j).phi(k_i),   c_j = sum_i w_ji v_i / (sum_i w_ji + eps)
 
-``Memory`` computes the second form. It stores 129 numbers per token and block instead of 4,160,
+``Memory`` computes the second form. It stores 129 numbers per token and FFN instead of 4,160,
 multiplies a quarter as often, and takes the same number of operations for any number of entries.
 Tests compare it with the first form.
+
+This is the reference. Two others keep the same memory in buffers of their own, and tests compare
+them with it: ``methods/hero/host.py`` (one token on a CPU) and ``methods/kernels/hero/`` (GPU).
 """
 
 from __future__ import annotations
