@@ -28,14 +28,14 @@ from methods.api import (
     shortfall,
     squared_use,
 )
-from methods.hero.blocks import BlockRouter
 from methods.hero.controls import RandomGates, StaticGates, lender_rates, token_table
 from methods.hero.heads import Sizes
+from methods.hero.layers import LayerGates
 from methods.hero.router import HeroRouter
 
 # Controls that skip at random, and what their rates depend on.
-RATES: dict[str, Literal["block", "kind", "token"]] = {
-    "random": "block", "by-kind": "kind", "by-token": "token",
+RATES: dict[str, Literal["unit", "kind", "token"]] = {
+    "random": "unit", "by-kind": "kind", "by-token": "token",
 }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ class Hero(RoutedMethod):
 
     Formula: u = LN(hbar); the FFN runs where g >= 0.5:
         h = hbar + g FFN(u)  if it runs,  h = hbar + (1 - g) W2 SiLU(W1 u)  if it is skipped
-        loss = LM + alpha * mean over predicting positions of (sum over routed blocks of g)^2
+        loss = LM + alpha * mean over predicting positions of (sum over routed FFNs of g)^2
     ``methods/hero/router.py`` describes the gate g. The comparison has no gradient: it flows
     through the factors g and 1 - g.
 
@@ -58,10 +58,10 @@ class Hero(RoutedMethod):
             ``"no-memread"``, ``"no-aux"``, ``"no-position"``. Controls without a history:
             ``"same-size"`` has a second local head of as many parameters instead;
             ``"difference"`` too, and both heads read what attention added, as in DiffSkip;
-            ``"static"`` has one learned gate per block and skips the blocks with the lowest.
+            ``"static"`` has one learned gate per FFN and skips the FFNs with the lowest.
             Controls that skip by a hash, at the rates of the request's lender, a fitted HeRo:
-            ``"random"`` (rates by block; without a lender equal rates), ``"by-kind"`` (by block,
-            prompt and answer tokens apart) and ``"by-token"`` (by block and token id). What HeRo
+            ``"random"`` (rates by FFN; without a lender equal rates), ``"by-kind"`` (by FFN,
+            prompt and answer tokens apart) and ``"by-token"`` (by FFN and token id). What HeRo
             retains above the last two comes neither from the kind of a token nor from its id.
         unit: ``"ffn"``, or ``"block"``: attention and FFN of a layer together, decided at the
             layer's input, as in FlexiDepth. ``"block"`` excludes ``"static"`` and the controls that
@@ -140,7 +140,7 @@ class Hero(RoutedMethod):
             plan.structure["rates"] = self._rates(backbone, data, plan)
             plan.decisions["rates"] = plan.structure["rates"]
         elif self.params.variant == "static":
-            plan.structure["closed"] = self._blocks_to_skip(plan.budget, plan.shares)
+            plan.structure["closed"] = self._ffns_to_skip(plan.budget, plan.shares)
 
     def target(self, plan: Plan) -> Target | None:
         """The budget; None for a control that meets it by itself."""
@@ -154,7 +154,7 @@ class Hero(RoutedMethod):
     def router(self, backbone: Backbone, units: list[Unit], structure: Mapping[str, Any]) -> Router:
         """HeRo's router, or that of a control."""
         width, params = int(backbone.config.hidden_size), self.params
-        blocks = [unit for unit in units if unit.kind == "ffn"]
+        ffns = [unit for unit in units if unit.kind == "ffn"]
         meta = backbone.model.device.type == "meta"
         rng = None if meta else generator(structure["seed"], "initial values")
         adapter = params.adapter_width
@@ -173,11 +173,11 @@ class Hero(RoutedMethod):
             key = RATES[params.variant]
             return RandomGates(units, sizes, rates, key, structure["seed"], rng)
         eps = float(backbone.config.rms_norm_eps)
-        router = HeroRouter(blocks, sizes, eps, params.variant, params.initial_bias, rng)
-        return BlockRouter(router, units) if params.unit == "block" else router
+        router = HeroRouter(ffns, sizes, eps, params.variant, params.initial_bias, rng)
+        return LayerGates(router, units) if params.unit == "block" else router
 
-    def _blocks_to_skip(self, budget: float | None, shares: Tensor) -> int:
-        """The number of blocks whose share is nearest to the budget; all blocks are equal."""
+    def _ffns_to_skip(self, budget: float | None, shares: Tensor) -> int:
+        """The number of FFNs whose share is nearest to the budget; all are equal."""
         if budget is None:
             raise ValueError("variant 'static' needs a budget")
         return nearest(range(len(shares) + 1), lambda n: n * float(shares.mean()), budget)[0]

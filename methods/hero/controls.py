@@ -44,23 +44,23 @@ class _WithAdapters(Router):
         )
 
     def alternative(self, index: int) -> Adapter:
-        """The adapter of block ``index``."""
+        """The adapter of FFN ``index``."""
         adapter = self.adapters[index]
         assert isinstance(adapter, Adapter)
         return adapter
 
 
 class StaticGates(_WithAdapters):
-    """One learned gate per block, the same for every token.
+    """One learned gate per FFN, the same for every token.
 
-    The blocks with the smallest gates are skipped. Their number grows to its target over the first
-    half of training, so that the gates can first learn to tell the blocks apart.
+    The FFNs with the smallest gates are skipped. Their number grows to its target over the first
+    half of training, so that the gates can first learn to tell the FFNs apart.
 
     Args:
         units: R feed-forward networks.
         sizes: Widths.
         initial_bias: First logit of every gate.
-        skips: Number of blocks to skip.
+        skips: Number of FFNs to skip.
         generator: Of the adapters' initial values.
     """
 
@@ -77,7 +77,7 @@ class StaticGates(_WithAdapters):
         self.skips = skips
 
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
-        """Which blocks run (R,)."""
+        """Which FFNs run (R,)."""
         order = self.logits.detach().argsort(stable=True)
         run = torch.ones_like(self.logits, dtype=torch.bool)
         run[order[: round(self.skips * min(1.0, 2 * at.progress))]] = False
@@ -91,14 +91,14 @@ class StaticGates(_WithAdapters):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """The block's gate, for every token."""
+        """The gate of the FFN, for every token."""
         shape = block_input.shape[:2]
         gate = torch.sigmoid(self.logits[index].float()).expand(shape)
         return Gate(gate, "gate", state[index].expand(shape)), state
 
 
 class RandomGates(_WithAdapters):
-    """Each token skips block j at random, at a rate from a table.
+    """Each token skips FFN j at random, at a rate from a table.
 
     The random number is a hash of (seed, layer, position, token), so that cached decoding repeats
     it. Both branches run at full strength; only the adapters are trained. The threshold t shifts
@@ -108,7 +108,7 @@ class RandomGates(_WithAdapters):
         units: R feed-forward networks.
         sizes: Widths.
         rates: Rates of skipping in (0, 1), (R, K).
-        key: What a rate depends on besides the block: ``"block"``: nothing (K = 1); ``"kind"``:
+        key: What a rate depends on besides the FFN: ``"unit"``: nothing (K = 1); ``"kind"``:
             prompt or answer token (K = 2); ``"token"``: the token id (K: size of the vocabulary).
         seed: Of the hash.
         generator: Of the adapters' initial values.
@@ -119,7 +119,7 @@ class RandomGates(_WithAdapters):
         units: list[Unit],
         sizes: Sizes,
         rates: Tensor,
-        key: Literal["block", "kind", "token"],
+        key: Literal["unit", "kind", "token"],
         seed: int,
         generator: torch.Generator | None,
     ) -> None:
@@ -140,7 +140,7 @@ class RandomGates(_WithAdapters):
         draws = uniform_hash(self.seed, layers, tokens.positions, tokens.ids)
         if self.key == "token":
             return draws, tokens.ids
-        if self.key == "block":
+        if self.key == "unit":
             return draws, torch.zeros_like(tokens.ids)
         if at.answers is None:
             raise ValueError("variant 'by-kind' needs to know which tokens are answer tokens")
@@ -154,7 +154,7 @@ class RandomGates(_WithAdapters):
         state: Any,
         at: Context,
     ) -> tuple[Gate, Any]:
-        """Skip where the uniform number of block ``index`` is below the token's rate."""
+        """Skip where the uniform number of FFN ``index`` is below the token's rate."""
         draws, columns = state
         logits = self.get_buffer("logits")[index]
         shift = math.log(self.threshold / (1 - self.threshold))
@@ -163,44 +163,44 @@ class RandomGates(_WithAdapters):
 
 
 def lender_rates(
-    folder: Path, key: Literal["block", "kind", "token"], data: Data, device: str, count: int
+    folder: Path, key: Literal["unit", "kind", "token"], data: Data, device: str, count: int
 ) -> list[list[float]]:
     """How often a fitted HeRo skips, as the rates of a control.
 
     Args:
         folder: Of the fitted model, the lender.
         key: What the rates depend on, see :class:`RandomGates`.
-        data: Rates are counted on its training texts; but the fit itself counted those by block.
+        data: Rates are counted on its training texts; but the fit itself counted those by FFN.
         device: Where the model runs.
-        count: R, the number of blocks of the control.
+        count: R, the number of FFNs of the control.
 
     Returns:
         Rates (R, K); by token the rows of :func:`count_rates`.
 
     Raises:
-        ValueError: The lender routes another number of blocks, or its fit counted no rates.
+        ValueError: The lender routes another number of FFNs, or its fit counted no rates.
     """
-    if key == "block":
+    if key == "unit":
         by_block = read_json(folder / DECISIONS).get("bypass_rates")
         if not isinstance(by_block, list) or not all(isinstance(rate, float) for rate in by_block):
-            raise ValueError(f"{folder / DECISIONS} holds no 'bypass_rates', numbers by block")
+            raise ValueError(f"{folder / DECISIONS} holds no 'bypass_rates', numbers by FFN")
         rates = [[rate] for rate in by_block]
-        blocks = len(rates)
+        ffns = len(rates)
     else:
         model = load_fitted(folder, device=device).model
         counts = count_rates(model, data.training()[:RATE_TEXTS])
         rates = counts["token_rates"]
-        blocks = len(rates[0]) - 1
+        ffns = len(rates[0]) - 1
         if key == "kind":
             rates = [list(both) for both in zip(*counts["kind_rates"], strict=True)]
-    if blocks != count:
-        raise ValueError(f"the lender {folder} has rates of {blocks} blocks, the control {count}")
+    if ffns != count:
+        raise ValueError(f"the lender {folder} has rates of {ffns} FFNs, the control {count}")
     return rates
 
 
 @torch.no_grad()
 def count_rates(model: nn.Module, documents: Sequence[Document]) -> dict[str, list[list[float]]]:
-    """How often HeRo skips each block on training texts, by kind of token and by token id.
+    """How often HeRo skips each FFN on training texts, by kind of token and by token id.
 
     The rate of k skips among n tokens is (k + 1/2) / (n + 1), so that no rate is 0 or 1.
 

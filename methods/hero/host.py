@@ -1,6 +1,6 @@
 """HeRo's router for one new token of one sequence, on a CPU.
 
-At one token the formulas take some forty operations of torch per block, and nearly all of their
+At one token the formulas take some forty operations of torch per FFN, and nearly all of their
 time goes to calls. Here two products are left, and some thirty operations of NumPy on the memory of
 the tensors:
 
@@ -27,13 +27,13 @@ from methods.kernels.hero.formulas import EPS, TEMPERATURE
 
 
 class HostSteps:
-    """The gates of one pass, block by block from the first, and the state of its token."""
+    """The gates of one pass, FFN by FFN from the first, and the state of its token."""
 
     def __init__(self, weights: HostWeights) -> None:
-        self.weights, blocks = weights, len(weights.decays)
+        self.weights, ffns = weights, len(weights.decays)
         # Entries of the memory, oldest first: phi(k); [answers v ; 1].
-        self.keys = np.empty((blocks, weights.memory), np.float32)
-        self.values = np.empty((blocks, len(weights.answers_bias) + 1), np.float32)
+        self.keys = np.empty((ffns, weights.memory), np.float32)
+        self.values = np.empty((ffns, len(weights.answers_bias) + 1), np.float32)
         # [x_j ; 1]: the one multiplies the bias.
         self.path = np.array([0, 0, 0, 0, 1, 1, 1], np.float32)
         self.last: Array | None = None
@@ -42,16 +42,16 @@ class HostSteps:
         self.inner = torch.empty(1, weights.readers.shape[1])
         self.hidden = torch.empty(1, 2 * weights.head)
         self.inner_row, self.hidden_row = self.inner.numpy()[0], self.hidden.numpy()[0]
-        # By block. The tensors of a Gate share the memory of these arrays.
-        self.runs = np.empty((blocks, 1, 1), bool)
-        self.scales, self.gates = np.empty((2, blocks, 1, 1), np.float32)
+        # By FFN. The tensors of a Gate share the memory of these arrays.
+        self.runs = np.empty((ffns, 1, 1), bool)
+        self.scales, self.gates = np.empty((2, ffns, 1, 1), np.float32)
         runs, scales, gates = (
             torch.from_numpy(array).unbind() for array in (self.runs, self.scales, self.gates)
         )
         self.decisions = [Gate(*fields) for fields in zip(gates, scales, runs, strict=True)]
 
     def decide(self, index: int, hbar: Tensor, threshold: float) -> Gate:
-        """Decide block j = ``index`` + 1 from hbar (1, 1, D)."""
+        """Decide FFN j = ``index`` + 1 from hbar (1, 1, D)."""
         weights, path, hidden = self.weights, self.path, self.hidden_row
         rows = hbar[0].float()
         wide = linear(rows, weights.wide).numpy()[0]

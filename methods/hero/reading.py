@@ -20,7 +20,7 @@ LEAST = 1e-30
 
 
 class PathState(NamedTuple):
-    """What a token carries from block to block in one forward pass.
+    """What a token carries from FFN to FFN in one forward pass.
 
     ``weights`` of the pass; None without a history. ``p`` and ``m`` (B, T): the recorded score and
     its running product. ``last`` and ``step``: hbar_{j-1} and delta_{j-1} (B, T, D) in float32;
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 def read_plainly(
     stream: Tensor, state: PathState, weights: MergedWeights
 ) -> tuple[Reading, PathState]:
-    """Read hbar (B, T, D); the new state holds hbar and delta of this block."""
+    """Read hbar (B, T, D); the new state holds hbar and delta of this FFN."""
     hbar = stream.float()
     last = Derived(Tensor.float, stream, value=hbar)
     wide = linear(hbar, weights.wide, weights.wide_bias)
@@ -76,7 +76,7 @@ def read_plainly(
 
 
 def read_by_kernels(stream: Tensor, state: PathState, weights: MergedWeights) -> Reading:
-    """The same from the streams of this block and of the two before; each is read once."""
+    """The same from the streams of this FFN and of the two before; each is read once."""
     streams = [each.flatten(0, 1).contiguous() for each in (*state.streams, stream)]
     projected, sums = read_streams(streams, weights.wide, weights.parts)
     wide = projected.unflatten(0, stream.shape[:2]) + weights.wide_bias

@@ -1,8 +1,8 @@
-"""HeRo's router: a gate per token and routed block from a path vector, a memory and the state.
+"""HeRo's router: a gate per token and routed FFN from a path vector, a memory and the state.
 
-Symbols are the paper's: block j = 1..R, and hbar_j is the residual stream after the attention of
-block j. The router computes in float32 throughout and decides before any cast, because gates in 16
-bits would flip decisions.
+Symbols are the paper's. Its block j = 1..R is the j-th routed FFN here, and hbar_j is the residual
+stream after the attention of the same layer. The router computes in float32 throughout and decides
+before any cast, because gates in 16 bits would flip decisions.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HeroRouter(Router):
         nu_j = 1 - cos(W_n s_j, W_c c_j) for j > 1, else 0
         a_j = MLP_hist([s_j ; c_j ; nu_j]),  b_j = MLP_local(hbar_j)
         p_j = sigmoid(a_j / 0.9),  m_j = m_{j-1} p_j
-    The path records p and its product, never g or the decision: later blocks see the decision only
+    The path records p and its product, never g or the decision: later FFNs see the decision only
     through delta.
 
     Args:
@@ -158,7 +158,7 @@ class HeroRouter(Router):
         return self.empty(hidden)
 
     def empty(self, hidden: Tensor) -> PathState:
-        """The state of tokens (B, T, D) that have passed no block."""
+        """The state of tokens (B, T, D) that have passed no FFN."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.float32, device=hidden.device)
         weights = None
         if self.variant not in LOCAL:
@@ -200,7 +200,7 @@ class HeroRouter(Router):
         state: Any,
         at: Context,
     ) -> tuple[Gate, PathState | HostSteps | KernelSteps]:
-        """Decide block j = index + 1 from hbar (B, T, D)."""
+        """Decide FFN j = index + 1 from hbar (B, T, D)."""
         assert post_attention is not None
         if not isinstance(state, PathState):
             return state.decide(index, post_attention, self.threshold), state
@@ -215,7 +215,7 @@ class HeroRouter(Router):
         return change * torch.rsqrt(change.pow(2).mean(-1, keepdim=True) + self.eps)
 
     def alternative(self, index: int) -> Adapter | None:
-        """The adapter of block ``index``."""
+        """The adapter of FFN ``index``."""
         if not len(self.adapters):
             return None
         adapter = self.adapters[index]
@@ -223,7 +223,7 @@ class HeroRouter(Router):
         return adapter
 
     def step(self, index: int, hbar: Tensor, state: PathState) -> tuple[Trace, PathState]:
-        """One gate with every intermediate, in float32; the state for the next block."""
+        """One gate with every intermediate, in float32; the state for the next FFN."""
         streams = (*state.streams[-1:], hbar) if torch.is_grad_enabled() else ()
         with torch.autocast(hbar.device.type, enabled=False):
             if self.variant in LOCAL:

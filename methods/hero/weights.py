@@ -9,9 +9,9 @@ With x_j the path vector and u the column of W_hist1 that reads the novelty, 1 -
     [n' ; h']  =  [W_c ; W_hist1] c + [0 ; u]
     [a ; b ; a / 0.9 ; a + b]  =  heads SiLU([h + h' - cos(n, n') u ; l]) + bias
 
-Here W_hist1 stands for its columns that read s, or c. The first block has no h' and no cosine.
+Here W_hist1 stands for its columns that read s, or c. The first FFN has no h' and no cosine.
 RMSNorm(hbar) = sqrt(D) w hbar / hypot(||hbar||, sqrt(D eps)); the division comes after the product.
-A block then takes at most 45 operations of torch, not counting views.
+An FFN then takes at most 45 operations of torch, not counting views.
 
 :func:`merge` is the only place that reads the router's parameters. Two other layouts are made from
 what it returns: :func:`kernel_weights` for a GPU and :func:`host_weights` for one token on a CPU.
@@ -47,7 +47,7 @@ Array = NDArray[np.float32]
 class MergedWeights(NamedTuple):
     """Weights (out, in) with their biases (out,), in the order of the formulas above.
 
-    H is the head width, M the memory's, R the number of routed blocks, D the model's width.
+    H is the head width, M the memory's, R the number of routed FFNs, D the model's width.
     ``wide`` (2H, D), ``encoder`` (64, H + 64), ``readers`` (3M + 1 + 64 + H, 64), ``answers``
     (64 + H, M), ``heads`` (4, 2H), ``path`` (64, 6). Without the path MLP ``path`` is None and
     ``encoder`` is (64, H). ``parts`` (4H, D) is ``wide`` for kernels that read bfloat16 streams,
@@ -91,8 +91,8 @@ def merge(parameters: Mapping[str, Tensor], eps: float, parted: bool = False) ->
     first_bias = pad(parameters["hist_b1"], (state, 0))
     outs = torch.block_diag(parameters["hist_W2"], parameters["local_W2"])
     last = torch.cat([parameters["hist_b2"], parameters["local_b2"]])
-    blocks = len(parameters["eta"])
-    place = torch.arange(1, blocks + 1, dtype=novelty.dtype, device=novelty.device) / blocks
+    ffns = len(parameters["eta"])
+    place = torch.arange(1, ffns + 1, dtype=novelty.dtype, device=novelty.device) / ffns
     up, up_bias = pad(parameters["W_hu"], (0, 0, 0, PATH_OUT)), novelty.new_zeros(STATE)
     if "path_W2" in parameters:
         up = torch.block_diag(parameters["W_hu"], parameters["path_W2"])

@@ -231,7 +231,7 @@ def read_model(folder: Path) -> None:
         logits = loaded.model(torch.tensor([[1, 2, 3]])).logits
     assert logits.isfinite().all()
     assert loaded.ledger.layers == 1
-    lender_rates(folder / "model", "block", Data(None, 8, 8), "cpu", 2)
+    lender_rates(folder / "model", "unit", Data(None, 8, 8), "cpu", 2)
 
 
 COMMANDS = {

@@ -1,1 +1,1 @@
-"""HeRo's router by kernels: two launches per routed block, and their twin in plain PyTorch."""
+"""HeRo's router by kernels: two launches per routed FFN, and their twin in plain PyTorch."""

@@ -24,8 +24,8 @@ def phi(x: Tensor) -> Tensor:
 
 
 def decays(rho: Tensor) -> Tensor:
-    """(R, R) of rho (R,): for i < j, [j, i] is the product of rho over the blocks between."""
-    blocks = torch.arange(len(rho), device=rho.device)
-    later = blocks[:, None] > blocks
+    """(R, R) of rho (R,): for i < j, [j, i] is the product of rho over the FFNs between."""
+    ffns = torch.arange(len(rho), device=rho.device)
+    later = ffns[:, None] > ffns
     products = torch.where(later, rho[:, None], 1.0).cumprod(0)
     return torch.cat([torch.ones_like(products[:1]), products[:-1]])

@@ -1,9 +1,9 @@
 """HeRo's router without gradients, by kernels; the host sees no decision.
 
-``HeroRouter.step`` takes about forty operations per block; here they are two launches:
+``HeroRouter.step`` takes about forty operations per FFN; here they are two launches:
 
     project  the two wide projections of hbar as one matrix, [sqrt(D) W_hd diag(w) ; W_local1] hbar
-    decide   everything else: path, state, memory read over the list of earlier blocks, novelty,
+    decide   everything else: path, state, memory read over the list of earlier FFNs, novelty,
              both heads, gate, decision, memory append, p and m
 
 For up to 16 tokens, a step of decoding, the first launch also makes the sums for RMSNorm,
@@ -33,7 +33,7 @@ from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 
 
 def router_workspace(tokens: int, router: KernelWeights) -> RouterWorkspace:
-    """Buffers for ``tokens`` tokens; one set serves all routed blocks and every step."""
+    """Buffers for ``tokens`` tokens; one set serves all routed FFNs and every step."""
     entries = (tokens, len(router.decays), len(router.key))
     empty = router.wide.new_empty
     return RouterWorkspace(
@@ -48,9 +48,9 @@ def router_workspace(tokens: int, router: KernelWeights) -> RouterWorkspace:
 
 
 class KernelSteps(NamedTuple):
-    """The gates of one pass, block by block from the first, on the device.
+    """The gates of one pass, FFN by FFN from the first, on the device.
 
-    ``streams`` are hbar of the last three blocks, the newest last.
+    ``streams`` are hbar of the last three FFNs, the newest last.
     """
 
     router: KernelWeights
@@ -58,9 +58,9 @@ class KernelSteps(NamedTuple):
     streams: list[Tensor]
 
     def decide(self, index: int, hbar: Tensor, threshold: float) -> Gate:
-        """Decide block j = ``index`` + 1 from hbar (B, T, D)."""
+        """Decide FFN j = ``index`` + 1 from hbar (B, T, D)."""
         self.streams[:] = [*self.streams[-2:], hbar.flatten(0, 1).contiguous()]
-        # New tensors: the decision is still used when the next block is decided.
+        # New tensors: the decision is still used when the next FFN is decided.
         results = (self.space.execute, self.space.scale, self.space.gate)
         execute, scale, gate = map(torch.empty_like, results)
         space = self.space._replace(execute=execute, scale=scale, gate=gate)
@@ -77,29 +77,29 @@ def router_step(
     threshold: float = 0.5,
     triton: bool | None = None,
 ) -> None:
-    """Decide routed block ``index`` for every token: ``gate``, ``execute``, ``scale``.
+    """Decide routed FFN ``index`` for every token: ``gate``, ``execute``, ``scale``.
 
-    Blocks are decided in order from 0, which starts a new step. Nothing reaches the host.
+    FFNs are decided in order from 0, which starts a new step. Nothing reaches the host.
 
     Args:
-        index: j - 1, 0-based among the R routed blocks.
-        streams: Residual stream after attention (N, D), of one dtype, of this block and of up to
-            two blocks before it, the newest last.
+        index: j - 1, 0-based among the R routed FFNs.
+        streams: Residual stream after attention (N, D), of one dtype, of this FFN and of up to
+            two FFNs before it, the newest last.
         router: Of ``kernel_weights`` in ``methods/hero/weights.py``.
         workspace: Of :func:`router_workspace`; results and state are written there.
         threshold: Executes at gate >= threshold.
         triton: True forces the kernels, False the twin; None lets the device decide.
 
     Raises:
-        ValueError: Shapes do not fit, or there is no block ``index``.
+        ValueError: Shapes do not fit, or there is no FFN ``index``.
         RuntimeError: ``triton`` is True where no kernel can run.
     """
     hbar = streams[-1]
     tokens, width = hbar.shape
     if not 0 <= index < len(router.decays):
-        raise ValueError(f"there are {len(router.decays)} routed blocks, none has index {index}")
+        raise ValueError(f"there are {len(router.decays)} routed FFNs, none has index {index}")
     if len(streams) != min(index, 2) + 1:
-        raise ValueError(f"block {index} takes {min(index, 2) + 1} streams, not {len(streams)}")
+        raise ValueError(f"FFN {index} takes {min(index, 2) + 1} streams, not {len(streams)}")
     entries = (tokens, len(router.decays), len(router.key))
     check_tensors(
         {
@@ -198,7 +198,7 @@ def _state(
 
 
 def _read(index: int, router: KernelWeights, space: RouterWorkspace, query: Tensor) -> Tensor:
-    """c_j (N, M) from the entries of the blocks before ``index``."""
+    """c_j (N, M) from the entries of the FFNs before ``index``."""
     alike = torch.einsum("bm,bim->bi", phi(query), space.keys[:, :index])
     weights = router.decays[index, :index] * alike
     above = torch.einsum("bi,bim->bm", weights, space.values[:, :index])

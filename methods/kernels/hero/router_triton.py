@@ -230,7 +230,7 @@ def launches(
 
 
 def by_age(streams: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Hbar of this block and of the two before; a pointer without a block is never followed."""
+    """Hbar of this FFN and of the two before; a pointer without an FFN is never followed."""
     hbar, last, before = [*reversed(streams), *[streams[-1]] * 2][:3]
     return {"hbar": hbar, "last": last, "before": before}
 

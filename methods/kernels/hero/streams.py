@@ -48,10 +48,10 @@ def read_streams(
     parts: Tensor | None,
     triton: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What the gates of one block read, with gradients for streams and weights.
+    """What the gates of one FFN read, with gradients for streams and weights.
 
     Args:
-        streams: Residual stream after attention (N, D), contiguous and of one dtype, of this block
+        streams: Residual stream after attention (N, D), contiguous and of one dtype, of this FFN
             and of up to two before it, the newest last; sums of a missing delta are 0.
         wide: Weights (2H, D), float32.
         parts: Of :func:`parts`, for bfloat16 streams; else None.

@@ -13,7 +13,7 @@ class KernelWeights(NamedTuple):
     """The weights of a router as the kernels read them, float32 and contiguous.
 
     ``kernel_weights`` in ``methods/hero/weights.py`` makes them. H is the head width, M the
-    memory's, R the number of routed blocks; states are 64 wide.
+    memory's, R the number of routed FFNs; states are 64 wide.
 
     ``wide`` (2H, D) is [sqrt(D) W_hd diag(w) ; W_local1]; ``parts`` (4H, D), bfloat16, is ``wide``
     rounded, followed by the rounded rest. ``hidden_up`` (48, H). ``path_in`` (64, 6),
@@ -22,7 +22,7 @@ class KernelWeights(NamedTuple):
     (64, M). The history head's first matrix, by input: ``history_state`` (H, 64),
     ``history_context`` (H, M), ``history_novelty`` (H,). ``history_bias``, ``history_out``,
     ``local_bias``, ``local_out`` (H,); ``last_biases`` (2,) of history and local head. ``decays``
-    (R, R): for i < j, [j, i] is the product of rho over the blocks between i and j.
+    (R, R): for i < j, [j, i] is the product of rho over the FFNs between i and j.
     """
 
     wide: Tensor
@@ -59,7 +59,7 @@ class KernelWeights(NamedTuple):
 class RouterWorkspace(NamedTuple):
     """Fixed buffers of N tokens, all float32 but ``execute``; no start value matters.
 
-    Carried from block to block: ``keys`` (phi(k)), ``values`` (N, R, M); ``p``, ``m`` (N,).
+    Carried from FFN to FFN: ``keys`` (phi(k)), ``values`` (N, R, M); ``p``, ``m`` (N,).
     Results: ``gate``, ``scale`` (N,) and ``execute`` (N,) bool, what ``routed_ffn_decode`` takes.
     """
 

@@ -42,7 +42,7 @@ def test_static_gates_are_one_number_per_block(logit: float, runs: bool) -> None
 
 def test_random_bypass_follows_the_hash_of_layer_position_and_token() -> None:
     units = [Unit(n, "ffn", 10) for n in (4, 7)]
-    router = RandomGates(units, SIZES, torch.tensor([[0.2], [0.7]]), "block", 9, None)
+    router = RandomGates(units, SIZES, torch.tensor([[0.2], [0.7]]), "unit", 9, None)
     ids = torch.arange(4000).reshape(2, 2000) % 61
     positions = torch.arange(2000).expand(2, -1)
     hidden = torch.zeros(2, 2000, 1)
@@ -58,7 +58,7 @@ def test_random_bypass_follows_the_hash_of_layer_position_and_token() -> None:
 
 
 def test_the_threshold_shifts_every_rate() -> None:
-    router = RandomGates([Unit(4, "ffn", 10)], SIZES, torch.tensor([[0.2]]), "block", 9, None)
+    router = RandomGates([Unit(4, "ffn", 10)], SIZES, torch.tensor([[0.2]]), "unit", 9, None)
     ids = torch.arange(20_000)[None] % 61
     hidden = torch.zeros(1, 20_000, 1)
     tokens = Tokens(ids, torch.arange(20_000)[None], ids >= 0)

@@ -165,9 +165,9 @@ def test_few_operations_beside_the_launches(
 def test_what_does_not_fit_is_named() -> None:
     packed = packed_of(make_router())
     space = router_workspace(2, packed)
-    with pytest.raises(ValueError, match="5 routed blocks, none has index 5"):
+    with pytest.raises(ValueError, match="5 routed FFNs, none has index 5"):
         router_step(ROUTED, [torch.zeros(2, 48)] * 3, packed, space)
-    with pytest.raises(ValueError, match="block 3 takes 3 streams, not 2"):
+    with pytest.raises(ValueError, match="FFN 3 takes 3 streams, not 2"):
         router_step(3, [torch.zeros(2, 48)] * 2, packed, space)
     with pytest.raises(ValueError, match=r"'workspace.keys' must be contiguous"):
         router_step(0, [torch.zeros(3, 48)], packed, space)

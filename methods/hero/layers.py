@@ -20,7 +20,7 @@ class LayerState(NamedTuple):
     gate: Tensor | None
 
 
-class BlockRouter(Router):
+class LayerGates(Router):
     """Reads the residual stream at a layer's input; HeRo reads it after attention.
 
     Formula: as in FlexiDepth, attention is not scaled, and every token has its key and value:
@@ -28,7 +28,7 @@ class BlockRouter(Router):
         skip: out = h + (1 - g) Adapter(LN2(h))
 
     Args:
-        gates: HeRo's router, with one block per layer.
+        gates: HeRo's router, with one FFN per layer.
         units: Attention and FFN of each layer, in turn.
     """
 
@@ -61,10 +61,10 @@ class BlockRouter(Router):
         at: Context,
     ) -> tuple[Gate, LayerState]:
         """Decide at the attention; the FFN after it takes the same gate."""
-        block, second = divmod(index, 2)
+        layer, second = divmod(index, 2)
         if not second:
             stream = self.gates.read(state.before, block_input)
-            trace, path = self.gates.step(block, stream, state.path)
+            trace, path = self.gates.step(layer, stream, state.path)
             state = LayerState(path, block_input, trace.gate)
         return Gate(state.gate, "gate" if second else "none"), state
 
