@@ -20,7 +20,7 @@ DENSE = {
     "llama2_7b": 6_738_415_616,
     "llama2_13b": 13_015_864_320,
 }
-# shape, budget, routed blocks, adapters, shared, trained, % skipped with every block bypassed
+# shape, budget, routed FFNs, adapters, shared, trained, % skipped with every FFN bypassed
 HERO = [
     ("llama31_8b", 0.25, 16, 117_440_512, 2_169_554, 119_610_082, 35.0994),
     ("llama31_8b", 0.40, 24, 176_160_768, 2_169_554, 178_330_346, 52.6491),
@@ -57,22 +57,22 @@ def hero(shape: str, budget: float, **params: Any) -> nn.Module:
 
 @pytest.mark.parametrize("line", HERO, ids=lambda line: f"{line[0]}-{line[2]}")
 def test_what_hero_trains_and_can_skip(line: tuple[Any, ...]) -> None:
-    shape, budget, blocks, adapters, shared, total, ceiling = line
+    shape, budget, ffns, adapters, shared, total, ceiling = line
     model = hero(shape, budget)
     router = router_of(model)
     assert router is not None
     assert {p.device.type for p in model.parameters()} == {"meta"}
-    found = sum(trained(router.alternative(n)) for n in range(blocks))
-    assert len(router.units) == blocks
+    found = sum(trained(router.alternative(n)) for n in range(ffns))
+    assert len(router.units) == ffns
     assert [unit.layer for unit in router.units][-1] == len(model.model.layers) - 1
     assert found == adapters
-    assert router.eta.numel() == blocks
-    assert trained(router) - found - blocks == shared
+    assert router.eta.numel() == ffns
+    assert trained(router) - found - ffns == shared
     assert trained(model) == total
 
     ledger = Ledger.of(model, DENSE[shape], len(model.model.layers))
     tally = Tally(ledger)
-    tally.add(torch.zeros(blocks, 3, dtype=torch.bool), 3)
+    tally.add(torch.zeros(ffns, 3, dtype=torch.bool), 3)
     rates = tally.rates()
     assert round(100 * rates.skip, 4) == ceiling
     # Every token ran the router and every adapter, that is all that was trained.

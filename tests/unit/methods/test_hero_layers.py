@@ -118,6 +118,6 @@ def test_the_suite_trains_as_much_in_every_row() -> None:
         assert count == pytest.approx(counts["hero"], rel=0.01), row
 
 
-def test_blocks_that_are_drawn_are_refused() -> None:
+def test_random_and_static_gates_of_whole_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="param 'unit' is block, which variant 'static' lacks"):
         load_method("hero", {"unit": "block", "variant": "static"})
