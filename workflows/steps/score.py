@@ -110,7 +110,7 @@ def main() -> None:
     with claim_device(args.device) as device:
         record, items = evaluate(args, entries, folders, device)
     value = record.to_json()
-    # Refuse a record that breaks the schema before any file is written.
+    # Refuse a record that breaks the schema, before it is written.
     to_record(value)
     if items is not None:
         with whole_file(args.out.with_suffix(".items.parquet")) as file:
