@@ -60,9 +60,9 @@ def score(
     return {
         "task": task, "metric": metric, "filter": "none", "primary": True, "higher_is_better": True,
         "value": float(np.mean(items)), "n": len(items), "k": int(sum(items)), "stderr": 0.1,
-        "chance": 0.25,
-        "shots": 0, "split": "test", "chat_template": False, "version": 1.0, "prompt_hash": "p",
-        "rates": rates(skip, answer=skip if answers is None else answers), "items": list(items),
+        "chance": 0.25, "shots": 0, "split": "test", "chat_template": False, "version": 1.0,
+        "prompt_hash": "p", "items": list(items),
+        "rates": rates(skip, answer=skip if answers is None else answers),
     } | changes  # fmt: skip
 
 
@@ -130,7 +130,6 @@ def split(run: Run) -> tuple[Record, pd.DataFrame]:
 
 
 def typed(*runs: Run) -> list[Record]:
-    """The records without their items."""
     return [split(run)[0] for run in runs]
 
 

@@ -10,7 +10,7 @@ adds them to a tally per kind of token:
   context from one forward pass. With ``share_prefix`` this holds for answers of any length.
 
 Two other places count into the same tallies: ``prefix.py``, where answers share a context, and
-``perplexity`` in ``score.py``, which reads a text in windows.
+``perplexity.py``, which reads a text in windows.
 
 Every model decodes greedily, whatever its folder says; only ``generation_kwargs`` of a task can
 change that.

@@ -7,7 +7,6 @@ metric, for the paired statistics) and tallies (what ran for how many tokens).
 
 from __future__ import annotations
 
-import hashlib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
-import torch
 from lm_eval.tasks import TaskManager
-from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from methods.core.model.ledger import Rates, Tally
@@ -27,11 +24,11 @@ from workflows.evaluation import sandbox
 from workflows.evaluation.answers import chosen, guess
 from workflows.evaluation.harness import ANSWER, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.loading import CannotRun, explained, load, task_manager
+from workflows.evaluation.perplexity import perplexity, prompt_digest
 from workflows.evaluation.store import ScoreStore, TaskScores
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.evaluation.traces import sample_text
 from workflows.records import SAMPLE
-from workflows.runtime.files import read_text
 
 SEEDS = {
     "random_seed": 0,
@@ -195,7 +192,7 @@ def run_task(
                 "split": entry.split,
                 "chat_template": entry.chat_template,
                 "version": output["versions"][entry.task],
-                "prompt_hash": _digest(frame["prompt_hash"]),
+                "prompt_hash": prompt_digest(frame["prompt_hash"]),
             }
         )
     return scores, pd.concat(frames, ignore_index=True)
@@ -273,66 +270,6 @@ def _spread(values: pd.Series[float]) -> dict[str, Any]:
     return {"n": n, "k": int(values.sum()) if binary else None, "stderr": error}
 
 
-def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], pd.DataFrame]:
-    """Perplexity per token of a text file: exp of the mean negative log-likelihood.
-
-    The text is tokenized once and cut into windows of the context length, which do not overlap. In
-    each window every token but the first is predicted.
-
-    Raises:
-        ValueError: The text is shorter than two tokens.
-    """
-    text = read_text(Path(str(entry.file)))
-    ids = torch.tensor(lm.tok_encode(text))
-    windows = [w for w in ids.split(lm.max_length) if len(w) > 1][: entry.limit]
-    if not windows:
-        raise ValueError(f"text file {entry.file} holds fewer than two tokens")
-    rows = []
-    for number, window in enumerate(tqdm(windows, desc=entry.task, leave=False)):
-        lm.log.passes.clear()
-        with torch.no_grad():
-            logits = lm.model(window[None].to(lm.device)).logits[0, :-1].float()
-        loss = cross_entropy(logits, window[1:].to(lm.device), reduction="sum").item()
-        executed = lm.log.passes[-1]
-        # Nothing is predicted from the last token.
-        for kind, part in (("likelihood", slice(0, -1)), ("prompt", slice(-1, None))):
-            ran = None if executed is None else executed[0][:, part]
-            lm.tallies[kind].add(ran, len(window[part]))
-        rows.append(
-            {
-                "task": entry.task,
-                "metric": "perplexity",
-                "filter": "none",
-                "item": number,
-                "value": loss / (len(window) - 1),
-                "doc_hash": hashlib.sha256(window.numpy().tobytes()).hexdigest(),
-                "tokens": len(window) - 1,
-            }
-        )
-    frame = pd.DataFrame(rows)
-    frame["prompt_hash"] = frame["doc_hash"]
-    tokens = int(frame["tokens"].sum())
-    mean = float((frame["value"] * frame["tokens"]).sum() / tokens)
-    score = {
-        "task": entry.task,
-        "metric": "perplexity",
-        "filter": "none",
-        "primary": True,
-        "higher_is_better": False,
-        "value": math.exp(mean),
-        "n": tokens,
-        "k": None,
-        "stderr": None,
-        "chance": None,
-        "shots": 0,
-        "split": "text",
-        "chat_template": False,
-        "version": 1,
-        "prompt_hash": _digest(frame["prompt_hash"]),
-    }
-    return [score], frame.drop(columns="tokens")
-
-
 def pool(tallies: dict[str, Tally]) -> Tally:
     """One tally over all counted tokens."""
     total = Tally(next(iter(tallies.values())).ledger)
@@ -355,7 +292,3 @@ def _rates(rates: Rates) -> dict[str, Any]:
         "skip_net": rates.skip_net,
         "skip_std": rates.skip_std,
     }
-
-
-def _digest(hashes: pd.Series[str]) -> str:
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]

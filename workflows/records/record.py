@@ -101,8 +101,7 @@ class Unit:
 
     Args:
         layer: Its dense layer.
-        kind: ``attention`` or ``ffn``; ``block`` for a layer, ``evicting`` for one whose skipped
-            tokens leave no key and value.
+        kind: ``attention``, ``ffn``, ``block`` (a layer), ``evicting`` (one without keys, values).
         parameters: Its size.
         executed: Share of the scored tokens that ran it.
     """
@@ -213,8 +212,7 @@ class Evaluation:
 
     Args:
         batch_size: Sequences per pass.
-        equal_lengths: Whether all sequences of a batch have one length: padding would change
-            the model's decisions.
+        equal_lengths: Whether batches have no pads, which would change the model's decisions.
         share_prefix: Whether a context ran once for all its answers.
         max_length: Tokens of the context window.
         end_tokens: Ids of the tokens that end a generated text.

@@ -1,0 +1,84 @@
+"""Perplexity of a text file, without lm-eval."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from workflows.evaluation.answers import NO_CHOICE
+from workflows.evaluation.harness import CountingLM
+from workflows.evaluation.tasklist import TaskEntry
+from workflows.runtime.files import read_text
+
+
+def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+    """Perplexity per token of a text file: exp of the mean negative log-likelihood.
+
+    The text is tokenized once and cut into windows of the context length, which do not overlap. In
+    each window every token but the first is predicted.
+
+    Raises:
+        ValueError: The text is shorter than two tokens.
+    """
+    text = read_text(Path(str(entry.file)))
+    ids = torch.tensor(lm.tok_encode(text))
+    windows = [w for w in ids.split(lm.max_length) if len(w) > 1][: entry.limit]
+    if not windows:
+        raise ValueError(f"text file {entry.file} holds fewer than two tokens")
+    rows = []
+    for number, window in enumerate(tqdm(windows, desc=entry.task, leave=False)):
+        lm.log.passes.clear()
+        with torch.no_grad():
+            logits = lm.model(window[None].to(lm.device)).logits[0, :-1].float()
+        loss = cross_entropy(logits, window[1:].to(lm.device), reduction="sum").item()
+        executed = lm.log.passes[-1]
+        # Nothing is predicted from the last token.
+        for kind, part in (("likelihood", slice(0, -1)), ("prompt", slice(-1, None))):
+            ran = None if executed is None else executed[0][:, part]
+            lm.tallies[kind].add(ran, len(window[part]))
+        rows.append(
+            {
+                "task": entry.task,
+                "metric": "perplexity",
+                "filter": "none",
+                "item": number,
+                "value": loss / (len(window) - 1),
+                "choice": NO_CHOICE,
+                "doc_hash": hashlib.sha256(window.numpy().tobytes()).hexdigest(),
+                "tokens": len(window) - 1,
+            }
+        )
+    frame = pd.DataFrame(rows)
+    frame["prompt_hash"] = frame["doc_hash"]
+    tokens = int(frame["tokens"].sum())
+    mean = float((frame["value"] * frame["tokens"]).sum() / tokens)
+    score = {
+        "task": entry.task,
+        "metric": "perplexity",
+        "filter": "none",
+        "primary": True,
+        "higher_is_better": False,
+        "value": math.exp(mean),
+        "n": tokens,
+        "k": None,
+        "stderr": None,
+        "chance": None,
+        "shots": 0,
+        "split": "text",
+        "chat_template": False,
+        "version": 1,
+        "prompt_hash": prompt_digest(frame["prompt_hash"]),
+    }
+    return [score], frame.drop(columns="tokens")
+
+
+def prompt_digest(hashes: pd.Series[str]) -> str:
+    """One hash of the prompts of all items."""
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
