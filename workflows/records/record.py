@@ -176,8 +176,7 @@ class Fit:
         threads: Of torch.
         cpu_capability: The instruction set that torch used.
         trained_parameters: How many were trained; 0 where nothing was.
-        trained_skip: Kind of token -> skip at the end of training; None without a router. The
-            threshold is calibrated afterwards.
+        trained_skip: Kind of token -> skip at the end of training; None without a router.
         threshold: The calibrated gate value from which a unit runs; None where there is none.
     """
 
