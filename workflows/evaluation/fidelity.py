@@ -99,8 +99,8 @@ def measure(
         extra = {"context": Context(answers=weights.to(device))}
         routed = isinstance(decoder(model), RoutedDecoder)
         output = decoder(model)(input_ids=ids, use_cache=False, **(extra if routed else {}))
-        check_finite(output.last_hidden_state[places], "what the last layer returns")
         states = output.last_hidden_state[places]
+        check_finite(states, "what the last layer returns")
         targets = None if answers else ids.roll(-1, dims=1)[places]
         values = _compare(_head(reference), dense, _head(model), states, targets)
         rows = counted.nonzero()[:, 0]

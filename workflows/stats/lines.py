@@ -155,7 +155,7 @@ def make_panels(
         choices = {line.name: line.choices for line in lines if line.done}
         heads = reference.first.headlines
         chances = {t: c for t in tasks if t in heads and (c := heads[t].chance) is not None}
-        measures = measure(runs, choices, reference.name, tasks, chances, resamples)
+        measures = measure(runs, choices, samples, reference.name, tasks, chances)
         panels.append(Panel(match, lines, reference, tasks, samples, measures))
     return panels
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workflows.stats.resample import RESAMPLES, Run, Sample, resample_means, sample_of
+from workflows.stats.resample import Run, Sample, resample_means, sample_of
 from workflows.stats.retain import Floats, Scores
 
 ABOVE, FLIPS, LOST, WON, CHANGED = "above_chance", "flips", "lost", "won", "changed"
@@ -90,10 +90,10 @@ def has_signal(values: Floats, chance: float) -> bool:
 def measure(
     lines: Mapping[str, Sequence[Run]],
     choices: Mapping[str, Sequence[Choices]],
+    samples: Mapping[str, Mapping[str, Sample]],
     reference: str,
     tasks: Sequence[str],
     chances: Mapping[str, float],
-    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Measures:
     """Every measure of every line.
@@ -101,10 +101,10 @@ def measure(
     Args:
         lines: Name of a line -> its runs, each task -> item values (n,).
         choices: Name of a line -> the same runs, each task -> chosen answers (n,).
+        samples: Of :func:`workflows.stats.resample.bootstrap` with the same lines and seed.
         reference: The line that all are compared with. Items are compared with its first run.
         tasks: Tasks of Retain.
         chances: Task -> score of a guess, where it is known.
-        resamples: B.
         seed: Of all draws.
     """
     runs = [run for line in lines.values() for run in line]
@@ -116,40 +116,59 @@ def measure(
         FLIPS: right, LOST: right, WON: right,
         CHANGED: [t for t in tasks if all(t in run for run in answers)],
     }  # fmt: skip
-    sums = {
+    values, small = _above(lines, samples, reference, used[ABOVE], chances)
+    resamples = len(samples[tasks[0]][reference].draws)
+    totals = {
         name: (np.zeros(len(runs)), np.zeros((len(runs), resamples)))
-        for name, names in used.items()
-        if names
+        for name in (LOST, WON, CHANGED)
+        if used[name]
     }
-    small = np.zeros(resamples, dtype=bool)
-    for task in tasks:
-        values = np.stack([run[task] for run in runs])
-        parts = _item_values(values, lines[reference][0][task])
+    for task in dict.fromkeys([*right, *used[CHANGED]]):
+        items: dict[str, Floats] = {}
+        if task in right:
+            own, other = np.stack([run[task] for run in runs]), lines[reference][0][task]
+            items[LOST], items[WON] = (1 - own) * other, own * (1 - other)
         if task in used[CHANGED]:
             chosen = np.stack([run[task] for run in answers])
-            parts[CHANGED] = (chosen != choices[reference][0][task]).astype(np.float64)
-        parts = {name: part for name, part in parts.items() if task in used[name]}
-        if not parts:
-            continue
-        stacked = np.concatenate(list(parts.values()))
-        means, base_means = resample_means(stacked, base[task], resamples, seed, task)
-        for name, part in zip(parts, np.split(means, len(parts)), strict=True):
-            points, replicates = parts[name].mean(axis=1), part
-            if name == ABOVE:
-                lead, leads = base[task].mean() - chances[task], base_means - chances[task]
-                small |= leads < LEAST * lead
-                points = (points - chances[task]) / lead
-                replicates = (replicates - chances[task]) / np.maximum(leads, LEAST * lead)
-            for total, addend in zip(sums[name], (points, replicates), strict=True):
-                total += addend / len(used[name])
-    samples = {name: _by_line(lines, *total, seed, name) for name, total in sums.items()}
-    return Measures(samples, used, float(small.mean()))
+            items[CHANGED] = (chosen != choices[reference][0][task]).astype(np.float64)
+        stacked = np.concatenate(list(items.values()))
+        means, _ = resample_means(stacked, base[task], resamples, seed, task)
+        for name, replicates in zip(items, np.split(means, len(items)), strict=True):
+            for total, part in zip(
+                totals[name], (items[name].mean(axis=1), replicates), strict=True
+            ):
+                total += part / len(used[name])
+    values |= totals
+    if right:
+        values[FLIPS] = totals[LOST][0] + totals[WON][0], totals[LOST][1] + totals[WON][1]
+    by_line = {n: _by_line(lines, *values[n], seed, n) for n in used if n in values}
+    return Measures(by_line, used, small)
 
 
-def _item_values(values: Floats, reference: Floats) -> dict[str, Floats]:
-    """What is averaged over items: of each run (R, n)."""
-    lost, won = (1 - values) * reference, values * (1 - reference)
-    return {ABOVE: values, FLIPS: lost + won, LOST: lost, WON: won}
+def _above(
+    lines: Mapping[str, Sequence[Run]],
+    samples: Mapping[str, Mapping[str, Sample]],
+    reference: str,
+    tasks: Sequence[str],
+    chances: Mapping[str, float],
+) -> tuple[dict[str, tuple[Floats, Floats]], float]:
+    """Above chance of all runs (R,) and on resampled items (R, B); share of small leads."""
+    if not tasks:
+        return {}, 0.0
+    base = {task: samples[task][reference].value for task in tasks}
+    leads = {task: samples[task][reference].error.by_items - chances[task] for task in tasks}
+    least = {task: LEAST * (base[task] - chances[task]) for task in tasks}
+    points, replicates = (
+        {
+            task: np.concatenate([getattr(samples[task][line], part) for line in lines])
+            for task in tasks
+        }
+        for part in ("points", "replicates")
+    )
+    drawn = {task: chances[task] + np.maximum(leads[task], least[task]) for task in tasks}
+    small = np.any([leads[task] < least[task] for task in tasks], axis=0).mean()
+    both = above_chance(points, base, chances), above_chance(replicates, drawn, chances)
+    return {ABOVE: both}, float(small)
 
 
 def _by_line(

@@ -81,24 +81,26 @@ def measure_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     measure leaves out), small_leads (of ``above_chance``: resamples that divided by a quarter of a
     lead).
     """
-    lines = [
-        line.labels
-        | {
-            "measure": name,
-            "value": 100 * by_line[line.name].value,
-            "std": _deviation(line, by_line[line.name].points.tolist()),
-            "low": 100 * interval(by_line[line.name].draws)[0],
-            "high": 100 * interval(by_line[line.name].draws)[1],
-            "tasks": ", ".join(panel.measures.tasks[name]),
-            "left_out": ", ".join(
-                t for t in panel.retain_tasks if t not in panel.measures.tasks[name]
-            ),
-            "small_leads": 100 * panel.measures.small_leads if name == ABOVE else None,
-        }
-        for panel in panels
-        for name, by_line in panel.measures.samples.items()
-        for line in panel.done
-    ]
+    lines = []
+    for panel in panels:
+        for name, by_line in panel.measures.samples.items():
+            tasks = panel.measures.tasks[name]
+            for line in panel.done:
+                sample = by_line[line.name]
+                low, high = interval(sample.draws)
+                lines.append(
+                    line.labels
+                    | {
+                        "measure": name,
+                        "value": 100 * sample.value,
+                        "std": _deviation(line, sample.points.tolist()),
+                        "low": 100 * low,
+                        "high": 100 * high,
+                        "tasks": ", ".join(tasks),
+                        "left_out": ", ".join(t for t in panel.retain_tasks if t not in tasks),
+                        "small_leads": 100 * panel.measures.small_leads if name == ABOVE else None,
+                    }
+                )
     columns = (
         "backbone target match row title measure value std low high tasks left_out small_leads"
     )

@@ -18,7 +18,7 @@ from workflows.stats.measures import (
     has_signal,
     measure,
 )
-from workflows.stats.resample import interval
+from workflows.stats.resample import bootstrap, interval
 
 DENSE = {"a": [1, 1, 1, 0], "b": [1, 1, 1, 1, 0]}
 ROW = {"a": [1, 0, 1, 1], "b": [1, 1, 0, 0, 0]}
@@ -28,6 +28,15 @@ OTHERS = {"a": [0, 2, 2, 1], "b": [1, 1, 2, 2, 0]}
 
 def arrays(values: dict[str, Any]) -> dict[str, Any]:
     return {task: np.array(of_task, dtype=float) for task, of_task in values.items()}
+
+
+def resampled(
+    lines: Any, choices: Any, reference: str, tasks: list[str], chances: Any, resamples: int,
+    seed: int = 0,
+) -> Measures:  # fmt: skip
+    """The measures of lines on the resampled items of their Retain."""
+    samples = bootstrap(lines, reference, tasks, resamples, seed)
+    return measure(lines, choices, samples, reference, tasks, chances, seed)
 
 
 def tasks(values: Any) -> dict[str, Any]:
@@ -40,7 +49,7 @@ def of(chances: dict[str, float], resamples: int = 20, **runs: Any) -> Measures:
     choices = {
         name: [OTHERS if name == "row" else ANSWERS] * len(runs) for name, runs in lines.items()
     }
-    return measure(
+    return resampled(
         {name: [arrays(run) for run in runs] for name, runs in lines.items()},
         {name: [arrays(run) for run in runs] for name, runs in choices.items()},
         "dense", ["a", "b"], chances, resamples,
@@ -72,7 +81,7 @@ def test_equal_scores_may_hide_other_answers() -> None:
 def test_above_chance_leaves_out_tasks_without_signal() -> None:
     many = {"a": [1, 1, 1, 0] * 50, "b": [1, 0] * 100}
     half = {"a": [1, 0, 1, 0] * 50, "b": [0, 0] * 100}
-    measures = measure(
+    measures = resampled(
         {"dense": [arrays(many)], "row": [arrays(half)]},
         {"dense": [{}], "row": [{}]},
         "dense", ["a", "b"], {"a": 0.25, "b": 0.5}, 50,
@@ -122,7 +131,7 @@ def test_signal_is_a_lead_of_two_standard_errors(
 
 def test_small_leads_are_counted_and_bounded() -> None:
     run = [arrays({"a": [1, 1, 1, 1, 1, 0]})]
-    measures = measure(
+    measures = resampled(
         {"dense": run, "row": run}, {"dense": [{}], "row": [{}]}, "dense", ["a"], {"a": 0.3}, 4000
     )
     draws = measures.samples[ABOVE]["row"].replicates
@@ -158,7 +167,7 @@ def test_intervals_cover_the_truth() -> None:
         is_other = (dense == 0) & ~is_won & (draws[1] > 1 - other / (1 - right))
         row = np.where(is_lost, 0.0, np.where(is_won, 1.0, dense))
         changed = (is_lost | is_won | is_other).astype(float)
-        measures = measure(
+        measures = resampled(
             {"dense": [tasks(dense)], "row": [tasks(row)]},
             {"dense": [tasks(0 * dense)], "row": [tasks(changed)]},
             "dense", ["a", "b"], {"a": chance, "b": chance}, 400, trial,
