@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from methods.base import Cost, Fitted, Method, Request, check_least, check_protect
 from methods.core.budget import (
+    Candidates,
     layers_shortfall,
     layers_to_remove,
     nearest,
@@ -133,22 +134,22 @@ from methods.core.training.packing import lay_out
 from methods.core.training.params import TrainingParams
 
 __all__ = [
-    "ATTENTION", "DECISIONS", "FFN", "MATCH_KINDS", "MIXED_KINDS", "WRITERS", "Backbone", "Batch",
-    "Context", "Controller", "Cost", "Data", "Derived", "Document", "Fitted", "FixedWeight", "Gate",
-    "Gates", "LayerGradients", "Lora", "Method", "Part", "Penalty", "Plan", "Rates", "Request",
-    "Round", "RoutedMethod", "Router", "SlimRouter", "Sublayer", "Target", "Tokens", "Trainer",
-    "TrainingParams", "Unit", "Weight", "WeightedDocuments", "Widths", "add_lora",
-    "add_output_biases", "aim_of", "attention", "attention_kinds", "attention_masks",
-    "attention_norm", "attention_units", "batches", "block_units", "by_rows", "calibrate",
-    "calibrate_threshold", "candidate_layers", "check_least", "check_protect", "count",
-    "decide_gates", "decoder", "evicting_units", "ffn", "ffn_norm", "ffn_units", "ffn_writer",
-    "fuse_norms", "generator", "greedy_passes", "greedy_rounds",
-    "hashed_noise", "lay_out", "layer_gradients",
-    "layers", "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise",
-    "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow", "nearest",
-    "observe", "perplexities", "projection_weights", "projections", "read_json", "remove_layers",
-    "remove_sublayers", "replace_layers", "route", "routed_layers", "router_of", "sample_gates",
-    "score_answers", "seed_for", "shortfall", "slice_stream", "sliced_parameters", "squared_use",
+    "ATTENTION", "DECISIONS", "FFN", "MATCH_KINDS", "MIXED_KINDS", "WRITERS", "Backbone",
+    "Batch", "Candidates", "Context", "Controller", "Cost", "Data", "Derived", "Document",
+    "Fitted", "FixedWeight", "Gate", "Gates", "LayerGradients", "Lora", "Method", "Part",
+    "Penalty", "Plan", "Rates", "Request", "Round", "RoutedMethod", "Router", "SlimRouter",
+    "Sublayer", "Target", "Tokens", "Trainer", "TrainingParams", "Unit", "Weight",
+    "WeightedDocuments", "Widths", "add_lora", "add_output_biases", "aim_of", "attention",
+    "attention_kinds", "attention_masks", "attention_norm", "attention_units", "batches",
+    "block_units", "by_rows", "calibrate", "calibrate_threshold", "candidate_layers",
+    "check_least", "check_protect", "count", "decide_gates", "decoder", "evicting_units", "ffn",
+    "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_passes",
+    "greedy_rounds", "hashed_noise", "lay_out", "layer_gradients", "layers", "layers_shortfall",
+    "layers_to_remove", "load_fitted", "logistic_noise", "mean_deviation", "merge_layers",
+    "missing_biases", "module_units", "narrow", "nearest", "observe", "perplexities",
+    "projection_weights", "projections", "read_json", "remove_layers", "remove_sublayers",
+    "replace_layers", "route", "routed_layers", "router_of", "sample_gates", "score_answers",
+    "seed_for", "shortfall", "slice_stream", "sliced_parameters", "squared_use",
     "sublayer_size", "task_weights", "thin", "uniform_hash", "unit_shares", "unit_sizes",
     "unremovable", "weigh", "widths", "write",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn.functional import cosine_similarity
 
 from methods.api import (
     Backbone,
+    Candidates,
     Context,
     Data,
     Document,
@@ -49,8 +50,9 @@ class DiffSkip(RoutedMethod):
     (``methods/core/routing/slim.py``).
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        candidates: 0-based layers, or ``"auto"``: the latter half of the layers for budgets up to
-            30 %, the last three quarters up to 45 %, else all.
+        candidates: Layers to choose among: a list (0-based), a name (``"later-half"``,
+            ``"later-three-quarters"``, ``"all-but-first"``), or ``"auto"``: the later half for
+            budgets up to 30 %, the later three quarters up to 45 %, else all.
         router_width: Of the router's bottleneck; None: D / 16, at least 32.
         adapter_width: Of P; None: F / 16.
         append_norm: Whether the router also reads log(rms(delta) / rms(h)), because n removes the
@@ -80,7 +82,7 @@ class DiffSkip(RoutedMethod):
     class Params(TrainingParams):
         """See the class."""
 
-        candidates: Literal["auto"] | list[int] = "auto"
+        candidates: Candidates = "auto"
         router_width: int | None = None
         adapter_width: int | None = None
         append_norm: bool = False

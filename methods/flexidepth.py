@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from methods.api import (
     Backbone,
+    Candidates,
     Context,
     Gate,
     Penalty,
@@ -44,8 +45,9 @@ class FlexiDepth(RoutedMethod):
     comparison has no gradient: it flows through the factors w and 1 - w. Attention is not scaled.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        candidates: 0-based layers, or ``"auto"``: the latter half of the layers for budgets up to
-            30 %, the last three quarters up to 45 %, else all.
+        candidates: Layers to choose among: a list (0-based), a name (``"later-half"``,
+            ``"later-three-quarters"``, ``"all-but-first"``), or ``"auto"``: the later half for
+            budgets up to 30 %, the later three quarters up to 45 %, else all.
         router_width: Of the router's bottleneck; None: D / 16, at least 32.
         adapter_width: Of P; None: F / 16.
         alpha: Weight of the penalty, 1e-3 in the paper; None: steered to the budget.
@@ -76,7 +78,7 @@ class FlexiDepth(RoutedMethod):
     class Params(TrainingParams):
         """See the class."""
 
-        candidates: Literal["auto"] | list[int] = "auto"
+        candidates: Candidates = "auto"
         router_width: int | None = None
         adapter_width: int | None = None
         alpha: float | None = None

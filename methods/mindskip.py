@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from methods.api import (
     Backbone,
+    Candidates,
     Context,
     Controller,
     Data,
@@ -65,8 +66,9 @@ class MindSkip(RoutedMethod):
         level: ``"token"``; or ``"sequence"``, the authors' default: z is averaged over the tokens
             of a document. This is not causal: the answer takes part in the decision about its
             prompt, and a cached step sees only its own token.
-        candidates: 0-based layers, or ``"auto"``: the latter half of the layers for budgets up to
-            30 %, the last three quarters up to 45 %, else all.
+        candidates: Layers to choose among: a list (0-based), a name (``"later-half"``,
+            ``"later-three-quarters"``, ``"all-but-first"``), or ``"auto"``: the later half for
+            budgets up to 30 %, the later three quarters up to 45 %, else all.
         gradient_scale: Of the penalty; None: steered to the budget. The shipped script has 0.
         target_capacity: A layer has no penalty while its mean of m is below this; None: always a
             penalty.
@@ -98,7 +100,7 @@ class MindSkip(RoutedMethod):
 
         target: Literal["attention", "mlp", "block"] = "attention"
         level: Literal["token", "sequence"] = "token"
-        candidates: Literal["auto"] | list[int] = "auto"
+        candidates: Candidates = "auto"
         gradient_scale: float | None = None
         target_capacity: float | None = None
         initial: Literal["zero", "normal"] = "zero"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from methods.api import (
     Backbone,
+    Candidates,
     Context,
     Cost,
     Data,
@@ -46,9 +47,10 @@ class RandomSkip(Method):
 
     Args of ``Params``:
         unit: ``"ffn"`` skips FFNs of candidate layers, ``"block"`` whole layers.
-        candidates: 0-based layers, or ``"auto"``: for FFNs the latter half of the layers for
-            budgets up to 30 %, the last three quarters up to 45 %, else all; for whole layers all
-            except the first and the last.
+        candidates: Layers to choose among: a list (0-based), a name (``"later-half"``,
+            ``"later-three-quarters"``, ``"all-but-first"``), or ``"auto"``: for FFNs the later half
+            for budgets up to 30 %, the later three quarters up to 45 %, else all; for whole layers
+            all except the first and the last.
     Source: control of this suite.
     Differs from upstream: there is none.
     """
@@ -67,7 +69,7 @@ class RandomSkip(Method):
         """See the class."""
 
         unit: Literal["ffn", "block"] = "ffn"
-        candidates: Literal["auto"] | list[int] = "auto"
+        candidates: Candidates = "auto"
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """The candidates may be too small for the budget."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from methods.core.model.backbone import Backbone, count, layers
 from methods.core.model.shapes import candidate_layers
+
+# Sets of layers that a row may be given by name, the smallest first.
+LayerSet = Literal["later-half", "later-three-quarters", "all-but-first"]
+LAYER_SETS: tuple[LayerSet, ...] = get_args(LayerSet)
+# Param ``candidates`` of a row: the paper's layers for a budget, a set by name, or 0-based layers.
+Candidates = Literal["auto", LayerSet] | list[int]
 
 
 def check_budget(budget: object) -> float:
@@ -128,9 +134,7 @@ def layers_shortfall(backbone: Backbone, budget: float) -> str | None:
     return shortfall("layers but one", share, budget) if share + size / 2 < budget else None
 
 
-def routed_layers(
-    candidates: Literal["auto"] | Sequence[int], layer_count: int, budget: float | None
-) -> list[int]:
+def routed_layers(candidates: Candidates, layer_count: int, budget: float | None) -> list[int]:
     """The layers that param ``candidates`` stands for, ascending.
 
     Without a budget ``"auto"`` stands for the layers of a budget of 25 %.
@@ -138,9 +142,16 @@ def routed_layers(
     Raises:
         ValueError: The list is empty, or a layer does not exist.
     """
+    if isinstance(candidates, list):
+        return check_candidates(candidates, layer_count)
     if candidates == "auto":
         return candidate_layers(layer_count, 0.25 if budget is None else budget)
-    return check_candidates(candidates, layer_count)
+    first = {
+        "later-half": layer_count // 2,
+        "later-three-quarters": layer_count // 4,
+        "all-but-first": 1,
+    }[candidates]
+    return list(range(first, layer_count))
 
 
 def check_candidates(numbers: Sequence[int], layer_count: int) -> list[int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from methods.api import (
     Backbone,
+    Candidates,
     Data,
     Penalty,
     Plan,
@@ -52,8 +53,9 @@ class Hero(RoutedMethod):
     through the factors g and 1 - g.
 
     Args of ``Params`` (besides those of ``TrainingParams``):
-        candidates: 0-based layers, or ``"auto"``: the latter half of the layers for budgets up to
-            30 %, the last three quarters up to 45 %, else all.
+        candidates: Layers to choose among: a list (0-based), a name (``"later-half"``,
+            ``"later-three-quarters"``, ``"all-but-first"``), or ``"auto"``: the later half for
+            budgets up to 30 %, the later three quarters up to 45 %, else all.
         variant: ``"full"``, an ablation of the paper or a control. Ablations: ``"no-history"``,
             ``"no-memread"``, ``"no-aux"``, ``"no-position"``. Controls without a history:
             ``"same-size"`` has a second local head of as many parameters instead;
@@ -96,7 +98,7 @@ class Hero(RoutedMethod):
     class Params(TrainingParams):
         """See the class."""
 
-        candidates: Literal["auto"] | list[int] = "auto"
+        candidates: Candidates = "auto"
         variant: Literal[
             "full", "no-history", "no-memread", "no-aux", "no-position", "same-size", "difference",
             "static", "random", "by-kind", "by-token",

@@ -13,7 +13,16 @@ import yaml
 from methods.base import Request
 from tests import steps
 from workflows import ROOT
-from workflows.steps.tune import _identity, best_try, jobs_to_tune, try_rate
+from workflows.steps.tune import (
+    _identity,
+    best_try,
+    enter,
+    jobs_to_tune,
+    layer_sets,
+    meets,
+    try_once,
+    tune,
+)
 from workflows.suite.jobs import Suite, read_suite
 
 TRAINING = {"updates": 2, "batch_tokens": 128, "row_length": 64}
@@ -49,8 +58,9 @@ def test_a_rate_at_which_nothing_is_skipped_cannot_win(suite: Suite) -> None:
     skipping = {"learning_rate": 1e-3, "right": 0.5, "loss": 2.0, "skip": 0.243}
     tries = [{"learning_rate": 1e-1, "right": 0.9, "loss": 1.0, "skip": 0.0}, skipping]
     assert best_try(job, tries) == skipping
-    with pytest.raises(ValueError, match="hero: no learning rate meets the budget 0.25"):
-        best_try(job, tries[:1])
+    assert [meets(job, one) for one in tries] == [False, True]
+    with pytest.raises(ValueError, match="hero: no try meets the budget 0.25"):
+        tune(job, [0.1], [], lambda **_: tries[0])
 
 
 def test_right_answers_decide_and_the_loss_among_equals(suite: Suite) -> None:
@@ -76,7 +86,7 @@ def test_rates_are_tried_once_and_the_best_reaches_its_row(
     outcome = yaml.safe_load(out.read_text())
     tries = outcome["tries"]["lora"]
     assert [one["learning_rate"] for one in tries] == [0.001, 0.01]
-    assert outcome["updates"] == 2
+    assert {one["updates"] for one in tries} == {2}
     best = max(tries, key=lambda one: (one["right"], -one["loss"]))["learning_rate"]
     monkeypatch.setattr("workflows.steps.tune.load_method", None)  # a second fit would fail
     steps.call("tune", *fixed, "--rows", "lora", "--grid", "0.001,0.01", "--out", out)
@@ -99,11 +109,23 @@ def test_a_try_is_known_by_what_it_follows_from(suite: Suite, tmp_path: Path) ->
     assert _identity(job, {}, 256, tmp_path, start) != first
 
 
-@pytest.mark.parametrize(
-    ("match", "asked"), [("pooled", "pooled"), ("split", "split"), (["pooled", "split"], "pooled")]
-)
-def test_a_row_is_tuned_by_the_first_protocol_of_its_suite(
-    match: Any, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_row_is_tuned_for_each_budget_and_protocol_of_its_suite() -> None:
+    suite = read_suite({**CONFIG, "match": ["pooled", "split"], "budgets": [0.25, 0.4]})
+
+    def places(*args: Any) -> list[tuple[float | None, str | None]]:
+        return [(job.budget, job.match) for job in jobs_to_tune(suite, *args)]
+
+    assert places(["hero"]) == [(0.25, "pooled"), (0.25, "split"), (0.4, "pooled"), (0.4, "split")]
+    assert places(["hero"], [0.4]) == [(0.4, "pooled"), (0.4, "split")]
+    assert places(["lora"], [0.4]) == [(None, None)]
+    assert places(["healed"]) == [(0.25, None), (0.4, None)]
+    with pytest.raises(ValueError, match=r"--budgets \[0.3\]: the suite has \[0.25, 0.4\]"):
+        jobs_to_tune(suite, ["hero"], [0.3])
+
+
+@pytest.mark.parametrize("match", ["pooled", "split"])
+def test_a_try_asks_for_the_protocol_of_its_job(
+    match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Asked(Exception):
         pass
@@ -117,16 +139,90 @@ def test_a_row_is_tuned_by_the_first_protocol_of_its_suite(
         (tmp_path / f"{part}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     given = Namespace(updates=None, data=tmp_path, workdir=tmp_path / "work", device="cpu")
     both = read_suite({**CONFIG, "match": match})
-    with pytest.raises(Asked, match=asked):
-        try_rate(both, jobs_to_tune(both, ["hero"])[0], 1e-3, given)
+    with pytest.raises(Asked, match=match):
+        try_once(both, jobs_to_tune(both, ["hero"])[0], given, learning_rate=1e-3)
 
 
 def test_the_tuned_rate_of_a_healed_row_is_its_own(tmp_path: Path) -> None:
-    chosen = {"lora": {"learning_rate": 0.5}, "healed": {"learning_rate": 0.25}}
+    chosen = {
+        "lora": [{"params": {"learning_rate": 0.5}}],
+        "healed": [{"params": {"learning_rate": 0.25}}],
+    }
     (tmp_path / "tuned.yaml").write_text(yaml.safe_dump({"params": chosen}))
     jobs = read_suite({**CONFIG, "tuned": str(tmp_path / "tuned.yaml")}).jobs
     rates = {job.row: job.params["learning_rate"] for job in jobs if "lora" in job.method.name}
     assert rates == {"lora": 0.5, "healed": 0.25}
+
+
+def test_params_may_hold_for_one_budget_and_protocol_alone(tmp_path: Path) -> None:
+    chosen = [
+        {"budget": 0.25, "match": "split", "params": {"candidates": "all-but-first"}},
+        {"budget": 0.4, "params": {"learning_rate": 0.5}},
+        {"params": {"learning_rate": 0.25}},
+    ]
+    (tmp_path / "tuned.yaml").write_text(yaml.safe_dump({"params": {"hero": chosen}}))
+    config = {**CONFIG, "match": ["pooled", "split"], "budgets": [0.25, 0.4]}
+    config["derive"] = {"hero-half": {"from": "hero", "params": {"candidates": "later-half"}}}
+    jobs = read_suite({**config, "tuned": str(tmp_path / "tuned.yaml")}).jobs
+    given = {(j.row, j.budget, j.match): {**TRAINING, **j.params} for j in jobs}
+    assert given["hero", 0.25, "split"] == {**TRAINING, "candidates": "all-but-first"}
+    assert given["hero-half", 0.25, "split"] == {**TRAINING, "candidates": "later-half"}
+    assert given["hero", 0.25, "pooled"] == {**TRAINING, "learning_rate": 0.25}
+    assert given["hero", 0.4, "split"] == {**TRAINING, "learning_rate": 0.5}
+
+
+def test_sets_of_layers_are_tried_where_they_hold_the_budget() -> None:
+    lending = {
+        "hero-random": {"from": "hero", "params": {"variant": "random"}, "lender": "hero"},
+        "hero-half": {"from": "hero", "params": {"candidates": "later-half"}},
+    }
+    config = {**CONFIG, "derive": lending, "budgets": [0.25, 0.4, 0.6]}
+    suite = read_suite(config)
+
+    def sets(row: str) -> dict[float | None, list[str]]:
+        return {job.budget: list(layer_sets(suite, job)) for job in jobs_to_tune(suite, [row])}
+
+    # At 40 % the later half holds too little, and the later three quarters are the row's own.
+    wide = {0.25: ["later-three-quarters", "all-but-first"], 0.4: ["all-but-first"]}
+    assert sets("hero") == {**wide, 0.6: ["all-but-first"]}
+    assert not any(sets("hero-half").values())
+    assert not any(sets("hero-random").values())
+    assert sets("lora") == {None: []}
+
+
+def test_a_set_that_wins_is_tried_at_the_rates_beside(suite: Suite) -> None:
+    job = jobs_to_tune(suite, ["hero"])[0]
+    right = {("auto", 1.0): 0.3, ("auto", 2.0): 0.4, ("wide", 2.0): 0.6, ("wide", 4.0): 0.7}
+    asked = []
+
+    def attempt(learning_rate: float, candidates: str) -> dict[str, Any]:
+        asked.append((candidates, learning_rate))
+        choice = {"learning_rate": learning_rate, "candidates": candidates}
+        return {**choice, "skip": 0.25, "right": right.get(asked[-1], 0.1), "loss": 1.0}
+
+    grid = [1.0, 2.0, 4.0, 8.0]
+    tries = tune(job, grid, ["wide", "all"], attempt)  # type: ignore[list-item]
+    beside = [("wide", 1.0), ("wide", 4.0)]
+    assert asked == [*(("auto", rate) for rate in grid), ("wide", 2.0), ("all", 2.0), *beside]
+    assert best_try(job, tries) == tries[-1]
+
+
+def test_a_later_call_leaves_what_others_wrote() -> None:
+    suite = read_suite({**CONFIG, "match": ["pooled", "split"]})
+    pooled, split = jobs_to_tune(suite, ["hero"])
+    outcome: dict[str, Any] = {
+        "params": {"hero": [{"params": {"learning_rate": 0.1}}], "lora": [{"params": {}}]},
+        "tries": {},
+    }
+    for job, rate in ((pooled, 0.2), (split, 0.3), (pooled, 0.4)):
+        enter(outcome, job, [{"learning_rate": rate, "skip": 0.25, "right": 0.5, "loss": 1.0}])
+    assert outcome["params"]["hero"] == [
+        {"budget": 0.25, "match": "pooled", "params": {"learning_rate": 0.4}},
+        {"budget": 0.25, "match": "split", "params": {"learning_rate": 0.3}},
+        {"params": {"learning_rate": 0.1}},
+    ]
+    assert outcome["params"]["lora"] == [{"params": {}}]
+    assert [one["learning_rate"] for one in outcome["tries"]["hero"]] == [0.3, 0.4]
 
 
 @pytest.mark.parametrize(

@@ -147,14 +147,22 @@ class Published:
 
 
 def answers_right(row: str, budget: float | None = None) -> tuple[float, float]:
-    """Least and most percent of validation answers over the grid of learning rates.
+    """Least and most percent of validation answers over the grid of learning rates, pooled.
 
     Args:
         row: As in the file of tries.
-        budget: Only tries that met it within a point.
+        budget: Only tries for it that met it within a point.
     """
     tries = yaml.safe_load(TRIES.read_text(encoding="utf-8"))["tries"][row]
-    right = [t["right"] for t in tries if budget is None or abs(t["skip"] - budget) <= TOLERANCE]
+    right = [
+        one["right"]
+        for one in tries
+        if budget is None
+        or (
+            (one["match"], one["budget"]) == ("pooled", budget)
+            and abs(one["skip"] - budget) <= TOLERANCE
+        )
+    ]
     return 100 * min(right), 100 * max(right)
 
 

@@ -1,11 +1,16 @@
-r"""Choose the learning rate of every trained row of a suite: same grid, updates and data for all.
+r"""Choose learning rate and candidates of trained rows: same grid, updates and data for all.
 
-Each row is fitted once per rate, at the suite's first budget and under its first protocol. Of the
-rates whose model meets the budget, the best one gets the most answers of the validation split right
-(its likeliest tokens spell them); of equal ones, the one with the lowest loss on these answers.
-Scored items are never used. A healed row starts from the static model that a run of the suite made.
-The outcome is a small YAML file to commit, which suites read under `tuned:`. --workdir keeps the
-tries, so that an interrupted call continues.
+Each row is tuned for each budget and protocol of its jobs, with the first seed. First every rate of
+the grid is tried. A row that chooses among layers (param ``candidates``) then tries the other sets
+of layers that hold the budget, at the best rate; if another set wins, also the rates beside it. Of
+the tries whose model meets the budget, the best one gets the most answers of the validation split
+right (its likeliest tokens spell them); of equal ones, the one with the lowest loss on these
+answers. Scored items are never used. A healed row starts from the static model that a run of the
+suite made. A control keeps the candidates of its lender.
+
+The outcome is a small YAML file to commit, which suites read under `tuned:`. What it holds for
+other rows, budgets and protocols stays. --workdir keeps the tries, so that an interrupted call
+continues.
 
     python -m workflows.steps.tune --suite workflows/suites/demo_full.yaml --updates 500 \
         --data results/demo_full/data --out workflows/suites/tuned/demo.yaml
@@ -17,20 +22,24 @@ import argparse
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from methods import load_method
 from methods.base import Request
+from methods.core.budget import LAYER_SETS, Candidates, LayerSet, routed_layers
 from methods.core.data import Data, check_file
 from methods.core.jsonfile import write_json
+from methods.core.model.backbone import empty_backbone
 from methods.core.model.checkpoint import open_backbone
-from methods.core.model.folder import hash_folder
+from methods.core.model.folder import hash_folder, read_config
 from methods.core.training.loop import DivergedError
 from methods.core.training.losses import Answers, score_answers
+from workflows.records.record import Protocol
 from workflows.runtime.contents import TOKENIZER, Contents, model_files
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
@@ -46,7 +55,11 @@ from workflows.stats.budget import met
 from workflows.suite.config import read_configs
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite, read_suite
+from workflows.suite.params import defaults
+from workflows.suite.table import read_choices
 
+Try = Mapping[str, Any]
+PLACE = ("budget", "match")
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 PARTS = ("training", "validation", "probe")
 
@@ -58,6 +71,8 @@ def arguments() -> argparse.Namespace:
         "--suite", required=True, metavar="FILE.yaml", help="or a name below workflows/suites"
     )
     parser.add_argument("--rows", help="a,b; default: every trained row of the suite")
+    parser.add_argument("--budgets", help="a,b, fractions; default: the suite's")
+    parser.add_argument("--match", choices=get_args(Protocol), help="default: the suite's")
     parser.add_argument("--grid", default=",".join(map(str, GRID)), help="learning rates, a,b,c")
     parser.add_argument("--updates", type=int, help="per try; default: the suite's")
     parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="prepared data")
@@ -65,43 +80,42 @@ def arguments() -> argparse.Namespace:
         "--workdir", type=Path, default=Path("results/tune"), metavar="DIR", help="finished tries"
     )
     parser.add_argument(
-        "--out", required=True, type=Path, metavar="FILE.yaml", help="the chosen rates"
+        "--out", required=True, type=Path, metavar="FILE.yaml", help="what is chosen"
     )
     add_machine_arguments(parser)
     return parser.parse_args()
 
 
 def main() -> None:
-    """Try every rate, write the best ones."""
+    """Tune each row for each budget and protocol; write after each."""
     args = arguments()
     config = read_configs([args.suite])
-    # Rates that were tuned before must not enter.
+    if args.match is not None:
+        config = {**config, "match": args.match}
+    # What was tuned before must not enter.
     suite = read_suite({key: value for key, value in config.items() if key != "tuned"})
     set_up_torch(args.threads)
-    rates = grid(args.grid)
+    rates = numbers(args.grid, "grid", "learning rates, such as 1e-3,3e-3")
     check_positive(args, "updates")
     check_place(args.out)
-    jobs = jobs_to_tune(suite, args.rows.split(",") if args.rows else None)
+    budgets = args.budgets and numbers(args.budgets, "budgets", "fractions, such as 0.25,0.4")
+    jobs = jobs_to_tune(suite, args.rows.split(",") if args.rows else None, budgets)
     check_starts(suite, jobs)
     for part in PARTS:
         check_file(args.data / f"{part}.jsonl", part)
+    outcome = read_outcome(args.out)
     with claim_device(args.device) as args.device:
-        tries = {job.row: [try_rate(suite, job, rate, args) for rate in rates] for job in jobs}
-    best = {job.row: best_try(job, tries[job.row]) for job in jobs}
-    outcome = {
-        "params": {row: {"learning_rate": one["learning_rate"]} for row, one in best.items()},
-        "tries": tries,
-        "updates": args.updates or suite.config["training"].get("updates"),
-        "seed": suite.config["seeds"][0],
-    }
-    with whole_file(args.out) as file:
-        text = yaml.safe_dump(outcome, sort_keys=False)
-        file.write_text(f"# Written by workflows.steps.tune from {args.suite}.\n{text}", "utf-8")
-    print(f"wrote {args.out}")
+        for job in jobs:
+            tries = tune(job, rates, layer_sets(suite, job), partial(try_once, suite, job, args))
+            enter(outcome, job, tries)
+            with whole_file(args.out) as file:
+                text = yaml.safe_dump(outcome, sort_keys=False)
+                file.write_text(f"# Written by workflows.steps.tune.\n{text}", "utf-8")
+            print(f"wrote {args.out}")
 
 
-def grid(text: str) -> list[float]:
-    """Learning rates as numbers.
+def numbers(text: str, option: str, form: str) -> list[float]:
+    """The numbers of an option, a,b,c.
 
     Raises:
         ValueError: Not of that form.
@@ -109,57 +123,133 @@ def grid(text: str) -> list[float]:
     try:
         return [float(word) for word in text.split(",")]
     except ValueError as error:
-        raise ValueError(f"--grid '{text}' must be learning rates, such as 1e-3,3e-3") from error
+        raise ValueError(f"--{option} '{text}' must be {form}") from error
 
 
-def jobs_to_tune(suite: Suite, rows: Sequence[str] | None) -> list[Job]:
-    """The first job of each row; by default of every trained row, healed rows among them.
+def jobs_to_tune(
+    suite: Suite, rows: Sequence[str] | None, budgets: Sequence[float] | None = None
+) -> list[Job]:
+    """A job for each row, budget and protocol; by default of every trained row, healed ones too.
+
+    Args:
+        suite: Its jobs.
+        rows: Which rows; None: all that train but variants.
+        budgets: Which budgets; None: all. A row without a budget has one job.
 
     Raises:
-        ValueError: One of ``rows`` is not a trained row of the suite.
+        ValueError: One of ``rows`` is not a trained row of the suite, or no job is left.
     """
-    first = {job.row: job for job in reversed(suite.jobs) if job.method.trained}
+    trained = [job for job in suite.jobs if job.method.trained]
+    names = list(dict.fromkeys(job.row for job in trained))
     if rows is None:
-        derived = suite.config["derive"]
-        rows = sorted(r for r, j in first.items() if r not in derived or j.start is not None)
+        derived = {row for row in suite.config["derive"] if row in names}
+        healed = {job.row for job in trained if job.start is not None}
+        rows = sorted(row for row in names if row not in derived or row in healed)
     for row in rows:
-        if row not in first:
-            raise ValueError(f"--rows: '{row}' is not a trained row of the suite ({list(first)})")
-    return [first[row] for row in rows]
+        if row not in names:
+            raise ValueError(f"--rows: '{row}' is not a trained row of the suite ({names})")
+    chosen: dict[tuple[str, float | None, Protocol | None], Job] = {}
+    for row in rows:
+        for job in trained:
+            if job.row == row and (budgets is None or job.budget in (None, *budgets)):
+                chosen.setdefault((row, job.budget, job.match), job)
+    if not chosen:
+        raise ValueError(f"--budgets {budgets}: the suite has {suite.config['budgets']}")
+    return list(chosen.values())
+
+
+def layer_sets(suite: Suite, job: Job) -> list[LayerSet]:
+    """The sets of layers to try in place of a row's own, those that hold its budget.
+
+    None for a row without the param ``candidates`` or with a value of its own, and for a control,
+    which keeps the layers of its lender.
+    """
+    if "candidates" not in defaults(job.method) or "candidates" in job.params or job.lender:
+        return []
+    folder = Path(suite.start_folder(job))
+    backbone = empty_backbone(read_config(folder), folder)
+
+    def layers(candidates: Candidates) -> list[int]:
+        return routed_layers(candidates, backbone.layer_count, job.budget)
+
+    def holds(name: LayerSet) -> bool:
+        method = load_method(job.method.name, {**job.params, "candidates": name})
+        return method.skip_reason(backbone, request_of(job)) is None
+
+    return [name for name in LAYER_SETS if layers(name) != layers("auto") and holds(name)]
+
+
+def request_of(job: Job, snapshots: Path = Path()) -> Request:
+    """What the fit of a job is asked for."""
+    budget = None if job.start is not None else job.budget
+    lender = None if job.lender is None else Path(job.lender.model)
+    return Request(budget, job.seed, snapshots, job.match or "pooled", lender)
 
 
 def check_starts(suite: Suite, jobs: Sequence[Job]) -> None:
-    """Refuse a healed row whose static model is not there yet, before any try.
+    """Refuse a row whose static model or lender is not there yet, before any try.
 
     Raises:
         ValueError: The first such row.
     """
     for job in jobs:
-        start = Path(suite.start_folder(job))
-        if job.start is not None and not start.is_dir():
-            raise ValueError(f"{job.row} starts from {start}, which a run of the suite makes first")
+        for other in filter(None, (job.start, job.lender)):
+            if not Path(other.model).is_dir():
+                raise ValueError(
+                    f"{job.row} starts from {other.model}, which a run of the suite makes first"
+                )
 
 
-def best_try(job: Job, tries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The try with the most right answers among those that meet the job's budget.
+def tune(
+    job: Job, rates: Sequence[float], sets: Sequence[LayerSet], attempt: Callable[..., Try]
+) -> list[Try]:
+    """Try all rates, the other sets at the best rate, and the rates beside it if a set wins.
+
+    Args:
+        job: Of the row.
+        rates: The grid.
+        sets: Sets of layers besides the row's own; with none of them a try names no candidates.
+        attempt: Fits with these params and returns the try.
 
     Raises:
-        ValueError: None meets it.
+        ValueError: No try meets the budget.
     """
-    candidates = [attempt for attempt in tries if met(job.budget, attempt.get("skip", job.budget))]
-    if not candidates:
-        raise ValueError(f"{job.row}: no learning rate meets the budget {job.budget}")
-    return max(candidates, key=lambda attempt: (attempt["right"], -attempt["loss"]))
+    own = {"candidates": "auto"} if sets else {}
+    tries = [attempt(learning_rate=rate, **own) for rate in rates]
+    rate = best_try(job, tries)["learning_rate"]
+    tries += [attempt(learning_rate=rate, candidates=name) for name in sets]
+    winner = best_try(job, tries).get("candidates", "auto")
+    if winner != "auto":
+        place = sorted(rates).index(rate)
+        beside = [*sorted(rates)[max(0, place - 1) : place], *sorted(rates)[place + 1 : place + 2]]
+        tries += [attempt(learning_rate=other, candidates=winner) for other in beside]
+    if not meets(job, best_try(job, tries)):
+        raise ValueError(f"{job.row}: no try meets the budget {job.budget}")
+    return tries
 
 
-def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> dict[str, Any]:
-    """Fit one row at one rate, or read the outcome if this was done before."""
-    params = {**job.params, "learning_rate": rate}
+def meets(job: Job, attempt: Try) -> bool:
+    """Whether a try meets the job's budget."""
+    return met(job.budget, attempt.get("skip", job.budget))
+
+
+def best_try(job: Job, tries: Sequence[Try]) -> Try:
+    """The try with the most right answers among those that meet the job's budget.
+
+    If none meets it, among all.
+    """
+    return max(tries, key=lambda one: (meets(job, one), one["right"], -one["loss"]))
+
+
+def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) -> Try:
+    """Fit one row with params that are tried, or read the outcome if this was done before."""
+    params = {**job.params, **choice}
     if args.updates is not None:
         params["updates"] = args.updates
     start = Path(suite.start_folder(job))
     identity = _identity(job, params, suite.config["max_length"], args.data, start)
-    folder = args.workdir / suite.name / job.row / f"{rate:g}-{identity}"
+    name = "-".join(str(value) for value in choice.values())
+    folder = args.workdir / suite.name / job.row / f"{name}-{identity}"
     try_file = folder / "try.json"
     if try_file.is_file():
         return dict(json.loads(try_file.read_text(encoding="utf-8")))
@@ -172,32 +262,65 @@ def try_rate(suite: Suite, job: Job, rate: float, args: argparse.Namespace) -> d
         **{f"{part}_file": args.data / f"{part}.jsonl" for part in PARTS},
     )
     method = load_method(job.method.name, params)
-    budget = None if job.start is not None else job.budget
-    request = Request(budget, job.seed, folder / "checkpoints", job.match or "pooled")
-    outcome: dict[str, Any] = {"learning_rate": rate}
+    request = request_of(job, folder / "checkpoints")
+    outcome: dict[str, Any] = {**choice, "updates": params.get("updates"), "seed": job.seed}
     try:
         fitted = method.fit(backbone, data, request)
         answers = score_answers(fitted.model.eval(), data.validation())
         trace = fitted.decisions.get("calibration", [])
-        if budget is not None and trace:
-            skip = min((one["skip"] for one in trace), key=lambda one: abs(one - budget))
+        if request.budget is not None and trace:
+            skip = min((one["skip"] for one in trace), key=lambda one: abs(one - request.budget))
             outcome["skip"] = round(skip, 4)
     except DivergedError as error:
-        print(f"{job.row} at {rate:g}: {error}")
+        print(f"{job.row} at {name}: {error}")
         answers = Answers(0.0, 1e9)
     outcome |= {"right": round(answers.right, 5), "loss": round(answers.loss, 5)}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(try_file, outcome)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    print(f"{job.row} at {rate:g}: {outcome}", flush=True)
+    print(f"{job.row} at {name}: {outcome}", flush=True)
     return outcome
 
 
+def read_outcome(file: Path) -> dict[str, Any]:
+    """What earlier calls wrote; empty if there is no file.
+
+    Raises:
+        ValueError: It is no file of this step.
+    """
+    if not file.is_file():
+        return {"params": {}, "tries": {}}
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        read_choices(content)
+        return {"params": dict(content["params"]), "tries": dict(content["tries"])}
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError):
+        raise ValueError(f"--out {file} is there and no file of this step") from None
+
+
+def enter(outcome: dict[str, Any], job: Job, tries: Sequence[Try]) -> None:
+    """Put the tries and the best of them in the place of those of the same budget and protocol."""
+    place = {"budget": job.budget, "match": job.match}
+    place = {key: value for key, value in place.items() if value is not None}
+
+    def others(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [line for line in lines if {key: line[key] for key in PLACE if key in line} != place]
+
+    best = best_try(job, tries)
+    chosen = {key: best[key] for key in ("learning_rate", "candidates") if key in best}
+    params, before = outcome["params"], outcome["tries"]
+    entries = [{**place, "params": chosen}, *others(params.get(job.row, []))]
+    # The first that fits a job holds: what is for all jobs comes last.
+    params[job.row] = sorted(entries, key=lambda entry: -len(entry))
+    before[job.row] = [*others(before.get(job.row, [])), *({**place, **one} for one in tries)]
+
+
 def _identity(job: Job, params: Mapping[str, Any], max_length: int, data: Path, start: Path) -> str:
-    """Hash of all that a try depends on: fit, start model, data and code."""
+    """Hash of all that a try depends on: fit, start model, lender, data and code."""
     code = [code_hash(part) for part in fit_parts(job.method)]
     files = [*model_files(start, *TOKENIZER), *(data / f"{part}.jsonl" for part in PARTS)]
-    fit = [code, params, max_length, job.budget, job.match, job.seed, hash_folder(start)]
+    lender = None if job.lender is None else hash_folder(Path(job.lender.model))
+    fit = [code, params, max_length, job.budget, job.match, job.seed, hash_folder(start), lender]
     text = json.dumps([fit, Contents().of(files)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

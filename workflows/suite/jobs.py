@@ -276,8 +276,9 @@ def _jobs(
         start = None if line.start is None else make(table[line.start], budget, seed, match)
         lender = None if line.lender is None else make(table[line.lender], budget, seed, match)
         job_match = match if line.method.is_matched(budget) else None
+        params = line.params(budget, job_match)
         return Job(
-            config["suite"], backbone, line.name, line.method, line.params, budget, seed, job_match,
+            config["suite"], backbone, line.name, line.method, params, budget, seed, job_match,
             start, lender,
         )  # fmt: skip
 

@@ -10,20 +10,52 @@ from typing import Any
 import yaml
 
 from methods import Row
+from workflows.records.record import Protocol
 from workflows.suite.config import check_budget
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Params, and the budget and the protocol that they are for; None: for every one."""
+
+    params: Mapping[str, Any]
+    budget: float | None = None
+    match: Protocol | None = None
+
+
+# The first one that fits a job holds.
+Choices = Sequence[Choice]
+
+
+def choose(choices: Choices, budget: float | None, match: Protocol | None) -> Mapping[str, Any]:
+    """The params of the first choice that fits a budget and a protocol; none if none fits."""
+    for choice in choices:
+        if choice.budget in (None, budget) and choice.match in (None, match):
+            return choice.params
+    return {}
+
+
+@dataclass(frozen=True)
 class TableLine:
-    """A line of the suite's table; ``start`` and ``lender`` are names of other lines."""
+    """A line of the suite's table; ``start`` and ``lender`` are names of other lines.
+
+    ``layers`` are params: those of the suite, and those that the tune step chose.
+    """
 
     name: str
     method: Row
-    params: Mapping[str, Any]
+    layers: Sequence[Choices]
     budgets: Sequence[float | None]
     seeds: Sequence[int]
     start: str | None = None
     lender: str | None = None
+
+    def params(self, budget: float | None, match: Protocol | None) -> dict[str, Any]:
+        """The params of a job; of ``layers``, the later over the earlier."""
+        chosen: dict[str, Any] = {}
+        for layer in self.layers:
+            chosen |= choose(layer, budget, match)
+        return chosen
 
 
 def read_table(
@@ -41,7 +73,7 @@ def read_table(
     """
     names = _row_names(config["rows"], rows)
     tuned = _tuned(config, root)
-    base = _base_params(config, rows, tuned)
+    base = _base_layers(config, rows, tuned)
     table: dict[str, TableLine] = {}
     for name in names:
         row = _find(rows, name, "rows")
@@ -94,8 +126,8 @@ def _derived(
     spec: Mapping[str, Any],
     config: Mapping[str, Any],
     rows: Mapping[str, Row],
-    base: Mapping[str, Mapping[str, Any]],
-    tuned: Mapping[str, Mapping[str, Any]],
+    base: Mapping[str, Sequence[Choices]],
+    tuned: Mapping[str, Choices],
 ) -> TableLine:
     """A line derived from a row, or from a static row that a trained row starts from."""
     where = f"derive.{name}"
@@ -111,39 +143,51 @@ def _derived(
                 f"suite config, {where}: 'from' must be a static row and 'then' a trained row "
                 f"without a budget, not '{first}' and '{row.name}'"
             )
-    params = {**base[row.name], **tuned.get(name, {}), **spec["params"]}
+    layers = [*base[row.name], tuned.get(name, []), [Choice(spec["params"])]]
     seeds = _seeds(name, row, config)
-    return TableLine(name, row, params, budgets, seeds, first, spec.get("lender"))
+    return TableLine(name, row, layers, budgets, seeds, first, spec.get("lender"))
 
 
-def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, dict[str, Any]]:
-    """Line -> params that the tune step chose for it."""
+def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, Choices]:
+    """Line -> what the tune step chose for it."""
     if "tuned" not in config:
         return {}
     file = root / config["tuned"]
     if not file.is_file():
         raise ValueError(f"suite config, tuned: file {config['tuned']} does not exist")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return {row: dict(params) for row, params in content["params"].items()}
+        return read_choices(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError):
         raise ValueError(
-            f"suite config, tuned: {config['tuned']} is no file of the tune step (params per row)"
+            f"suite config, tuned: {config['tuned']} is no file of the tune step (under 'params', "
+            "row -> a list of 'params', each with 'budget' and 'match' if it is for one alone)"
         ) from None
 
 
-def _base_params(
-    config: Mapping[str, Any], rows: Mapping[str, Row], tuned: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def read_choices(content: Mapping[str, Any]) -> dict[str, Choices]:
+    """Line -> choices, of the content of a file of the tune step.
+
+    Raises:
+        TypeError, AttributeError, LookupError, ValueError: It is none.
+    """
+    return {
+        row: [Choice(**{**entry, "params": dict(entry["params"])}) for entry in entries]
+        for row, entries in content["params"].items()
+    }
+
+
+def _base_layers(
+    config: Mapping[str, Any], rows: Mapping[str, Row], tuned: Mapping[str, Choices]
+) -> dict[str, list[Choices]]:
     """Row -> params a suite gives it: shared training params, then tuned ones, then its own."""
     for name in config["params"]:
         _find(rows, name, "params")
     return {
-        name: {
-            **(config["training"] if row.trained else {}),
-            **tuned.get(name, {}),
-            **config["params"].get(name, {}),
-        }
+        name: [
+            [Choice(config["training"] if row.trained else {})],
+            tuned.get(name, []),
+            [Choice(config["params"].get(name, {}))],
+        ]
         for name, row in rows.items()
     }
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from methods.core.budget import check_budget, layers_to_remove, nearest
+from methods import load_method
+from methods.core.budget import check_budget, layers_to_remove, nearest, routed_layers
 from methods.core.model.shapes import candidate_layers
 from tests.toys.models import make_model, wrap
 
@@ -55,3 +56,12 @@ def test_candidates_are_the_latter_half_or_the_last_three_quarters() -> None:
 def test_without_a_number_a_budget_is_asked_for() -> None:
     with pytest.raises(ValueError, match="neither a budget nor param 'layers'"):
         layers_to_remove(wrap(make_model()), None, None)
+
+
+def test_sets_of_layers_have_names() -> None:
+    assert routed_layers("later-half", 30, 0.4) == list(range(15, 30))
+    assert routed_layers("later-three-quarters", 30, 0.25) == list(range(7, 30))
+    assert routed_layers("all-but-first", 30, None) == list(range(1, 30))
+    names = "'auto', 'later-half', 'later-three-quarters', 'all-but-first' or list"
+    with pytest.raises(ValueError, match=f"'candidates' is 'half', expected one of {names}"):
+        load_method("hero", {"candidates": "half"})
