@@ -1,4 +1,4 @@
-"""Whether realised skip rates met their budgets, and whether gates tell tokens apart.
+"""Whether realised skip rates met their budgets, and whether gates could and do tell tokens apart.
 
 A dynamic row meets a budget by one of two protocols. ``pooled``: the mean over all scored tokens
 meets it; most of them are prompt tokens, where skipping risks little. ``split``: prompt tokens and
@@ -16,6 +16,8 @@ TOLERANCE, PROMPT_TOLERANCE = 0.01, 0.03
 # How far from the budget training may end without a note.
 TRAINED_TOLERANCE = 0.05
 ONE_WAY = 0.01
+# The share of its candidates that a row may have to skip without a note.
+MOST_OF_CANDIDATES = 0.5
 
 
 def answer_skip(record: Record, retain_tasks: Sequence[str]) -> float | None:
@@ -90,3 +92,23 @@ def one_way(units: Sequence[Unit]) -> bool:
     """
     shares = [unit.executed for unit in units]
     return bool(shares) and all(share < ONE_WAY or share > 1 - ONE_WAY for share in shares)
+
+
+def must_skip(record: Record) -> float | None:
+    """The share of its candidates that a row must skip to meet its budget, where it is over half.
+
+        share = budget / share of the dense parameters that the candidates hold
+
+    The nearer to one, the less a router has to choose.
+
+    Args:
+        record: Of a finished run. Its units are the candidates.
+
+    Returns:
+        None where a half or less suffices, nothing is routed or there is no budget.
+    """
+    held = sum(unit.parameters for unit in record.units)
+    if record.budget is None or not held:
+        return None
+    share = record.budget * record.backbone.parameters / held
+    return share if share > MOST_OF_CANDIDATES else None

@@ -9,7 +9,14 @@ import numpy as np
 import pandas as pd
 
 from workflows.records.record import Record
-from workflows.stats.budget import answer_skip, far_in_training, misses, one_way, prompt_skip
+from workflows.stats.budget import (
+    answer_skip,
+    far_in_training,
+    misses,
+    must_skip,
+    one_way,
+    prompt_skip,
+)
 from workflows.stats.lines import Line, Panel
 from workflows.stats.measures import ABOVE
 from workflows.stats.resample import RETAIN, interval
@@ -146,9 +153,11 @@ def _score_columns(line: Line) -> dict[str, float]:
 
 
 def _note(panel: Panel, line: Line) -> str:
-    """The note of a line: budget, causality, one-way gates, code."""
+    """The note of a line: budget, candidates, causality, one-way gates, code."""
     sentences = [_missed(line, panel.retain_tasks), _ended_training(line, panel.retain_tasks)]
     words = [sentence for sentence in sentences if sentence]
+    if share := must_skip(line.first):
+        words.append(f"must skip {100 * share:.0f} % of its candidates")
     # Only models whose decisions pads would change are scored in batches of one length.
     if line.first.evaluation.equal_lengths:
         words.append("not causal")

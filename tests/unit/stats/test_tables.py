@@ -179,6 +179,31 @@ def test_gates_all_one_way_are_counted_over_seeds() -> None:
     assert frame(dense(), *runs)["note"].tolist() == ["", f"{ONE_WAY} in 1 of 3 runs"]
 
 
+@pytest.mark.parametrize(
+    ("parameters", "budget", "note"),
+    [
+        # Of 100 parameters two candidates hold 36, of which 25 are 69 %.
+        ((18, 18), 0.25, "must skip 69 % of its candidates"),
+        ((18, 18), None, ""),
+        ((25, 24), 0.25, "must skip 51 % of its candidates"),
+        ((25, 25), 0.25, ""),
+        ((25, 26), 0.25, ""),
+        ((25, 25), 0.4, "must skip 80 % of its candidates"),
+        ((), 0.25, ""),
+    ],
+)
+def test_a_row_with_few_candidates_is_noted(
+    parameters: tuple[int, ...], budget: float | None, note: str
+) -> None:
+    candidates = [
+        {"layer": layer, "kind": "ffn", "parameters": held, "executed": 0.5}
+        for layer, held in enumerate(parameters)
+    ]
+    backbone = {"backbone": dense()["backbone"] | {"parameters": 100}}
+    row = other(budget or 0.25, units=candidates, budget=budget, **backbone)
+    assert frame(dense(**backbone), row)["note"].tolist() == ["", note]
+
+
 def test_a_row_scored_in_batches_of_one_length_is_noted_as_not_causal() -> None:
     evaluation = dense()["evaluation"]
     rows = [other(evaluation=evaluation | {"equal_lengths": equal}) for equal in (False, True)]
