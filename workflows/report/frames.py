@@ -30,7 +30,7 @@ def make_frames(results: Results, spread: SeedSpread | None = None) -> Frames:
     frames = {
         "ranks": rank_frame(results.panels),
         "measures": measure_frame(results.panels),
-        "differences": difference_frame(results.panels),
+        "differences": difference_frame(results.panels, results.settings["focus"]),
         "budgets": budget_frame(results.panels),
         "costs": cost_frame(results.panels),
         "speeds": speed_frame(results.panels, results.speeds),

@@ -19,6 +19,7 @@ from workflows.runtime.heartbeat import read_status
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
 from workflows.stats.speeds import Speeds, key
+from workflows.suite.config import default_focus
 from workflows.suite.job import Job
 from workflows.suite.jobs import read_suite
 from workflows.suite.splits import check_one_split, without_second_split
@@ -30,7 +31,8 @@ class Results:
 
     Args:
         folder: Where it lies.
-        settings: ``suite``, ``retain_tasks`` and ``reference_row``, with the rest of suite.json.
+        settings: ``suite``, ``retain_tasks``, ``reference_row`` and ``focus``, with the rest of
+            suite.json.
         records: All runs, in the table's order.
         files: Where each record lies.
         panels: Their lines, one panel per backbone and protocol of matching.
@@ -257,6 +259,8 @@ def _as_list(value: Any) -> list[Any]:
 def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     """The suite's settings; without a suite every scored task counts, against ``dense``.
 
+    A suite.json that is older than the key ``focus`` gets its default.
+
     Raises:
         ValueError: The tasks of the Retain are of two splits of ARC.
     """
@@ -266,12 +270,14 @@ def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         for task, score in record.headlines.items()
         if score.higher_is_better
     ]
-    settings = {
+    settings: dict[str, Any] = {
         "suite": records[0].suite,
         "retain_tasks": without_second_split(dict.fromkeys(tasks)),
         "reference_row": "dense",
     }
     settings |= read_suite_file(folder)
+    rows = {record.row for record in records}
+    settings.setdefault("focus", default_focus(rows, settings["reference_row"]))
     names = [settings["reference_row"], *_as_list(settings["retain_tasks"])]
     if not names[1:] or not all(isinstance(name, str) for name in names):
         raise ValueError(

@@ -14,12 +14,13 @@ from workflows.stats.paired import holm, items_needed, mcnemar, sign_share
 from workflows.stats.resample import RETAIN, Run, difference, interval
 from workflows.stats.retain import Floats
 
-# Every row is compared with the reference and with this method, whose claims the suite examines.
-FOCUS = "hero"
 
+def difference_frame(panels: Sequence[Panel], focus: str | None) -> pd.DataFrame:
+    """Every row against the reference and against the row in focus, on Retain and on each task.
 
-def difference_frame(panels: Sequence[Panel]) -> pd.DataFrame:
-    """Every row against the reference and against HeRo, on Retain and on each task.
+    Args:
+        panels: What is compared.
+        focus: Name of a row; None, or no row of a panel: the reference alone.
 
     Columns: backbone, target, match, row, title, against, measure, items, difference, low, high
     (points, 95 %), won and lost (items, summed over seeds), test, p, p_holm (over the rows of one
@@ -28,7 +29,7 @@ def difference_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     lines = [
         _difference(panel, line, other, measure)
         for panel in panels
-        for line, other in _pairs(panel)
+        for line, other in _pairs(panel, focus)
         for measure in panel.samples
     ]
     columns = (
@@ -41,14 +42,17 @@ def difference_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     return frame.assign(p_holm=p.transform(lambda p: holm(p.to_numpy())))
 
 
-def _pairs(panel: Panel) -> Iterator[tuple[Line, Line]]:
-    """Each line with the reference, and with HeRo at its target; other references with any HeRo."""
+def _pairs(panel: Panel, focus: str | None) -> Iterator[tuple[Line, Line]]:
+    """Each line with the reference, and with the row in focus at its target.
+
+    A row in focus without a target meets every line; other references meet it at every target.
+    """
     others = [line for line in panel.done if line is not panel.reference]
     yield from ((line, panel.reference) for line in others)
-    for focus, line in product(others, others):
-        same = line.budget == focus.budget or line.first.kind == "reference"
-        if focus.row == FOCUS and same and line is not focus:
-            yield line, focus
+    for other, line in product(others, others):
+        same = other.budget in (None, line.budget) or line.first.kind == "reference"
+        if other.row == focus and same and line is not other:
+            yield line, other
 
 
 def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def main() -> None:
         "number": number_text(line, record, score),
         "record": str(file),
         **run_texts(panel, record, score),
-        **difference_texts(panel, line, args.task),
+        **difference_texts(panel, line, args.task, results.settings["focus"]),
         **item_texts(results, panel, file, score),
         **Again.of(results.folder).of_file(file),
     }
@@ -175,9 +175,9 @@ def run_texts(panel: Panel, record: Record, score: Score) -> dict[str, str]:
     }
 
 
-def difference_texts(panel: Panel, line: Line, task: str) -> dict[str, str]:
-    """The differences of this row on this task from other rows."""
-    frame = difference_frame([panel])
+def difference_texts(panel: Panel, line: Line, task: str, focus: str | None) -> dict[str, str]:
+    """The differences of this row on this task from the reference and from the row in focus."""
+    frame = difference_frame([panel], focus)
     differences = frame[(frame["row"] == line.row) & (frame["measure"] == task)]
     texts = {}
     for cells in differences.to_dict("records"):

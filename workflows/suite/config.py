@@ -26,6 +26,7 @@ WORLD = "world:"  # in front of a world's name: the backbone that is trained on 
 VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-([^}]*))?\}")
 SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
+FOCUS = "hero"  # whose claims the suites examine
 # Keys of earlier versions -> what does their work now.
 RETIRED = {
     "params_from": "`lender: ROW` gives a control the fitted model whose rates it takes",
@@ -236,6 +237,27 @@ def check_retain(
     if config["reference_row"] not in table:
         raise ValueError(
             f"suite config, reference_row: '{config['reference_row']}' is not among the rows"
+        )
+
+
+def default_focus(rows: Container[str], reference: str) -> str | None:
+    """The row that all are compared with beside the reference, where a suite names none."""
+    return FOCUS if FOCUS in rows and reference != FOCUS else None
+
+
+def check_focus(config: dict[str, Any], table: Mapping[str, Any]) -> None:
+    """The row in focus must be in the suite, and another one than the reference; fill it in.
+
+    Raises:
+        ValueError: It is not.
+    """
+    reference = config["reference_row"]
+    focus = config.setdefault("focus", default_focus(table, reference))
+    others = [row for row in table if row != reference]
+    if focus is not None and focus not in others:
+        raise ValueError(
+            f"suite config, focus: '{focus}' is no row beside the reference '{reference}' "
+            f"(rows: {', '.join(others)})"
         )
 
 

@@ -30,6 +30,7 @@ from workflows.suite.config import (
     TASKS,
     WORLD,
     check_first,
+    check_focus,
     check_paths,
     check_retain,
     check_timing,
@@ -235,6 +236,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         raise ValueError(f"task_folder '{folder}' is no folder")
     check_names(entries, [OWN_TASKS, *([root / folder] if folder else [])])
     check_retain(complete, entries, table)
+    check_focus(complete, table)
     check_first(complete, {**rows, **table})
     check_timing(complete)
     check_paths(complete, root)

@@ -134,6 +134,15 @@ def test_differences_are_sorted_and_hollow_where_not_told_from_zero(suite_data: 
         ]
 
 
+def test_without_a_row_in_focus_differences_are_those_from_the_reference(suite_data: Data) -> None:
+    frame = suite_data.differences
+    alone = replace(suite_data, differences=frame[frame["against"] == "dense"])
+    assert one("differences", alone).axes[0].get_xlabel() == "Retain minus that of Dense (points)"
+    label = one("differences", suite_data).axes[0].get_xlabel()
+    assert label == "Retain minus that of Hero (points)"
+    assert FIGURES["differences"](replace(suite_data, differences=frame[:0]), 2) == {}
+
+
 def test_scores_and_layers_show_their_numbers(suite_data: Data) -> None:
     (axis,) = one("scores_per_task", suite_data).axes
     values = np.array([[float(text.get_text())] for text in axis.texts]).reshape(-1, 2)

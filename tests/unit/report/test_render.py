@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -215,6 +216,27 @@ def test_a_task_that_was_not_run_is_told_with_its_reason(tmp_path: Path) -> None
         "dense": 100.0, "cut": 200.0, "other": 100.0,
     }  # fmt: skip
     assert set(frames["scores"]["task"]) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "opponents"),
+    [
+        (None, {"dense", "hero"}),
+        ({}, {"dense", "hero"}),
+        ({"focus": "cut"}, {"dense", "cut"}),
+        ({"focus": None}, {"dense"}),
+    ],
+)
+def test_the_suite_names_the_row_in_focus(
+    settings: dict[str, Any] | None, opponents: set[str], tmp_path: Path
+) -> None:
+    write_run(tmp_path, dense(score("a", [1, 0])))
+    for row in ("cut", "hero"):
+        write_run(tmp_path, record(row, 0.25, score("a", [1, 1])))
+    if settings is not None:
+        (tmp_path / "suite.json").write_text(json.dumps(settings))
+    frames = make_frames(read_results(tmp_path))
+    assert set(frames["differences"]["against"]) == opponents
 
 
 def test_without_any_task_of_the_retain_there_is_no_table(tmp_path: Path) -> None:

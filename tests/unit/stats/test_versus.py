@@ -46,7 +46,7 @@ def line(frame: pd.DataFrame, **keys: Any) -> dict[str, Any]:
 
 
 def test_differences_by_hand() -> None:
-    frame = difference_frame(panels(dense(), run("hero", "most"), run("shortgpt", "half")))
+    frame = difference_frame(panels(dense(), run("hero", "most"), run("shortgpt", "half")), "hero")
     task = line(frame, row="shortgpt", against="hero", measure="a")
     # hero solves items 0 to 29, shortgpt 20 to 39.
     assert (task["won"], task["lost"], task["test"]) == (10, 20, "McNemar")
@@ -69,7 +69,7 @@ def test_every_row_meets_the_reference_and_hero_at_its_own_target() -> None:
         run("hero", "most"), run("cut", "half"), run("hero", "half", **far),
         run("cut", "half", **far), run("hero-alpha", "most", budget=None),
     ]  # fmt: skip
-    frame = difference_frame(panels(*runs))
+    frame = difference_frame(panels(*runs), "hero")
     main = frame[frame["measure"] == "retain"]
     met = set(zip(main["row"], main["target"].fillna(0).astype(int), main["against"], strict=True))
     assert met == {
@@ -79,14 +79,37 @@ def test_every_row_meets_the_reference_and_hero_at_its_own_target() -> None:
     }  # fmt: skip
 
 
-def test_a_suite_without_hero_compares_with_the_reference_alone() -> None:
-    frame = difference_frame(panels(dense(), run("cut", "half")))
-    assert set(frame["against"]) == {"dense"}
+@pytest.mark.parametrize("focus", ["hero", None])
+def test_without_the_row_in_focus_the_reference_alone_is_an_opponent(focus: str | None) -> None:
+    runs = panels(dense(), run("cut", "half"), run("hero-later-half", "most"))
+    assert set(difference_frame(runs, focus)["against"]) == {"dense"}
+
+
+def test_any_row_may_be_in_focus() -> None:
+    runs = panels(dense(), run("cut", "half"), run("hero", "most"), run("hero-later-half", "few"))
+    frame = difference_frame(runs, "cut")
+    main = frame[(frame["measure"] == "a") & (frame["against"] != "dense")]
+    met = main[["row", "against", "difference"]].to_numpy().tolist()
+    # cut solves 20 of 40 items, hero 30, hero-later-half 5.
+    assert met == [["hero", "cut", 25.0], ["hero-later-half", "cut", -37.5]]
+
+
+def test_a_row_in_focus_without_a_target_meets_every_line() -> None:
+    runs = [
+        dense(),
+        run("lora", "most", budget=None),
+        run("cut", "half"),
+        run("x", "few", budget=None),
+    ]
+    frame = difference_frame(panels(*runs, run("cut", "few", budget=0.4)), "lora")
+    main = frame[(frame["measure"] == "retain") & (frame["against"] == "lora")]
+    met = list(zip(main["row"], main["target"].fillna(0), strict=True))
+    assert met == [("cut", 25), ("x", 0), ("cut", 40)]
 
 
 def test_holm_runs_over_the_rows_of_one_target_and_measure() -> None:
     runs = [dense(), run("x", "most"), run("y", "half"), run("z", "most", budget=0.4)]
-    frame = difference_frame(panels(*runs))
+    frame = difference_frame(panels(*runs), "hero")
     part = frame[(frame["measure"] == "a") & (frame["target"] == 25)]
     assert part["p_holm"].tolist() == pytest.approx(holm(part["p"].tolist()).tolist())
     alone = line(frame, row="z", measure="a")
@@ -99,7 +122,7 @@ def test_rows_meet_rows_of_their_own_protocol_only() -> None:
         run("hero", "few", match="split"), run("near", "most", match="split"),
     ]  # fmt: skip
     both = panels(*runs)
-    frame = difference_frame(both)
+    frame = difference_frame(both, "hero")
     main = frame[(frame["measure"] == "a") & (frame["against"] == "hero")]
     met = {(one["match"], one["row"]): one["difference"] for one in main.to_dict("records")}
     # hero solves 30 of 40 items pooled, 5 by each; cut and near solve 20 and 30.
@@ -122,7 +145,7 @@ def test_rows_meet_rows_of_their_own_protocol_only() -> None:
 def test_with_several_seeds_a_task_is_tested_over_items_and_seeds() -> None:
     """Each run alone stands far below dense (20 and 10 of 40 items lost), two seeds do not."""
     runs = [dense(), run("hero", "half", seed=1), run("hero", "most", seed=2), run("cut", "half")]
-    frame = difference_frame(panels(*runs))
+    frame = difference_frame(panels(*runs), "hero")
     several = line(frame, row="hero", against="dense", measure="a")
     assert (several["won"], several["lost"], several["test"]) == (0, 30, "bootstrap")
     assert several["low"] < -50
@@ -145,7 +168,7 @@ def test_runs_are_paired_by_seed() -> None:
 def test_the_one_run_of_a_row_meets_every_seed_of_hero() -> None:
     seeds = [run("hero", name, seed=n) for n, name in ((42, "most"), (43, "half"), (44, "few"))]
     entry = line(
-        difference_frame(panels(dense(), *seeds, run("mod-d", "few", seed=42))),
+        difference_frame(panels(dense(), *seeds, run("mod-d", "few", seed=42)), "hero"),
         row="mod-d", against="hero", measure="a",
     )  # fmt: skip
     # Items 35 to 39 of few; most lacks them and has 30 others, half has them and 15 others.
@@ -159,7 +182,8 @@ def test_scores_that_are_no_counts_are_tested_by_the_bootstrap() -> None:
         return record(row, 0.2, values, score("b", [1, 0] * 20))
 
     base = graded("dense", 1.0) | {"budget": None, "kind": "reference", "stochastic": False}
-    entry = line(difference_frame(panels(base, graded("cut", 0.5))), measure="a", against="dense")
+    frame = difference_frame(panels(base, graded("cut", 0.5)), "hero")
+    entry = line(frame, measure="a", against="dense")
     assert entry["test"] == "bootstrap"
     assert entry["difference"] == pytest.approx(-25)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -253,6 +254,29 @@ def test_defaults_are_filled_in_at_every_depth() -> None:
     assert (complete["keep_models"], complete["watch_code"]) == (True, True)
     assert complete["reference_row"] == "dense"
     assert complete["match"] == "pooled"
+
+
+@pytest.mark.parametrize(
+    ("changes", "focus"),
+    [
+        ({"rows": ["dense", "hero", "shortgpt"]}, "hero"),
+        ({"rows": ["dense", "shortgpt"]}, None),
+        ({"rows": ["dense", "hero"], "reference_row": "hero"}, None),
+        ({"rows": ["dense", "hero", "shortgpt"], "focus": "shortgpt"}, "shortgpt"),
+        ({"rows": ["dense", "hero"], "focus": None}, None),
+        (
+            {
+                "rows": ["dense", "shortgpt"],
+                "derive": {"hero-later-half": {"from": "hero", "params": {"candidates": [1]}}},
+            },
+            None,
+        ),
+    ],
+)
+def test_hero_is_in_focus_where_no_other_row_is(
+    changes: dict[str, Any], focus: str | None, root: Path
+) -> None:
+    assert read_suite(config(**changes), root).config["focus"] == focus
 
 
 def test_the_given_config_is_left_alone() -> None:

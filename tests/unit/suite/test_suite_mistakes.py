@@ -73,6 +73,15 @@ WRONG = [
     ),
     ({"retain_tasks": ["boolq", "arc_easy"]}, "retain_tasks: 'arc_easy' is not scored"),
     ({"reference_row": "lora"}, "reference_row: 'lora' is not among the rows"),
+    (
+        {"rows": ["dense", "lora", "shortgpt"], "focus": "hero"},
+        "focus: 'hero' is no row beside the reference 'dense' (rows: lora, shortgpt)",
+    ),
+    (
+        {"rows": ["dense", "lora"], "focus": "dense"},
+        "focus: 'dense' is no row beside the reference",
+    ),
+    ({"focus": ["lora"]}, "focus: ['lora'] is not of type 'string', 'null'"),
     ({"task_folder": "gone"}, "task_folder 'gone' is no folder"),
     ({"derive": {"dense": {"from": "shortgpt"}}}, "derive.dense: a row has this name already"),
     ({"derive": {"x": {"from": "y"}}}, "derive.x.from: unknown row 'y'"),

@@ -23,20 +23,22 @@ from workflows.report.figures.style import (
 )
 from workflows.stats.paired import LEVEL
 from workflows.stats.resample import RETAIN
-from workflows.stats.versus import FOCUS
 
 MOST = {1: 45, 2: 60}  # rows that fit a page
 
 
 def differences(data: Data, columns: int) -> dict[str, Figure]:
-    """Retain minus that of HeRo, or of the reference without it: a panel per target, sorted."""
+    """Retain minus that of the row in focus, or of the reference without one.
+
+    A panel per target, sorted.
+    """
     main = data.differences[data.differences["measure"] == RETAIN]
-    opponents = list(dict.fromkeys(main["against"]))
-    against = FOCUS if FOCUS in opponents else next(iter(opponents), FOCUS)
+    if main.empty:
+        return {}
+    # The frame has the reference first.
+    against = list(dict.fromkeys(main["against"]))[-1]
     kinds = data.retain[["backbone", "row", "kind"]].drop_duplicates()
     lines = main[main["against"] == against].merge(kinds, on=["backbone", "row"])
-    if lines.empty:
-        return {}
     titles = data.retain.set_index("row")["title"]
     label = f"Retain minus that of {titles[[against]].iloc[0]} (points)"
     sheets = parts(with_part(lines, data.methods), MOST[columns])
