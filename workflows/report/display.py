@@ -22,6 +22,7 @@ WORDS = frozenset(
         "Row",
         "Note",
         "Missed",
+        "Overtakes",
         "Device",
         "Fitted under",
         "torch reports",

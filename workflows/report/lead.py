@@ -1,4 +1,4 @@
-"""The first screen of a page: three sentences, and a table with all numbers of each row."""
+"""The first screen of a page: a few sentences, and a table with all numbers of each row."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ HOW = {"pooled": "over all tokens", "split": "on prompts and answer tokens apart
 def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
     """Who leads at each budget and protocol, how sure that is, and how fast the leader is.
 
+    And which rows Above chance orders otherwise than Retain, beyond what their intervals allow.
+
     Args:
         frames: ``ranks`` and ``speeds`` of :func:`workflows.report.frames.make_frames`.
         reference: Row whose scores are 100 %.
 
     Returns:
-        Three pairs of a question and its answer.
+        Three pairs of a question and its answer; a fourth where an order differs.
     """
     fields = list(_fields(frames["ranks"]))
     if not fields:
@@ -43,6 +45,7 @@ def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
     several = len({leader["backbone"] for leader, _ in fields}) > 1
     leads: dict[str, list[str]] = {}
     certainty: dict[str, list[str]] = {}
+    turns: dict[str, list[str]] = {}
     for leader, others in fields:
         on = f"{leader['backbone']}, " if several else ""
         at, match = f"at {leader['target']:g} %", leader["match"]
@@ -51,10 +54,14 @@ def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
             f"{reference} ({leader['retain_low']:.1f} to {leader['retain_high']:.1f})"
         )
         certainty.setdefault(f"{on}{match}: ", []).append(f"{at} {_certainty(leader, others)}")
+        if clauses := _turned([leader, *others]):
+            turns.setdefault(f"{on}{match}: ", []).append(f"{at} {clauses}")
     leaders = [leader for leader, _ in fields]
+    turned = [how + ", ".join(clauses) for how, clauses in turns.items()]
     return [
         ("Who leads", _sentence([how + ", ".join(clauses) for how, clauses in leads.items()])),
         ("How sure", _sentence([how + ", ".join(clauses) for how, clauses in certainty.items()])),
+        *([("Above chance", _sentence(turned))] if turned else []),
         ("On the clock", _clock(leaders, frames)),
     ]
 
@@ -74,6 +81,16 @@ def _certainty(leader: Mapping[Any, Any], others: list[dict[Any, Any]]) -> str:
     # Without a second seed an interval covers the items only.
     text += ", by the items alone" if any(line["one_seed"] for line in others) else ""
     return f"{leader['title']} is first in {leader['first']:.0f} % of resamples ({text})"
+
+
+def _turned(lines: list[dict[Any, Any]]) -> str:
+    """Rows of one field that lead others by Above chance though these lead them by Retain."""
+    clauses = []
+    for line in (line for line in lines if line["overtakes"]):
+        others = " and ".join(line["overtakes"].split("; "))
+        sure = ", by the items alone" if line["overtakes_one_seed"] else ""
+        clauses.append(f"{line['title']} is ahead of {others}, behind by Retain{sure}")
+    return "; ".join(clauses)
 
 
 def _clock(leaders: list[dict[Any, Any]], frames: Frames) -> str:
@@ -138,7 +155,7 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
     speeds = frames["speeds"]
     both = with_speed(own, speeds[speeds["match"] == match])
     for name, columns in {
-        "ranks": ["rank", "rank_low", "rank_high", "tied"],
+        "ranks": ["rank", "rank_low", "rank_high", "tied", "above_rank"],
         "costs": ["trained_parameters", "fit_seconds", "fit_memory_mb", "scoring_seconds"],
     }.items():
         # A suite of pinned rows has no target at all.
@@ -190,6 +207,8 @@ def _add_scores(builder: Builder, both: pd.DataFrame) -> None:
     builder.numbers(both, {"Rank": ("rank", "{:.0f}")})
     builder.add("95 % of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
     builder.beside(both)
+    if both["above_rank"].notna().any():
+        builder.numbers(both, {"Rank above chance": ("above_rank", "{:.0f}")})
 
 
 def retain_marks(both: pd.DataFrame) -> list[Mark]:

@@ -12,6 +12,7 @@ from workflows import ROOT
 from workflows.report import FRAMES
 from workflows.report.lead import Frames
 from workflows.runtime.provenance import code_hash
+from workflows.stats.ranking import ABOVE_COLUMNS
 from workflows.stats.speeds import COLUMNS
 from workflows.stats.tables import protocol_column
 from workflows.suite.jobs import Suite
@@ -21,11 +22,12 @@ REFERENCE = ROOT / "reports" / "reference"
 SOURCE = "source.json"
 # Whole numbers with gaps, and words that may be missing, by frame.
 WHOLE = {"costs": ["trained_parameters", "training_tokens"], "scores": ["k"]}
-WORDS = {"retain": ["same_weights", "note"], "budgets": ["missed"]}
+WORDS = {"retain": ["same_weights", "note"], "budgets": ["missed"], "ranks": ["overtakes"]}
 # Columns that tables of older code lack -> a value. Those tables do not say how many seeds a row
-# has, and name rows with the same weights in the note.
+# has, name rows with the same weights in the note, and have no Above chance.
 LACKING: dict[str, dict[str, Any]] = {
-    "ranks": {"one_seed": True},
+    "ranks": {"one_seed": True, "overtakes": "", "overtakes_one_seed": False}
+    | dict.fromkeys(ABOVE_COLUMNS.values(), float("nan")),
     "retain": {"same_weights": ""},
 }
 

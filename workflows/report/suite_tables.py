@@ -18,8 +18,9 @@ from workflows.report.display import (
     task_name,
 )
 from workflows.stats.lines import Panel
+from workflows.stats.measures import ABOVE
 from workflows.stats.paired import LEVEL
-from workflows.stats.ranking import Mark, marks
+from workflows.stats.ranking import ABOVE_COLUMNS, RETAIN_COLUMNS, Mark, marks
 from workflows.stats.resample import RESAMPLES, RETAIN
 
 MARKED = (
@@ -114,26 +115,51 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], seeds_of: str = "
 
 
 def rank_table(frame: pd.DataFrame) -> Table:
-    """Ranks by Retain with their intervals."""
+    """Ranks by Retain, and by Above chance where there is one, with their intervals."""
     builder = Builder()
     builder.lead(frame)
-    builder.numbers(frame, {"Retain": ("retain", "{:.2f}"), "Rank": ("rank", "{:d}")})
-    builder.add("95 % interval of the rank", spans(frame, "rank_low", "rank_high", "{:d}"))
-    builder.numbers(
-        frame, {"Is first (%)": ("first", "{:.1f}"), "Behind the best": ("behind", "{:.2f}")}
-    )
-    builder.add("95 % interval", spans(frame, "behind_low", "behind_high"))
-    answers = [
-        "–" if behind == 0 else "no" if tied else "yes, of one seed" if one_seed else "yes"
-        for behind, tied, one_seed in frame[["behind", "tied", "one_seed"]].to_numpy()
-    ]
-    builder.add("Differs from the best", answers)
+    _add_ranks(builder, frame, "Retain", RETAIN_COLUMNS, "")
+    more = ""
+    if frame[ABOVE].notna().any():
+        _add_ranks(builder, frame, "Above chance", ABOVE_COLUMNS, " above chance")
+        builder.add("Overtakes", [text.replace("; ", ", ") or "–" for text in frame["overtakes"]])
+        more = (
+            " Above chance in a head: by that measure. Overtakes: rows that lead this one by "
+            "Retain and that it leads by Above chance, where both 95 % intervals leave out zero."
+        )
     note = (
         "Ranks among the rows of one target. Is first: share of resamples in which a row leads. "
         "Differs from the best: the 95 % interval of its distance to the best leaves out zero. Of "
         "one seed: this interval covers the items only, another seed may change the answer."
     )
-    return builder.table("ranks", "Ranks", note)
+    return builder.table("ranks", "Ranks", note + more)
+
+
+def _add_ranks(
+    builder: Builder, frame: pd.DataFrame, head: str, names: Mapping[str, str], end: str
+) -> None:
+    """Value, rank and distance to the best by one measure; ``end`` closes the heads but the first.
+
+    Args:
+        names: What a column says -> its name, as in ranking.py.
+    """
+    spread = [(names[f"{name}_low"], names[f"{name}_high"]) for name in ("rank", "behind")]
+    heads = {head: (names["value"], "{:.2f}"), f"Rank{end}": (names["rank"], "{:.0f}")}
+    builder.numbers(frame, heads)
+    builder.add(f"95 % interval of the rank{end}", spans(frame, *spread[0], "{:.0f}"))
+    heads = {
+        f"Is first{end} (%)": (names["first"], "{:.1f}"),
+        f"Behind the best{end}": (names["behind"], "{:.2f}"),
+    }
+    builder.numbers(frame, heads)
+    builder.add(f"95 % interval{end}", spans(frame, *spread[1]))
+    answer = [names[name] for name in ("behind", "tied", "one_seed")]
+    answers = [
+        "–" if behind == 0 or pd.isna(behind) else "no" if tied
+        else "yes, of one seed" if one_seed else "yes"
+        for behind, tied, one_seed in frame[answer].to_numpy()
+    ]  # fmt: skip
+    builder.add(f"Differs from the best{end}", answers)
 
 
 def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:

@@ -11,9 +11,17 @@ import pandas as pd
 from scipy import stats
 
 from workflows.stats.lines import Line, Panel
-from workflows.stats.resample import RETAIN, difference, interval
+from workflows.stats.measures import ABOVE
+from workflows.stats.resample import RETAIN, Sample, difference, interval
 
 DIGITS = 2
+# What the frame of ranks says of a row by one measure, and its columns by Retain and Above chance.
+PLACE = (
+    "value", "low", "high", "rank", "rank_low", "rank_high", "first", "behind", "behind_low",
+    "behind_high", "tied", "one_seed",
+)  # fmt: skip
+RETAIN_COLUMNS = dict(zip(PLACE, (RETAIN, "retain_low", "retain_high", *PLACE[3:]), strict=True))
+ABOVE_COLUMNS = {name: f"above_{name}" for name in PLACE} | {"value": ABOVE}
 
 
 @dataclass(frozen=True)
@@ -80,24 +88,45 @@ def _mean_score(line: Line, task: str) -> float:
 
 
 def rank_frame(panels: Sequence[Panel]) -> pd.DataFrame:
-    """Rank by Retain among the rows of one backbone, protocol and target, with its 95 % interval.
+    """Rank by Retain, and by Above chance, among the rows of one backbone, protocol and target.
 
-    Columns: backbone, target, match, row, title, retain, retain_low, retain_high (percent), rank,
-    rank_low, rank_high, first (share of resamples in which the row leads, percent), behind,
-    behind_low, behind_high (points to the best row), tied (whether that interval reaches zero),
-    one_seed (whether that interval covers items only, because one of the two rows has one seed).
+    Columns: backbone, target, match, row, title, retain, retain_low, retain_high (percent, 95 %
+    interval), rank, rank_low, rank_high, first (share of resamples in which the row leads,
+    percent), behind, behind_low, behind_high (points to the best row), tied (whether that interval
+    reaches zero), one_seed (whether that interval covers items only, because one of the two rows
+    has one seed). The same by Above chance, from above_chance and above_low to above_one_seed;
+    empty where a panel lacks that measure. overtakes (titles, split by ``; ``, of the rows that
+    lead this one by Retain and that it leads by Above chance, where both intervals of the
+    difference leave out zero), overtakes_one_seed (whether one of these intervals covers items
+    only).
     """
     lines = [line for panel in panels for field in fields(panel) for line in _ranks(panel, field)]
-    columns = (
-        "backbone target match row title retain retain_low retain_high rank rank_low rank_high "
-        "first behind behind_low behind_high tied one_seed"
-    ).split()
-    return pd.DataFrame(lines, columns=columns)
+    columns = "backbone target match row title".split()
+    for names in (RETAIN_COLUMNS, ABOVE_COLUMNS):
+        columns += names.values()
+    return pd.DataFrame(lines, columns=[*columns, "overtakes", "overtakes_one_seed"])
 
 
 def _ranks(panel: Panel, field: Sequence[Line]) -> Iterator[dict[str, Any]]:
     """The lines of one field."""
-    samples = [panel.samples[RETAIN][line.name] for line in field]
+    kinds = [(panel.samples[RETAIN], RETAIN_COLUMNS)]
+    if ABOVE in panel.measures.samples:
+        kinds.append((panel.measures.samples[ABOVE], ABOVE_COLUMNS))
+    entries = [line.labels for line in field]
+    for by_line, names in kinds:
+        ranks = _places_of(field, [by_line[line.name] for line in field])
+        for entry, place in zip(entries, ranks, strict=True):
+            entry |= {names[name]: value for name, value in place.items()}
+    for line, entry in zip(field, entries, strict=True):
+        below = [other for other in field if _overtakes(panel, line, other)]
+        yield entry | {
+            "overtakes": "; ".join(other.first.title for other in below),
+            "overtakes_one_seed": any(line.one_seed or other.one_seed for other in below),
+        }
+
+
+def _places_of(field: Sequence[Line], samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+    """The columns of ``PLACE`` of each line, by one measure."""
     values = np.array([sample.value for sample in samples])
     ranks = stats.rankdata(-values, method="min")
     rank_draws = stats.rankdata([-sample.draws for sample in samples], method="min", axis=0)
@@ -106,10 +135,10 @@ def _ranks(panel: Panel, field: Sequence[Line]) -> Iterator[dict[str, Any]]:
         apart = difference(sample, samples[best]) if number != best else np.zeros(1)
         (low, high), behind = interval(sample.draws), interval(apart)
         place = np.quantile(rank_draws[number], [0.025, 0.975], method="nearest")
-        yield line.labels | {
-            "retain": 100 * sample.value,
-            "retain_low": 100 * low,
-            "retain_high": 100 * high,
+        yield {
+            "value": 100 * sample.value,
+            "low": 100 * low,
+            "high": 100 * high,
             "rank": int(ranks[number]),
             "rank_low": int(place[0]),
             "rank_high": int(place[1]),
@@ -120,3 +149,19 @@ def _ranks(panel: Panel, field: Sequence[Line]) -> Iterator[dict[str, Any]]:
             "tied": number != best and behind[0] <= 0,
             "one_seed": line.one_seed or field[best].one_seed,
         }
+
+
+def _overtakes(panel: Panel, line: Line, other: Line) -> bool:
+    """Whether a line is surely behind another by Retain and surely ahead of it by Above chance."""
+    above = panel.measures.samples.get(ABOVE)
+    retain = panel.samples[RETAIN]
+    return (
+        above is not None
+        and _leads(retain[other.name], retain[line.name])
+        and _leads(above[line.name], above[other.name])
+    )
+
+
+def _leads(first: Sample, second: Sample) -> bool:
+    """Whether the 95 % interval of ``first`` - ``second`` lies above zero."""
+    return first.value > second.value and interval(difference(second, first))[0] > 0

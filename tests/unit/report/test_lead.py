@@ -20,6 +20,7 @@ def rank(row: str, at: int, **changes: Any) -> dict[str, Any]:
         "retain": 90.0 - at, "retain_low": 89.0 - at, "retain_high": 91.0 - at, "rank": at,
         "rank_low": at, "rank_high": at, "first": 80.0 if at == 1 else 20.0, "behind": at - 1.0,
         "behind_low": 0.5, "behind_high": 2.0, "tied": False, "one_seed": False,
+        "overtakes": "", "overtakes_one_seed": False,
     }  # fmt: skip
     return line | changes
 
@@ -68,6 +69,21 @@ def test_protocols_and_targets_have_leaders_of_their_own() -> None:
     assert answers["On the clock"] == "No row was timed; a skip rate is no speed-up."
 
 
+def test_an_order_that_differs_above_chance_is_told_and_an_equal_one_is_not() -> None:
+    ranks = [rank("a", 1), rank("b", 2), rank("c", 3)]
+    assert "Above chance" not in dict(verdict(frames(ranks, []), "dense"))
+    ranks[2] |= {"overtakes": "A; B", "overtakes_one_seed": True}
+    ranks += [rank("a", 1, target=40.0), rank("b", 2, target=40.0, overtakes="A")]
+    answers = verdict(frames(ranks, []), "dense")
+    assert [question for question, _ in answers] == [
+        "Who leads", "How sure", "Above chance", "On the clock",
+    ]  # fmt: skip
+    assert dict(answers)["Above chance"] == (
+        "Pooled: at 25 % C is ahead of A and B, behind by Retain, by the items alone, "
+        "at 40 % B is ahead of A, behind by Retain."
+    )
+
+
 def test_rows_without_a_budget_have_no_leader() -> None:
     answers = dict(verdict(frames([], []), "dense"))
     assert answers["Who leads"] == "No row has a budget to be compared at."
@@ -100,7 +116,7 @@ HEADS = {
         "On answers": "skip_answer", "Net": "skip_net", "Between seeds": "seed_std",
         "left acc": "left:acc", "right acc": "right:acc",
     },
-    "ranks": {"Rank": "rank"},
+    "ranks": {"Rank": "rank", "Rank above chance": "above_rank"},
     "costs": {
         "Trained parameters": "trained_parameters", "Fit (s)": "fit_seconds",
         "Fit (MB)": "fit_memory_mb", "Scoring (s)": "scoring_seconds",

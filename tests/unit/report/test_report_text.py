@@ -55,6 +55,9 @@ HEADS = {
     },
     "ranks": {
         "Retain": "retain", "Rank": "rank", "Is first (%)": "first", "Behind the best": "behind",
+        "Above chance": "above_chance", "Rank above chance": "above_rank",
+        "Is first above chance (%)": "above_first",
+        "Behind the best above chance": "above_behind",
     },
     "budgets": {
         "Realised": "skip", "Net": "skip_net", "Authors' measure": "skip_authors",
