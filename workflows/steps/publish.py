@@ -2,7 +2,8 @@
 
 With --results it writes every frame of the report, source.json (the code, machine and records that
 made them) and the figure of both protocols into --reference/SUITE. Then, and also without
---results, it renders every README that has a template below --reference.
+--results, it writes the paper's tables above chance into --reference/paper and renders every README
+that has a template below --reference.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from workflows.report.figures.protocols import protocols
 from workflows.report.figures.style import use
 from workflows.report.frames import make_frames
 from workflows.report.page import source
+from workflows.report.paper.above import above_frame
 from workflows.report.published import REFERENCE, SOURCE
 from workflows.report.readme import page_of, render, templates
 from workflows.report.results import gaps, read_results
 from workflows.report.seeds import SeedSpread, add_spread_argument, read_spread
 from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
+
+PAPER = "paper/paper_above_chance.csv"
 
 
 def arguments() -> argparse.Namespace:
@@ -42,10 +46,11 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Frames and their source, then the READMEs."""
+    """Frames and their source, the paper's frame, then the READMEs."""
     args = arguments()
     if args.results is not None:
         print(f"wrote {publish(args.results, args.reference, read_spread(args.between_seeds))}")
+    write_text(args.reference / PAPER, above_frame().to_csv(index=False))
     pages = {page_of(file): render(file, args.reference) for file in templates(args.reference)}
     for page, text in pages.items():
         write_text(page, text)

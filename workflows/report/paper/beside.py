@@ -16,6 +16,7 @@ from workflows.report.paper.printed import (
     ARC,
     AVERAGE,
     BENCHMARKS,
+    HALF,
     REFERENCES,
     RETAIN,
     SHOTS,
@@ -37,8 +38,6 @@ from workflows.stats.budget import TOLERANCE
 from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import Sample, interval, mean_of_tasks
 from workflows.stats.retain import retain
-
-HALF = 0.005  # half a unit of the last printed digit of every score
 
 COLUMNS = [
     "backbone", "match", "table", "paper_backbone", "target", "family", "method", "row", "seeds",

@@ -32,6 +32,7 @@ REFERENCES = {MAIN: "Dense", SWEEP: "HeRo alpha_t=1e-3", ABLATION: "HeRo", MEMOR
 SKIP, RETAIN, AVERAGE = "param_skip", "retain", "avg_acc"
 # Ours: of the benchmarks that have one split.
 WITHOUT_ARC = "retain_without_arc"
+HALF = 0.005  # half a unit of the last printed digit of every score
 # Seeds of a number with a deviation (the paper's 42, 43 and 44).
 SEEDS = 3
 SHAPE_OF = {
@@ -77,6 +78,12 @@ BENCHMARKS: dict[str, dict[str, Split]] = {
 SHOTS = dict.fromkeys(BENCHMARKS, 0) | {
     "ARC-E (acc)": 25, "ARC-C (acc)": 25, "WinoG (acc)": 5, "HellaS (acc_norm)": 5,
     "GSM8K (exact_match)": 8,
+}  # fmt: skip
+# Choices of an item; suites count those of their items. ARC has a few of three or five, which move
+# its chance by less than 0.0005. What is not here is written, not chosen.
+CHOICES = {
+    "OBQA (acc_norm)": 4, "PIQA (acc)": 2, "BoolQ (acc)": 2, "ARC-E (acc)": 4, "ARC-C (acc)": 4,
+    "WinoG (acc)": 2, "HellaS (acc_norm)": 4,
 }  # fmt: skip
 SEVEN = [name for name in BENCHMARKS if not name.startswith(("GSM8K", "HumanEval"))]
 ARC = [name for name, splits in BENCHMARKS.items() if len(splits) > 1]
@@ -171,6 +178,11 @@ def split_of(group: Group, method: str, name: str) -> str | None:
     own = of_group(printed_frame(), group)
     own = own[(own["method"] == method) & (own["metric"] == name)]
     return next(iter(own["split"].dropna()), None)
+
+
+def chance_of(name: str) -> float:
+    """Score of a guess on a benchmark, a fraction; 0 where text is written."""
+    return 1 / CHOICES[name] if name in CHOICES else 0.0
 
 
 def benchmarks_of(group: Group) -> list[str]:
