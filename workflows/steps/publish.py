@@ -2,8 +2,8 @@
 
 With --results it writes every frame of the report, source.json (the code, machine and records that
 made them) and the figure of both protocols into --reference/SUITE. Then, and also without
---results, it writes the paper's tables above chance into --reference/paper and renders every README
-that has a template below --reference.
+--results, it writes the paper's tables above chance into --reference/paper, if that exists, and
+renders every README that has a template below --reference.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def main() -> None:
     args = arguments()
     if args.results is not None:
         print(f"wrote {publish(args.results, args.reference, read_spread(args.between_seeds))}")
-    write_text(args.reference / PAPER, above_frame().to_csv(index=False))
+    if (args.reference / PAPER).parent.is_dir():
+        write_text(args.reference / PAPER, above_frame().to_csv(index=False))
     pages = {page_of(file): render(file, args.reference) for file in templates(args.reference)}
     for page, text in pages.items():
         write_text(page, text)
