@@ -40,7 +40,8 @@ def figure_files(made: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_figures_without_data_are_not_made(figure_files: Path) -> None:
     names = {
-        "retain_over_skip", "protocols", "differences", "scores_per_task", "executed_per_layer",
+        "retain_over_skip", "above_over_retain", "protocols", "differences", "scores_per_task",
+        "executed_per_layer",
     }  # fmt: skip
     for folder in (figure_files, figure_files / "one_column"):
         files = {file.name for file in folder.iterdir() if file.is_file()}

@@ -84,6 +84,45 @@ def test_retain_over_skip_shows_every_row_with_its_interval(suite_data: Data) ->
         assert any(np.allclose(path, hero) for path in paths)
 
 
+def test_above_chance_stands_over_retain_with_both_intervals(suite_data: Data) -> None:
+    figure = one("above_over_retain", suite_data)
+    rows = rows_of(suite_data.retain)
+    panels = [own for _, own in rows.groupby(["match", "target"], sort=False)]
+    assert len(figure.axes) == len(panels) == 4
+    for axis, own in zip(figure.axes, panels, strict=True):
+        expected = [
+            (
+                line.retain, line.above_chance, line.retain_low, line.above_chance,
+                line.retain_high, line.above_chance, line.retain, line.above_low,
+                line.retain, line.above_high,
+            )
+            for line in own.itertuples()
+        ]  # fmt: skip
+        assert np.allclose(marks(axis), sorted(expected))
+        assert sorted(text.get_text() for text in axis.texts) == sorted(own["title"])
+        (path,) = [line.get_xydata() for line in axis.lines if line.get_alpha() == 0.5]
+        assert np.allclose(path, sorted(own[["retain", "above_chance"]].to_numpy().tolist()))
+
+
+def test_without_above_chance_it_has_no_figure(suite_data: Data) -> None:
+    draw, retain = FIGURES["above_over_retain"], suite_data.retain
+    assert draw(replace(suite_data, retain=retain.assign(above_chance=np.nan)), 2) == {}
+    assert draw(replace(suite_data, retain=retain.drop(columns="above_chance")), 2) == {}
+    # Frames that were committed before the measure lack its columns, or have them empty.
+    assert draw(reference("headline"), 2) == {}
+
+
+def test_many_rows_above_chance_are_those_of_the_papers_and_variants() -> None:
+    data = reference("headline")
+    names = {"above_chance": 0, "above_low": -1, "above_high": 1}
+    values = {name: data.retain["retain"] + apart for name, apart in names.items()}
+    figures = FIGURES["above_over_retain"](replace(data, retain=data.retain.assign(**values)), 2)
+    assert list(figures) == ["", "_variants"]
+    shown = [{text.get_text() for a in f.axes for text in a.texts} for f in figures.values()]
+    titles = rows_of(data.retain).groupby(rows_of(data.retain)["row"].isin(discover()))["title"]
+    assert shown == [set(titles.get_group(True)), set(titles.get_group(False))]
+
+
 def test_the_frontier_is_what_nothing_beats() -> None:
     rng = np.random.default_rng(2)
     skip, retain = rng.integers(0, 6, (2, 30)).astype(float)

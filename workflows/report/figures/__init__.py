@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from workflows.report.figures.above import above_over_retain
 from workflows.report.figures.curves import training
 from workflows.report.figures.data import Data
 from workflows.report.figures.forest import differences
@@ -31,6 +32,7 @@ from workflows.report.figures.tokens import token_map
 # Name -> from the data and a number of columns, 1 or 2, to figures by the suffix of the name.
 FIGURES: Mapping[str, Callable[[Data, int], Mapping[str, Figure]]] = {
     "retain_over_skip": retain_over_skip,
+    "above_over_retain": above_over_retain,
     "protocols": protocols,
     "differences": differences,
     "scores_per_task": scores_per_task,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -48,6 +48,7 @@ SKIPPED = "parameters skipped per token (%)"
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Panels = list[tuple[str, pd.DataFrame]]
+Drawn = TypeVar("Drawn")
 
 
 class Extra(NamedTuple):
@@ -214,21 +215,32 @@ def _sheets(
 ) -> dict[str, Figure]:
     """As many sheets as the panels need. Panels without a row that skips are left out."""
     drawings = [Panel(title, part) for title, part in panels]
-    pages: list[list[Panel]] = []
-    room = 0.0
     filled = [panel for panel in drawings if len(panel.rows)]
-    for start in range(0, len(filled), columns):
-        row = filled[start : start + columns]
-        height = max(panel.height for panel in row) + AROUND
+    pages = paged(filled, [panel.height for panel in filled], columns)
+    return {suffix + ending: _sheet(page, columns, label, extra) for ending, page in pages.items()}
+
+
+def paged(
+    panels: Sequence[Drawn], heights: Sequence[float], columns: int
+) -> dict[str, list[Drawn]]:
+    """Ending of a sheet's name -> its panels, ``columns`` beside each other, no taller than a page.
+
+    Args:
+        panels: In order.
+        heights: Of the panels, in inches.
+        columns: Of the paper.
+    """
+    pages: list[list[Drawn]] = []
+    room = 0.0
+    for start in range(0, len(panels), columns):
+        row = slice(start, start + columns)
+        height = max(heights[row]) + AROUND
         if height > room:
             pages.append([])
             room = PAGE
-        pages[-1] += row
+        pages[-1] += panels[row]
         room -= height
-    return {
-        suffix + (f"_{number}" if number > 1 else ""): _sheet(page, columns, label, extra)
-        for number, page in enumerate(pages, start=1)
-    }
+    return {f"_{number}" if number > 1 else "": page for number, page in enumerate(pages, start=1)}
 
 
 def _sheet(panels: Sequence[Panel], columns: int, label: str, extra: Extra) -> Figure:
