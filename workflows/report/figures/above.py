@@ -49,7 +49,7 @@ def above_over_retain(data: Data, columns: int) -> dict[str, Figure]:
     parts = {"": rows} if fits else {
         "" if part == "" else f"_{part}": own for part, own in rows.groupby("part")
     }  # fmt: skip
-    figures = {}
+    figures: dict[str, Figure] = {}
     for suffix, part in parts.items():
         groups = [own for _, own in part.groupby(panels, sort=False)]
         heights = [height_for(_names(own), least=LEAST) for own in groups]
