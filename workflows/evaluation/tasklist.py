@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,10 @@ class TaskEntry:
     probe: bool = True
     file: str | None = None
     chance: float | None = None
+
+    def at_most(self, limit: int) -> TaskEntry:
+        """The entry with its first ``limit`` items, or fewer if it has a lower limit of its own."""
+        return replace(self, limit=min(self.limit or limit, limit))
 
     @property
     def is_perplexity(self) -> bool:

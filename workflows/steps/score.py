@@ -79,7 +79,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
     add_task_arguments(parser)
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="first N items of each task; default: all"
+        "--limit",
+        type=int,
+        metavar="N",
+        help="first N items of each task, an entry may have fewer; default: all",
     )
     parser.add_argument("--batch-size", type=int, default=16, help="sequences per pass")
     parser.add_argument(
@@ -137,7 +140,7 @@ def evaluate(
         return record, None
     checkpoint = load_any(args.model, args.backbone, device)
     if args.limit is not None:
-        entries = [dataclasses.replace(entry, limit=args.limit) for entry in entries]
+        entries = [entry.at_most(args.limit) for entry in entries]
     lm = CountingLM(
         **harness_arguments(checkpoint),
         batch_size=args.batch_size,

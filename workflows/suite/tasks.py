@@ -96,7 +96,7 @@ def load_of(entries: Sequence[TaskEntry], batch_size: int, limit: int | None, sh
     Args:
         entries: Of the suite.
         batch_size: Sequences per forward pass.
-        limit: First items of every task; an entry's own goes first.
+        limit: First items of every task; an entry may have fewer.
         shared: Whether choices share one pass over their prompt.
     """
     prefill = written = steps = batches = weighted = longest = 0.0
@@ -105,7 +105,7 @@ def load_of(entries: Sequence[TaskEntry], batch_size: int, limit: int | None, sh
             continue
         task = TASKS[entry.task]
         shots = task.shots if entry.num_fewshot is None else entry.num_fewshot
-        documents = min(task.documents, entry.limit or limit or task.documents)
+        documents = min(number for number in (task.documents, entry.limit, limit) if number)
         fed = documents * task.fed(shots, shared)
         passes = documents * (1 if shared else task.choices) / batch_size
         prefill, batches = prefill + fed, batches + passes

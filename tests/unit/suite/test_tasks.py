@@ -33,8 +33,8 @@ def test_tokens_of_the_seven_tasks() -> None:
     assert load_of(ENTRIES, 16, None, True).prefill == pytest.approx(10.6e6, rel=0.05)
 
 
-def test_limits_of_an_entry_go_before_those_of_the_suite() -> None:
-    entries = [TaskEntry("piqa"), TaskEntry("boolq", limit=10)]
+def test_the_lower_limit_of_entry_and_suite_holds() -> None:
+    entries = [TaskEntry("piqa", limit=500), TaskEntry("boolq", limit=10)]
     piqa, boolq = TASKS["piqa"], TASKS["boolq"]
     load = load_of(entries, 4, 100, True)
     assert load.prefill == 100 * piqa.fed(0, True) + 10 * boolq.fed(0, True)
