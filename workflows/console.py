@@ -16,6 +16,7 @@ STEPS = {
     "fit": "fit",
     "score": "score",
     "fidelity": "fidelity",
+    "texts": "texts",
     "report": "report",
     "explain": "explain",
     "compare": "compare",

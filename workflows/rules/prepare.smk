@@ -68,6 +68,39 @@ rule data:
         " --out {output} > {log} 2>&1"
 
 
+if SUITE.own_parts:
+
+    ruleorder: texts > data
+
+    OWN_WRITER = next(iter(SUITE.config["backbones"]))
+
+    rule texts:
+        input:
+            checked=ancient(CHECKED),
+            backbone=inputs.backbone_files(SUITE, OWN_WRITER),
+        output:
+            f"results/{{suite}}/data/{{part,{'|'.join(SUITE.own_parts)}}}.jsonl",
+        log:
+            "results/{suite}/logs/data/{part}.log",
+        priority: 40
+        conda:
+            "../../environment.yml"
+        threads: 1
+        resources:
+            mem_mb=RESOURCES["mem_mb"],
+            runtime=RESOURCES["runtime"],
+            gpu=GPU,
+        params:
+            run=lambda wildcards: commands.texts(SUITE, wildcards.part),
+            contents=digest(inputs.backbone_files(SUITE, OWN_WRITER)),
+            device=DEVICE,
+        message:
+            f"{{wildcards.part}} texts: written by {OWN_WRITER}{FILES}"
+        shell:
+            "python -m workflows.steps.texts {params.run} --device {params.device}"
+            " --threads {threads} --out {output} > {log} 2>&1"
+
+
 rule tokens:
     input:
         data="results/{suite}/data/training.jsonl",

@@ -62,6 +62,14 @@ def probe(suite: Suite) -> str:
     return shlex.join([*words, *_shared(suite), *_task_dir(suite)])
 
 
+def texts(suite: Suite, part: str) -> str:
+    """Arguments of the step that lets the suite's one backbone write a part of the data."""
+    source = suite.config["data"][part]
+    words = ["--model", suite.backbone_folder(next(iter(suite.config["backbones"])))]
+    words += ["--rows", str(source["rows"]), "--seed", str(source["seed"]), "--part", part]
+    return shlex.join([*words, "--max-length", str(suite.config["max_length"])])
+
+
 def task_data(suite: Suite, task: str) -> str:
     """Arguments of the step that fetches a task's data."""
     words = ["--task", json.dumps(suite.hub_tasks[task], sort_keys=True)]

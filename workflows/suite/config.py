@@ -20,6 +20,7 @@ from workflows.records.record import Protocol
 from workflows.suite.splits import VALIDATION, check_one_split
 
 TASKS = "tasks"  # source of a probe that is made of the suite's tasks
+SELF = "self"  # source of texts that the backbone writes itself
 # In front of what a backbone is fetched from: a repository, a package, a file.
 FETCHED = ("hub:", "pypi:", "gguf:")
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
@@ -61,6 +62,8 @@ def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
 def with_base(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config merged over the files of ``workflows/suites/bases`` that its key ``base`` names.
 
+    A line of ``derive`` that is null is left out.
+
     Raises:
         ValueError: There is no such file.
     """
@@ -74,6 +77,8 @@ def with_base(config: Mapping[str, Any]) -> dict[str, Any]:
             )
         _merge(complete, _read(bases[name]))
     _merge(complete, {key: value for key, value in config.items() if key != "base"})
+    if isinstance(derived := complete.get("derive"), dict):
+        complete["derive"] = {name: line for name, line in derived.items() if line is not None}
     expanded: dict[str, Any] = _expand(complete)
     return expanded
 
@@ -149,13 +154,17 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_end(part: str, spec: Mapping[str, Any]) -> None:
-    """A world draws training and calibration texts without an end: ``rows`` must say how many.
+    """Some texts have no end, and ``rows`` must say how many: what a model writes itself, and what
+    a world draws for training and calibration.
 
     Raises:
         ValueError: It does not.
     """
-    endless = spec["source"] in PRESETS and part in ("training", "calibration")
-    if endless and "rows" not in spec:
+    if "rows" in spec:
+        return
+    if spec["source"] == SELF:
+        raise ValueError(f"data.{part}: rows must say how many texts the backbone writes")
+    if spec["source"] in PRESETS and part in ("training", "calibration"):
         raise ValueError(f"data.{part}: rows must say how many texts of world '{spec['source']}'")
 
 
@@ -307,6 +316,11 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
     for part, spec in config["data"].items():
         source = spec["source"]
         check_end(part, spec)
+        if source == SELF and len(config["backbones"]) > 1:
+            raise ValueError(
+                f"suite config, data.{part}: texts of source '{SELF}' are one backbone's own, and "
+                f"this suite has several ({', '.join(config['backbones'])})"
+            )
         if is_file(part, source) and not (root / source).is_file():
             worlds = ", ".join(PRESETS)
             raise ValueError(
@@ -315,8 +329,10 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
 
 
 def is_file(part: str, source: str) -> bool:
-    """Whether a part of the data is a local file: no world, not of the hub, not made of tasks."""
-    elsewhere = source in PRESETS or source.startswith("hub:")
+    """Whether a part of the data is a local file: no world, not of the hub, not made of tasks or
+    written by the backbone.
+    """
+    elsewhere = source in (*PRESETS, SELF) or source.startswith("hub:")
     return not elsewhere and (part, source) != ("probe", TASKS)
 
 

@@ -27,6 +27,7 @@ from workflows.evaluation.tasklist import (
 from workflows.records.record import Protocol
 from workflows.runtime.provenance import SCORING, code_files
 from workflows.suite.config import (
+    SELF,
     TASKS,
     WORLD,
     check_first,
@@ -137,6 +138,11 @@ class Suite:
             return entries
         names = json.loads(names_file.read_text(encoding="utf-8"))
         return [raw for raw in entries if (raw if isinstance(raw, str) else raw["task"]) in names]
+
+    @property
+    def own_parts(self) -> list[str]:
+        """Parts of the data that the suite's one backbone writes itself."""
+        return [part for part, data in self.config["data"].items() if data["source"] == SELF]
 
     def noise_files(self) -> list[str]:
         """Records of the reference at other batch sizes, beside its own."""

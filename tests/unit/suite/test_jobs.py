@@ -22,6 +22,17 @@ def keys(suite: Suite) -> list[str]:
     return ["/".join(job.key) for job in suite.jobs]
 
 
+def test_a_backbone_writes_texts_for_its_own_suite(root: Path) -> None:
+    data = {"calibration": {"source": "self", "rows": 3, "seed": 5}}
+    suite = read_suite(config(data=data, max_length=64), root)
+    assert suite.own_parts == ["calibration"]
+    assert commands.texts(suite, "calibration") == (
+        "--model toy --rows 3 --seed 5 --part calibration --max-length 64"
+    )
+    assert inputs.source_files(suite, "calibration") == []
+    assert suite.prepared_files()[0] == "results/tiny/data/calibration.jsonl"
+
+
 def test_only_stochastic_rows_repeat_seeds_and_only_budgeted_rows_budgets(root: Path) -> None:
     assert keys(read_suite(config(), root)) == [
         "toy/dense/b0/s42",

@@ -99,6 +99,15 @@ WRONG = [
     ),
     ({"data": {"trainnig": {"source": "demo"}}}, "data: .*'trainnig'"),
     ({"limit": 0}, "limit: 0 is less than"),
+    ({"data": {"calibration": {"source": "self"}}}, "data.calibration: rows must say how many"),
+    (
+        {
+            "backbones": {"toy": {"path": "toy"}, "other": {"path": "hub:a/b"}},
+            "data": {"calibration": {"source": "self", "rows": 3}},
+        },
+        "data.calibration: texts of source 'self' are one backbone's own, and this suite has "
+        "several (toy, other)",
+    ),
     ({"batch_size": 0}, "batch_size: 0 is less than"),
     ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),
     ({"keep_models": "yes"}, "keep_models: 'yes' is not one of [True, False, 'trained']"),
