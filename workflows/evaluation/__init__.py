@@ -4,7 +4,9 @@
   context share one pass; ``registered.py``: the class under lm-eval's own command.
 - ``score.py``: scores, items and skip rates of all tasks; ``answers.py``: chosen answers, and what
   a guess scores; ``perplexity.py``: a text file; ``fidelity.py``: distance to the dense model;
-  ``store.py``: scores of single tasks on disk; ``traces.py``: texts and routes for the page.
+  ``beside_stock.py``: lm-eval's own class on the same items; ``own_texts.py``: texts that a model
+  writes itself; ``store.py``: scores of single tasks on disk; ``traces.py``: texts and routes for
+  the page.
 - ``tasklist.py``: the tasks of a suite; ``taskfiles.py``: own task files; ``stock.py``: names of
   lm-eval's tasks; ``loading.py``: tasks with their data; ``tasks/``: this project's tasks.
 - ``probe.py``: probe texts, on which thresholds are calibrated; ``chat.py``: chat templates.

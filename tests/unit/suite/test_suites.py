@@ -24,10 +24,10 @@ from workflows.suite.jobs import read_suite
 SUITES = ROOT / "workflows/suites"
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
 LADDER = ("smollm2_135m", "qwen25_05b", "llama32_1b")
-# For one suite alone: its tasks are files of a machine.
-REALDATA = "overlays/realdata"
+# For one suite alone: its tasks are files of a machine, and its first table.
+REALDATA, CORE = "overlays/realdata", "overlays/smollm_core"
 NAMES = sorted(f"overlays/{file.stem}" for file in (SUITES / "overlays").glob("*.yaml"))
-OVERLAYS = [name for name in NAMES if name != REALDATA]
+OVERLAYS = [name for name in NAMES if name not in (REALDATA, CORE)]
 SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
 
 
@@ -114,6 +114,20 @@ def test_a_variable_says_where_the_files_of_the_real_suite_lie(
     files = [f for e in suite.entries for f in e.config["dataset_kwargs"]["data_files"].values()]
     assert all(file.startswith(f"{tmp_path}/benchmarks/") for file in files)
     assert suite.hub_tasks == {}
+
+
+def test_the_core_of_the_real_suite_is_five_runs(no_search: None) -> None:
+    suite = read_suite(read_configs(["smollm2_135m_instruct", CORE]))
+    untrained = ["dense", "flap", "shortgpt", "llm-pruner"]
+    assert sorted(job.row for job in suite.jobs) == sorted([*untrained, "hero-three-quarters"])
+    assert {job.budget for job in suite.jobs} == {None, 0.25}
+    assert suite.noise_files() == []
+    assert "--limit 300" in commands.score(suite, suite.jobs[0])
+
+
+def test_null_leaves_out_a_line_of_a_base() -> None:
+    complete = with_base({"base": "hub", "derive": {"hero-fixed-alpha": None, "x": {"from": "y"}}})
+    assert complete["derive"] == {"x": {"from": "y"}}
 
 
 def test_a_variable_that_is_not_set_needs_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
