@@ -118,8 +118,9 @@ class Writer:
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
         device = self.model.device
+        generate: Any = self.model.generate
         with torch.no_grad():
-            output = self.model.generate(
+            output = generate(
                 ids.to(device), attention_mask=mask.to(device), max_new_tokens=new_tokens
             )
         return [self._text(row) for row in output[:, width:]]

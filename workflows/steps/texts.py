@@ -60,6 +60,7 @@ def main() -> None:
         file.open("w", encoding="utf-8") as stream,
     ):
         loaded = load_any(args.model, None, device)
+        assert loaded.tokenizer is not None  # load_any refuses such a folder
         writer = Writer(loaded.model, loaded.tokenizer, args.max_length, args.seed, args.part)
         for document in tqdm(writer.texts(args.rows), desc="texts", total=args.rows):
             stream.write(json.dumps(document, ensure_ascii=False) + "\n")
