@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from workflows.report.results import read_suite_file
+from workflows.report.places import read_suite_file
 from workflows.runtime.errors import sentence
 from workflows.suite import commands
 from workflows.suite.jobs import Suite, read_suite

@@ -1,4 +1,4 @@
-"""Reading a results folder: records in the table's order, their items, the suite's settings."""
+"""Reading results: records in the table's order, their items, the suite's settings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from methods import ORDER
-from methods.core.jsonfile import read_json
 from workflows.records import DECISIONS, SAMPLE
+from workflows.records.archive import ITEMS, SPEED, run_files, write_archive
 from workflows.records.files import read_record, read_speeds
 from workflows.records.record import Record
+from workflows.report.places import as_folder, read_suite_file, read_suites, suite_files
 from workflows.runtime.heartbeat import read_status
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
@@ -27,10 +28,11 @@ from workflows.suite.splits import check_one_split, without_second_split
 
 @dataclass(frozen=True)
 class Results:
-    """A results folder.
+    """The results of a suite.
 
     Args:
-        folder: Where it lies.
+        place: What people call the folder: its path, or that of the archive that it was packed in.
+        folder: Where the files lie.
         settings: ``suite``, ``retain_tasks``, ``reference_row`` and ``focus``, with the rest of
             suite.json.
         records: All runs, in the table's order.
@@ -42,6 +44,7 @@ class Results:
         missing: Runs of the suite without a record, by row and budget, and why some failed.
     """
 
+    place: str
     folder: Path
     settings: dict[str, Any]
     records: list[Record]
@@ -52,14 +55,38 @@ class Results:
     speeds: Speeds
     missing: list[str]
 
+    def name_of(self, file: Path) -> str:
+        """What people call a file of the folder."""
+        return f"{self.place}/{file.relative_to(self.folder).as_posix()}"
 
-def read_results(folder: Path) -> Results:
-    """All records below a folder, checked for one table, with their lines.
+    def write_archive(self, file: Path) -> None:
+        """Write all that :func:`read_results` reads of these records into one file."""
+        runs = [one for record in self.files for one in run_files(record)]
+        write_archive(file, self.folder, [*suite_files(self.folder), *runs])
+
+
+def read_results(*places: Path) -> Results:
+    """All records of a suite, checked for one table, with their lines.
+
+    Args:
+        places: Results folders and archives, see :func:`workflows.report.places.as_folder`.
 
     Raises:
         ValueError: There is no record, a record breaks the schema, its items are missing or are
-            not its own, two records are of one run, or they cannot be in one table.
+            not its own, two records are of one run, they cannot be in one table, or the places
+            cannot be joined.
     """
+    folder = as_folder(places)
+    name = str(places[0]) if len(places) == 1 else f"({', '.join(map(str, places))})"
+    try:
+        return _read(folder, name)
+    except ValueError as error:
+        # Of a folder that lies where nobody looks, the message names what it was made of.
+        raise ValueError(str(error).replace(str(folder), name)) from error
+
+
+def _read(folder: Path, name: str) -> Results:
+    """The results of a folder with this name."""
     order = {name: position for position, name in enumerate(ORDER)}
     runs, noise, missing = _files(folder)
     loaded = [(read_record(file), file) for file in runs]
@@ -79,7 +106,9 @@ def read_results(folder: Path) -> Results:
     panels = make_panels(records, items, tasks, settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
     speeds = _read_speeds(records, files)
-    return Results(folder, settings, records, files, panels, repeats, repeat_items, speeds, missing)
+    return Results(
+        name, folder, settings, records, files, panels, repeats, repeat_items, speeds, missing
+    )
 
 
 def gaps(results: Results) -> list[str]:
@@ -156,17 +185,25 @@ def _files(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
     if not files:
         raise ValueError(f"{folder} holds no record.json")
     try:
-        suite = read_suite(read_suite_file(folder))
+        suites = [read_suite(config) for config in read_suites(folder) or [{}]]
     except ValueError:
         # Without a suite, or with one that cannot be read here, every record counts.
         return files, noise, []
-    names = [*(f"{job.folder}/record.json" for job in suite.jobs), *suite.noise_files()]
+    jobs = {job.key: job for suite in suites for job in suite.jobs}
+    names = [f"{job.folder}/record.json" for job in jobs.values()]
+    names += [file for suite in suites for file in suite.noise_files()]
     paths = {folder.joinpath(*Path(name).parts[2:]) for name in names}
     runs, floor = ([f for f in kind if f in paths] for kind in (files, noise))
     here = {str(file.relative_to(folder).parent) for file in runs}
-    missing = [job for job in suite.jobs if "/".join(job.key) not in here]
-    words = [*_label_runs(missing, suite.jobs), *_failed(folder, missing)]
+    done = {_run(job) for job in jobs.values() if "/".join(job.key) in here}
+    missing = [job for job in jobs.values() if _run(job) not in done]
+    words = [*_label_runs(missing, list(jobs.values())), *_failed(folder, missing)]
     return runs or files, floor, words if runs else []
+
+
+def _run(job: Job) -> tuple[str, ...]:
+    """What one record is enough for: all seeds of a job that is not stochastic."""
+    return job.key if job.method.stochastic else job.key[:-1]
 
 
 def _label_runs(missing: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
@@ -187,16 +224,6 @@ def _failed(folder: Path, missing: Sequence[Job]) -> Iterator[str]:
                 yield f"{job.row} {job.label} s{job.seed} failed ({status['reason'].rstrip('.')})"
 
 
-def read_suite_file(folder: Path) -> dict[str, Any]:
-    """The complete config of the suite that made a folder; empty without one.
-
-    Raises:
-        ValueError: It is not JSON.
-    """
-    file = folder / "suite.json"
-    return read_json(file) if file.is_file() else {}
-
-
 def _position(record: Record, order: dict[str, int]) -> tuple[Any, ...]:
     place = order.get(record.method, len(order))
     budget = -1.0 if record.budget is None else record.budget
@@ -205,9 +232,7 @@ def _position(record: Record, order: dict[str, int]) -> tuple[Any, ...]:
 
 def _read_speeds(records: Sequence[Record], files: Sequence[Path]) -> Speeds:
     """The measurements of the runs that were timed."""
-    pairs = [
-        (record, file.with_name("speed.json")) for record, file in zip(records, files, strict=True)
-    ]
+    pairs = [(record, file.with_name(SPEED)) for record, file in zip(records, files, strict=True)]
     return {key(record): read_speeds(file) for record, file in pairs if file.is_file()}
 
 
@@ -227,7 +252,7 @@ def _read_items(records: Sequence[Record], files: Sequence[Path]) -> dict[int, p
     for number, (record, file) in enumerate(zip(records, files, strict=True)):
         if not record.done:
             continue
-        frame = file.with_suffix(".items.parquet")
+        frame = file.with_suffix(f".{ITEMS}")
         if not frame.is_file():
             raise ValueError(f"{file} has no items beside it ({frame.name} is missing)")
         items[number] = _read_frame(frame)
@@ -248,7 +273,7 @@ def _read_frame(frame: Path, texts: bool = False) -> pd.DataFrame:
 
 def read_texts(file: Path) -> pd.DataFrame:
     """``task``, ``item`` and ``sample`` (JSON) of the items of a record that keeps texts."""
-    frame = _read_frame(file.with_suffix(".items.parquet"), texts=True)
+    frame = _read_frame(file.with_suffix(f".{ITEMS}"), texts=True)
     return frame.reindex(columns=["task", "item", SAMPLE]).dropna(subset=SAMPLE)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from methods.core.budget import check_budget
+from workflows.records.archive import ITEMS
 from workflows.records.record import Record, Score
 from workflows.report.again import Again
 from workflows.report.results import Results, read_results
@@ -51,7 +52,7 @@ def main() -> None:
     file = results.files[results.records.index(record)]
     parts = {
         "number": number_text(line, record, score),
-        "record": str(file),
+        "record": results.name_of(file),
         **run_texts(panel, record, score),
         **difference_texts(panel, line, args.task, results.settings["focus"]),
         **item_texts(results, panel, file, score),
@@ -198,7 +199,7 @@ def item_texts(results: Results, panel: Panel, file: Path, score: Score) -> dict
     if reference == file or not score.higher_is_better:
         return {}
     (items, mine), (_, theirs) = (
-        headline_items(pd.read_parquet(f.with_suffix(".items.parquet")), score)
+        headline_items(pd.read_parquet(f.with_suffix(f".{ITEMS}")), score)
         for f in (file, reference)
     )
     gain = mine - theirs

@@ -1,19 +1,22 @@
 """Publish a suite's tables and the READMEs that quote them: `python -m workflows.steps.publish`.
 
-With --results it writes every frame of the report, source.json (the code, machine and records that
-made them) and the figure of both protocols into --reference/SUITE. Then, and also without
---results, it writes the paper's tables above chance into --reference/paper, if that exists, and
-renders every README that has a template below --reference.
+With --results it writes every frame of the report, the records (records.tar.xz), source.json (the
+code and machines that made them) and the figure of both protocols into --reference/SUITE. A suite
+may have run in parts: --results reports/reference/SUITE results/SUITE adds new runs to published
+ones. Then, and also without --results, it writes the paper's tables above chance into
+--reference/paper, if that exists, and renders every README that has a template below --reference.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from methods.core.jsonfile import write_json
+from workflows.records.archive import ARCHIVE
 from workflows.report.cautions import cautions
 from workflows.report.figures import METADATA
 from workflows.report.figures.data import Data
@@ -36,7 +39,13 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
     parser.add_argument(
-        "--results", type=Path, metavar="DIR", help="of one suite (default: no new tables)"
+        "--results",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        default=[],
+        help="parts of one suite, results folders or published ones; of a run that several have "
+        "counts the last (default: no new tables)",
     )
     parser.add_argument(
         "--reference", type=Path, default=REFERENCE, metavar="DIR", help="what is committed"
@@ -48,7 +57,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Frames and their source, the paper's frame, then the READMEs."""
     args = arguments()
-    if args.results is not None:
+    if args.results:
         print(f"wrote {publish(args.results, args.reference, read_spread(args.between_seeds))}")
     if (args.reference / PAPER).parent.is_dir():
         write_text(args.reference / PAPER, above_frame().to_csv(index=False))
@@ -58,18 +67,24 @@ def main() -> None:
         print(f"wrote {page}")
 
 
-def publish(folder: Path, reference: Path, spread: SeedSpread | None) -> Path:
-    """Write the frames of a results folder, their source and their figure.
+def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) -> Path:
+    """Write the frames of a suite, its records, their source and their figure.
+
+    Args:
+        places: What holds the records, see :func:`workflows.report.places.as_folder`.
+        reference: Where published suites lie.
+        spread: How far seeds lie apart, for rows that ran one.
 
     Returns:
         The folder that holds them.
     """
-    results = read_results(folder)
+    results = read_results(*places)
     out = reference / str(results.settings["suite"])
     for name, frame in make_frames(results, spread).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:
         write_json(file, source(results, [*gaps(results), *cautions(results.records)]))
+    results.write_archive(out / ARCHIVE)
     draw_protocols(out)
     return out
 
