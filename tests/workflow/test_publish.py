@@ -218,3 +218,26 @@ def test_the_source_names_all_code_that_made_the_records(tmp_path: Path) -> None
     assert json.loads((tmp_path / "made" / SOURCE).read_text())["code"] == {
         "methods/core": ["c"], "methods/dense": ["m"], "methods/hero": ["e", "m"],
     }  # fmt: skip
+
+
+def test_the_source_names_each_machine_and_the_records_are_those_of_the_table(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    runs = {run["seed"]: run for run in suite() if run["row"] == "hero" and run["budget"] == 0.25}
+    for folder in (first, second):
+        write_run(folder, suite()[0])
+    write_run(first, runs[42])
+    machine = {"processor": "q", "cores": 8, "accelerator": None}
+    write_run(second, runs[43] | {"hardware": machine})
+    reference = tmp_path / "reference"
+    steps.call("publish", "--results", first, "--reference", reference)
+    steps.call("publish", "--results", reference / "made", second, "--reference", reference)
+    told = json.loads((reference / "made" / SOURCE).read_text())
+    parts = [(part["hardware"]["processor"], part["runs"], part["seeds"]) for part in told["parts"]]
+    assert parts == [("p", 2, [42]), ("q", 1, [43])]
+    assert any("differ in processor" in caution for caution in told["cautions"])
+    steps.call("report", "--results", reference / "made", "--out", tmp_path / "page")
+    for name in ("retain", "differences", "scores"):
+        table = (tmp_path / f"page/tables/{name}.csv").read_text()
+        assert table == (reference / f"made/{name}.csv").read_text()

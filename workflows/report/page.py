@@ -12,6 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from workflows import ROOT
+from workflows.records.record import Record
 from workflows.report.cautions import code_differences
 from workflows.report.display import Table
 from workflows.report.lead import Frames, lead_table, verdict
@@ -110,6 +111,26 @@ def _images(folder: Path | None) -> dict[str, str]:
     return images
 
 
+def _parts(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Which runs each commit made on each machine, with the hashes of its code and its versions."""
+    parts: list[tuple[dict[str, Any], list[Record]]] = []
+    for record in records:
+        made_by = {name: getattr(record, name) for name in ("commit", "hardware", "versions")}
+        same = next((own for origin, own in parts if origin == made_by), None)
+        if same is None:
+            parts.append((made_by, same := []))
+        same.append(record)
+    return [
+        {
+            "runs": len(own),
+            "seeds": sorted({record.seed for record in own}),
+            **origin,
+            "code": code_by_part(own),
+        }
+        for origin, own in parts
+    ]
+
+
 def source(results: Results, cautions: Sequence[str]) -> dict[str, Any]:
     """Where the numbers of a report come from: code, machine, settings.
 
@@ -125,6 +146,7 @@ def source(results: Results, cautions: Sequence[str]) -> dict[str, Any]:
         "code": code_by_part(records),
         "versions": records[0].versions,
         "hardware": records[0].hardware,
+        "parts": _parts(records),
         "code_differences": code_differences(records),
         "cautions": list(cautions),
         "training": results.settings.get("training", {}),

@@ -23,7 +23,7 @@ from workflows.stats.folders import comparison_frame, equality_frame
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
-    parser.add_argument("first", type=Path, metavar="A", help="results folder of one suite")
+    parser.add_argument("first", type=Path, metavar="A", help="results folder, or published suite")
     parser.add_argument("second", type=Path, metavar="B", help="another one")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: print alone")
     return parser.parse_args()

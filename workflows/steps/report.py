@@ -29,7 +29,9 @@ from workflows.stats.tables import layer_frame
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
-    parser.add_argument("--results", required=True, type=Path, metavar="DIR", help="of one suite")
+    parser.add_argument(
+        "--results", required=True, type=Path, metavar="DIR", help="of one suite, or published"
+    )
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="page, tables and figures"
     )
