@@ -14,6 +14,10 @@ from methods.core.routing.router import Unit
 
 # The weight of HeRo's penalty in its paper; a controller starts from it.
 START = 1e-3
+# Of an update in the smoothed skip rate of training.
+SHARE = 0.3
+# The same in what inference is compared with, where positions of a kind are few.
+STEADY_SHARE = 0.03
 
 
 @dataclass
@@ -29,16 +33,24 @@ class Target:
     Decisions alone would be of no use at first: they do not change until gates cross the threshold,
     and by then gates may be so close to 0 or 1 that no gradient reaches them.
 
+    The skip rate of inference is compared with a mean of the same kind, whose ``share`` may be
+    smaller. Where an update has few positions of a kind, as of answer tokens, y is noisy: what it
+    happens to be at a correction would go into the target, and stay there up to the next one.
+
     Args:
         budget: Fraction to skip.
         ramp: Share of training after which y follows decisions alone.
+        share: Of an update in the mean that inference is compared with; in y it is ``SHARE``.
         rate: y; None before the first update.
-        correction: Skip rate of inference on probe texts, minus y.
+        mean: What inference is compared with; None before the first update.
+        correction: Skip rate of inference on probe texts, minus ``mean``.
     """
 
     budget: float
     ramp: float = 0.5
+    share: float = SHARE
     rate: float | None = None
+    mean: float | None = None
     correction: float = 0.0
 
     @property
@@ -51,7 +63,7 @@ class Target:
         """``value`` / ``budget``: corrects a target that is given in another measure."""
         return 1 - self.correction / self.budget
 
-    def share(self, progress: float) -> float:
+    def ramped(self, progress: float) -> float:
         """The finished share of the ramp, for a progress of training in [0, 1]."""
         return min(1.0, progress / self.ramp)
 
@@ -63,23 +75,25 @@ class Target:
             soft_skip: The same by the gates before the threshold.
             progress: Of training, in [0, 1].
         """
-        share = self.share(progress)
-        now = (1 - share) * soft_skip + share * skip
+        ramped = self.ramped(progress)
+        now = (1 - ramped) * soft_skip + ramped * skip
         last = now if self.rate is None else self.rate
-        self.rate = last + 0.3 * (now - last)
+        self.rate = last + SHARE * (now - last)
+        last = now if self.mean is None else self.mean
+        self.mean = last + self.share * (now - last)
 
     def correct(self, skip: float) -> None:
         """Take note of the share of the parameters that inference skips on probe texts."""
-        assert self.rate is not None
-        self.correction = skip - self.rate
+        assert self.mean is not None
+        self.correction = skip - self.mean
 
     def state(self) -> dict[str, Any]:
         """JSON value for a snapshot."""
-        return {"seen": self.rate, "correction": self.correction}
+        return {"seen": self.rate, "mean": self.mean, "correction": self.correction}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a snapshot."""
-        self.rate, self.correction = state["seen"], state["correction"]
+        self.rate, self.mean, self.correction = state["seen"], state["mean"], state["correction"]
 
 
 @dataclass
@@ -147,7 +161,7 @@ class Controller:
     def observe(self, skip: float, soft_skip: float, progress: float) -> None:
         """Move alpha after an update; arguments as of :meth:`Target.observe`."""
         self.target.observe(skip, soft_skip, progress)
-        rate, share = self.target.rate, self.target.share(progress)
+        rate, share = self.target.rate, self.target.ramped(progress)
         assert rate is not None
         first = self.first = rate if self.first is None else self.first
         error = first + (self.target.value - first) * share - rate

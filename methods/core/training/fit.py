@@ -16,6 +16,13 @@ from methods.core.training.loop import Trainer, thin
 from methods.core.training.objective import Routing, log_key
 from methods.core.training.params import TrainingParams
 
+# Shares of training at which targets are corrected: from within the ramp of the targets on, and
+# early enough that rates can still move. Where two kinds meet the budget one threshold can bring
+# only one of them there afterwards, so training must bring both; it is corrected up to its end.
+SURVEYS = {
+    "pooled": (0.35, 0.5, 0.6, 0.7, 0.8),
+    "split": (0.35, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95),
+}
 # The skip rate at the end of training is the mean over this share of the updates, the last ones.
 ENDING = 0.1
 
@@ -37,7 +44,8 @@ def train_routed(
     """
     survey = _survey(model, data, routing)
     probe = [] if survey is None else data.probe()
-    routing = replace(routing, survey=survey, probe=probe)
+    surveys = SURVEYS[request.match]
+    routing = replace(routing, survey=survey, surveys=surveys, probe=probe)
     trainer = Trainer(model, params, data.training(), request.seed, request.workdir, routing)
     log, kinds = trainer.run(), routing.terms
     last = log[-max(1, round(ENDING * len(log))) :]

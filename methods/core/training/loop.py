@@ -32,9 +32,6 @@ from methods.core.training.params import TrainingParams
 from methods.core.training.processes import rank_and_world, sum_gradients, sum_over_processes
 from methods.core.training.snapshots import digest, read_snapshot, write_snapshot
 
-# Shares of training at which targets are corrected: from within the ramp of the targets on, and
-# early enough that rates can still move.
-SURVEYS = (0.35, 0.5, 0.6, 0.7, 0.8)
 # For a process without documents: a token that predicts nothing. A pass must run all the same,
 # because a penalty may sum over all processes.
 NOTHING = [[Document([0], 0)]]
@@ -148,7 +145,7 @@ class Trainer:
     @property
     def _surveys(self) -> set[int]:
         """Numbers of finished updates after which targets are corrected."""
-        return {round(share * self.params.updates) for share in SURVEYS}
+        return {round(share * self.params.updates) for share in self.routing.surveys}
 
     def _correct(self, skips: Mapping[str, float]) -> None:
         """Correct the targets by what inference skips, by kind."""
@@ -220,7 +217,9 @@ class Trainer:
         """
         shapes = [(name, tuple(p.shape)) for name, p in self.parameters.items()]
         targets = [(kind, term.weight.target) for kind, term in self.routing.terms.items()]
-        budgets = [(kind, None if each is None else each.budget) for kind, each in targets]
+        budgets = [
+            (kind, None if each is None else (each.budget, each.share)) for kind, each in targets
+        ]
         frozen = [p for p in self.model.parameters() if not p.requires_grad]
         structure, number = self.routing.structure, len(self.documents)
         settings = repr((self.params, self.seed, shapes, budgets, structure, number))

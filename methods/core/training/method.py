@@ -17,7 +17,9 @@ from methods.core.routing.calibration import HasThreshold, calibrate
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Router, Unit
 from methods.core.routing.steering import (
+    SHARE,
     START,
+    STEADY_SHARE,
     Controller,
     FixedWeight,
     Penalty,
@@ -27,13 +29,12 @@ from methods.core.routing.steering import (
     squared_use,
     unit_shares,
 )
-from methods.core.training.fit import train_routed
+from methods.core.training.fit import SURVEYS, train_routed
 from methods.core.training.lora import add_lora
 from methods.core.training.objective import MATCH_KINDS, Routing
 
-# Passes over the probe texts under a budget: tries of a threshold, and looks during training at how
-# much inference would skip.
-TRIES, LOOKS = 7, 5
+# Passes over the probe texts under a budget: tries of a threshold.
+TRIES = 7
 
 
 class Lora(NamedTuple):
@@ -123,7 +124,9 @@ class RoutedMethod(Method):
 
     def target(self, plan: Plan) -> Target | None:
         """The skip rate that training aims at on positions of a kind; None: params decide."""
-        return None if plan.request.budget is None else Target(plan.request.budget)
+        budget, split = plan.request.budget, plan.request.match == "split"
+        share = STEADY_SHARE if split else SHARE
+        return None if budget is None else Target(budget, share=share)
 
     def weight(self, target: Target | None) -> Weight:
         """The weight of the penalty: a controller if there is a target, else param ``alpha``."""
@@ -177,7 +180,8 @@ class RoutedMethod(Method):
     def cost(self, backbone: Backbone, request: Request) -> Cost:
         """Gradients go down to the first layer with a router, or through all layers with LoRA."""
         layers = self.layers(backbone, request.budget)
-        looks = (TRIES + LOOKS * self.trained) * (request.budget is not None)
+        surveys = len(SURVEYS[request.match]) if self.trained else 0
+        looks = (TRIES + surveys) * (request.budget is not None)
         if not self.trained:
             return Cost(probe_passes=looks)
         depth = backbone.layer_count - (layers[0] if self.lora() is None else 0)

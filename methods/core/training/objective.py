@@ -47,8 +47,9 @@ class Routing:
             ``MATCH_KINDS["pooled"]`` or ``MATCH_KINDS["split"]``.
         reserved: Number of tokens at the start of a document that no penalty counts.
         structure: What the fit decided before training; a snapshot of another one is not used.
-        survey: Kind -> share of the parameters that inference skips on probe texts. It is called a
-            few times, to correct the targets.
+        survey: Kind -> share of the parameters that inference skips on probe texts. It is called to
+            correct the targets.
+        surveys: Shares of training after which it is called.
         probe: The documents of the survey; a snapshot of a run with others is not used.
     """
 
@@ -57,6 +58,7 @@ class Routing:
     reserved: int = 0
     structure: Mapping[str, Any] = field(default_factory=dict)
     survey: Callable[[], Mapping[str, float]] | None = None
+    surveys: Sequence[float] = ()
     probe: Sequence[Document] = ()
 
 

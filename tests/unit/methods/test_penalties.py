@@ -78,7 +78,7 @@ def test_the_ramp_of_d_llm() -> None:
 
 def test_what_inference_skips_more_scales_targets() -> None:
     """A budget of 0.2 with 0.05 more in inference: three quarters of a target in any measure."""
-    target = Target(0.2, rate=0.18)
+    target = Target(0.2, rate=0.18, mean=0.18)
     target.correct(0.23)
     assert aim_of(0.4, target) == pytest.approx(0.4 * 0.75)
     assert aim_of(0.4, None) == 0.4

@@ -69,6 +69,13 @@ def test_what_hero_trains_follows_its_budget_candidates_and_variant() -> None:
         assert row_cost("hero", variant=variant).trained == adapters + router
 
 
+def test_two_kinds_of_tokens_take_more_looks_at_the_probe_texts() -> None:
+    for match, passes in (("pooled", 7 + 5), ("split", 7 + 8)):
+        backbone = empty_backbone(shape_config("llama31_8b"))
+        cost = load_method("hero", {}).cost(backbone, Request(0.25, 1, Path(), match))
+        assert cost.probe_passes == passes
+
+
 def test_greedy_searches_take_half_a_pass_for_every_part_that_is_left() -> None:
     # 15 rounds over the 30 unprotected layers; the states of each round once.
     by_hand = 15 + sum(30 - n for n in range(15)) / 2

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from methods import load_method
+from methods.base import Request
 from methods.core.data import Document
 from methods.core.model.backbone import count
 from methods.core.routing.calibration import (
@@ -16,7 +21,15 @@ from methods.core.routing.calibration import (
 )
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Gate, Router, Tokens, ffn_units
-from methods.core.routing.steering import Controller, FixedWeight, Target, unit_shares
+from methods.core.routing.steering import (
+    SHARE,
+    STEADY_SHARE,
+    Controller,
+    FixedWeight,
+    Target,
+    unit_shares,
+)
+from methods.core.training.method import Plan
 from tests.toys.models import make_model
 from tests.toys.texts import documents
 from tests.toys.training import ByNumber
@@ -45,6 +58,31 @@ def test_steering_by_hand() -> None:
         # Behind the ramp decisions alone count.
         each.observe(0.1, 0.7 if each is copy else 0.3, 0.6)
     assert copy.alpha == steering.alpha
+
+
+def test_a_noisy_rate_does_not_go_into_the_target() -> None:
+    rates = [0.2, 0.3] * 200
+    pooled, few = Target(0.25), Target(0.25, share=STEADY_SHARE)
+    for rate in rates:
+        for target in (pooled, few):
+            target.observe(rate, rate, 1.0)
+    # Both controllers see the same rate; inference is compared with another one.
+    assert few.rate == pooled.rate == pooled.mean
+    assert pooled.rate == pytest.approx(0.25 + 0.05 * 0.3 / 1.7)
+    assert few.mean == pytest.approx(0.25 + 0.05 * 0.03 / 1.97, abs=1e-6)
+    copy = Target(0.25, share=STEADY_SHARE)
+    copy.restore(few.state())
+    for target in (few, copy):
+        target.observe(0.1, 0.1, 1.0)
+        target.correct(0.25)
+    assert copy == few
+    assert few.value == pytest.approx(few.mean)
+
+
+@pytest.mark.parametrize(("match", "share"), [("pooled", SHARE), ("split", STEADY_SHARE)])
+def test_a_kind_with_few_positions_is_compared_over_more_updates(match: Any, share: float) -> None:
+    plan = Plan(0.25, Request(0.25, 1, Path(), match), torch.ones(1), {})
+    assert load_method("hero").target(plan) == Target(0.25, share=share)
 
 
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.25, 0.5), (0.5, 1.0), (0.9, 1.0)])

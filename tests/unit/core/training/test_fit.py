@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from methods.core.data import Document
 from methods.core.routing.routed import route
 from methods.core.routing.steering import Controller, FixedWeight, Target, Term, Weight
 from methods.core.training import fit
+from methods.core.training.loop import Trainer
 from methods.core.training.objective import MATCH_KINDS, Routing
 from methods.core.training.params import TrainingParams
 from tests.toys.models import make_model
@@ -83,6 +85,24 @@ def test_nothing_is_asked_where_there_is_no_target(
     assert weight == FixedWeight(0.0)
 
 
+@pytest.mark.parametrize(
+    ("match", "updates"),
+    [("pooled", [7, 10, 12, 14, 16]), ("split", [7, 10, 12, 14, 16, 17, 18, 19])],
+)
+def test_two_kinds_are_corrected_up_to_the_end(
+    match: str, updates: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def correct(trainer: Trainer, skips: Mapping[str, float]) -> None:
+        assert set(skips) == set(MATCH_KINDS[match])
+        asked.append(len(trainer.log))
+
+    monkeypatch.setattr(Trainer, "_correct", correct)
+    fitted(match, tmp_path, 0.25, updates=20)
+    assert asked == updates
+
+
 def test_the_target_gives_way_to_the_correction(tmp_path: Path) -> None:
     seen = {"pooled": 0.9}
     asked: list[int] = []
@@ -92,7 +112,8 @@ def test_the_target_gives_way_to_the_correction(tmp_path: Path) -> None:
         asked.append(len(trainer.log))
         return seen
 
-    trainer.routing = replace(trainer.routing, survey=survey)
+    surveys = fit.SURVEYS["pooled"]
+    trainer.routing = replace(trainer.routing, survey=survey, surveys=surveys)
     trainer.run()
     assert asked == [7, 10, 12, 14, 16]
     weight = trainer.routing.terms["pooled"].weight
