@@ -126,7 +126,7 @@ from methods.core.surgery.sliced import (
     write,
 )
 from methods.core.training.loop import Trainer, thin
-from methods.core.training.lora import add_lora
+from methods.core.training.lora import Ranks, add_lora, lora_sizes, nearest_ranks
 from methods.core.training.losses import score_answers
 from methods.core.training.method import Lora, Plan, RoutedMethod
 from methods.core.training.objective import MATCH_KINDS
@@ -137,19 +137,19 @@ __all__ = [
     "ATTENTION", "DECISIONS", "FFN", "MATCH_KINDS", "MIXED_KINDS", "WRITERS", "Backbone",
     "Batch", "Candidates", "Context", "Controller", "Cost", "Data", "Derived", "Document",
     "Fitted", "FixedWeight", "Gate", "Gates", "LayerGradients", "Lora", "Method", "Part",
-    "Penalty", "Plan", "Rates", "Request", "Round", "RoutedMethod", "Router", "SlimRouter",
-    "Sublayer", "Target", "Tokens", "Trainer", "TrainingParams", "Unit", "Weight",
+    "Penalty", "Plan", "Ranks", "Rates", "Request", "Round", "RoutedMethod", "Router",
+    "SlimRouter", "Sublayer", "Target", "Tokens", "Trainer", "TrainingParams", "Unit", "Weight",
     "WeightedDocuments", "Widths", "add_lora", "add_output_biases", "aim_of", "attention",
     "attention_kinds", "attention_masks", "attention_norm", "attention_units", "batches",
     "block_units", "by_rows", "calibrate", "calibrate_threshold", "candidate_layers",
     "check_least", "check_protect", "count", "decide_gates", "decoder", "evicting_units", "ffn",
     "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_passes",
     "greedy_rounds", "hashed_noise", "lay_out", "layer_gradients", "layers", "layers_shortfall",
-    "layers_to_remove", "load_fitted", "logistic_noise", "mean_deviation", "merge_layers",
-    "missing_biases", "module_units", "narrow", "nearest", "observe", "perplexities",
-    "projection_weights", "projections", "read_json", "remove_layers", "remove_sublayers",
-    "replace_layers", "route", "routed_layers", "router_of", "sample_gates", "score_answers",
-    "seed_for", "shortfall", "slice_stream", "sliced_parameters", "squared_use",
-    "sublayer_size", "task_weights", "thin", "uniform_hash", "unit_shares", "unit_sizes",
-    "unremovable", "weigh", "widths", "write",
+    "layers_to_remove", "load_fitted", "logistic_noise", "lora_sizes", "mean_deviation",
+    "merge_layers", "missing_biases", "module_units", "narrow", "nearest", "nearest_ranks",
+    "observe", "perplexities", "projection_weights", "projections", "read_json",
+    "remove_layers", "remove_sublayers", "replace_layers", "route", "routed_layers",
+    "router_of", "sample_gates", "score_answers", "seed_for", "shortfall", "slice_stream",
+    "sliced_parameters", "squared_use", "sublayer_size", "task_weights", "thin", "uniform_hash",
+    "unit_shares", "unit_sizes", "unremovable", "weigh", "widths", "write",
 ]  # fmt: skip

@@ -16,11 +16,15 @@ from methods.api import (
     Data,
     Fitted,
     Method,
+    Ranks,
     Request,
     Trainer,
     TrainingParams,
     add_lora,
     candidate_layers,
+    check_least,
+    lora_sizes,
+    nearest_ranks,
     thin,
 )
 
@@ -31,6 +35,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "mlp_all": FFN,
     "all": (*ATTENTION, *FFN),
 }
+
+
+# Of the HeRo paper's LoRA rows.
+RANK = 128
 
 
 class Lora(Method):
@@ -44,8 +52,11 @@ class Lora(Method):
     Args of ``Params`` (besides those of ``TrainingParams``):
         modules: ``"mlp_candidates"`` (gate, up, down of the latter half of the layers),
             ``"attn_all"``, ``"qv_all"``, ``"mlp_all"`` or ``"all"`` (all seven of every layer).
-        rank: r.
-        alpha: Of the scale alpha / r; None: r, hence a scale of one.
+        rank: r; None: 128, or what ``parameters`` says.
+        parameters: How many parameters to train, within 2 %. The matrices have ranks r or r + 1,
+            chosen so that the total is nearest: r + 1 for the last ones, by layer and then in the
+            order q, k, v, o, gate, up, down. Excludes ``rank``. None: ``rank`` says it.
+        alpha: Of the scale alpha / r, one for all matrices; None: r, hence a scale of one.
     Source: Hu et al., LoRA, arXiv 2106.09685; the LoRA rows of the HeRo paper (r = 128).
     Differs from upstream: the HeRo paper does not name the modules of its LoRA rows.
         ``mlp_candidates`` takes the modules that HeRo routes; on Llama-3.1-8B it trains as many
@@ -67,8 +78,23 @@ class Lora(Method):
         modules: Literal["mlp_candidates", "attn_all", "qv_all", "mlp_all", "all"] = (
             "mlp_candidates"
         )
-        rank: int = 128
+        rank: int | None = None
+        parameters: int | None = None
         alpha: int | None = None
+
+        def __post_init__(self) -> None:
+            """Check ranges.
+
+            Raises:
+                ValueError: A number is too small, or two params say how much to train.
+            """
+            super().__post_init__()
+            check_least(self, 1, "rank", "parameters")
+            if self.rank is not None and self.parameters is not None:
+                raise ValueError(
+                    f"params 'rank' ({self.rank}) and 'parameters' ({self.parameters}) exclude "
+                    "each other: leave one out, or make it null"
+                )
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Train the adapters."""
@@ -80,9 +106,11 @@ class Lora(Method):
     def build(self, backbone: Backbone, structure: Mapping[str, Any]) -> nn.Module:
         """The frozen backbone with adapters; only these need gradients."""
         params, layers = self.params, self._layers(backbone.layer_count)
-        alpha = params.rank if params.alpha is None else params.alpha
-        projections = MODULES[params.modules]
-        return add_lora(backbone.model, projections, layers, params.rank, alpha, structure["seed"])
+        model, projections = backbone.model, MODULES[params.modules]
+        rank: int | Ranks = RANK if params.rank is None else params.rank
+        if params.parameters is not None:
+            rank = nearest_ranks(lora_sizes(model, projections, layers), params.parameters)
+        return add_lora(model, projections, layers, rank, params.alpha, structure["seed"])
 
     def cost(self, backbone: Backbone, request: Request) -> Cost:
         """Gradients go down to the first layer with adapters."""

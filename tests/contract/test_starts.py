@@ -20,7 +20,8 @@ from workflows.records.card import removed_layers
 from workflows.suite.job import data_words
 
 STATIC = [row for row in ROWS if ROWS[row].kind == "static"]
-HEAL = json.dumps(SHORT | {"modules": "all", "rank": 2, "updates": 5})
+PARAMETERS = 6000
+HEAL = json.dumps(SHORT | {"modules": "all", "parameters": PARAMETERS, "updates": 5})
 
 
 @pytest.mark.parametrize("row", STATIC)
@@ -38,6 +39,8 @@ def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
     assert digests(first.model) <= digests(healed.model)
     assert (logits(healed.model) - logits(first.model)).abs().max() > 1e-4
     assert healed.card.budget == BUDGET
+    trained = [p.numel() for n, p in healed.model.named_parameters() if "lora_" in n]
+    assert sum(trained) == pytest.approx(PARAMETERS, rel=0.02)
     assert healed.card.start is not None
     assert healed.card.start.row == row
     assert removed_layers(healed.card) == removed_layers(first.card)

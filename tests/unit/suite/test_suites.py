@@ -74,6 +74,20 @@ def test_the_small_suite_repeats_hero_lora_and_the_controls_only() -> None:
     assert len(suite.jobs) == 6 * 2 * 3 + 3 + 1 + 2 * (len(others) + len(healed) + 1)
 
 
+def test_healed_rows_of_the_headline_train_as_many_parameters_as_hero() -> None:
+    suite = read_suite(read_configs(["headline"]))
+    jobs = {(job.row, job.budget, job.match): job for job in suite.jobs}
+    healed = [job for job in jobs.values() if job.row.endswith("+lora") and job.start is not None]
+    static = ("shortgpt", "shortened-ppl", "shortened-taylor", "laco", "slicegpt", "llm-pruner")
+    assert {job.row for job in healed} == {f"{row}+lora" for row in (*static, "flap")}
+    for job in healed:
+        hero = jobs["hero", job.budget, "pooled"]
+        trained, rival = (job_cost(suite, each, ROOT).trained for each in (hero, job))
+        assert rival == pytest.approx(trained, rel=0.02), job.row
+        # A number of parameters holds in a model of any width; a rank would not.
+        assert job.params["parameters"] is not None
+
+
 def test_overlays_replace_lists_and_merge_mappings() -> None:
     """What Snakemake does with two --configfile arguments, on a suite of this checkout."""
     suite = yaml.safe_load((ROOT / "workflows/suites/llama31_8b.yaml").read_text())

@@ -19,7 +19,7 @@ from methods.core.model.checkpoint import describe, save
 from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.steering import FixedWeight, Term
 from methods.core.training.loop import Trainer
-from methods.core.training.lora import fold_lora
+from methods.core.training.lora import fold_lora, lora_sizes, nearest_ranks
 from methods.core.training.objective import Routing
 from methods.core.training.params import TrainingParams
 from tests.near import assert_near
@@ -95,6 +95,56 @@ def test_trained_count_by_hand(modules: str, rank: int) -> None:
     model = built(modules=modules, rank=rank)
     assert sum(p.numel() for p in adapters(model).values()) == rank * COUNTS[modules]
     assert all("lora_" in name for name in adapters(model))
+
+
+def ranks(model: nn.Module) -> dict[str, int]:
+    """Name of each matrix -> rank of its LoRA."""
+    found = {n: m for n, m in model.named_modules() if isinstance(m, LoraLayer)}
+    assert {m.scaling["default"] for m in found.values()} == {1.0}
+    return {name: m.r["default"] for name, m in found.items()}
+
+
+@pytest.mark.parametrize("parameters", [6 * 512, 7000, 7010, 4 * 6 * 512 - 1])
+def test_ranks_follow_from_a_number_of_parameters(parameters: int) -> None:
+    chosen = ranks(built(modules="all", rank=None, parameters=parameters))
+    names = [
+        f"model.layers.{layer}.{part}.{name}_proj"
+        for layer in range(6)
+        for part, several in (("self_attn", "qkvo"), ("mlp", ("gate", "up", "down")))
+        for name in several
+    ]
+    sizes = [64, 48, 48, 64, 96, 96, 96] * 6
+    totals = {
+        (r, k): r * sum(sizes) + sum(sizes[len(sizes) - k :])
+        for r in range(1, 9)
+        for k in range(len(sizes))
+    }
+    low, wider = min(totals, key=lambda each: abs(totals[each] - parameters))
+    expected = [low] * (len(sizes) - wider) + [low + 1] * wider
+    assert chosen == dict(zip(names, expected, strict=True))
+
+
+def test_layers_of_different_widths_share_a_number_of_parameters() -> None:
+    model: Any = make_model()
+    structure = {"dropped_heads": [[0]] * 3 + [[]] * 3, "dropped_channels": [[n] for n in range(6)]}
+    narrow = load_method("flap").build(wrap(model), structure | {"biases": True})
+    sizes = lora_sizes(model, ("q_proj", "o_proj", "up_proj"), [4, 0])
+    assert list(sizes.values()) == [48, 48, 95, 64, 64, 95]
+    assert [name.split(".")[2] for name in sizes] == ["0"] * 3 + ["4"] * 3
+    healed = built(dense=narrow, modules="all", rank=None, parameters=9000)
+    assert abs(sum(p.numel() for p in adapters(healed).values()) - 9000) <= 48
+    assert set(ranks(healed).values()) == {3, 4}
+
+
+def test_a_number_of_parameters_out_of_reach_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"param 'parameters' is 3000; .* trains 3072 at the near"):
+        built(modules="all", rank=None, parameters=3000)
+    with pytest.raises(
+        ValueError, match=r"on these 2 matrices trains 500 .*, and 200 at the least"
+    ):
+        nearest_ranks({"a": 100, "b": 100}, 549)
+    with pytest.raises(ValueError, match=r"'rank' \(2\) and 'parameters' \(9\) exclude each other"):
+        built(parameters=9)
 
 
 def documents() -> list[Document]:
@@ -185,7 +235,7 @@ def test_a_trained_model_is_saved_and_loaded(llama: Path, tmp_path: Path) -> Non
     torch.testing.assert_close(again(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "value"), [("rank", 0), ("modules", "none")])
+@pytest.mark.parametrize(("name", "value"), [("rank", 0), ("parameters", 0), ("modules", "none")])
 def test_a_bad_param_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         built(**{name: value})
