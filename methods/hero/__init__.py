@@ -13,6 +13,7 @@ from methods.api import (
     Backbone,
     Candidates,
     Data,
+    Lora,
     Penalty,
     Plan,
     Request,
@@ -74,6 +75,8 @@ class Hero(RoutedMethod):
         memory_width: M, of keys, queries and values.
         alpha: Weight of the penalty, 1e-3 in the paper; None: steered to the budget.
         initial_bias: Of the gate's logit.
+        lora_rank: Of LoRA on the query and value projections of every layer, which is trained in
+            the same updates and scaled by two, as in SkipGPT-Joint; 0: the backbone is frozen.
     Source: the HeRo paper, equations of its method section. It released no code; the choices that
         it leaves open are listed here.
     Differs from upstream: the paper tries values of alpha; here, with a budget, training steers
@@ -109,6 +112,7 @@ class Hero(RoutedMethod):
         memory_width: int = 64
         alpha: float | None = None
         initial_bias: float = 2.0
+        lora_rank: int = 0
 
         def __post_init__(self) -> None:
             """Check ranges.
@@ -118,6 +122,7 @@ class Hero(RoutedMethod):
             """
             super().__post_init__()
             check_least(self, 1, "head_width", "memory_width")
+            check_least(self, 0, "lora_rank")
             if self.unit == "block" and self.variant in ("static", *RATES):
                 raise ValueError(f"param 'unit' is block, which variant '{self.variant}' lacks")
 
@@ -135,6 +140,11 @@ class Hero(RoutedMethod):
         """FFNs; or attention and FFN of each layer, which then share a gate."""
         make = ffn_units if self.params.unit == "ffn" else module_units
         return make(backbone.model, layers)
+
+    def lora(self) -> Lora | None:
+        """None, or on queries and values if param ``lora_rank`` says so."""
+        rank = self.params.lora_rank
+        return Lora(("q_proj", "v_proj"), rank, 2 * rank) if rank else None
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
         """Note what a control takes in place of gates."""

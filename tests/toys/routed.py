@@ -39,9 +39,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "diffskip": ("diffskip", {}),
     "mindskip": ("mindskip", {}),
     "mindskip-block": ("mindskip-block", {}),
+    "hero+lora": ("hero", {"lora_rank": 4, "initial_bias": 0.5}),
 }
 # Rows whose decisions list the layers that they route.
-LISTS_LAYERS = ("flexidepth", "diffskip", "mindskip", "mindskip-block")
+LISTS_LAYERS = ("flexidepth", "diffskip", "mindskip", "mindskip-block", "hero")
 TRAINING = {"updates": 6, "batch_tokens": 60, "learning_rate": 3e-3, "row_length": 40}
 
 
@@ -109,8 +110,10 @@ def shake_variant(variant: str, kind: str = "llama", dtype: torch.dtype = torch.
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 noise = torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
-                # LoRA gets less: more on queries and keys would fix attention on single tokens.
-                parameter += (0.05 if "lora_" in name else 0.3) * noise.to(parameter.dtype)
+                # LoRA gets less: more on queries and keys would fix attention on single tokens. And
+                # HeRo's deep router would say the same of every token.
+                size = 0.1 if variant == "hero+lora" else 0.3
+                parameter += (0.05 if "lora_" in name else size) * noise.to(parameter.dtype)
         # D-LLM's output bias starts so high that every token would run.
         for router in model.model.router.routers if variant == "d-llm" else ():
             router[-1].bias.zero_()

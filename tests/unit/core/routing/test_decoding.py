@@ -22,6 +22,7 @@ from tests.unit.core.routing.test_routed import EveryThird
 
 ROUTED = [
     "hero", "skipgpt-rt", "skipgpt-joint", "mod-d", "d-llm", "flexidepth", "diffskip", "block",
+    "hero+lora",
 ]  # fmt: skip
 # What gives the host a number, or a shape that depends on one.
 LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
