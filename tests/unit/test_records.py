@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from methods.core.jsonfile import read_json
 from methods.core.model.card import BackboneCard, Card, FitCard
-from tests.records import dense, score, typed
+from tests.records import dense, distance, fidelity, score, typed
 from workflows.records.card import new_record
 from workflows.records.files import SCHEMAS, read_record, to_record
 from workflows.records.record import Record
@@ -106,6 +106,7 @@ FIT = {
         {"fit": FIT | {"trained_skip": {"pooled": 0.2}, "threshold": 0.5}},
         {"start": {"row": "shortgpt", "params": {"layers": 3}, "seed": 42}},
         {"not_run": [{"task": "code", "reason": "no sandbox"}]},
+        {"fidelity": fidelity(0.3, 0.25)},
     ],
 )
 def test_a_typed_record_is_written_as_it_was_read(changes: dict[str, Any]) -> None:
@@ -124,6 +125,23 @@ def test_a_typed_record_is_written_as_it_was_read(changes: dict[str, Any]) -> No
 def test_units_layers_and_routes_belong_to_one_model(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         to_record(record() | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kl": [0.1]}, "at fidelity: not a sum for each text, or no token"),
+        ({"tokens": [0, 0], "agreement": [0, 0]}, "at fidelity: not a sum for each text, or no"),
+        ({"tokens": [1, -2]}, "at fidelity/distances/all/tokens/1"),
+        ({"kl": [0.1, "0.2"]}, "at fidelity/distances/all/kl/1"),
+        ({"skip": 1.5}, "at fidelity/distances/all/skip"),
+    ],
+)
+def test_distances_have_a_sum_for_each_text(changes: dict[str, Any], words: str) -> None:
+    part = distance([1, 2], [0.1, 0.2], [1, 1]) | changes
+    field = {"texts": "0" * 16, "seconds": 1.0, "distances": {"all": part}}
+    with pytest.raises(ValueError, match=words):
+        to_record(record() | {"fidelity": field})
 
 
 MADE_BY = {name: record()[name] for name in ("versions", "commit", "dirty", "code", "hardware")}

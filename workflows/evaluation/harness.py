@@ -66,7 +66,7 @@ class ExecutionLog:
 class AnswerMarker:
     """Marks the answer tokens of a batch for a control whose router reads them.
 
-    All other routers see the tokens alone.
+    All other routers see the tokens alone. Marks that a caller gives stand.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -83,7 +83,7 @@ class AnswerMarker:
         cache, ids = kwargs.get("past_key_values"), kwargs["input_ids"]
         past = 0 if cache is None else cache.get_seq_length()
         columns = torch.arange(past, past + ids.shape[1], device=ids.device).expand_as(ids)
-        return args, kwargs | {"context": Context(answers=(columns >= self.first).float())}
+        return args, {"context": Context(answers=(columns >= self.first).float())} | kwargs
 
 
 class CountingLM(HFLM):

@@ -1,4 +1,4 @@
-"""Scores of single tasks on disk.
+"""Scores of single tasks on disk, and what else is kept by content.
 
 An interrupted evaluation continues with the next task, and a task that is added to a suite is
 scored alone. Stored scores are read only if nothing that they depend on has changed: the model, the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,28 @@ from workflows.runtime.files import whole_file
 
 # A file beside the scores: hashes of large files, which need not be read again.
 HASHES = ".contents.json"
+# Another one: the distance from the dense model.
+FIDELITY = ".fidelity.json"
+
+
+def kept(
+    file: Path, identity: Mapping[str, Any], make: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """The value in a file if it was made from the same ``identity``; else made and written there.
+
+    Args:
+        file: JSON file: the value, and ``identity`` with it.
+        identity: JSON value of everything on which the value depends.
+        make: Makes the value.
+    """
+    # As it is read back: tuples become lists.
+    now = json.loads(json.dumps(identity))
+    value = read_json(file) if file.is_file() else {}
+    if value.get("identity") != now:
+        value = {"identity": now, **make()}
+        with whole_file(file) as temporary:
+            write_json(temporary, value)
+    return value
 
 
 class TaskScores(NamedTuple):

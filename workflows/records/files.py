@@ -26,7 +26,7 @@ def _validator(schema: str) -> jsonschema.Draft202012Validator:
     import jsonschema
 
     base = jsonschema.Draft202012Validator
-    keywords = {"properties": _properties}
+    keywords = {"properties": _properties, "items": _items}
     return jsonschema.validators.extend(base, keywords)(
         read_json(SCHEMAS / f"{schema}.schema.json")
     )
@@ -43,6 +43,15 @@ def _properties(
     for name in (name for name in schemas if name in entries):
         if not _fits(validator, entries[name], schemas[name]):
             yield from validator.descend(entries[name], schemas[name], path=name, schema_path=name)
+
+
+def _items(
+    validator: Any, schema: Mapping[str, Any], value: Any, whole: Any
+) -> Iterator[jsonschema.ValidationError]:
+    """The same for the members of a list."""
+    for place, member in enumerate(value if isinstance(value, list) else []):
+        if not _fits(validator, member, schema):
+            yield from validator.descend(member, schema, path=place)
 
 
 def _fits(validator: Any, value: Any, schema: Mapping[str, Any]) -> bool:
@@ -73,6 +82,7 @@ def to_record(entries: Mapping[str, Any], where: str = "the new record") -> Reco
     record = Record.of(entries)
     if record.done:
         _check_layers(record, where)
+        _check_fidelity(record, where)
     return record
 
 
@@ -91,6 +101,16 @@ def _check_layers(record: Record, where: str) -> None:
                 f"{where} breaks the record schema at routes: '{route.task}' has not a sign for "
                 "each token and unit"
             )
+
+
+def _check_fidelity(record: Record, where: str) -> None:
+    """Every kind of token has a sum for each text, and there are tokens."""
+    distances = {} if record.fidelity is None else record.fidelity.distances
+    sizes = {len(getattr(d, n)) for d in distances.values() for n in ("tokens", "kl", "agreement")}
+    if len(sizes) > 1 or not all(sum(distance.tokens) for distance in distances.values()):
+        raise ValueError(
+            f"{where} breaks the record schema at fidelity: not a sum for each text, or no token"
+        )
 
 
 def _check(schema: str, entries: Mapping[str, Any], where: str) -> None:

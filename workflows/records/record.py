@@ -232,8 +232,60 @@ class Evaluation:
     peak_memory_mb: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far the next-token distributions of a row lie from the dense model's, text by text.
+
+    Args:
+        skip: Share of the dense parameters that did not run for these tokens.
+        tokens: Compared tokens of each text.
+        kl: KL(dense, row) in nats, summed over the tokens of each text.
+        agreement: Tokens of each text for which both hold the same next token likeliest.
+    """
+
+    skip: float
+    tokens: Sequence[int]
+    kl: Sequence[float]
+    agreement: Sequence[int]
+
+    @property
+    def mean_kl(self) -> float:
+        """Nats per token."""
+        return sum(self.kl) / sum(self.tokens)
+
+    @property
+    def mean_agreement(self) -> float:
+        """Share of the tokens."""
+        return sum(self.agreement) / sum(self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fidelity:
+    """A row held against the dense model on texts that no fit has read.
+
+    Args:
+        texts: Hash of the tokens that both read.
+        seconds: Time that it took, with loading the dense model.
+        distances: Kind of token -> distance. ``"all"`` is always there, ``"answer"`` where texts
+            have answers.
+    """
+
+    texts: str
+    seconds: float
+    distances: Mapping[str, Distance]
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Fidelity:
+        """From its JSON."""
+        distances = {kind: Distance(**part) for kind, part in entries["distances"].items()}
+        return cls(**{**entries, "distances": distances})
+
+
 # Fields of a record that only a scored row has.
-SCORED = ("scores", "not_run", "rates", "skip_authors", "units", "layers", "evaluation", "routes")
+SCORED = (
+    "scores", "not_run", "rates", "skip_authors", "units", "layers", "evaluation", "routes",
+    "fidelity",
+)  # fmt: skip
 # Field -> what makes its value from JSON.
 PARTS: Mapping[str, Callable[[Any], Any]] = {
     "start": lambda entries: Start(**entries),
@@ -246,6 +298,7 @@ PARTS: Mapping[str, Callable[[Any], Any]] = {
     "layers": lambda entries: Layers(**entries),
     "evaluation": lambda entries: Evaluation(**entries),
     "routes": lambda entries: [Route(**route) for route in entries],
+    "fidelity": Fidelity.of,
 }
 
 
@@ -279,6 +332,7 @@ class Record:
         layers: Layers of the fitted model.
         evaluation: How it was scored.
         routes: What ran for a few prompts; empty where nothing is routed.
+        fidelity: Distance from the dense model; None where the suite has no texts for it.
         versions: Package -> version.
         commit: Of the checkout; None outside git.
         dirty: Whether the checkout had changes that were not committed, at the fit or at scoring.
@@ -311,6 +365,7 @@ class Record:
     layers: Layers = Layers()
     evaluation: Evaluation = Evaluation()
     routes: Sequence[Route] = field(default_factory=list)
+    fidelity: Fidelity | None = None
     versions: Mapping[str, str]
     commit: str | None
     dirty: bool
@@ -329,8 +384,7 @@ class Record:
         """The record as JSON values; without scores where it has none."""
         entries = {"format": FORMAT} | asdict(self)
         absent = set() if self.done else {*SCORED}
-        if not self.routes:
-            absent.add("routes")
+        absent |= {name for name in ("routes", "fidelity") if not getattr(self, name)}
         if self.fit is not None:
             # A fit without a router names neither.
             for name in ("trained_skip", "threshold"):

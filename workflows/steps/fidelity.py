@@ -2,29 +2,25 @@
 
 The texts are .jsonl as for a fit (text, prompt with completion, messages, or fed). The result says
 how far the next-token distributions of the model lie from those of the dense one: KL in nats, top-1
-agreement, both perplexities, and the skip on these very tokens. Called again with the same model,
-texts and code, it reads what it wrote.
+agreement and the skip on these very tokens, over all tokens and over answer tokens (of a
+completion, of an assistant's turn), and both perplexities. Called again with the same model, texts
+and code, it reads what it wrote.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from methods.core.data import Data, check_file
-from methods.core.jsonfile import read_json, write_json
-from methods.core.model.backbone import load_backbone
-from methods.core.model.card import CARD
-from methods.core.model.checkpoint import dense_folder
-from methods.core.model.folder import hash_folder, window_of
-from workflows.evaluation.fidelity import measure
+from methods.core.data import check_file
+from workflows.evaluation.fidelity import SUMS, compare, identity, reference_of
 from workflows.evaluation.models import describe_model, load_any, model_identity
+from workflows.evaluation.store import kept
 from workflows.records.card import rows_of
 from workflows.runtime.contents import Contents
 from workflows.runtime.devices import claim_device
-from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.files import check_place
 from workflows.runtime.program import (
     add_machine_arguments,
     check_positive,
@@ -34,6 +30,8 @@ from workflows.runtime.program import (
 )
 from workflows.runtime.provenance import SCORING, fit_parts, provenance
 
+NAMES = {"all": "tokens", "answer": "answer tokens"}
+
 
 def arguments() -> argparse.Namespace:
     """The command line."""
@@ -42,10 +40,6 @@ def arguments() -> argparse.Namespace:
         "--model", required=True, type=Path, metavar="DIR", help="compressed or plain Hugging Face"
     )
     parser.add_argument("--texts", required=True, type=Path, metavar="FILE.jsonl", help="documents")
-    parser.add_argument(
-        "--answers-only", action="store_true",
-        help="compare at answer tokens alone (of a completion, of an assistant's turn)",
-    )  # fmt: skip
     parser.add_argument(
         "--reference",
         type=Path,
@@ -67,56 +61,35 @@ def main() -> None:
     check_place(args.out, ".json")
     check_positive(args, "batch_size", "max_length")
     check_file(args.texts, "--texts")
-    if args.reference is None and not (args.model / CARD).is_file():
-        raise ValueError(f"{args.model} is a plain model: say with --reference which one is dense")
-    reference = dense_folder(args.model) if args.reference is None else args.reference
+    reference = reference_of(args.model, args.reference)
     set_up_torch(args.threads)
     card = describe_model(args.model)
     if card.not_applicable is not None:
         raise ValueError(f"{args.model} holds no model: {card.not_applicable}")
     contents = Contents()
-    identity = {
+    row = {
         "model": model_identity(args.model, None, card, contents),
-        "reference": hash_folder(reference),
-        "texts": contents.of([args.texts]),
-        "answers_only": args.answers_only,
-        "max_length": args.max_length,
         "batch_size": args.batch_size,
         "threads": args.threads,
         "device": args.device,
         "code": provenance([*fit_parts(*rows_of(card)), *SCORING])["code"],
     }
-    # Through JSON, as it is read back: tuples become lists.
-    identity = json.loads(json.dumps(identity))
-    result = read_json(args.out) if args.out.is_file() else {}
-    if result.get("identity") != identity:
+
+    def measure() -> dict[str, Any]:
         with claim_device(args.device) as device:
-            result = {"identity": identity, **compare(args, reference, device)}
-        with whole_file(args.out) as file:
-            write_json(file, result)
-    print(
-        f"KL {result['kl']:.4f} nats, top-1 agreement {100 * result['agreement']:.2f} %, "
-        f"skip {100 * result['skip']:.2f} % over {result['positions']:,} tokens of "
-        f"{result['documents']:,} documents"
-    )
+            loaded = load_any(args.model, None, device)
+            return compare(loaded, reference, args.texts, args.max_length, args.batch_size).means()
+
+    given = identity(row, reference, args.texts, args.max_length, contents)
+    result = kept(args.out, given, measure)
+    for kind in (name for name in SUMS if name in result):
+        means = result[kind]
+        print(
+            f"KL {means['kl']:.4f} nats, top-1 agreement {100 * means['agreement']:.2f} %, skip "
+            f"{100 * means['skip']:.2f} % over {means['tokens']:,} {NAMES[kind]} of "
+            f"{result['documents']:,} documents"
+        )
     print(f"wrote {args.out}")
-
-
-def compare(args: argparse.Namespace, reference: Path, device: str) -> dict[str, Any]:
-    """Load both models, read the texts, measure."""
-    loaded = load_any(args.model, None, device)
-    dtype = str(loaded.model.dtype).removeprefix("torch.")
-    dense = load_backbone(reference, dtype, device)
-    config = loaded.model.config
-    data = Data(loaded.tokenizer, config.vocab_size, args.max_length, window_of(config))
-    return measure(
-        dense.model,
-        loaded.model,
-        loaded.ledger,
-        list(data.documents(args.texts)),
-        args.answers_only,
-        args.batch_size if loaded.method.batchable() else 1,
-    ).as_json()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 DIR is a folder of the fit step or any plain Hugging Face causal LM. The record (FILE.json)
 describes the run; FILE.items.parquet has one line per item, FILE.decisions.json what the fit
 decided. FILE.tasks/ keeps the scores of each task: another call scores only tasks that are new or
-were interrupted, or whose files (model, text, data, task) have changed.
+were interrupted, or whose files (model, text, data, task) have changed. With --fidelity the record
+also says how far next-token distributions lie from the dense model's on texts; kept in the same
+way.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import argparse
 import dataclasses
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from methods.core.data import check_file
 from methods.core.jsonfile import write_json
 from methods.core.model.checkpoint import Loaded
+from workflows.evaluation.fidelity import compare, reference_of
+from workflows.evaluation.fidelity import identity as fidelity_identity
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.loading import reasons_not_to_run
 from workflows.evaluation.models import (
@@ -27,7 +34,7 @@ from workflows.evaluation.models import (
     model_identity,
 )
 from workflows.evaluation.score import Scores, pool, rates_by_kind, score
-from workflows.evaluation.store import HASHES, ScoreStore
+from workflows.evaluation.store import FIDELITY, HASHES, ScoreStore, kept
 from workflows.evaluation.tasklist import (
     OWN_TASKS,
     TaskEntry,
@@ -42,6 +49,7 @@ from workflows.records.card import new_record, removed_layers, rows_of
 from workflows.records.files import to_record
 from workflows.records.record import (
     Evaluation,
+    Fidelity,
     Layers,
     NotRun,
     Record,
@@ -91,6 +99,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--share-prefix", action="store_true", help="run a context once for all its answers"
     )
+    parser.add_argument(
+        "--fidelity", type=Path, metavar="FILE.jsonl",
+        help="texts on which the dense model is compared, as for a fit; default: none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="DIR",
+        help="that dense model; default: what the model was made from",
+    )
+    parser.add_argument(
+        "--fidelity-length", type=int, default=2048, help="these texts are cut to so many tokens"
+    )
     parser.add_argument("--suite", default="", help="label in the record; default: empty")
     parser.add_argument("--backbone-name", default="", help="label in the record; default: empty")
     parser.add_argument("--row", help="label in the record; default: the model's own")
@@ -106,7 +127,12 @@ def main() -> None:
     entries = parse_tasks(args.tasks)
     if not entries:
         raise ValueError("--tasks names no task")
-    check_positive(args, "limit", "batch_size", "max_length")
+    check_positive(args, "limit", "batch_size", "max_length", "fidelity_length")
+    if args.fidelity is not None:
+        check_file(args.fidelity, "--fidelity")
+        args.reference = reference_of(args.model, args.reference or args.backbone)
+    elif args.reference is not None:
+        raise ValueError("--reference needs --fidelity, the texts to compare on")
     folders = task_folders(args)
     check_names(entries, [OWN_TASKS, *folders])
     set_up_torch(args.threads)
@@ -176,7 +202,36 @@ def evaluate(
         evaluation=conditions(args, lm, device, start),
         routes=[Route(**route) for route in routes(lm, items)] if lm.log.routed else [],
     )
+    if args.fidelity is not None:
+        finished = dataclasses.replace(
+            finished, fidelity=measure_fidelity(args, checkpoint, identity, contents)
+        )
     return with_skip(finished, checkpoint, result), items
+
+
+def measure_fidelity(
+    args: argparse.Namespace, checkpoint: Loaded, row: Mapping[str, Any], contents: Contents
+) -> Fidelity:
+    """How far the row lies from the dense model on the texts of ``--fidelity``; kept by content.
+
+    Args:
+        args: Of the command line.
+        checkpoint: The row.
+        row: Everything on which its scores depend.
+        contents: Hashes of files.
+    """
+
+    def measure() -> dict[str, Any]:
+        start = time.perf_counter()
+        fidelity = compare(
+            checkpoint, args.reference, args.fidelity, args.fidelity_length, args.batch_size
+        )
+        return fidelity.as_json() | {"seconds": round(time.perf_counter() - start, 2)}
+
+    given = fidelity_identity(row, args.reference, args.fidelity, args.fidelity_length, contents)
+    value = kept(args.out.with_suffix(".tasks") / FIDELITY, given, measure)
+    contents.save()
+    return Fidelity.of({name: part for name, part in value.items() if name != "identity"})
 
 
 def with_skip(record: Record, checkpoint: Loaded, scores: Scores) -> Record:

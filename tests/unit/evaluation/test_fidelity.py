@@ -54,11 +54,12 @@ def test_kl_of_two_given_distributions() -> None:
     assert reference_loss == pytest.approx([math.log(4), math.log(10)], rel=1e-6)
 
 
-@pytest.mark.parametrize("answers", [False, True])
-def test_a_model_is_at_no_distance_from_itself(answers: bool) -> None:
+def test_a_model_is_at_no_distance_from_itself() -> None:
     model = make_model()
-    result = compare(model, copy.deepcopy(model), answers=answers).as_json()
-    assert (result["kl"], result["agreement"], result["skip"]) == (0, 1, 0)
+    result = compare(model, copy.deepcopy(model)).means()
+    for kind in ("all", "answer"):
+        means = result[kind]
+        assert (means["kl"], means["agreement"], means["skip"]) == (0, 1, 0)
     assert result["perplexity"] == result["reference_perplexity"]
 
 
@@ -66,54 +67,85 @@ def test_a_permuted_head_changes_which_token_is_likeliest() -> None:
     model = make_model()
     other = copy.deepcopy(model)
     other.lm_head.weight.data = other.lm_head.weight.data.roll(1, dims=0)
-    result = compare(model, other).as_json()
+    result = compare(model, other).means()["all"]
     assert result["kl"] > 0.5
     assert result["agreement"] == 0
 
 
-@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("kind", ["all", "answer"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_every_position_counts_as_in_a_loop_over_single_documents(
-    answers: bool, batch_size: int
+    kind: str, batch_size: int
 ) -> None:
     reference = make_model()
     model = route(
         make_model(), RandomRouter(ffn_units(reference, [1, 2, 3, 4, 5]), seed=9, skips=2.3)
     )
-    result = compare(reference, model, answers=answers, batch_size=batch_size)
-    values, ran = [], []
+    result = compare(reference, model, batch_size=batch_size)
+    answers = kind == "answer"
+    values, ran, of_text = [], [], []
     for document in DOCUMENTS:
         ids = torch.tensor([list(document.ids)])
         with torch.no_grad():
             expected = reference(ids).logits[0].log_softmax(dim=-1)
             actual = model(ids).logits[0].log_softmax(dim=-1)
             executed = model.model(ids, use_cache=False).executed[0]
-        stop = len(document.ids) - 1
+        stop, before = len(document.ids) - 1, len(values)
         for place in range(document.prompt - 1 if answers else 0, stop):
             p, q, word = expected[place], actual[place], document.ids[place + 1]
             kl = float(sum(a.exp() * (a - b) for a, b in zip(p, q, strict=True)))
             values.append([kl, float(p.argmax() == q.argmax()), float(-q[word]), float(-p[word])])
             ran.append(executed[:, place].tolist())
-    total = result.documents.sum()
+        of_text.append(
+            (len(document.ids), len(values) - before, sum(v[0] for v in values[before:]))
+        )
+    total = result.sums[kind].sum()
     sums = [sum(column) for column in zip(*values, strict=True)]
-    assert total["positions"] == len(values)
+    assert total["tokens"] == len(values)
+    # Text by text, the shortest first.
+    _, tokens, kl = zip(*sorted(of_text), strict=True)
+    stored = result.as_json()["distances"][kind]
+    assert stored["tokens"] == list(tokens)
+    assert stored["kl"] == pytest.approx(kl, rel=1e-4, abs=1e-7)
+    assert sum(stored["agreement"]) == sums[1]
     assert total["kl"] == pytest.approx(sums[0], rel=1e-4)
     assert total["agreement"] == sums[1]
-    described = result.as_json()
-    if answers:
-        assert described["perplexity"] is None
-    else:
-        assert described["perplexity"] == pytest.approx(math.exp(sums[2] / len(values)), rel=1e-4)
+    if not answers:
+        perplexity = math.exp(sums[2] / len(values))
+        assert result.means()["perplexity"] == pytest.approx(perplexity, rel=1e-4)
         assert total["reference_loss"] == pytest.approx(sums[3], rel=1e-4)
     sizes = [unit.parameters for unit in model.model.router.units]
     saved = [sum(size * (not one) for size, one in zip(sizes, unit, strict=True)) for unit in ran]
-    assert result.skip == pytest.approx(sum(saved) / len(saved) / count(reference))
+    assert result.skips[kind] == pytest.approx(sum(saved) / len(saved) / count(reference))
+
+
+def test_the_last_token_of_a_fed_text_is_an_answer_token_without_a_next_one() -> None:
+    model = make_model()
+    ledger = Ledger.of(model, count(model), len(layers(model)))
+    result = measure(model, model, ledger, [Document([3, 4, 5], 2, "", ((1, 3),))])
+    assert {kind: sums["tokens"].tolist() for kind, sums in result.sums.items()} == {
+        "all": [2], "answer": [2],
+    }  # fmt: skip
+
+
+def test_texts_without_an_answer_have_no_distance_on_answers() -> None:
+    model = make_model()
+    ledger = Ledger.of(model, count(model), len(layers(model)))
+    result = measure(model, model, ledger, [Document([3, 4], 0)])
+    assert list(result.sums) == list(result.as_json()["distances"]) == ["all"]
+
+
+def test_the_hash_of_texts_follows_tokens_and_answers() -> None:
+    model = make_model()
+    ledger = Ledger.of(model, count(model), len(layers(model)))
+    texts = [Document([3, 4], 0), Document([3, 5], 0), Document([3, 5], 1, "", ((0, 1),))]
+    assert len({measure(model, model, ledger, [text]).texts for text in texts}) == 3
 
 
 def test_documents_without_a_position_are_refused() -> None:
     model = make_model()
     ledger = Ledger.of(model, count(model), len(layers(model)))
-    with pytest.raises(ValueError, match="no document has a position to compare at"):
+    with pytest.raises(ValueError, match="no document has a next token to compare at"):
         measure(model, model, ledger, [Document([3], 0)])
 
 
@@ -128,17 +160,17 @@ def test_the_command_finds_the_dense_model_and_reads_what_it_wrote(
     call("fidelity", "--model", model, "--out", out, *words)
     result = json.loads(out.read_text())
     # Each token is followed by another one, the last by the EOS.
-    assert (result["documents"], result["positions"]) == (2, 4 + 2)
-    assert result["kl"] > 0
-    assert result["skip"] > 0
+    assert (result["documents"], result["all"]["tokens"]) == (2, 4 + 2)
+    assert result["all"]["kl"] > 0
+    assert result["all"]["skip"] > 0
     written = out.stat().st_mtime_ns
     call("fidelity", "--model", model, "--out", out, *words)
     assert out.stat().st_mtime_ns == written
     write_jsonl(texts, [{"text": "w1 w2 w3"}])
     call("fidelity", "--model", model, "--out", out, *words)
-    assert json.loads(out.read_text())["positions"] == 3
+    assert json.loads(out.read_text())["all"]["tokens"] == 3
     refuse = Refuse(capfd, tmp_path)
     sentence = refuse("fidelity", "--model", backbone, "--out", plain, *words)
     assert "say with --reference which one is dense" in sentence
     call("fidelity", "--model", backbone, "--reference", backbone, "--out", plain, *words)
-    assert json.loads(plain.read_text())["kl"] == 0
+    assert json.loads(plain.read_text())["all"]["kl"] == 0
