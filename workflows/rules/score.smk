@@ -7,6 +7,7 @@ rule score:
         code=watched(SUITE.evaluation_code()),
         files=inputs.score_files(SUITE),
         tasks=SUITE.task_data_files(),
+        fidelity=SUITE.fidelity_files(),
     output:
         f"{RUN}/record.json",
     log:

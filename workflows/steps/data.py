@@ -24,7 +24,7 @@ from workflows.runtime.files import check_place, read_text, whole_file
 from workflows.runtime.hub import SLICE, data_files, describe_files, fetch_files
 from workflows.runtime.program import run, step_parser
 from workflows.suite.config import check_end, check_source
-from workflows.suite.job import DATA_PARTS
+from workflows.suite.job import DATA_PARTS, FIDELITY
 
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
 
@@ -32,7 +32,9 @@ READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "cs
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
-    parser.add_argument("--part", required=True, choices=DATA_PARTS, help="of the suite's data")
+    parser.add_argument(
+        "--part", required=True, choices=(*DATA_PARTS, FIDELITY), help="of the suite's data"
+    )
     parser.add_argument("--source", required=True, metavar="JSON", help="as under data: in a suite")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl", help="rows")
     return parser.parse_args()
@@ -84,9 +86,9 @@ def read_source(spec: dict[str, Any], part: str, provenance: Path) -> Iterator[d
 def read_world(name: str, part: str, seed: int) -> Iterator[dict[str, Any]]:
     """Documents of a world; each part has its own random stream.
 
-    Validation and probe texts come from the validation split of the scored tasks, one item of each
-    task in turn. A validation text is the prompt with the right answer, for losses; probe texts are
-    the sequences that the harness feeds, for skip rates.
+    Validation, probe and fidelity texts come from the validation split of the scored tasks, one
+    item of each task in turn. A validation text is the prompt with the right answer, for losses;
+    so is a text of fidelity. Probe texts are the sequences that the harness feeds, for skip rates.
     """
     world = the_world(name)
     if part in ("training", "calibration"):
@@ -96,7 +98,7 @@ def read_world(name: str, part: str, seed: int) -> Iterator[dict[str, Any]]:
     turns = zip(*(items(task, "validation") for task in tasks), strict=True)
     for task, example in (pair for turn in turns for pair in zip(tasks, turn, strict=True)):
         columns = {"prompt": example["prompt"], "task": task}
-        if part == "validation":
+        if part in ("validation", FIDELITY):
             yield {"completion": example["answer"], **columns}
         else:
             yield from ({"fed": text, **columns} for text in fed_texts(example))

@@ -49,7 +49,18 @@ def score(suite: Suite, job: Job, batch_size: int | None = None) -> str:
     length = suite.config["backbones"][job.backbone].get("max_length")
     for flag, value in (("--max-length", length), ("--limit", suite.config.get("limit"))):
         words += [flag, str(value)] if value is not None else []
+    # Scored again for the noise floor, the reference is not compared with itself.
+    words += _fidelity(suite, job) if batch_size is None else []
     return shlex.join([*words, *_shared(suite), *_task_dir(suite)])
+
+
+def _fidelity(suite: Suite, job: Job) -> list[str]:
+    """The texts on which a row is compared with the dense model, as arguments of the score step."""
+    words = []
+    for file in suite.fidelity_files():
+        words += ["--fidelity", file, "--fidelity-length", str(suite.config["max_length"])]
+        words += ["--reference", suite.backbone_folder(job.backbone)]
+    return words
 
 
 def probe(suite: Suite) -> str:

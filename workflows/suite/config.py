@@ -297,6 +297,17 @@ def check_timing(config: Mapping[str, Any]) -> None:
         raise ValueError("suite config, timing: it needs texts, data.probe or data.validation")
 
 
+def check_fidelity(config: Mapping[str, Any]) -> None:
+    """Rows are compared with the dense model on texts.
+
+    Raises:
+        ValueError: The part of the data is no text.
+    """
+    source = config["data"].get("fidelity", {}).get("source", "")
+    if source.endswith(".npy"):
+        raise ValueError(f"suite config, data.fidelity: {source} holds ids, and it needs texts")
+
+
 def check_paths(config: Mapping[str, Any], root: Path) -> None:
     """Folders, files and worlds must exist; the prepare rules check names of the hub."""
     for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):

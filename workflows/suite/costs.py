@@ -16,10 +16,16 @@ from methods.core.model.backbone import empty_backbone, shape_config
 from methods.core.model.folder import read_config
 from methods.core.model.shapes import SHAPES
 from workflows.stats.bounds import prefill_flops, training_flops
-from workflows.suite.job import Job
+from workflows.suite.job import FIDELITY, Job
 from workflows.suite.jobs import Suite
 from workflows.suite.machines import DISK_RATE, START_SECONDS, Machine
-from workflows.suite.memory import Dense, calibration_memory, scoring_memory, training_memory
+from workflows.suite.memory import (
+    Dense,
+    calibration_memory,
+    fidelity_memory,
+    scoring_memory,
+    training_memory,
+)
 from workflows.suite.tasks import load_of
 
 # Mean tokens of a chat of Tulu-3, cut to 2,048: its 3,102 bytes (2.914 GB in 939,343 chats) are
@@ -166,7 +172,8 @@ def _evaluation(
 ) -> Work:
     """One pass of the harness over all tasks; ``shared``: each context runs once for its choices.
 
-    A row runs the dense parameters less its budget, and what it trained.
+    A row runs the dense parameters less its budget, and what it trained. On the texts of fidelity
+    the dense model runs too.
     """
     shape, size = dense.shape, suite.config["batch_size"]
     load = load_of(suite.entries, size, suite.config.get("limit"), shared)
@@ -176,4 +183,11 @@ def _evaluation(
     passes = (load.batches + load.steps) * (2 if trained else 1)
     weight_bytes = load.steps * dense.number * (run + shape.head)
     memory = scoring_memory(dense, weights + 4 * trained, load, size)
+    texts = suite.config["data"].get(FIDELITY, {}).get("rows", 0)
+    if texts:
+        length = min(CHAT, suite.config["max_length"])
+        flops += 2 * texts * length * (run + dense.parameters)
+        passes += 2 * math.ceil(texts / size)
+        longest = size * suite.config["max_length"]
+        memory = max(memory, fidelity_memory(dense, weights + 4 * trained, longest))
     return Work(tokens, flops, passes * shape.layers, weight_bytes, memory)

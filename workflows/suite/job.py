@@ -13,6 +13,8 @@ from workflows.records.record import Protocol
 from workflows.runtime.provenance import code_files, fit_parts
 
 DATA_PARTS = ("training", "validation", "probe", "calibration")
+# The part that no fit reads: on it rows are compared with the dense model.
+FIDELITY = "fidelity"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from workflows.suite.config import (
     SELF,
     TASKS,
     WORLD,
+    check_fidelity,
     check_first,
     check_focus,
     check_paths,
@@ -39,7 +40,7 @@ from workflows.suite.config import (
     protocols,
     with_defaults,
 )
-from workflows.suite.job import Job, data_parts, relative
+from workflows.suite.job import FIDELITY, Job, data_parts, relative
 from workflows.suite.table import TableLine, read_table
 
 PAGES = {".py", ".html", ".css", ".js", ".mplstyle", ".csv", ".yaml"}
@@ -160,6 +161,10 @@ class Suite:
             first.setdefault(job.key[:3], f"{job.folder}/speed.json")
         return list(first.values())
 
+    def fidelity_files(self) -> list[str]:
+        """The texts on which rows are compared with the dense model; none if there is no part."""
+        return [self._data_file(FIDELITY)] if FIDELITY in self.config["data"] else []
+
     @property
     def timing_texts(self) -> str:
         """The texts that rows are timed on: those that skip rates are calibrated on."""
@@ -245,6 +250,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     check_focus(complete, table)
     check_first(complete, {**rows, **table})
     check_timing(complete)
+    check_fidelity(complete)
     check_paths(complete, root)
     jobs = [
         job

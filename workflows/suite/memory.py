@@ -17,6 +17,9 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZER_BYTES = 16
 # Positions whose logits exist at a time (methods/core/training/losses.py).
 CHUNK = 2048
+# Positions whose distributions exist at a time where rows are compared with the dense model
+# (workflows/evaluation/fidelity.py), and float32 copies of them.
+COMPARED, COPIES = 512, 5
 # Answer tokens of one sequence whose logits exist at a time.
 SCORED = 32
 
@@ -116,3 +119,15 @@ def scoring_memory(dense: Dense, weights: float, load: Load, batch_size: int) ->
     cache = dense.number * dense.cached * dense.shape.layers
     logits = batch_size * SCORED * dense.vocabulary * 10
     return weights + positions * (cache + dense.inside) + logits
+
+
+def fidelity_memory(dense: Dense, weights: float, positions: float) -> float:
+    """Of the comparison with the dense model: both models, one layer's states, distributions.
+
+    Args:
+        dense: Of the backbone.
+        weights: Bytes of the row's model.
+        positions: Of one forward pass, pads among them.
+    """
+    distributions = COMPARED * COPIES * 4 * dense.vocabulary
+    return dense.weights + weights + positions * dense.inside + distributions

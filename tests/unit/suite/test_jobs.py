@@ -251,6 +251,25 @@ def test_a_task_that_is_added_stays_out_of_a_probe_that_is_made(
     assert "results/tiny/tasks/sciq.json" in later.task_data_files()
 
 
+def test_texts_of_fidelity_go_to_the_score_step_alone(root: Path) -> None:
+    data = {part: {"source": "text.txt"} for part in ("probe", "fidelity")}
+    changes = {"rows": ["dense", "hero"], "max_length": 64, "noise_batch_sizes": [8]}
+    suite = read_suite(config(data=data, **changes), root)
+    file = "results/tiny/data/fidelity.jsonl"
+    assert suite.fidelity_files() == [file]
+    assert file in suite.prepared_files()
+    assert all(file not in suite.data_files(job).values() for job in suite.jobs)
+    for job in suite.jobs:
+        words = f"--fidelity {file} --fidelity-length 64 --reference toy"
+        assert words in commands.score(suite, job)
+        assert file not in commands.data(suite, job)
+    # The noise floor scores tasks alone.
+    assert "fidelity" not in commands.score(suite, suite.jobs[0], 8)
+    without = read_suite(config(data={"probe": {"source": "text.txt"}}), root)
+    assert without.fidelity_files() == []
+    assert "fidelity" not in commands.score(without, without.jobs[0])
+
+
 def test_only_a_probe_is_made_of_tasks(root: Path) -> None:
     with pytest.raises(ValueError, match="data.validation: file tasks does not exist"):
         read_suite(config(data={"validation": {"source": "tasks"}}), root)

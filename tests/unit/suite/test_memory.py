@@ -23,6 +23,7 @@ from workflows.suite.memory import (
     OPTIMIZER_BYTES,
     Dense,
     calibration_memory,
+    fidelity_memory,
     scoring_memory,
     training_memory,
 )
@@ -123,6 +124,7 @@ def test_memory_grows_with_the_model() -> None:
         lambda dense: training_memory(dense, Cost(layers=12, trained=10**6), 6144, 2048, True),
         lambda dense: calibration_memory(dense, 32_768),
         lambda dense: scoring_memory(dense, dense.weights, load, 16),
+        lambda dense: fidelity_memory(dense, dense.weights, 16 * 2048) / 2,
     ):
         bytes_by_size = [kind(DENSE[name]) for name in sizes]
         assert bytes_by_size == sorted(bytes_by_size)

@@ -98,6 +98,10 @@ WRONG = [
         "data.training: file gone.txt does not exist (worlds: demo, small)",
     ),
     ({"data": {"trainnig": {"source": "demo"}}}, "data: .*'trainnig'"),
+    (
+        {"data": {"fidelity": {"source": "ids.npy"}}},
+        "data.fidelity: ids.npy holds ids, and it needs texts",
+    ),
     ({"limit": 0}, "limit: 0 is less than"),
     ({"data": {"calibration": {"source": "self"}}}, "data.calibration: rows must say how many"),
     (
