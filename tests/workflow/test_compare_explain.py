@@ -75,7 +75,8 @@ def test_one_item_of_sixty_is_seen_as_such(compared: pd.DataFrame) -> None:
 
 def test_equal_runs_differ_by_nothing_also_with_seeds(compared: pd.DataFrame) -> None:
     found = compared[compared["row"] == "random-skip"]
-    assert len(found) == 6
+    # Two targets: Retain, two tasks, KL and agreement on all tokens and on answer tokens.
+    assert len(found) == 2 * (1 + 2 + 4)
     assert (found[["difference", "low", "high"]] == 0).all(axis=None)
     assert (found["p"] == 1).all()
 
@@ -105,6 +106,49 @@ def test_the_table_is_printed(made: Path, capfd: pytest.CaptureFixture[str]) -> 
     said = capfd.readouterr()
     assert said.out.startswith("| Row | Target | Retain A |")
     assert "caution" not in said.err
+
+
+def test_kl_and_agreement_are_compared_in_their_own_units(
+    made: Path, compared: pd.DataFrame
+) -> None:
+    runs = {
+        side: json.loads((made / f"{side}/toy/hero/b25/s42/record.json").read_text())
+        for side in "ab"
+    }
+    found = line(compared, row="hero", target=25, measure="kl")
+    own = runs["b"]["fidelity"]["distances"]["all"]
+    # The folder b has one seed of HeRo.
+    assert found["b"] == pytest.approx(sum(own["kl"]) / sum(own["tokens"]), abs=1e-4)
+    assert found["difference"] == pytest.approx(found["b"] - found["a"], abs=2e-4)
+    assert found["low"] < found["difference"] < found["high"]
+    assert found["test"] == "bootstrap"
+    agreement = line(compared, row="hero", target=25, measure="agreement_answer")
+    own = runs["b"]["fidelity"]["distances"]["answer"]
+    share = 100 * sum(own["agreement"]) / sum(own["tokens"])
+    assert agreement["b"] == pytest.approx(share, abs=1e-4)
+
+
+def test_folders_are_compared_without_kl_where_one_has_none(made: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(made / "b", tmp_path / "old")
+    for file in old.rglob("record.json"):
+        run = json.loads(file.read_text())
+        run.pop("fidelity", None)
+        file.write_text(json.dumps(run))
+    steps.call("compare", made / "a", old, "--out", tmp_path / "out")
+    assert set(pd.read_csv(tmp_path / "out/compare.csv")["measure"]) == {"retain", "left", "right"}
+    assert "KL" not in (tmp_path / "out/compare.md").read_text()
+
+
+def test_kl_on_other_texts_is_refused(refuse: steps.Refuse, made: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(made / "b", tmp_path / "other")
+    for file in other.rglob("record.json"):
+        run = json.loads(file.read_text())
+        if "fidelity" in run:
+            run["fidelity"]["texts"] = "f" * 16
+            file.write_text(json.dumps(run))
+    assert refuse("compare", made / "a", other) == (
+        "the folders measured KL on different texts (data.fidelity)"
+    )
 
 
 def test_what_is_equal_is_counted_for_trained_rows_apart(
@@ -193,6 +237,13 @@ def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) ->
         assert int(listed[1]) == len(these)
         assert listed[2].split() == ([str(item) for item in these] or ["none"])
     assert "over all seeds, bootstrap p = " in said
+    for kind, tokens in (("all", "tokens"), ("answer", "answer tokens")):
+        own = run["fidelity"]["distances"][kind]
+        total = sum(own["tokens"])
+        assert f"KL {sum(own['kl']) / total:.4f} nats (95 % over all seeds: " in said
+        agreement = f"agreement {100 * sum(own['agreement']) / total:.2f} %, skip 25.00 % over"
+        assert f"{agreement} {total} {tokens}" in said
+    assert "of 12 texts" in said
 
 
 def test_the_interval_is_the_tables(made: Path, capfd: pytest.CaptureFixture[str]) -> None:

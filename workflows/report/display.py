@@ -101,15 +101,21 @@ class Builder:
             spread = frame[f"{name}_std"] if deviations else [None] * len(frame)
             self.add(head, [plus(v, s) for v, s in zip(frame[name], spread, strict=True)])
 
-    def beside(self, frame: pd.DataFrame) -> bool:
-        """Add the measures beside Retain that the frame has; whether there are any."""
-        heads = {"Above chance": "above_chance", "Flips": "flips", "Changed": "changed"}
-        present = {h: n for h, n in heads.items() if n in frame and frame[n].notna().any()}
+    def beside(self, frame: pd.DataFrame) -> None:
+        """Add the measures beside Retain that the frame has."""
+        heads = {
+            "Above chance": "above_chance", "Flips": "flips", "Changed": "changed", "KL": "kl",
+            "Agreement": "agreement", "KL on answers": "kl_answer",
+            "Agreement on answers": "agreement_answer",
+        }  # fmt: skip
+        present = {head: name for head, name in heads.items() if has(frame, name)}
         for head, name in present.items():
-            self.add(head, [number(value) for value in frame[name]])
+            form = "{:.4f}" if name.startswith("kl") else "{:.2f}"
+            self.add(head, [number(value, form) for value in frame[name]])
             if name == "above_chance":
                 self.add("95 % of above chance", spans(frame, "above_low", "above_high"))
-        return bool(present)
+            if name == "kl":
+                self.add("95 % of KL", spans(frame, "kl_low", "kl_high", "{:.4f}"))
 
     def numbers(self, frame: pd.DataFrame, heads: Mapping[str, tuple[str, str]]) -> None:
         """Add columns of numbers, by head -> (column of the frame, format)."""
@@ -122,6 +128,11 @@ class Builder:
         return Table(
             name, title, list(self.columns), lines, WORDS, note, ids=self.ids, groups=self.groups
         )
+
+
+def has(frame: pd.DataFrame, column: str) -> bool:
+    """Whether a frame has a number in a column."""
+    return column in frame and bool(frame[column].notna().any())
 
 
 def number(value: Any, form: str = "{:.2f}") -> str:

@@ -9,12 +9,11 @@ import pandas as pd
 
 from workflows.report.display import Builder, Table, line_id, number, plus, short_name, spans
 from workflows.report.suite_tables import (
-    BESIDE,
-    DEFINED,
     MARKED,
     MATCHES,
     SKIPS,
     SPEEDS,
+    definitions,
     notes,
     seeds_note,
 )
@@ -188,8 +187,7 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
         "Scoring (s)": ("scoring_seconds", "{:,.1f}"),
     }
     builder.numbers(both, heads)
-    beside = [BESIDE] if "Above chance" in builder.columns else []
-    note = " ".join([MATCHES[match], DEFINED, *beside, SKIPS, MARKED])  # type: ignore[index]
+    note = " ".join([MATCHES[match], *definitions(both), SKIPS, MARKED])  # type: ignore[index]
     if "Between seeds" in builder.columns:
         note += f" {seeds_note(seeds_of)}"
     return builder.table(

@@ -40,11 +40,16 @@ BESIDE = {
     "above_chance": "Above chance (%)",
     "flips": "flips (%)",
     "changed": "changed answers (%)",
+    "kl": "KL (nats per token)",
+    "agreement": "top-1 agreement (%)",
+    "kl_answer": "KL on answers (nats per token)",
+    "agreement_answer": "top-1 agreement on answers (%)",
 }
 NUMBERS = (
     "seeds", "skip", "skip_std", "skip_prompt", "skip_answer", "skip_net", "retain", "retain_std",
     "retain_low", "retain_high", "above_chance", "above_low", "above_high", "flips", "changed",
-    "seed_std", "prefill", "decode",
+    "kl", "kl_low", "kl_high", "agreement", "kl_answer", "agreement_answer", "seed_std", "prefill",
+    "decode",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from workflows.report.display import Builder, Table, plus, spans
 from workflows.report.lead import Frames, retain_marks
 from workflows.report.render import escape_markdown, markdown
-from workflows.report.suite_tables import BESIDE, DEFINED, FLOOR, MARKED, MATCHES, SKIPS, notes
+from workflows.report.suite_tables import FLOOR, MARKED, MATCHES, SKIPS, definitions, notes
 
 
 def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> str:
@@ -27,8 +27,7 @@ def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> st
         for match, heading in MATCHES.items()
         if len(own := retain[retain["match"] == match])
     ]
-    beside = [BESIDE] if "above_chance" in retain and retain["above_chance"].notna().any() else []
-    sentences = (DEFINED, *beside, SKIPS, MARKED, *source["cautions"])
+    sentences = (*definitions(retain), SKIPS, MARKED, *source["cautions"])
     below = [f"{escape_markdown(text)}\n" for text in sentences]
     commits = ", ".join(commit[:12] for commit in source["commits"])
     origin = (

@@ -10,6 +10,7 @@ from workflows.records.record import Protocol
 from workflows.report.display import (
     Builder,
     Table,
+    has,
     number,
     p_texts,
     plus,
@@ -17,11 +18,13 @@ from workflows.report.display import (
     spans,
     task_name,
 )
+from workflows.stats.distances import SCALES
 from workflows.stats.lines import Panel
 from workflows.stats.measures import ABOVE
 from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import ABOVE_COLUMNS, RETAIN_COLUMNS, Mark, marks
 from workflows.stats.resample import RESAMPLES, RETAIN
+from workflows.stats.speeds import KEYS
 
 MARKED = (
     "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
@@ -36,6 +39,12 @@ BESIDE = (
     "reference leads chance by more than two standard errors; 0 is a guess. Flips: items that are "
     "right here and wrong in the reference, or the other way round; mean over tasks. Changed: "
     "items with another chosen answer."
+)
+DISTANT = (
+    "KL: Kullback-Leibler divergence of the next-token distributions from the dense model's, nats "
+    "per token, mean over the tokens of texts that nothing was fitted or calibrated on. Agreement: "
+    "tokens for which both hold the same next token likeliest. KL on answers, Agreement on "
+    "answers: the same on the answer tokens of these texts."
 )
 SKIPS = (
     "On prompts: skip on prompt tokens. On answers: skip on answer tokens, whose output is scored, "
@@ -61,6 +70,12 @@ CLOCK = (
     "Predicted: the bound of a decoding step, from decisions on single tokens. Training: forward "
     "and backward pass of one update, over those of LoRA on every linear layer; without a bound."
 )
+
+
+def definitions(frame: pd.DataFrame) -> list[str]:
+    """What the columns of a retain frame mean, as far as it has them."""
+    beside = any(has(frame, name) for name in ("above_chance", "flips", "changed"))
+    return [DEFINED, *[BESIDE] * beside, *[DISTANT] * has(frame, "kl")]
 
 
 def seeds_note(suite: str) -> str:
@@ -96,12 +111,12 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], seeds_of: str = "
     builder.skips(frame)
     builder.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
     builder.add("Retain", retains, column_marks(RETAIN))
-    note = f"{DEFINED} {SKIPS} {MARKED}"
+    note = " ".join([*definitions(frame), SKIPS, MARKED])
     if frame["seed_std"].notna().any():
         builder.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
         note += f" {seeds_note(seeds_of)}"
     builder.add("95 % interval", spans(frame, "retain_low", "retain_high"))
-    note += builder.beside(frame) * f" {BESIDE}"
+    builder.beside(frame)
     if frame[["prefill", "decode"]].notna().any(axis=None):
         heads = {"Prefill": ("prefill", "{:.2f}"), "Decode": ("decode", "{:.2f}")}
         builder.numbers(frame, heads)
@@ -212,12 +227,16 @@ def budget_table(frame: pd.DataFrame) -> Table:
         "Likelihood": "skip_likelihood", "Generated": "skip_generated",
     }  # fmt: skip
     builder.numbers(frame, {name: (column, "{:.2f}") for name, column in heads.items()})
+    heads = {"On texts": "skip_texts", "On their answers": "skip_texts_answer"}
+    present = {head: (name, "{:.2f}") for head, name in heads.items() if has(frame, name)}
+    builder.numbers(frame, present)
     builder.add("Missed", frame["missed"].tolist())
     note = (
         "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
         "Missed: runs more than one point off the target (split: answer tokens one, prompts "
         f"three). {SKIPS}"
     )
+    note += " On texts: on the texts on which KL was measured." * bool(present)
     return builder.table("budgets", "Budgets", note)
 
 
@@ -234,9 +253,12 @@ def cost_table(frame: pd.DataFrame) -> Table:
         "Scoring (s)": ("scoring_seconds", "{:,.1f}"),
         "Scoring (MB)": ("scoring_memory_mb", "{:,.0f}"),
     }
+    if has(frame, "fidelity_seconds"):
+        heads["KL (s)"] = ("fidelity_seconds", "{:,.1f}")
     builder.numbers(frame, heads)
     builder.add("Device", frame["device"].tolist())
     note = "Means over seeds. Times are those of one machine, with other work on it: no benchmark."
+    note += " KL: after scoring, with loading the dense model." * ("KL (s)" in heads)
     return builder.table("costs", "Cost", note)
 
 
@@ -270,15 +292,28 @@ def comparison_table(frame: pd.DataFrame, equality: pd.DataFrame, folders: Seque
     builder.numbers(main, {"B - A": ("difference", "{:+.2f}")})
     builder.add("95 % interval", spans(main, "low", "high", "{:+.2f}"))
     builder.add("p", p_texts(main, "p"))
-    add_tasks(builder, main, frame, "p")
+    _add_distances(builder, main, frame)
+    add_tasks(builder, main, frame[~frame["measure"].isin(SCALES)], "p")
     note = (
         f"A: {folders[0]}, B: {folders[1]}, match {' and '.join(frame['match'].unique())}. Task "
         "columns: points, B minus A; *: p below 5 % (single runs, which know the items alone: "
         "exact McNemar test; several seeds: bootstrap over items and seeds; not corrected). "
         + f"{LEAST} "
-        + " ".join(_agreement_sentences(equality))
+        + " ".join([*_agreement_sentences(equality), *[DISTANT] * ("KL A" in builder.columns)])
     )
     return builder.table("compare", "Two folders", note)
+
+
+def _add_distances(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame) -> None:
+    """Add KL and agreement of both folders, with the interval of their difference."""
+    heads = {"kl": ("KL", "4f"), "agreement": ("Agreement", "2f")}
+    for measure in (name for name in heads if (frame["measure"] == name).any()):
+        head, digits = heads[measure]
+        same = main[KEYS].merge(frame[frame["measure"] == measure], on=KEYS, how="left")
+        for side in "ab":
+            builder.numbers(same, {f"{head} {side.upper()}": (side, f"{{:.{digits}}}")})
+        builder.numbers(same, {f"{head}, B - A": ("difference", f"{{:+.{digits}}}")})
+        builder.add(f"95 % of {head}, B - A", spans(same, "low", "high", f"{{:+.{digits}}}"))
 
 
 def _agreement_sentences(frame: pd.DataFrame) -> list[str]:
@@ -292,9 +327,8 @@ def _agreement_sentences(frame: pd.DataFrame) -> list[str]:
 
 def add_tasks(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:
     """Differences of every task beside the lines of ``main``; * where ``p`` is below 5 %."""
-    keys = ["backbone", "target", "match", "row"]
     for task in (name for name in dict.fromkeys(frame["measure"]) if name != RETAIN):
-        same = main[keys].merge(frame[frame["measure"] == task], on=keys, how="left")
+        same = main[KEYS].merge(frame[frame["measure"] == task], on=KEYS, how="left")
         stars = ["*" if value < LEVEL else "" for value in same[p]]
         texts = [number(value, "{:+.1f}") for value in same["difference"]]
         builder.add(task_name(task), [text + star for text, star in zip(texts, stars, strict=True)])

@@ -31,7 +31,8 @@ def check_comparable(records: Sequence[Record]) -> None:
     Raises:
         ValueError: Headline metrics of a task, or splits, prompts, items or task versions of a
             column differ, harness versions or ``share_prefix`` differ, one name stands for two
-            backbones, or a record does not say by which protocol its budget was met.
+            backbones, texts of KL differ on a backbone, or a record does not say by which protocol
+            its budget was met.
     """
     for record in records:
         _check_protocol(record)
@@ -52,6 +53,10 @@ def check_comparable(records: Sequence[Record]) -> None:
     for name in dict.fromkeys(record.backbone.name for record in records):
         same = [record for record in records if record.backbone.name == name]
         _refuse(same, f"backbones under the name '{name}'", lambda record: record.backbone.hash)
+        compared = [record for record in same if record.fidelity is not None]
+        _refuse(
+            compared, "texts of KL (data.fidelity)", lambda one: one.fidelity and one.fidelity.texts
+        )
 
 
 def _columns(record: Record) -> Iterator[tuple[Any, Score, Mapping[str, str]]]:

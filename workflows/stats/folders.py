@@ -10,24 +10,28 @@ import numpy as np
 import pandas as pd
 
 from workflows.stats.comparable import SAME_HEADLINE, score_difference
+from workflows.stats.distances import SCALES
 from workflows.stats.lines import Line, Panel
 from workflows.stats.resample import difference, interval, paired_difference
 from workflows.stats.versus import test_columns
 
+PERCENT = 100.0
+
 
 def comparison_frame(first: Sequence[Panel], second: Sequence[Panel]) -> pd.DataFrame:
-    """Every line of either folder, on Retain and on each task, in the panels that both have.
+    """Every line of either folder, on Retain, each task, KL and agreement, in the shared panels.
 
     Each folder's Retain refers to its own reference. Lines with the same seeds are paired by seed.
+    KL and agreement are there if both folders have them.
 
     Returns:
         Columns backbone, target, match, row, title, measure, a, a_low, a_high, b, b_low, b_high
-        (percent, 95 %), difference, low, high (b - a, points), won, lost, test, p. Where one folder
-        lacks a line, its columns are empty.
+        (percent, KL in nats, 95 %), difference, low, high (b - a, points or nats), won, lost, test,
+        p. Where one folder lacks a line, its columns are empty.
 
     Raises:
-        ValueError: No backbone and protocol are shared, or a score measures different things in
-            the two folders.
+        ValueError: No backbone and protocol are shared, or a score or KL measures different things
+            in the two folders.
     """
     lines = [line for one, two in shared_panels(first, second) for line in _lines(one, two)]
     columns = (
@@ -41,12 +45,14 @@ def _lines(one: Panel, two: Panel) -> Iterator[dict[str, Any]]:
     """The lines of one panel."""
     _check(one, two)
     mine, theirs = ({line.name: line for line in panel.done} for panel in (one, two))
-    for name, measure in product(dict.fromkeys([*mine, *theirs]), one.samples):
+    distances = [measure for measure in one.distances if measure in two.distances]
+    for name, measure in product(dict.fromkeys([*mine, *theirs]), [*one.samples, *distances]):
         columns = _line(one, mine.get(name), measure, "a")
         columns |= _line(two, theirs.get(name), measure, "b")
-        if name in mine and name in theirs:
+        if "a" in columns and "b" in columns:
             columns |= _difference(one, mine[name], two, theirs[name], measure)
-        yield columns
+        if columns:
+            yield columns
 
 
 def shared_panels(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple[Panel, Panel]]:
@@ -80,29 +86,37 @@ def _check(one: Panel, two: Panel) -> None:
         differences.append(score_difference(other, score))
     if words := next(filter(None, differences), None):
         raise ValueError(f"the folders were scored {words}")
+    texts = [panel.texts for panel in (one, two)]
+    if None not in texts and texts[0] != texts[1]:
+        raise ValueError("the folders measured KL on different texts (data.fidelity)")
 
 
 def _line(panel: Panel, line: Line | None, measure: str, side: str) -> dict[str, Any]:
     """One side of a line."""
     if line is None:
         return {}
-    sample = panel.samples[measure][line.name]
+    sample = panel.sample(line, measure)
+    if sample is None:
+        return {}
     low, high = interval(sample.draws)
     values = {side: sample.value, f"{side}_low": low, f"{side}_high": high}
-    percent = {name: 100 * value for name, value in values.items()}
-    return line.labels | {"measure": measure} | percent
+    scaled = {name: SCALES.get(measure, PERCENT) * value for name, value in values.items()}
+    return line.labels | {"measure": measure} | scaled
 
 
 def _difference(one: Panel, mine: Line, two: Panel, theirs: Line, measure: str) -> dict[str, Any]:
     """``theirs`` - ``mine``."""
-    before, after = one.samples[measure][mine.name], two.samples[measure][theirs.name]
+    before, after = one.sample(mine, measure), two.sample(theirs, measure)
+    assert before is not None
+    assert after is not None
+    scale = SCALES.get(measure, PERCENT)
     seeds = [[record.seed for record in line.records] for line in (mine, theirs)]
     draws = (paired_difference if seeds[0] == seeds[1] else difference)(before, after)
     low, high = interval(draws)
     return {
-        "difference": 100 * (after.value - before.value),
-        "low": 100 * low,
-        "high": 100 * high,
+        "difference": scale * (after.value - before.value),
+        "low": scale * low,
+        "high": scale * high,
         **test_columns(theirs, mine, measure, draws),
     }
 

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workflows.records.record import PROTOCOLS, Protocol, Record, Score
+from workflows.stats.distances import distances
 from workflows.stats.measures import Choices, Measures, measure
 from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap
 from workflows.stats.retain import Floats, retain
@@ -91,6 +92,8 @@ class Panel:
         retain_tasks: Tasks that enter Retain.
         samples: ``"retain"`` and each task -> name of a finished line -> its sample.
         measures: What stands beside Retain.
+        distances: KL and agreement -> name of a line that was compared with the dense model on
+            texts -> its sample.
     """
 
     match: Protocol
@@ -99,6 +102,7 @@ class Panel:
     retain_tasks: Sequence[str]
     samples: Mapping[str, Mapping[str, Sample]]
     measures: Measures
+    distances: Mapping[str, Mapping[str, Sample]]
 
     @property
     def name(self) -> str:
@@ -109,6 +113,16 @@ class Panel:
     def done(self) -> list[Line]:
         """The lines that have scores."""
         return [line for line in self.lines if line.done]
+
+    def sample(self, line: Line, measure: str) -> Sample | None:
+        """Of Retain, of a task, or of KL or agreement: None where these were not measured."""
+        return {**self.samples, **self.distances}[measure].get(line.name)
+
+    @property
+    def texts(self) -> str | None:
+        """Hash of the texts on which its lines were compared with the dense model."""
+        fidelities = (record.fidelity for line in self.lines for record in line.records)
+        return next((one.texts for one in fidelities if one is not None), None)
 
     def retain(self, run: Run) -> float:
         """The Retain of one run, in percent."""
@@ -156,7 +170,8 @@ def make_panels(
         heads = reference.first.headlines
         chances = {t: c for t in tasks if t in heads and (c := heads[t].chance) is not None}
         measures = measure(runs, choices, samples, reference.name, tasks, chances)
-        panels.append(Panel(match, lines, reference, tasks, samples, measures))
+        apart = distances({line.name: line.records for line in lines if line.done}, resamples)
+        panels.append(Panel(match, lines, reference, tasks, samples, measures, apart))
     return panels
 
 

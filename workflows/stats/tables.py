@@ -17,9 +17,10 @@ from workflows.stats.budget import (
     one_way,
     prompt_skip,
 )
+from workflows.stats.distances import KL, SCALES
 from workflows.stats.lines import Line, Panel
 from workflows.stats.measures import ABOVE
-from workflows.stats.resample import RETAIN, interval
+from workflows.stats.resample import RETAIN, Sample, interval
 
 LEAD = [
     "backbone", "target", "match", "row", "title", "kind", "seeds", "skip", "skip_std",
@@ -27,20 +28,23 @@ LEAD = [
     "seed_std", "retain_low", "retain_high", "above_chance", "above_low", "above_high", "flips",
     "changed",
 ]  # fmt: skip
+# Columns that only a suite with texts for it has.
+DISTANCES = ["kl", "kl_low", "kl_high", "agreement", "kl_answer", "agreement_answer"]
 
 
 def retain_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     """One line per (backbone, target, protocol, row).
 
     Returns:
-        The columns of ``LEAD``, one column ``task:metric`` per scored task, ``same_weights``
-        (titles of other lines, split by ``; ``) and ``note``. ``seed_std`` is empty: it needs runs
-        of another suite.
+        The columns of ``LEAD``, those of ``DISTANCES`` that any line has, one column
+        ``task:metric`` per scored task, ``same_weights`` (titles of other lines, split by ``; ``)
+        and ``note``. ``seed_std`` is empty: it needs runs of another suite.
     """
     frame = pd.DataFrame([_retain_line(panel, line) for panel in panels for line in panel.lines])
     tasks = [name for name in frame.columns if ":" in name]
-    full = frame.reindex(columns=[*LEAD, *tasks, "same_weights", "note"])
-    numbers = [*LEAD[LEAD.index("skip") :], "target", *tasks]
+    distances = [name for name in DISTANCES if name in frame]
+    full = frame.reindex(columns=[*LEAD, *distances, *tasks, "same_weights", "note"])
+    numbers = [*LEAD[LEAD.index("skip") :], "target", *distances, *tasks]
     return full.assign(**{name: full[name].astype(float).round(4) for name in numbers})
 
 
@@ -64,6 +68,7 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
         "retain_low": 100 * low,
         "retain_high": 100 * high,
         **_beside(panel, line),
+        **_distances(panel, line),
         **_score_columns(line),
         "same_weights": "; ".join(_twins(panel, line)),
         "note": _note(panel, line),
@@ -80,38 +85,51 @@ def _beside(panel: Panel, line: Line) -> dict[str, float]:
     return columns
 
 
-def measure_frame(panels: Sequence[Panel]) -> pd.DataFrame:
-    """Every measure beside Retain, one line per row and measure; percent.
+def _distances(panel: Panel, line: Line) -> dict[str, float]:
+    """KL (nats per token) with its interval, agreement (percent); nothing if not compared."""
+    by_line = {name: of[line.name] for name, of in panel.distances.items() if line.name in of}
+    columns = {name: SCALES[name] * sample.value for name, sample in by_line.items()}
+    if KL in by_line:
+        columns["kl_low"], columns["kl_high"] = interval(by_line[KL].draws)
+    return columns
 
-    Columns: backbone, target, match, row, title, measure (see measures.py), value, std (over
-    seeds), low, high (95 % interval), tasks (of the mean), left_out (tasks of Retain that the
-    measure leaves out), small_leads (of ``above_chance``: resamples that divided by a quarter of a
-    lead).
+
+def measure_frame(panels: Sequence[Panel]) -> pd.DataFrame:
+    """Every measure beside Retain, one line per row and measure; percent, KL in nats per token.
+
+    Columns: backbone, target, match, row, title, measure (see measures.py and distances.py), value,
+    std (over seeds), low, high (95 % interval), tasks (of the mean), left_out (tasks of Retain that
+    the measure leaves out; of KL and agreement neither, which are over texts), small_leads (of
+    ``above_chance``: resamples that divided by a quarter of a lead).
     """
     lines = []
     for panel in panels:
         for name, by_line in panel.measures.samples.items():
             tasks = panel.measures.tasks[name]
-            for line in panel.done:
-                sample = by_line[line.name]
-                low, high = interval(sample.draws)
-                lines.append(
-                    line.labels
-                    | {
-                        "measure": name,
-                        "value": 100 * sample.value,
-                        "std": _deviation(line, sample.points.tolist()),
-                        "low": 100 * low,
-                        "high": 100 * high,
-                        "tasks": ", ".join(tasks),
-                        "left_out": ", ".join(t for t in panel.retain_tasks if t not in tasks),
-                        "small_leads": 100 * panel.measures.small_leads if name == ABOVE else None,
-                    }
-                )
+            means = {
+                "tasks": ", ".join(tasks),
+                "left_out": ", ".join(t for t in panel.retain_tasks if t not in tasks),
+                "small_leads": 100 * panel.measures.small_leads if name == ABOVE else None,
+            }
+            lines += [_measure_line(n, name, by_line[n.name]) | means for n in panel.done]
+        for name, by_line in panel.distances.items():
+            compared = [line for line in panel.done if line.name in by_line]
+            lines += [_measure_line(n, name, by_line[n.name], SCALES[name]) for n in compared]
     columns = (
         "backbone target match row title measure value std low high tasks left_out small_leads"
     )
     return pd.DataFrame(lines, columns=columns.split())
+
+
+def _measure_line(line: Line, name: str, sample: Sample, scale: float = 100) -> dict[str, Any]:
+    low, high = interval(sample.draws)
+    return line.labels | {
+        "measure": name,
+        "value": scale * sample.value,
+        "std": _deviation(line, sample.points.tolist(), scale),
+        "low": scale * low,
+        "high": scale * high,
+    }
 
 
 def _skips(panel: Panel, line: Line) -> dict[str, float | None]:
@@ -133,11 +151,11 @@ def _mean(line: Line, value: Any, scale: float = 100) -> float:
     return scale * float(np.mean([value(record) for record in line.records]))
 
 
-def _deviation(line: Line, values: Sequence[float]) -> float | None:
+def _deviation(line: Line, values: Sequence[float], scale: float = 100) -> float | None:
     """Standard deviation over seeds, in points; None with one seed or where none matters."""
     if not line.first.stochastic or len(values) < 2:
         return None
-    return 100 * float(np.std(values, ddof=1))
+    return scale * float(np.std(values, ddof=1))
 
 
 def _score_columns(line: Line) -> dict[str, float]:
@@ -239,7 +257,8 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     skip_prompt, skip_answer (see budget.py), the deviation of each over seeds (_std), skip_net,
     skip_authors, token_std (spread over tokens), skip_likelihood and skip_generated (over all
     tokens of the kind), missed (which runs lie off by more than the protocol allows, and by how
-    much).
+    much). Where rows were compared on texts, also skip_texts and skip_texts_answer: on all tokens
+    of these texts, and on their answer tokens.
     """
     lines = []
     for panel, line in ((own, line) for own in panels for line in own.done):
@@ -254,6 +273,7 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
                 "skip_likelihood": _kind_mean(line, "likelihood"),
                 "skip_generated": _kind_mean(line, "generated"),
                 "missed": _missed(line, panel.retain_tasks),
+                **_text_skips(line),
             }
         )
     return pd.DataFrame(lines)
@@ -265,12 +285,24 @@ def _kind_mean(line: Line, kind: str) -> float | None:
     return 100 * float(np.mean(shares)) if shares else None
 
 
+def _text_skips(line: Line) -> dict[str, float]:
+    """Skip on the texts on which a line was compared with the dense model, in percent."""
+    fidelities = [record.fidelity for record in line.records if record.fidelity is not None]
+    names = {"skip_texts": "all", "skip_texts_answer": "answer"}
+    skips = {
+        name: [f.distances[kind].skip for f in fidelities if kind in f.distances]
+        for name, kind in names.items()
+    }
+    return {name: 100 * float(np.mean(values)) for name, values in skips.items() if values}
+
+
 def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     """Cost of every row, means over seeds.
 
     Columns: backbone, target, match, row, title, trained_parameters, training_tokens (updates
     times tokens per update), fit_seconds, fit_memory_mb, scored_tokens, scoring_seconds,
-    scoring_memory_mb, device. A plain model has no fit: its fit columns are empty.
+    scoring_memory_mb, device. A plain model has no fit: its fit columns are empty. Where rows were
+    compared with the dense model on texts, also fidelity_seconds, which scoring_seconds leaves out.
     """
     lines = []
     for line in (line for panel in panels for line in panel.done):
@@ -280,6 +312,7 @@ def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:
             for name, key in (("seconds", "seconds"), ("memory_mb", "peak_memory_mb"))
         }
         parameters = fits[0].trained_parameters if fits else None
+        compared = [r.fidelity.seconds for r in line.records if r.fidelity is not None]
         lines.append(
             line.labels
             | {
@@ -292,6 +325,7 @@ def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:
                     line, lambda record: record.evaluation.peak_memory_mb, 1
                 ),
                 "device": line.first.evaluation.device,
+                **({"fidelity_seconds": float(np.mean(compared))} if compared else {}),
             }
         )
     whole = {"trained_parameters": "Int64", "training_tokens": "Int64"}

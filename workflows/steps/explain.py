@@ -21,7 +21,9 @@ from workflows.report.again import Again
 from workflows.report.results import Results, read_results
 from workflows.runtime.program import run, step_parser
 from workflows.stats.budget import answer_skip, prompt_skip
+from workflows.stats.distances import KL
 from workflows.stats.lines import Line, Panel, headline_items
+from workflows.stats.resample import interval
 from workflows.stats.versus import difference_frame
 
 
@@ -54,6 +56,7 @@ def main() -> None:
         "number": number_text(line, record, score),
         "record": results.name_of(file),
         **run_texts(panel, record, score),
+        **fidelity_texts(panel, line, record),
         **difference_texts(panel, line, args.task, results.settings["focus"]),
         **item_texts(results, panel, file, score),
         **Again.of(results.folder).of_file(file),
@@ -174,6 +177,24 @@ def run_texts(panel: Panel, record: Record, score: Score) -> dict[str, str]:
             f"lm_eval {versions.get('lm_eval')}, torch {versions.get('torch')}"
         ),
     }
+
+
+def fidelity_texts(panel: Panel, line: Line, record: Record) -> dict[str, str]:
+    """How far the run lies from the dense model; nothing where it was not compared on texts."""
+    if record.fidelity is None:
+        return {}
+    names = {"all": ("tokens", KL), "answer": ("answer tokens", f"{KL}_answer")}
+    clauses = []
+    for kind, distance in record.fidelity.distances.items():
+        tokens, measure = names[kind]
+        low, high = interval(panel.distances[measure][line.name].draws)
+        clauses.append(
+            f"KL {distance.mean_kl:.4f} nats (95 % over all seeds: {low:.4f} to {high:.4f}), top-1 "
+            f"agreement {100 * distance.mean_agreement:.2f} %, skip {100 * distance.skip:.2f} % "
+            f"over {sum(distance.tokens):,} {tokens}"
+        )
+    of = f"of {len(record.fidelity.distances['all'].tokens):,} texts"
+    return {"from dense": f"{'; '.join(clauses)} {of}"}
 
 
 def difference_texts(panel: Panel, line: Line, task: str, focus: str | None) -> dict[str, str]:

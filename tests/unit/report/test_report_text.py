@@ -51,7 +51,9 @@ def test_what_people_read_is_the_frame_rounded(site: Path, name: str) -> None:
 HEADS = {
     "retain": {
         "Skip": "skip", "On prompts": "skip_prompt", "On answers": "skip_answer",
-        "Net": "skip_net", "Retain": "retain", "left acc": "left:acc",
+        "Net": "skip_net", "Retain": "retain", "left acc": "left:acc", "KL": "kl",
+        "Agreement": "agreement", "KL on answers": "kl_answer",
+        "Agreement on answers": "agreement_answer",
     },
     "ranks": {
         "Retain": "retain", "Rank": "rank", "Is first (%)": "first", "Behind the best": "behind",
@@ -62,12 +64,14 @@ HEADS = {
     "budgets": {
         "Realised": "skip", "Net": "skip_net", "Authors' measure": "skip_authors",
         "Spread over tokens": "token_std", "On prompts": "skip_prompt", "On answers": "skip_answer",
-        "Likelihood": "skip_likelihood", "Generated": "skip_generated",
+        "Likelihood": "skip_likelihood", "Generated": "skip_generated", "On texts": "skip_texts",
+        "On their answers": "skip_texts_answer",
     },
     "costs": {
         "Trained parameters": "trained_parameters", "Training tokens": "training_tokens",
         "Fit (s)": "fit_seconds", "Fit (MB)": "fit_memory_mb", "Scored tokens": "scored_tokens",
         "Scoring (s)": "scoring_seconds", "Scoring (MB)": "scoring_memory_mb",
+        "KL (s)": "fidelity_seconds",
     },
     "noise": {
         "Batch size": "batch_size", "Against": "against", "Items": "items", "Changed": "changed",
