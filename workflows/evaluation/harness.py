@@ -66,7 +66,7 @@ class ExecutionLog:
 class AnswerMarker:
     """Marks the answer tokens of a batch for a control whose router reads them.
 
-    All other routers see the tokens alone. Marks that a caller gives stand.
+    All other routers see the tokens alone.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -77,13 +77,18 @@ class AnswerMarker:
         if self.active:
             inner = model.model
             assert isinstance(inner, nn.Module)
-            inner.register_forward_pre_hook(self._mark, with_kwargs=True)
+            self._hook = inner.register_forward_pre_hook(self._mark, with_kwargs=True)
+
+    def remove(self) -> None:
+        """Leave the model to callers that mark answer tokens themselves."""
+        if self.active:
+            self._hook.remove()
 
     def _mark(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         cache, ids = kwargs.get("past_key_values"), kwargs["input_ids"]
         past = 0 if cache is None else cache.get_seq_length()
         columns = torch.arange(past, past + ids.shape[1], device=ids.device).expand_as(ids)
-        return args, {"context": Context(answers=(columns >= self.first).float())} | kwargs
+        return args, kwargs | {"context": Context(answers=(columns >= self.first).float())}
 
 
 class CountingLM(HFLM):

@@ -43,7 +43,6 @@ def arguments() -> argparse.Namespace:
         type=Path,
         nargs="+",
         metavar="DIR",
-        default=[],
         help="parts of one suite, results folders or published ones; of a run that several have "
         "counts the last (default: no new tables)",
     )

@@ -203,6 +203,7 @@ def evaluate(
         routes=[Route(**route) for route in routes(lm, items)] if lm.log.routed else [],
     )
     if args.fidelity is not None:
+        lm.marker.remove()
         finished = dataclasses.replace(
             finished, fidelity=measure_fidelity(args, checkpoint, identity, contents)
         )

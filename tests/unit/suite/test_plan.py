@@ -57,7 +57,7 @@ def test_the_first_rung_takes_half_a_day_on_eight_cores_or_an_hour_on_a_card(
     plans: dict[str, Any],
 ) -> None:
     total = plans["smollm2_135m"]["total"]
-    assert total["hours"]["8 CPU cores"] <= 13
+    assert total["hours"]["8 CPU cores"] <= 13.5  # with the texts of fidelity
     assert total["longest_run_hours"]["8 CPU cores"] <= 10
     assert total["hours"]["RTX 4090"] <= 1
     assert suite_of("smollm2_135m").config["resources"]["gpu"] == 0
