@@ -158,17 +158,14 @@ def _above(
     base = {task: samples[task][reference].value for task in tasks}
     leads = {task: samples[task][reference].error.by_items - chances[task] for task in tasks}
     least = {task: LEAST * (base[task] - chances[task]) for task in tasks}
-    points, replicates = (
-        {
-            task: np.concatenate([getattr(samples[task][line], part) for line in lines])
-            for task in tasks
-        }
-        for part in ("points", "replicates")
-    )
     drawn = {task: chances[task] + np.maximum(leads[task], least[task]) for task in tasks}
     small = np.any([leads[task] < least[task] for task in tasks], axis=0).mean()
-    both = above_chance(points, base, chances), above_chance(replicates, drawn, chances)
-    return {ABOVE: both}, float(small)
+    points, replicates = [], []
+    for line in lines:
+        own = {task: samples[task][line] for task in tasks}
+        points.append(above_chance({t: own[t].points for t in tasks}, base, chances))
+        replicates.append(above_chance({t: own[t].replicates for t in tasks}, drawn, chances))
+    return {ABOVE: (np.concatenate(points), np.concatenate(replicates))}, float(small)
 
 
 def _by_line(

@@ -36,7 +36,7 @@ def above_over_retain(data: Data, columns: int) -> dict[str, Figure]:
     """Above chance over Retain with both intervals: a panel per backbone, protocol and target.
 
     A line joins the rows in the order of Retain; where it falls, Above chance orders them
-    otherwise. Too many rows for one panel are split into those of the papers and variants.
+    otherwise. Of too many rows for one panel, those of the papers are shown.
     """
     if "above_chance" not in data.retain:
         return {}
@@ -45,17 +45,12 @@ def above_over_retain(data: Data, columns: int) -> dict[str, Figure]:
     if rows.empty:
         return {}
     panels = ["backbone", "match", "target"]
-    fits = rows.groupby(panels)["row"].nunique().max() <= MOST
-    parts = {"": rows} if fits else {
-        "" if part == "" else f"_{part}": own for part, own in rows.groupby("part")
-    }  # fmt: skip
-    figures: dict[str, Figure] = {}
-    for suffix, part in parts.items():
-        groups = [own for _, own in part.groupby(panels, sort=False)]
-        heights = [height_for(_names(own), least=LEAST) for own in groups]
-        pages = paged(groups, heights, columns)
-        figures |= {suffix + end: _sheet(page, part, columns) for end, page in pages.items()}
-    return figures
+    if rows.groupby(panels)["row"].nunique().max() > MOST:
+        rows = rows[rows["part"] == ""]
+    groups = [own for _, own in rows.groupby(panels, sort=False)]
+    heights = [height_for(_names(own), least=LEAST) for own in groups]
+    pages = paged(groups, heights, columns)
+    return {end: _sheet(page, rows, columns) for end, page in pages.items()}
 
 
 def _names(rows: pd.DataFrame) -> list[Named]:

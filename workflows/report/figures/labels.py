@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from scipy.optimize import isotonic_regression, linear_sum_assignment
 
@@ -15,6 +16,7 @@ from workflows.report.figures.style import GREY, SMALL, inches, text_width
 STEP = 0.108  # inches from name to name
 GAP = 0.07  # inches between a column of names and what is beside it
 LEADER = 0.1  # inches that a leader has at least
+NEAR_NAME, NEAR_MARK = 0.03, 0.035  # inches that a leader keeps from its name and its mark
 SAME = 0.5  # a span of x that is too small for two sides
 
 
@@ -76,17 +78,25 @@ def _column(axes: Axes, marks: Sequence[Named], place: float, align: str) -> Non
     heights = slots(np.sort(points[:, 1])[::-1], bottom + STEP / 2, bottom + height)
     # The shortest pairing of points with places has no crossing.
     far = np.hypot(points[:, :1] - place, points[:, 1:] - heights)
+    leaders = []
     for number, slot in zip(*linear_sum_assignment(far), strict=True):
-        mark = marks[number]
-        leader = {
-            "arrowstyle": "-", "linewidth": 0.4, "color": GREY, "shrinkA": 1,
-            "shrinkB": 0 if mark.level else 2.5, "relpos": (0 if align == "left" else 1, 0.5),
-        }  # fmt: skip
-        axes.annotate(
-            mark.name, (mark.x, mark.y), xytext=(place, heights[slot]),
-            textcoords=figure.dpi_scale_trans, va="center_baseline", ha=align, fontsize=SMALL,
-            annotation_clip=False, arrowprops=leader if far[number, slot] > 1.2 * GAP else None,
+        mark, end = marks[number], np.array([place, heights[slot]])
+        axes.text(
+            *end, mark.name, transform=figure.dpi_scale_trans, va="center_baseline", ha=align,
+            fontsize=SMALL,
         )  # fmt: skip
+        distance = far[number, slot]
+        if distance > 1.2 * GAP:
+            step = (points[number] - end) / distance
+            leaders.append(
+                (end + NEAR_NAME * step, points[number] - (not mark.level) * NEAR_MARK * step)
+            )
+    axes.add_collection(
+        LineCollection(
+            leaders, linewidths=0.4, colors=GREY, transform=figure.dpi_scale_trans, clip_on=False,
+        ),
+        autolim=False,
+    )  # fmt: skip
 
 
 def slots(heights: np.ndarray, low: float, high: float) -> np.ndarray:
