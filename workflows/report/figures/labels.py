@@ -82,7 +82,7 @@ def _column(axes: Axes, marks: Sequence[Named], place: float, align: str) -> Non
     for number, slot in zip(*linear_sum_assignment(far), strict=True):
         mark, end = marks[number], np.array([place, heights[slot]])
         axes.text(
-            *end, mark.name, transform=figure.dpi_scale_trans, va="center_baseline", ha=align,
+            end[0], end[1], mark.name, transform=figure.dpi_scale_trans, va="center_baseline", ha=align,
             fontsize=SMALL,
         )  # fmt: skip
         distance = far[number, slot]
