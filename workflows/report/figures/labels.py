@@ -82,8 +82,8 @@ def _column(axes: Axes, marks: Sequence[Named], place: float, align: str) -> Non
     for number, slot in zip(*linear_sum_assignment(far), strict=True):
         mark, end = marks[number], np.array([place, heights[slot]])
         axes.text(
-            end[0], end[1], mark.name, transform=figure.dpi_scale_trans, va="center_baseline", ha=align,
-            fontsize=SMALL,
+            end[0], end[1], mark.name, transform=figure.dpi_scale_trans, va="center_baseline",
+            ha=align, fontsize=SMALL,
         )  # fmt: skip
         distance = far[number, slot]
         if distance > 1.2 * GAP:
