@@ -206,6 +206,7 @@ def render(template: Path, reference: Path) -> str:
         "data": partial(read_data, reference),
         "answers_right": answers_right,
         "number": number,
+        "with_interval": with_interval,
     }
     try:
         text = environment.from_string(template.read_text(encoding="utf-8")).render(look_ups)
@@ -213,6 +214,13 @@ def render(template: Path, reference: Path) -> str:
         raise ValueError(f"{template}: {error}") from error
     origin = os.path.relpath(template, page.parent)
     return f"<!-- Made from {origin} by {COMMAND}: edit that file. -->\n{text}"
+
+
+def with_interval(line: Line, measure: str = "retain") -> str:
+    """Retain or ``above_chance`` of a line of the frame ``retain``, with its 95 % interval."""
+    stem = measure.removesuffix("_chance")
+    value, low, high = (figure(line[name]) for name in (measure, f"{stem}_low", f"{stem}_high"))
+    return f"{value} ({low} to {high})"
 
 
 def figure(value: Any) -> Any:

@@ -91,12 +91,9 @@ def _column(axes: Axes, marks: Sequence[Named], place: float, align: str) -> Non
             leaders.append(
                 (end + NEAR_NAME * step, points[number] - (not mark.level) * NEAR_MARK * step)
             )
-    axes.add_collection(
-        LineCollection(
-            leaders, linewidths=0.4, colors=GREY, transform=figure.dpi_scale_trans, clip_on=False,
-        ),
-        autolim=False,
-    )  # fmt: skip
+    figure.add_artist(
+        LineCollection(leaders, linewidths=0.4, colors=GREY, transform=figure.dpi_scale_trans)
+    )
 
 
 def slots(heights: np.ndarray, low: float, high: float) -> np.ndarray:
