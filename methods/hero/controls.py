@@ -79,9 +79,9 @@ class StaticGates(_WithAdapters):
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Tensor:
         """Which FFNs run (R,)."""
         order = self.logits.detach().argsort(stable=True)
-        run = torch.ones_like(self.logits, dtype=torch.bool)
-        run[order[: round(self.skips * min(1.0, 2 * at.progress))]] = False
-        return run
+        skipped = order[: round(self.skips * min(1.0, 2 * at.progress))]
+        # index_fill: an assignment copies its value from the host, which no CUDA graph takes.
+        return torch.ones_like(self.logits, dtype=torch.bool).index_fill(0, skipped, False)
 
     def gate(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, StaticCache
+from transformers import PreTrainedModel, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from methods.core.model.backbone import attention_kinds
 from methods.core.routing.caches import StaticEvictingCache
@@ -59,7 +59,6 @@ class StaticDecoder:
                 raise ValueError(
                     f"layers see {window} tokens, fewer than the {capacity} to be decoded"
                 )
-            columns = min(columns, window)
         if graph and not on_gpu:
             raise ValueError(f"a CUDA graph needs a GPU; the model is on {model.device.type}")
         self.model, self.capacity = model, capacity
@@ -69,6 +68,11 @@ class StaticDecoder:
         if router is not None and router.evicts:
             evicting = [unit.layer for unit in router.units if unit.kind == "evicting"]
             self.cache = StaticEvictingCache(model.config, columns, evicting)
+        # No token leaves a window of the room's length. A layer that slides would count on the
+        # host, where neither a graph nor mark() reaches it.
+        for number, layer in enumerate(self.cache.layers):
+            if isinstance(layer, StaticSlidingWindowLayer):
+                self.cache.layers[number] = StaticLayer(columns)
         self.token = torch.zeros(sequences, 1, dtype=torch.int64, device=device)
         self.logits = torch.zeros(
             sequences, model.config.vocab_size, dtype=model.dtype, device=device

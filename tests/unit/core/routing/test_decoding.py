@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from methods import load_method
 from methods.core.routing.decoding import StaticDecoder, columns_for, generate
@@ -16,14 +18,28 @@ from methods.core.routing.routed import route, router_of
 from methods.core.routing.router import block_units
 from tests.contract.conftest import IDS
 from tests.toys.models import make_model, wrap
-from tests.toys.routed import shake_variant
+from tests.toys.routed import VARIANTS, shake_variant
 from tests.toys.texts import PAD
 from tests.unit.core.routing.test_routed import EveryThird
 
-ROUTED = [
-    "hero", "skipgpt-rt", "skipgpt-joint", "mod-d", "d-llm", "flexidepth", "diffskip", "block",
-    "hero+lora",
-]  # fmt: skip
+# Variants and controls of HeRo that decide without knowing answer tokens.
+HERO: dict[str, dict[str, Any]] = {
+    "hero": {},
+    "hero-block": {"unit": "block"},
+    **{
+        f"hero-{variant}": {"variant": variant}
+        for variant in ("no-history", "same-size", "no-memread", "difference", "static")
+    },
+    "hero-random": {"variant": "random"},
+    "hero-by-token": {"variant": "by-token"},
+}
+RANDOM = {"layers": [1, 2, 3], "seed": 3, "skipped_units": 1.0}
+STRUCTURES: dict[str, dict[str, Any]] = {
+    "random-skip": RANDOM,
+    "random-skip-layers": RANDOM,
+    "ffn-skipllm": {"region": [1, 4], "tau": 0.9, "run_length": 1, "warmup": 2, "spread": 0.1},
+}
+ROUTED = [*HERO, *VARIANTS, *STRUCTURES, "block"]
 # What gives the host a number, or a shape that depends on one.
 LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
 
@@ -49,15 +65,19 @@ def model_of(name: str, kind: str = "llama") -> Any:
     if name == "block":
         model = make_model(kind)
         return route(model, EveryThird(block_units(model, [1, 2]), 0.7))
-    if name == "hero":
-        structure = {"layers": [1, 2, 3], "seed": 3, "threshold": 0.5}
-        model = load_method("hero").build(wrap(make_model(kind)), structure)
-        rng = torch.Generator().manual_seed(5)
-        with torch.no_grad():
-            for parameter in router_of(model).parameters():  # type: ignore[union-attr]
-                parameter += 0.3 * torch.randn(parameter.shape, generator=rng)
-        return model.eval()
-    return shake_variant(name, kind)
+    if name in VARIANTS:
+        return shake_variant(name, kind)
+    if name in STRUCTURES:
+        return load_method(name).build(wrap(make_model(kind)), STRUCTURES[name]).eval()
+    structure = {"layers": [1, 2, 3], "seed": 3, "threshold": 0.5, "closed": 1}
+    by_token = [[-1, 0.3, 0.5, 0.7], [5, 0.9, 0.9, 0.9]]
+    structure["rates"] = by_token if name == "hero-by-token" else [[0.3]] * 3
+    model = load_method("hero", HERO[name]).build(wrap(make_model(kind)), structure)
+    rng = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in router_of(model).parameters():  # type: ignore[union-attr]
+            parameter += 0.3 * torch.randn(parameter.shape, generator=rng)
+    return model.eval()
 
 
 def expected(model: Any, ids: Tensor, mask: Tensor | None, count: int) -> Tensor:
@@ -148,6 +168,54 @@ def test_a_step_needs_no_numbers(name: str) -> None:
         decoder._step()
 
 
+class OnDevice(TorchDispatchMode):
+    """Operations with a tensor that is not on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
+        if any(tensor.device.type != "meta" for tensor in tensors):
+            self.others.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("name", sorted({"dense", *ROUTED} - {"block"}))
+def test_a_step_copies_nothing_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors stand for a GPU. No graph is captured of a step that copies from the host.
+
+    On a GPU ``x[index] = number`` and ``torch.tensor(number, device=...)`` do.
+    """
+    copies, assign, make = list[str](), Tensor.__setitem__, torch.tensor
+
+    def assigns(self: Tensor, place: Any, value: Any) -> None:
+        if not isinstance(value, Tensor) and any(isinstance(x, Tensor) for x in tree_leaves(place)):
+            copies.append(f"x[index] = {value}")
+        assign(self, place, value)
+
+    def makes(data: Any, **options: Any) -> Tensor:
+        copies.append(f"tensor({data})")
+        return make(data, **options)
+
+    # There is no autocast of meta tensors.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
+    decoder = StaticDecoder(model_of(name).to("meta"), 3, 40, graph=False)
+    for layer in decoder.cache.layers:
+        keys = torch.empty(3, 2, 1, 8, device="meta")
+        layer.lazy_initialization(keys, keys)
+    monkeypatch.setattr(Tensor, "__setitem__", assigns)
+    monkeypatch.setattr(torch, "tensor", makes)
+    with OnDevice() as audit:
+        decoder._step()
+    assert copies + audit.others == []
+
+
 def test_forced_decisions_are_obeyed() -> None:
     model = model_of("hero")
     decoder = StaticDecoder(model, 3, 20, forced=True)
@@ -180,6 +248,22 @@ def test_steps_can_be_taken_back(name: str) -> None:
         found.append(decoder.logits.clone())
         back()
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("window", [17, 18, 24])
+def test_layers_with_a_window_of_the_room_are_ordinary(window: int) -> None:
+    model = make_model("qwen2", sliding_window=window)
+    decoder = StaticDecoder(model, len(IDS), window)
+    decoder.prefill(IDS)
+    back, found = decoder.mark(), list[Tensor]()
+    for _ in range(2):
+        for _ in range(window - IDS.shape[1]):
+            decoder.step()
+        found.append(decoder.logits.clone())
+        back()
+    assert torch.equal(*found)
+    count = window - IDS.shape[1]
+    assert torch.equal(generate(model, IDS, None, count), expected(model, IDS, None, count))
 
 
 def test_what_cannot_be_is_said() -> None:
