@@ -1,13 +1,14 @@
 """All that needs a GPU, the most important first: `python -m workflows.steps.gpu --out DIR`.
 
-    tests      tests/gpu, with the kernels' own
+    tests      tests/gpu, with the kernels' own, in several processes: most of it is compiling
     decode     batch 1, 8, 32 at forced bypass rates, as CUDA graphs and eagerly
     prefill    prompts at the same rates
     training   one step over LoRA on every linear layer, or on the FFNs of the routed layers alone,
                with and without recomputation
 
 Each part is a process that writes DIR/PART.json, again after every line, and a log. If one fails or
-runs out of time, the others still run. `--device cpu --shape cpu_16` rehearses all of it.
+runs out of time, the others still run; all limits together are ten minutes.
+`--device cpu --shape cpu_16` rehearses all of it.
 """
 
 from __future__ import annotations
@@ -31,20 +32,24 @@ TESTS = (
     # Compiling for other GPUs takes minutes and needs no GPU.
     "--ignore-glob=*_compiled.py",
 )  # fmt: skip
-# Part -> minutes, arguments of the time step.
+# Seconds of the tests.
+TESTING = 130
+# Part -> seconds, arguments of the time step.
 TIMED = {
     "decode": (
-        3.0,
+        130,
         "--modes static,decode --bypass 0.765,0.5,0,0.25,1 --decode 1x1024,8x1024,32x1024",
     ),
     "prefill": (
-        2.0,
+        100,
         "--modes prefill --bypass 0.765,0.5,0,0.25,1 --prefill 8x2048,1x2048,1x8192,1x512",
     ),
-    "training": (2.5, "--modes training,training-ffn --bypass 0.765,0.5 --training 2x2048"),
+    "training": (120, "--modes training,training-ffn --bypass 0.765,0.5 --training 2x2048"),
 }
 # Seconds: a part that begins nothing new still ends what it began.
-GRACE = 60
+GRACE = 30
+# Each process holds a context on the GPU.
+MOST_PROCESSES = 12
 
 
 def arguments() -> argparse.Namespace:
@@ -72,18 +77,19 @@ def main() -> None:
         )
     args.out.mkdir(parents=True, exist_ok=True)
     if "tests" in parts:
-        words = "-m pytest -n0 -v --tb=short --maxfail=10 -p no:cacheprovider -rs"
-        command = [*words.split(), *TESTS]
-        note(args.out / "tests.json", command, timeout=150 + GRACE)
+        processes = min(MOST_PROCESSES, os.cpu_count() or 1)
+        words = "--dist load -v --tb=short --maxfail=10 -p no:cacheprovider -rs"
+        command = ["-m", "pytest", "-n", str(processes), *words.split(), *TESTS]
+        note(args.out / "tests.json", command, timeout=TESTING + GRACE)
     for part in (part for part in TIMED if part in parts):
-        minutes, words = TIMED[part]
+        seconds, words = TIMED[part]
         out = args.out / f"{part}.json"
         machine = ["--device", args.device, "--shape", args.shape, "--dtype", args.dtype]
-        limits = ["--rounds", str(args.rounds), "--minutes", str(minutes), "--out", str(out)]
+        limits = ["--rounds", str(args.rounds), "--minutes", str(seconds / 60), "--out", str(out)]
         command = ["-m", "workflows.steps.time", "--method", "hero", *words.split()]
         note(
             args.out / f"{part}.run.json", [*command, *machine, *limits],
-            timeout=60 * minutes + GRACE,
+            timeout=seconds + GRACE,
         )  # fmt: skip
 
 

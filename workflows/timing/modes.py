@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,18 +14,23 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from methods.core.model.backbone import attention, count, decoder, ffn, layers
 from methods.core.model.shapes import ATTENTION, FFN
-from methods.core.routing.dispatch import dispatch
+from methods.core.routing.decisions import Decision
+from methods.core.routing.layer import add_ffn
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Router
 from methods.core.seeds import generator
 from methods.core.training.lora import add_lora
 from methods.core.training.losses import lm_loss_sum
+from methods.core.training.objective import mask_dtype
+from methods.core.training.packing import document_mask
 from workflows.stats.bounds import Shape, training_flops
 from workflows.timing.cases import Case
 from workflows.timing.clock import compare, time_in_turn
 from workflows.timing.meters import peak_memory
 
 Line = dict[str, Any]
+# Documents of equal length on every row of a training step.
+DOCUMENTS = 4
 
 
 def shape_of(model: PreTrainedModel) -> Shape:
@@ -82,21 +88,28 @@ class Bench:
 
 
 def time_block(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Line]:
-    """Time one FFN with its adapter over the FFN alone, without the router, on 2,048 tokens."""
+    """Time one FFN with its adapter over the FFN alone, without the router, on 2,048 tokens.
+
+    Both add the update to the residual stream, as a layer does; kernels run where they can.
+    """
     router = router_of(routed)
     assert router is not None
     alternative = router.alternative(0)
     dense = ffn(layers(routed)[router.units[0].layer])
-    rows = torch.randn(2048, routed.config.hidden_size, device=bench.device).to(routed.dtype)
-    execute = forced_decisions(router, 1, 2048, rate, bench.device)[0, 0]
+    rows = torch.randn(1, 2048, routed.config.hidden_size, device=bench.device).to(routed.dtype)
+    execute = forced_decisions(router, 1, 2048, rate, bench.device)[:, 0]
     sizes, real = shape_of(routed), 1 - float(execute.float().mean())
     bound = ((1 - real) * sizes.ffn + real * sizes.adapter) / sizes.ffn
     lines = []
     for backward in (False, True):
         leaf = rows.clone().requires_grad_(backward)
         routed_time, dense_time = bench.time(
-            partial(_block_step, lambda x: dispatch(x, execute, dense, alternative), leaf),
-            partial(_block_step, dense, leaf),
+            partial(
+                _block_step,
+                lambda x: add_ffn(x, x, Decision(execute), dense, alternative, False),
+                leaf,
+            ),
+            partial(_block_step, lambda x: x + dense(x), leaf),
         )
         case = "forward, backward" if backward else "forward"
         times = compare(routed_time, dense_time, bound)
@@ -146,9 +159,10 @@ def time_training(
         routed.model.checkpointing = False
         routed.zero_grad(set_to_none=True)
     reached = len(everywhere) - adapted[0]
+    each = _document_length(length)
     work = [
-        training_flops(shape_of(routed), length, real, 0, recompute),
-        training_flops(_dense_shape(routed), length, 0.0, trained, recompute, reached),
+        training_flops(shape_of(routed), each, real, 0, recompute),
+        training_flops(_dense_shape(routed), each, 0.0, trained, recompute, reached),
     ]
     times = compare(*seconds, work[0] / work[1])
     line = {
@@ -208,14 +222,29 @@ def _block_step(function: Callable[[Tensor], Tensor], leaf: Tensor) -> None:
 
 
 def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -> None:
-    """Forward and backward pass with the loss of every token, in the precision of training."""
+    """Forward and backward pass as the trainer runs them: packed rows, the loss of every token.
+
+    The tokens of each row are ``DOCUMENTS`` documents; the mask is made again in every step.
+    """
     model.zero_grad(set_to_none=True)
+    places = torch.arange(ids.shape[1], device=ids.device)
+    positions = (places % _document_length(ids.shape[1])).expand_as(ids)
+    dtype = mask_dtype(model, ids.device)
+    packed = {
+        "position_ids": positions,
+        "attention_mask": None if dtype is None else document_mask(positions, dtype),
+    }
     targets = ids[:, 1:].flatten()
     weights = torch.ones(len(targets), device=ids.device)
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
-        states = decoder(model)(input_ids=ids, use_cache=False, **extra).last_hidden_state
+        output = decoder(model)(input_ids=ids, use_cache=False, **packed, **extra)
+        states = output.last_hidden_state
         loss = lm_loss_sum(states[:, :-1].flatten(0, 1), model.lm_head, targets, weights)
     (loss / len(targets)).backward()
+
+
+def _document_length(length: int) -> int:
+    return math.ceil(length / DOCUMENTS)
 
 
 def _dense_shape(model: PreTrainedModel) -> Shape:

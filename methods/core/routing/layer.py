@@ -95,7 +95,7 @@ class RoutedLayer(NamedTuple):
             return post_attention + network(rows)
         decision = decide("ffn", post_attention)
         alternative = self.router.alternative(self.units["ffn"])
-        return _add_ffn(post_attention, rows, decision, network, alternative, call.capturable)
+        return add_ffn(post_attention, rows, decision, network, alternative, call.capturable)
 
     def _run_whole(self, hidden: Tensor, decide: Decide, call: Call) -> Tensor:
         """A layer that is one unit."""
@@ -109,7 +109,7 @@ class RoutedLayer(NamedTuple):
         rows = ffn_norm(self.module)(hidden + update)
         # The scale multiplies the update of the whole layer, so the FFN runs without one.
         unscaled = Decision(decision.execute, run_all=decision.run_all)
-        update = _add_ffn(update, rows, unscaled, ffn(self.module), None, call.capturable)
+        update = add_ffn(update, rows, unscaled, ffn(self.module), None, call.capturable)
         return hidden + _apply_gate(update, decision)
 
     def _attend(self, hidden: Tensor, decision: Decision | None, call: Call) -> Tensor:
@@ -181,7 +181,7 @@ def _apply_gate(update: Tensor, decision: Decision) -> Tensor:
     return apply_scale(update, decision.scale)
 
 
-def _add_ffn(
+def add_ffn(
     base: Tensor,
     rows: Tensor,
     decision: Decision,
@@ -219,7 +219,7 @@ def _add_ffn(
 def _ffn_update(
     rows: Tensor, decision: Decision, network: Branch, alternative: Branch | None
 ) -> Tensor:
-    """The update (B, T, D) of a routed FFN in plain PyTorch; arguments as of :func:`_add_ffn`."""
+    """The update (B, T, D) of a routed FFN in plain PyTorch; arguments as of :func:`add_ffn`."""
     if decision.run_all:
         return apply_scale(network(rows), decision.scale)
     flat, execute, scale = _flatten(rows, decision)

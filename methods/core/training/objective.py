@@ -166,16 +166,19 @@ class Objective:
 
     @cached_property
     def _mask_dtype(self) -> torch.dtype | None:
-        """Dtype of the masks that are made here for packed rows; None: transformers makes them.
+        return mask_dtype(self.model, self.device)
 
-        It does so for other implementations of attention than sdpa, and for sliding windows.
-        """
-        model: Any = self.model
-        sdpa = model.config._attn_implementation in ("sdpa", IMPLEMENTATION)
-        full = set(attention_kinds(model.config)) == {"full_attention"}
-        # The dtype in which autocast multiplies, or it would convert the mask in every layer.
-        dtype = torch.bfloat16 if self.device.type == "cuda" else model.dtype
-        return dtype if sdpa and full else None
+
+def mask_dtype(model: Any, device: torch.device) -> torch.dtype | None:
+    """Dtype of the masks that are made here for packed rows; None: transformers makes them.
+
+    It does so for other implementations of attention than sdpa, and for sliding windows.
+    """
+    sdpa = model.config._attn_implementation in ("sdpa", IMPLEMENTATION)
+    full = set(attention_kinds(model.config)) == {"full_attention"}
+    # The dtype in which autocast multiplies, or it would convert the mask in every layer.
+    dtype: torch.dtype = torch.bfloat16 if device.type == "cuda" else model.dtype
+    return dtype if sdpa and full else None
 
 
 def log_key(name: str, kind: str) -> str:

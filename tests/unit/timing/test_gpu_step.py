@@ -66,11 +66,17 @@ time.sleep(60)
 
 def test_every_part_is_a_valid_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the step gives them, on a CPU and a toy; what takes long is left out."""
-    commands = list[list[str]]()
-    monkeypatch.setattr(gpu, "note", lambda file, command, timeout: commands.append(command))
+    commands, limits = list[list[str]](), list[float]()
+
+    def note(file: Path, command: list[str], timeout: float) -> None:
+        commands.append(command)
+        limits.append(timeout)
+
+    monkeypatch.setattr(gpu, "note", note)
     words = ["--device", "cpu", "--shape", "cpu_16", "--dtype", "float32", "--rounds", "1"]
     monkeypatch.setattr("sys.argv", ["gpu", "--out", str(tmp_path), *words])
     gpu.main()
+    assert sum(limits) <= 10 * 60
     tests, *timed = commands
     assert [Path(word) for word in tests if word.startswith("tests/")]
     assert all(Path(word).exists() for word in tests if word.startswith("tests/"))

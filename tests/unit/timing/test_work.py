@@ -13,9 +13,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from methods import load_method
+from methods.core.data import Document
 from methods.core.model.shapes import ATTENTION, FFN
+from methods.core.routing import layer
 from methods.core.routing.routed import router_of
 from methods.core.surgery.layers import remove_sublayers
+from methods.core.training.packing import lay_out
+from methods.kernels.grouped import dispatch_reference
 from tests.toys.models import keep_layers, make_model, wrap
 from tests.toys.routed import build_variant
 from workflows.stats.bounds import prefill_flops
@@ -27,6 +31,7 @@ from workflows.timing.modes import (
     _with_lora,
     forced_decisions,
     shape_of,
+    time_block,
     time_training,
 )
 from workflows.timing.work import Work
@@ -236,6 +241,33 @@ def test_lora_is_timed_on_the_weights_of_the_routed_model(
         torch.testing.assert_close(lora(ids).logits, expected.logits)
     _training_step(lora, ids, {})
     assert all((p.grad is not None) == p.requires_grad for p in lora.parameters())
+
+
+def test_a_training_step_has_the_mask_of_the_trainer() -> None:
+    model, masks = hero(), list[Tensor]()
+    hook = model.model.register_forward_pre_hook(
+        lambda _, __, given: masks.append(given["attention_mask"]), with_kwargs=True
+    )
+    _training_step(model, Texts.random(60).rows(2, 16), {})
+    hook.remove()
+    document = Document(list(range(4)), 0)
+    assert torch.equal(masks[0], lay_out([document] * 8, 16, 1.0).mask(torch.float32))
+
+
+def test_a_block_is_timed_as_a_layer_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels where they run; here their twin stands for them."""
+    calls = list[int]()
+
+    def fused(rows: Tensor, execute: Tensor, *others: Any) -> Tensor:
+        calls.append(int(execute.sum()))
+        return dispatch_reference(rows, execute, *others)
+
+    monkeypatch.setattr(layer, "available", lambda _: True)
+    monkeypatch.setattr(layer, "kernels_run", lambda *_: True)
+    monkeypatch.setattr(layer, "dispatch_fused", fused)
+    lines = time_block(hero(), 0.25, BENCH)
+    assert len(calls) == 2 * BENCH.turns
+    assert {1 - count / 2048 for count in calls} == {lines[0]["bypass"]}
 
 
 @pytest.mark.parametrize("recompute", [False, True])
