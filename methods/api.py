@@ -54,14 +54,19 @@ from methods.core.model.backbone import (
     count,
     decoder,
     ffn,
+    ffn_entry,
     ffn_norm,
+    last_module,
     layers,
+    layers_alike,
+    norm_behind,
     projection_weights,
     projections,
     widths,
 )
 from methods.core.model.checkpoint import DECISIONS
 from methods.core.model.checkpoint import load as load_fitted
+from methods.core.model.families import Sublayer, factor_of
 from methods.core.model.ledger import Rates
 from methods.core.model.shapes import ATTENTION, FFN, candidate_layers
 from methods.core.routing.calibration import (
@@ -105,11 +110,11 @@ from methods.core.surgery.greedy import Part, Round, greedy_passes, greedy_round
 from methods.core.surgery.layers import (
     MIXED_KINDS,
     WRITERS,
-    Sublayer,
     add_output_biases,
     merge_layers,
     missing_biases,
     narrow,
+    narrow_reason,
     remove_layers,
     remove_sublayers,
     replace_layers,
@@ -134,22 +139,22 @@ from methods.core.training.packing import lay_out
 from methods.core.training.params import TrainingParams
 
 __all__ = [
-    "ATTENTION", "DECISIONS", "FFN", "MATCH_KINDS", "MIXED_KINDS", "WRITERS", "Backbone",
-    "Batch", "Candidates", "Context", "Controller", "Cost", "Data", "Derived", "Document",
-    "Fitted", "FixedWeight", "Gate", "Gates", "LayerGradients", "Lora", "Method", "Part",
-    "Penalty", "Plan", "Ranks", "Rates", "Request", "Round", "RoutedMethod", "Router",
-    "SlimRouter", "Sublayer", "Target", "Tokens", "Trainer", "TrainingParams", "Unit", "Weight",
-    "WeightedDocuments", "Widths", "add_lora", "add_output_biases", "aim_of", "attention",
-    "attention_kinds", "attention_masks", "attention_norm", "attention_units", "batches",
-    "block_units", "by_rows", "calibrate", "calibrate_threshold", "candidate_layers",
-    "check_least", "check_protect", "count", "decide_gates", "decoder", "evicting_units", "ffn",
-    "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_passes",
-    "greedy_rounds", "hashed_noise", "lay_out", "layer_gradients", "layers", "layers_shortfall",
-    "layers_to_remove", "load_fitted", "logistic_noise", "lora_sizes", "mean_deviation",
-    "merge_layers", "missing_biases", "module_units", "narrow", "nearest", "nearest_ranks",
-    "observe", "perplexities", "projection_weights", "projections", "read_json",
-    "remove_layers", "remove_sublayers", "replace_layers", "route", "routed_layers",
-    "router_of", "sample_gates", "score_answers", "seed_for", "shortfall", "slice_stream",
-    "sliced_parameters", "squared_use", "sublayer_size", "task_weights", "thin", "uniform_hash",
-    "unit_shares", "unit_sizes", "unremovable", "weigh", "widths", "write",
+    "ATTENTION", "DECISIONS", "FFN", "MATCH_KINDS", "MIXED_KINDS", "WRITERS", "Backbone", "Batch",
+    "Candidates", "Context", "Controller", "Cost", "Data", "Derived", "Document", "Fitted",
+    "FixedWeight", "Gate", "Gates", "LayerGradients", "Lora", "Method", "Part", "Penalty", "Plan",
+    "Ranks", "Rates", "Request", "Round", "RoutedMethod", "Router", "SlimRouter", "Sublayer",
+    "Target", "Tokens", "Trainer", "TrainingParams", "Unit", "Weight", "WeightedDocuments",
+    "Widths", "add_lora", "add_output_biases", "aim_of", "attention", "attention_kinds",
+    "attention_masks", "attention_norm", "attention_units", "batches", "block_units", "by_rows",
+    "calibrate", "calibrate_threshold", "candidate_layers", "check_least", "check_protect", "count",
+    "decide_gates", "decoder", "evicting_units", "factor_of", "ffn", "ffn_entry", "ffn_norm",
+    "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_passes", "greedy_rounds",
+    "hashed_noise", "last_module", "lay_out", "layer_gradients", "layers", "layers_alike",
+    "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise", "lora_sizes",
+    "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow", "narrow_reason",
+    "nearest", "nearest_ranks", "norm_behind", "observe", "perplexities", "projection_weights",
+    "projections", "read_json", "remove_layers", "remove_sublayers", "replace_layers", "route",
+    "routed_layers", "router_of", "sample_gates", "score_answers", "seed_for", "shortfall",
+    "slice_stream", "sliced_parameters", "squared_use", "sublayer_size", "task_weights", "thin",
+    "uniform_hash", "unit_shares", "unit_sizes", "unremovable", "weigh", "widths", "write",
 ]  # fmt: skip

@@ -21,19 +21,19 @@ from methods.api import (
     Rates,
     RoutedMethod,
     SlimRouter,
+    Sublayer,
     Tokens,
     TrainingParams,
     Unit,
-    attention,
     batches,
     check_least,
     decoder,
-    ffn,
     ffn_units,
+    last_module,
     layers,
 )
 
-PARTS = {"attention": attention, "ffn": ffn}
+PARTS: tuple[Sublayer, ...] = ("attention", "ffn")
 
 
 class DiffSkip(RoutedMethod):
@@ -177,9 +177,9 @@ def correlations(
         return hook
 
     hooks = [
-        of(layers(backbone.model)[number]).register_forward_hook(keep(number, part))
+        last_module(layers(backbone.model)[number], part).register_forward_hook(keep(number, part))
         for number in routed
-        for part, of in PARTS.items()
+        for part in PARTS
     ]
     cosines, lengths = ({number: list[Tensor]() for number in routed} for _ in range(2))
     try:

@@ -24,6 +24,7 @@ from methods.api import (
     Request,
     decoder,
     layers,
+    layers_alike,
     layers_shortfall,
     layers_to_remove,
     merge_layers,
@@ -119,7 +120,7 @@ class LaCo(Method):
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """Nothing says how much to merge, or the layers are of different kinds."""
         params = self.params
-        if len(set(getattr(backbone.config, "layer_types", None) or ["one"])) > 1:
+        if not layers_alike(backbone.config):
             return "its layers attend in different ways (layer_types), merging needs equal ones"
         if request.budget is None and params.layers is None and None in (params.C, params.T):
             return "neither a budget nor param 'layers', nor 'C' and 'T', say what to merge"

@@ -23,6 +23,7 @@ from methods.api import (
     layer_gradients,
     layers,
     narrow,
+    narrow_reason,
     nearest,
     projections,
     unit_sizes,
@@ -111,7 +112,9 @@ class LLMPruner(Method):
                 raise ValueError(f"param 'ratio' is {self.ratio}, must be at least 0 and below 1")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Neither a budget nor param ``ratio`` is set."""
+        """Neither a budget nor param ``ratio`` is set, or heads cannot be removed."""
+        if reason := narrow_reason(backbone.model):
+            return reason
         if request.budget is None and self.params.ratio is None:
             return "neither a budget nor param 'ratio' says how much to remove"
         return None

@@ -21,11 +21,13 @@ from methods.api import (
     Method,
     Rates,
     Request,
+    factor_of,
     ffn,
     ffn_writer,
     generator,
     layers,
     layers_to_remove,
+    norm_behind,
     observe,
     remove_layers,
     write,
@@ -107,7 +109,9 @@ class ReplaceMe(Method):
                     raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 1")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Neither a budget nor param ``layers`` is set."""
+        """No number of layers is set, or the matrix could not be merged."""
+        if not isinstance(norm_behind(layers(backbone.model)[0], "ffn"), nn.Identity):
+            return "a norm follows what its FFNs write, so the matrix cannot be merged into them"
         if request.budget is None and self.params.layers is None:
             return "neither a budget nor param 'layers' says how many layers to remove"
         return None
@@ -198,11 +202,13 @@ def updates(
     model: PreTrainedModel, data: Data, first: int, number: int, dtype: torch.dtype
 ) -> Iterator[Updates]:
     """What the FFN of layer ``first`` adds and should add, batch by batch, without pads."""
-    stack = layers(model)
+    stack, factor = layers(model), factor_of(layers(model)[first])
     modules = [ffn(stack[first]), stack[first], stack[first + number]]
     for batch in data.calibration():
         outputs = _outputs(model, batch, modules, slice(None))
         update, before, after = (part.to(dtype) for part in outputs)
+        if factor != 1.0:
+            update = update * factor
         # In this order the aim is exactly M if the removed layers add nothing.
         yield Updates(update, after - before + update, before - update)
 

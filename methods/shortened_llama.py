@@ -27,6 +27,7 @@ from methods.api import (
     layer_gradients,
     layers,
     layers_to_remove,
+    norm_behind,
     perplexities,
     projection_weights,
     remove_layers,
@@ -201,9 +202,15 @@ class ShortenedLlama(Method):
 
 
 def scorable_weights(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """The seven matrices and two norm vectors of a layer; biases and head norms have no score."""
-    norms = {"attention norm": attention_norm(layer), "ffn norm": ffn_norm(layer)}
-    return projection_weights(layer) | {n: m.get_parameter("weight") for n, m in norms.items()}
+    """The seven matrices and the norm vectors of a layer; biases and head norms have no score."""
+    norms = {
+        "attention norm": attention_norm(layer),
+        "ffn norm": ffn_norm(layer),
+        "norm behind attention": norm_behind(layer, "attention"),
+        "norm behind ffn": norm_behind(layer, "ffn"),
+    }
+    vectors = {name: dict(norm.named_parameters()) for name, norm in norms.items()}
+    return projection_weights(layer) | {n: p["weight"] for n, p in vectors.items() if p}
 
 
 def taylor(
@@ -217,7 +224,7 @@ def taylor(
         score: Makes the score of a weight from its products, float32, summed over batches.
 
     Returns:
-        Nine scores per layer, (L, 9).
+        One score per weight of each layer: (L, 9) for a Llama.
     """
     every = range(len(layers(model)))
     scores: list[list[float]] = [[] for _ in every]

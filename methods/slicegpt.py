@@ -23,12 +23,14 @@ from methods.api import (
     attention_norm,
     by_rows,
     decoder,
+    factor_of,
     ffn,
     ffn_norm,
     fuse_norms,
     generator,
     layers,
     nearest,
+    norm_behind,
     slice_stream,
     sliced_parameters,
 )
@@ -103,7 +105,11 @@ class SliceGPT(Method):
                 raise ValueError(f"param 'round_to' is {self.round_to}, must be at least 1")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Neither a budget nor param ``slice_fraction`` is set."""
+        """No share is set, or norms and factors do not let directions be dropped."""
+        layer = layers(backbone.model)[0]
+        behind = [norm_behind(layer, kind) for kind in ("attention", "ffn")]
+        if factor_of(layer) != 1.0 or not all(isinstance(norm, nn.Identity) for norm in behind):
+            return "it folds norms into the matrices behind them, and here norms or factors follow"
         if request.budget is None and self.params.slice_fraction is None:
             return "neither a budget nor param 'slice_fraction' says how much to slice"
         return None

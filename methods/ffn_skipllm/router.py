@@ -18,7 +18,7 @@ from methods.api import (
     Tokens,
     Unit,
     decoder,
-    ffn_norm,
+    ffn_entry,
     layers,
 )
 
@@ -93,7 +93,7 @@ def ffn_turns(backbone: Backbone, batches: Iterable[Batch]) -> list[Tensor]:
     hooks = []
     for layer, of_layer in zip(layers(model), turns, strict=True):
         hooks += [
-            ffn_norm(layer).register_forward_pre_hook(lambda _, args: inputs.append(args[0])),
+            ffn_entry(layer).register_forward_pre_hook(lambda _, args: inputs.append(args[0])),
             layer.register_forward_hook(
                 lambda _, __, output, turns=of_layer: turns.append(turn(inputs.pop(), output))
             ),

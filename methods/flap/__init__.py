@@ -22,6 +22,7 @@ from methods.api import (
     layers,
     missing_biases,
     narrow,
+    narrow_reason,
     projections,
     shortfall,
     unit_sizes,
@@ -119,6 +120,8 @@ class FLAP(Method):
         heads = total * (size.key_value_heads - 1)
         if self.params.structure in ("AL-MM", "UL-MM"):
             heads = min(heads, self.params.remove_heads)
+        if heads and (reason := narrow_reason(backbone.model)):
+            return reason
         most = self._skip(backbone, heads, total * (size.channels - 1))
         return shortfall("heads and channels in reach", most, request.budget)
 

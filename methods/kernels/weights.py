@@ -203,16 +203,25 @@ def attention_weights(heads: nn.Module) -> AttentionWeights | None:
     """The weights of a decoder layer's attention, not copied.
 
     None if it has something that the kernels do not compute: LoRA, a bias of the output projection,
-    a sliding window.
+    a sliding window, another scale or norm than Qwen3's, no or partial rotary positions.
     """
     module: Any = heads
     maps = [getattr(module, f"{part}_proj") for part in "qkvo"]
     full = attention_kinds(module.config)[module.layer_idx] == "full_attention"
     if not full or any(type(each) is not nn.Linear for each in maps) or maps[3].bias is not None:
         return None
+    rope = getattr(module.config, "rope_parameters", None) or {}
+    turned = getattr(module, "use_rope", True) and rope.get("partial_rotary_factor", 1.0) == 1.0
+    capped = getattr(module, "attn_logit_softcapping", None) is not None
+    if not turned or capped or module.scaling != module.head_dim**-0.5:
+        return None
     query, key, value, output = (each.weight.detach() for each in maps)
     biases = [None if each.bias is None else each.bias.detach() for each in maps[:3]]
     norms = [getattr(module, f"{part}_norm", None) for part in "qk"]
+    for norm in filter(None, norms):
+        # Gemma's norms multiply by 1 + weight and have another name for their epsilon.
+        if norm.weight.numel() != module.head_dim or not hasattr(norm, "variance_epsilon"):
+            return None
     scales = [None if norm is None else norm.weight.detach() for norm in norms]
     return AttentionWeights(
         query, key, value, output,

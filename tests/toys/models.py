@@ -39,6 +39,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": True}
     | {"sliding_window": 6, "max_window_layers": 2},
 }
+# Families whose layers differ more: norms behind sublayers, factors, fused matrices, layers without
+# rotary positions, soft caps.
+SMALL = BASE | {"num_hidden_layers": 4, "head_dim": 8}
+WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2}
+OTHERS: dict[str, dict[str, Any]] = {
+    "smollm3": SMALL | {"model_type": "smollm3", "no_rope_layers": [1, 1, 0, 1]},
+    "granite": SMALL
+    | {"model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 2.0}
+    | {"residual_multiplier": 0.5, "attention_multiplier": 0.3},
+    "olmo2": SMALL | {"model_type": "olmo2"},
+    "olmo3": SMALL | {"model_type": "olmo3"} | WINDOWS,
+    "phi3": SMALL | {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": None},
+    "gemma2": SMALL
+    | {"model_type": "gemma2", "query_pre_attn_scalar": 10, "attn_logit_softcapping": 5.0}
+    | {"final_logit_softcapping": 3.0, "tie_word_embeddings": True}
+    | WINDOWS,
+    "gemma3": SMALL
+    | {"model_type": "gemma3_text", "query_pre_attn_scalar": 10, "tie_word_embeddings": True}
+    | WINDOWS,
+}
 
 
 KINDS = sorted(CONFIGS)
@@ -47,8 +67,8 @@ MHA = BASE | {"num_key_value_heads": 4}
 
 
 def make_model(kind: str = "llama", seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A causal LM with random weights, in eval mode; ``kind`` is one of ``CONFIGS`` or "mha"."""
-    config = AutoConfig.for_model(**((CONFIGS | {"mha": MHA})[kind] | changes))
+    """A causal LM with random weights, in eval mode: of ``CONFIGS``, ``OTHERS`` or "mha"."""
+    config = AutoConfig.for_model(**((CONFIGS | OTHERS | {"mha": MHA})[kind] | changes))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from methods.core.data import Data
 from methods.core.model.backbone import decoder, load_backbone
 from methods.core.model.card import CARD
 from methods.core.model.checkpoint import Loaded, dense_folder
+from methods.core.model.families import logits_of
 from methods.core.model.finite import check_finite
 from methods.core.model.folder import hash_folder, window_of
 from methods.core.model.ledger import Ledger, Tally
@@ -189,7 +190,7 @@ def measure(
         states = output.last_hidden_state[places]
         check_finite(states, "what the last layer returns")
         words = ids.roll(-1, dims=1)[places]
-        values = _compare(_head(reference), dense, _head(model), states, words).cpu()
+        values = _compare(logits_of(reference), dense, logits_of(model), states, words).cpu()
         executed = output.executed.transpose(0, 1).cpu() if routed else None
         of_text = counted.nonzero()[:, 0]
         for kind, mark in marks.items():
@@ -221,16 +222,10 @@ def _has_next(valid: Tensor) -> Tensor:
     return torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], dim=1)
 
 
-def _head(model: nn.Module) -> nn.Module:
-    head = model.lm_head
-    assert isinstance(head, nn.Module)
-    return head
-
-
 def _compare(
-    reference_head: nn.Module,
+    reference_head: Callable[[Tensor], Tensor],
     dense: Tensor,
-    head: nn.Module,
+    head: Callable[[Tensor], Tensor],
     states: Tensor,
     words: Tensor,
 ) -> Tensor:

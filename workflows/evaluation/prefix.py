@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,6 +27,7 @@ from tqdm import tqdm
 from transformers import Cache, PreTrainedModel
 
 from methods.core.model.backbone import decoder
+from methods.core.model.families import logits_of
 from methods.core.model.ledger import Tally
 
 # A request of lm-eval: the two texts (key of its cache), ids of the context, ids of the answer.
@@ -244,8 +245,8 @@ def _run(
         executed = lm.log.passes[-1]
         part = None if executed is None else executed.transpose(0, 1)[:, where.to(device)]
         lm.tallies[kind].add(part, int(where.sum()))
-    head: Callable[[Tensor], Tensor] = lm.model.lm_head
-    logs = head(output.last_hidden_state[scored.to(device)]).log_softmax(-1, torch.float32)
+    logits = logits_of(lm.model)(output.last_hidden_state[scored.to(device)])
+    logs = logits.log_softmax(-1, torch.float32)
     at, numbers, tokens = torch.tensor(reads).to(device).unbind(1)
     values, best = logs[at, tokens], logs.argmax(-1)[at] == tokens
     scores = list(map(TokenScore, numbers.tolist(), values.tolist(), best.tolist()))

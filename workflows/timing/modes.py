@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from methods.core.model.backbone import attention, count, decoder, ffn, layers
+from methods.core.model.families import logits_of
 from methods.core.model.shapes import ATTENTION, FFN
 from methods.core.routing.decisions import Decision
 from methods.core.routing.layer import add_ffn
@@ -239,7 +240,7 @@ def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
         output = decoder(model)(input_ids=ids, use_cache=False, **packed, **extra)
         states = output.last_hidden_state
-        loss = lm_loss_sum(states[:, :-1].flatten(0, 1), model.lm_head, targets, weights)
+        loss = lm_loss_sum(states[:, :-1].flatten(0, 1), logits_of(model), targets, weights)
     (loss / len(targets)).backward()
 
 

@@ -1,8 +1,7 @@
 """The dense model: loading it with checks, and access to its parts.
 
 The functions below are the only place that knows the names of a decoder's modules; the names of
-projections are in ``shapes.py``. Llama, Mistral, Qwen2 and Qwen3 use the same names. To add a
-family with these names, enter it in ``FAMILIES`` (``folder.py``).
+projections are in ``shapes.py``, and ``families.py`` says how families differ.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,6 +23,13 @@ from transformers import (
 
 from methods.core.jsonfile import first_line
 from methods.core.model.card import Card
+from methods.core.model.families import (
+    BY_LAYER,
+    Sublayer,
+    factor_of,
+    norms_of,
+    split_matrices,
+)
 from methods.core.model.finite import check_parameters
 from methods.core.model.folder import (
     check_no_adapter,
@@ -107,24 +113,56 @@ def ffn(layer: nn.Module) -> nn.Module:
 
 
 def attention_norm(layer: nn.Module) -> nn.Module:
-    """The norm in front of attention."""
-    return layer.input_layernorm  # type: ignore[return-value]
+    """The norm in front of attention; the identity where there is none."""
+    return _norm(layer, norms_of(layer, "attention").front)
 
 
 def ffn_norm(layer: nn.Module) -> nn.Module:
-    """The norm in front of the feed-forward network."""
-    return layer.post_attention_layernorm  # type: ignore[return-value]
+    """The norm in front of the feed-forward network; the identity where there is none."""
+    return _norm(layer, norms_of(layer, "ffn").front)
 
 
-def put_sublayer(layer: nn.Module, kind: Literal["attention", "ffn"], module: nn.Module) -> None:
-    """Put a module in place of the attention or the feed-forward network and drop its norm."""
-    names = {
-        "attention": ("self_attn", "input_layernorm"),
-        "ffn": ("mlp", "post_attention_layernorm"),
-    }
-    place, norm = names[kind]
-    setattr(layer, place, module)
-    setattr(layer, norm, nn.Identity())
+def ffn_entry(layer: nn.Module) -> nn.Module:
+    """The module that the hidden states in front of the FFN enter: its norm, or the FFN itself."""
+    norm = ffn_norm(layer)
+    return ffn(layer) if isinstance(norm, nn.Identity) else norm
+
+
+def last_module(layer: nn.Module, kind: Sublayer) -> nn.Module:
+    """The module that returns what a sublayer adds, before a factor: its norm, or itself."""
+    norm = norm_behind(layer, kind)
+    own = attention(layer) if kind == "attention" else ffn(layer)
+    return own if isinstance(norm, nn.Identity) else norm
+
+
+def norm_behind(layer: nn.Module, kind: Sublayer) -> nn.Module:
+    """The norm of what a sublayer adds; the identity where there is none."""
+    return _norm(layer, norms_of(layer, kind).behind)
+
+
+def finish(layer: nn.Module, kind: Sublayer, output: Tensor) -> Tensor:
+    """What a sublayer adds to the hidden states, from what its module returns (..., D)."""
+    update: Tensor = norm_behind(layer, kind)(output)
+    factor = factor_of(layer)
+    return update if factor == 1.0 else update * factor
+
+
+def is_finished(layer: nn.Module) -> bool:
+    """Whether what the modules of attention and FFN return is what the layer adds."""
+    kinds: tuple[Sublayer, ...] = ("attention", "ffn")
+    plain = all(isinstance(norm_behind(layer, kind), nn.Identity) for kind in kinds)
+    return plain and factor_of(layer) == 1.0
+
+
+def put_sublayer(layer: nn.Module, kind: Sublayer, module: nn.Module) -> None:
+    """Put a module in place of the attention or the feed-forward network and drop its norms."""
+    setattr(layer, {"attention": "self_attn", "ffn": "mlp"}[kind], module)
+    for norm in filter(None, norms_of(layer, kind)):
+        setattr(layer, norm, nn.Identity())
+
+
+def _norm(layer: nn.Module, name: str) -> nn.Module:
+    return getattr(layer, name) if name else nn.Identity()
 
 
 def attention_kinds(config: PreTrainedConfig) -> list[str]:
@@ -134,6 +172,14 @@ def attention_kinds(config: PreTrainedConfig) -> list[str]:
         return list(kinds)
     sliding = getattr(config, "sliding_window", None) is not None
     return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+
+
+def layers_alike(config: PreTrainedConfig) -> bool:
+    """Whether all layers attend in one way: to the same tokens, with rotary positions or without.
+
+    Layers that differ cannot be merged.
+    """
+    return all(len(set(getattr(config, name, None) or [None])) == 1 for name in BY_LAYER)
 
 
 def projections(layer: nn.Module) -> dict[str, nn.Linear]:
@@ -189,6 +235,7 @@ def load_backbone(
     guard(model)
     untie_own_head(model)
     check_parameters(model, path)
+    split_matrices(model)
     nn.Module.to(model, device).eval()
     if model.device.type == "cpu":
         # The weights are views of one mapped file, whose memory stays until the last one is gone.
@@ -242,7 +289,7 @@ def check_weights(path: Path, config: PreTrainedConfig) -> None:
             f"{path} has weights of {last + 1} layers, but config.json asks for "
             f"{config.num_hidden_layers} (num_hidden_layers)"
         )
-    expected = empty_backbone(config, path).model.state_dict()
+    expected = _empty_model(config, path).state_dict()
     for name, tensor in expected.items():
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if name not in shapes and not tied:
@@ -283,9 +330,19 @@ def empty_backbone(config: PreTrainedConfig, path: Path = Path()) -> Backbone:
     Raises:
         ValueError: The config contradicts itself.
     """
+    model = split_matrices(_empty_model(config, path))
+    return Backbone(model.eval(), None, path, None, "", count(model))
+
+
+def _empty_model(config: PreTrainedConfig, path: Path) -> PreTrainedModel:
+    """The model that transformers makes of a config, on the meta device.
+
+    Raises:
+        ValueError: The config contradicts itself.
+    """
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except Exception as error:
         raise ValueError(f"the config in {path} fits no model: {first_line(error)}") from error
-    return Backbone(model.eval(), None, path, None, "", count(model))
+    return model

@@ -19,8 +19,8 @@ from transformers import (
 
 from methods.core.facts import file_facts
 from methods.core.jsonfile import first_line, read_json
+from methods.core.model.families import FAMILIES
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Sizes of a config, each at least 1.
 SIZES = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",

@@ -23,6 +23,7 @@ from methods.base import Method
 from methods.core.jsonfile import cut, first_line
 from methods.core.model.backbone import Backbone, decoder, empty_backbone
 from methods.core.model.card import CARD, Card, FitCard, write_card
+from methods.core.model.families import restore_scale
 from methods.core.model.folder import (
     hash_folder,
     make_config,
@@ -63,6 +64,7 @@ def read_whole(
     # Rotary frequencies are not stored; a new module computes them from the config.
     inner = decoder(model)
     inner.rotary_emb = type(inner.rotary_emb)(config)
+    restore_scale(inner.embed_tokens)
     untie_own_head(model)
     model.tie_weights()
     settings = read_generation(folder)

@@ -75,8 +75,9 @@ def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[st
     if chosen is None or chosen.places.shape == execute.shape:
         update: Tensor = module(hidden_states=normed, **arguments)[0]
         return update
+    turn = _rotate if getattr(heads, "use_rope", True) else _leave
     cosine, sine = arguments["position_embeddings"]
-    key = _rotate(_split(heads, "k", normed), cosine, sine)
+    key = turn(_split(heads, "k", normed), cosine, sine)
     value = _split(heads, "v", normed)
     cache, columns = arguments["past_key_values"], chosen.places
     if cache is not None:
@@ -86,7 +87,7 @@ def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[st
         return torch.zeros_like(normed)
     places = chosen.places
     query = _split(heads, "q", take(normed, places))
-    query = _rotate(query, take(cosine, places), take(sine, places))
+    query = turn(query, take(cosine, places), take(sine, places))
     mask = _mask_rows(arguments["attention_mask"], places, columns, key.shape[2])
     read, _ = sdpa_attention_forward(
         module, query, key, value, mask, dropout=0.0, scaling=module.scaling
@@ -140,17 +141,35 @@ def attend_static(
 
 def _split(heads: nn.Module, kind: str, rows: Tensor) -> Tensor:
     """Queries, keys or values by head, (B, heads, n, d)."""
-    states = getattr(heads, f"{kind}_proj")(rows).unflatten(-1, (-1, heads.head_dim))
-    if hasattr(heads, f"{kind}_norm"):  # Qwen3 norms queries and keys
-        states = getattr(heads, f"{kind}_norm")(states)
-    by_head: Tensor = states.transpose(1, 2)
-    return by_head
+    states = getattr(heads, f"{kind}_proj")(rows)
+    norm, by_head = getattr(heads, f"{kind}_norm", None), (-1, heads.head_dim)
+    # The norm of queries and keys is one of each head (Qwen3, Gemma 3) or one of all (OLMo 2).
+    if norm is not None and norm.weight.numel() != heads.head_dim:
+        states, norm = norm(states), None
+    states = states.unflatten(-1, by_head)
+    if norm is not None:
+        states = norm(states)
+    heads_first: Tensor = states.transpose(1, 2)
+    return heads_first
 
 
 def _rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Queries or keys (B, heads, n, d) with rotary positions (B or 1, n, d)."""
+    """Queries or keys (B, heads, n, d) with rotary positions (B or 1, n, r), r <= d.
+
+    Only the first r channels turn.
+    """
+    width = cosine.shape[-1]
+    if width < states.shape[-1]:
+        turned = _rotate(states[..., :width], cosine, sine)
+        return torch.cat([turned, states[..., width:]], dim=-1)
     rotated: Tensor = states * cosine[:, None] + rotate_half(states) * sine[:, None]
-    return rotated
+    # OLMo 2 turns in 32 bits.
+    return rotated.to(states.dtype)
+
+
+def _leave(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Queries or keys of a layer without rotary positions."""
+    return states
 
 
 def _mask_rows(mask: Tensor | None, places: Tensor, columns: Tensor, keys: int) -> Tensor:

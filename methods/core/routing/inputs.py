@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -113,3 +113,14 @@ def attention_masks(
         for kind in set(kinds)
     }
     return [masks[kind] for kind in kinds]
+
+
+def rotary_positions(
+    rotary: nn.Module, config: PreTrainedConfig, hidden: Tensor, positions: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Cosines and sines of the rotary positions, for each layer; some families have two kinds."""
+    kinds = attention_kinds(config)
+    if not hasattr(rotary, "layer_types"):
+        return [rotary(hidden, position_ids=positions)] * len(kinds)
+    turned = {kind: rotary(hidden, positions, kind) for kind in set(kinds)}
+    return [turned[kind] for kind in kinds]

@@ -19,10 +19,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from methods.core.model.backbone import attention, attention_norm, ffn, ffn_norm
+from methods.core.model.backbone import (
+    attention,
+    attention_norm,
+    ffn,
+    ffn_norm,
+    finish,
+    is_finished,
+)
 from methods.core.routing.attend import attend, attend_static
 from methods.core.routing.decisions import Decider, Decision
-from methods.core.routing.dispatch import Branch, apply_scale, dispatch
+from methods.core.routing.dispatch import Branch, apply_scale, dispatch, dispatch_masked
 from methods.core.routing.eviction import run_evicting
 from methods.core.routing.router import Kind, Router, Unit
 from methods.kernels.choose import MOST_ROWS, available, one_token
@@ -90,12 +97,12 @@ class RoutedLayer(NamedTuple):
         decision = decide("attention", None) if "attention" in self.units else None
         update = self._attend(hidden, decision, call)
         post_attention = hidden + (update if decision is None else _apply_gate(update, decision))
-        network, rows = ffn(self.module), ffn_norm(self.module)(post_attention)
+        branch, rows = self._ffn(), ffn_norm(self.module)(post_attention)
         if "ffn" not in self.units:
-            return post_attention + network(rows)
+            return post_attention + branch(rows)
         decision = decide("ffn", post_attention)
         alternative = self.router.alternative(self.units["ffn"])
-        return add_ffn(post_attention, rows, decision, network, alternative, call.capturable)
+        return add_ffn(post_attention, rows, decision, branch, alternative, call.capturable)
 
     def _run_whole(self, hidden: Tensor, decide: Decide, call: Call) -> Tensor:
         """A layer that is one unit."""
@@ -109,27 +116,36 @@ class RoutedLayer(NamedTuple):
         rows = ffn_norm(self.module)(hidden + update)
         # The scale multiplies the update of the whole layer, so the FFN runs without one.
         unscaled = Decision(decision.execute, run_all=decision.run_all)
-        update = add_ffn(update, rows, unscaled, ffn(self.module), None, call.capturable)
+        update = add_ffn(update, rows, unscaled, self._ffn(), None, call.capturable)
         return hidden + _apply_gate(update, decision)
 
     def _attend(self, hidden: Tensor, decision: Decision | None, call: Call) -> Tensor:
         """The update of attention (B, T, D), right for the tokens that execute it."""
         heads, normed = attention(self.module), attention_norm(self.module)(hidden)
         if decision is None or decision.run_all:
-            update: Tensor = heads(hidden_states=normed, **call.arguments)[0]
-            return update
-        run = attend_static if call.capturable else attend
-        return run(heads, normed, decision.execute, call.arguments)
+            output: Tensor = heads(hidden_states=normed, **call.arguments)[0]
+        else:
+            run = attend_static if call.capturable else attend
+            output = run(heads, normed, decision.execute, call.arguments)
+        return finish(self.module, "attention", output)
+
+    def _ffn(self) -> Branch:
+        """The FFN as a map from its normed input to its update; the module itself if it is that."""
+        network = ffn(self.module)
+        if is_finished(self.module):
+            return network
+        return lambda rows: finish(self.module, "ffn", network(rows))
 
     def _run_one_token(self, hidden: Tensor, decide: Decide, call: Call) -> Tensor:
         """The layer for one token: the host reads each decision and runs only what it says."""
         whole = decide("block", None) if "block" in self.units else None
         attending = decide("attention", None) if "attention" in self.units else whole
-        network, norm = ffn(self.module), ffn_norm(self.module)
+        network, norm = self._ffn(), ffn_norm(self.module)
         heads, normed = attention(self.module), attention_norm(self.module)(hidden)
         update: Tensor | None = None
         if attending is None or _executes(attending):
-            update = heads(hidden_states=normed, **call.arguments)[0]
+            output = heads(hidden_states=normed, **call.arguments)[0]
+            update = finish(self.module, "attention", output)
         else:
             # Later tokens need the token's key and value; the update that comes back is zero.
             attend(heads, normed, attending.execute, call.arguments)
@@ -185,7 +201,7 @@ def add_ffn(
     base: Tensor,
     rows: Tensor,
     decision: Decision,
-    network: nn.Module,
+    network: Branch,
     alternative: Branch | None,
     capturable: bool,
 ) -> Tensor:
@@ -195,18 +211,18 @@ def add_ffn(
         base: What the update is added to.
         rows: Inputs of the FFN (B, T, D).
         decision: Which tokens execute it.
-        network: The FFN.
+        network: The FFN. Kernels compute it only if it is a module, a plain SwiGLU.
         alternative: What runs where it is skipped; None: nothing.
-        capturable: Whether the host must not look at the decision.
-
-    Raises:
-        ValueError: ``capturable``, and the kernels cannot run the FFN or the alternative.
+        capturable: Whether the host must not look at the decision. Without kernels for the FFN both
+            branches then run for all tokens.
     """
     weights = None
     if (capturable or available(rows)) and not decision.run_all:
-        weights = branches(network, alternative)
+        weights = branches(network, alternative) if isinstance(network, nn.Module) else None
     if capturable and weights is None:
-        raise ValueError("a capturable step takes gates of 0 and 1 on plain SwiGLU networks")
+        flat, execute, scale = _flatten(rows, decision)
+        update = dispatch_masked(flat, execute, network, alternative, scale)
+        return base + update.reshape(rows.shape)
     if weights is None or not (capturable or kernels_run(rows, weights.ffn)):
         return base + _ffn_update(rows, decision, network, alternative)
     flat, execute, scale = _flatten(rows, decision)

@@ -24,6 +24,7 @@ from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel,
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from methods.core.model.backbone import decoder
+from methods.core.model.families import embedding_factor
 from methods.core.routing.caches import EvictingCache, StaticEvictingCache
 from methods.core.routing.decisions import Decider, Decision
 from methods.core.routing.eviction import IMPLEMENTATION
@@ -33,6 +34,7 @@ from methods.core.routing.inputs import (
     StateChoice,
     attention_masks,
     check_call,
+    rotary_positions,
     tokens_of,
 )
 from methods.core.routing.layer import Call, RoutedLayer, units_by_layer
@@ -72,6 +74,7 @@ class RoutedDecoder(nn.Module):
         # Whether the backward pass runs each layer again; the trainer sets it.
         self.checkpointing = False
         self._units = units_by_layer(router.units)
+        self._embedding_factor = embedding_factor(self.config)
 
     # Causal LMs of transformers call it with their own arguments, so the list is long. Three are
     # this project's: forced, context, capturable.
@@ -120,6 +123,8 @@ class RoutedDecoder(nn.Module):
         """
         check_call(self.config, input_ids, inputs_embeds, kwargs)
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self._embedding_factor != 1.0:
+            hidden = hidden * self._embedding_factor
         if use_cache is None:
             use_cache = bool(self.config.use_cache) and not (self.training or self._recomputes)
         needs_cache = use_cache or capturable or past_key_values is not None
@@ -128,8 +133,12 @@ class RoutedDecoder(nn.Module):
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
         masks = attention_masks(self.config, hidden, attention_mask, cache, position_ids)
+        rotary = rotary_positions(self.rotary_emb, self.config, hidden, position_ids)
+        by_layer = [
+            {"attention_mask": mask, "position_embeddings": turned}
+            for mask, turned in zip(masks, rotary, strict=True)
+        ]
         arguments = kwargs | {
-            "position_embeddings": self.rotary_emb(hidden, position_ids=position_ids),
             "position_ids": position_ids,
             "past_key_values": cache,
             "use_cache": use_cache,
@@ -141,19 +150,24 @@ class RoutedDecoder(nn.Module):
         decider = Decider(self.router, at, by_unit, self._recomputes)
         call = Call(decider, capturable, tokens.valid, arguments)
         states = HiddenStates(self.config, output_hidden_states, len(self.layers) + 1)
-        hidden, decisions = self._run_layers(hidden, state, masks, call, states)
+        hidden, decisions = self._run_layers(hidden, state, by_layer, call, states)
         output = _output(hidden, cache, states, decisions)
         return output.to_tuple() if return_dict is False else output
 
     def _run_layers(
-        self, hidden: Tensor, state: Any, masks: Sequence[Any], call: Call, states: HiddenStates
+        self,
+        hidden: Tensor,
+        state: Any,
+        by_layer: Sequence[dict[str, Any]],
+        call: Call,
+        states: HiddenStates,
     ) -> tuple[Tensor, dict[int, Decision]]:
         """Run all layers and the last norm.
 
         Args:
             hidden: Embeddings (B, T, D).
             state: Of the router, before the first unit.
-            masks: One attention mask per layer.
+            by_layer: The arguments that each layer has for itself.
             call: What the layers share.
             states: Collects what enters each layer, and the result.
 
@@ -163,7 +177,7 @@ class RoutedDecoder(nn.Module):
         decisions: dict[int, Decision] = {}
         for number, layer in enumerate(self.layers):
             states.add(hidden)
-            arguments = {"attention_mask": masks[number], **call.arguments}
+            arguments = by_layer[number] | call.arguments
             units = self._units.get(number)
             if units is None:
                 hidden = self._run_unrouted(layer, hidden, **arguments)

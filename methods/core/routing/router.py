@@ -10,7 +10,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from methods.core.model.backbone import attention, attention_norm, count, ffn, layers
+from methods.core.model.backbone import (
+    attention,
+    attention_norm,
+    count,
+    ffn,
+    layers,
+    norm_behind,
+)
 from methods.core.routing.dispatch import Branch
 
 Kind = Literal["attention", "ffn", "block", "evicting"]
@@ -173,16 +180,19 @@ def without_narrowing(change: Change) -> Change:
 
 
 def ffn_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
-    """The feed-forward networks of the layers ``which``."""
-    return [Unit(n, "ffn", count(ffn(layers(model)[n]))) for n in which]
+    """The feed-forward networks of the layers ``which``, with the norm of what they add."""
+    parts = [(n, layers(model)[n]) for n in which]
+    return [Unit(n, "ffn", count(ffn(layer), norm_behind(layer, "ffn"))) for n, layer in parts]
 
 
 def attention_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
     """The attention of the layers ``which``, without keys and values, which always run."""
     units = []
     for number in which:
-        heads = attention(layers(model)[number])
-        units.append(Unit(number, "attention", count(heads) - _key_value_parameters(heads)))
+        layer = layers(model)[number]
+        heads, behind = attention(layer), norm_behind(layer, "attention")
+        size = count(heads, behind) - _key_value_parameters(heads)
+        units.append(Unit(number, "attention", size))
     return units
 
 
@@ -209,6 +219,6 @@ def evicting_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
 
 def _key_value_parameters(heads: nn.Module) -> int:
     """Parameters of an attention that make keys and values."""
-    # Qwen3 has a norm on its keys.
+    # Some families have a norm on their keys.
     names = [name for name in ("k_proj", "v_proj", "k_norm") if hasattr(heads, name)]
     return sum(count(getattr(heads, name)) for name in names)

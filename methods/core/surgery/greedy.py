@@ -13,7 +13,14 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from methods.core.data import Batch
-from methods.core.model.backbone import attention, attention_norm, ffn, ffn_norm, layers
+from methods.core.model.backbone import (
+    attention,
+    attention_norm,
+    ffn,
+    ffn_norm,
+    finish,
+    layers,
+)
 from methods.core.surgery.layers import empty_sublayer
 from methods.core.surgery.layerwise import Call, layer_calls, predicted_tokens
 from methods.core.training.losses import next_token_loss
@@ -100,9 +107,8 @@ def _without(kind: str, layer: nn.Module, call: Call) -> Tensor:
     """The output (B, T, D) of a layer without one of its parts."""
     hidden = call.hidden
     if kind == "attention":
-        update: Tensor = ffn(layer)(ffn_norm(layer)(hidden))
-        return hidden + update
+        return hidden + finish(layer, "ffn", ffn(layer)(ffn_norm(layer)(hidden)))
     if kind == "ffn":
-        update = attention(layer)(hidden_states=attention_norm(layer)(hidden), **call.options)[0]
-        return hidden + update
+        output = attention(layer)(hidden_states=attention_norm(layer)(hidden), **call.options)[0]
+        return hidden + finish(layer, "attention", output)
     return hidden

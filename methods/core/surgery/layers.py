@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,13 @@ from methods.core.model.backbone import (
     ffn,
     ffn_norm,
     layers,
+    norm_behind,
     projections,
     put_sublayer,
     widths,
 )
+from methods.core.model.families import BY_LAYER, Sublayer
 
-Sublayer = Literal["attention", "ffn"]
 MIXED_KINDS = "its layers attend in different ways (layer_types), which their cache slots follow"
 
 # The two maps of a layer whose outputs are added to the hidden states; heads and channels are their
@@ -67,8 +68,9 @@ def replace_layers(
     decoder(model).layers = nn.ModuleList(stack)
     config = model.config
     config.num_hidden_layers = len(stack)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in origins]
+    for name in BY_LAYER:
+        if values := getattr(config, name, None):
+            setattr(config, name, [values[index] for index in origins])
     return model
 
 
@@ -95,14 +97,15 @@ class NoFfn(nn.Module):
 
 
 def sublayer_size(layer: nn.Module, kind: Sublayer) -> int:
-    """Parameters of the attention or the feed-forward network of a layer, with its norm."""
+    """Parameters of the attention or the feed-forward network of a layer, with its norms."""
+    behind = norm_behind(layer, kind)
     if kind == "attention":
-        return count(attention(layer), attention_norm(layer))
-    return count(ffn(layer), ffn_norm(layer))
+        return count(attention(layer), attention_norm(layer), behind)
+    return count(ffn(layer), ffn_norm(layer), behind)
 
 
 def empty_sublayer(layer: nn.Module, kind: Sublayer) -> None:
-    """Remove attention or feed-forward network from a layer, with its norm, in place."""
+    """Remove attention or feed-forward network from a layer, with its norms, in place."""
     put_sublayer(layer, kind, NoAttention() if kind == "attention" else NoFfn())
 
 
@@ -223,6 +226,15 @@ def narrow(
         _narrow_layer(layer, heads, channels)
     _update_widths(model)
     return model
+
+
+def narrow_reason(model: PreTrainedModel) -> str | None:
+    """Why heads cannot be removed, or None."""
+    for layer in layers(model):
+        norm, size = getattr(attention(layer), "q_norm", None), widths(layer)
+        if norm is not None and count(norm) != size.head:
+            return "one norm covers the queries of all heads, so no head can go without the others"
+    return None
 
 
 def unit_sizes(layer: nn.Module) -> tuple[int, int]:

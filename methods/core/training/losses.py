@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,12 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 from methods.core.data import Batch, Document
 from methods.core.model.backbone import decoder
+from methods.core.model.families import logits_of
 from methods.core.training.packing import lay_out
 
 CHUNK = 2048
+Head = Callable[[Tensor], Tensor]
 
 
-def lm_loss_sum(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:
+def lm_loss_sum(hidden: Tensor, head: Head, targets: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum of next-token cross-entropies.
 
     Logits are computed for ``CHUNK`` positions at a time, and recomputed in the backward pass.
@@ -54,9 +56,8 @@ def next_token_loss(model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Ten
     Returns:
         Scalar float32 with a gradient, and the number of predicted tokens.
     """
-    norm, head = decoder(model).norm, model.lm_head
+    norm, head = decoder(model).norm, logits_of(model)
     assert isinstance(norm, nn.Module)
-    assert isinstance(head, nn.Module)
     predicted = batch.valid[:, 1:].to(hidden.device)
     targets = batch.ids[:, 1:].to(hidden.device)[predicted]
     weights = torch.ones(len(targets), device=hidden.device)
@@ -83,8 +84,7 @@ def score_answers(model: nn.Module, documents: Sequence[Document], batch_size: i
         documents: Each of two tokens or more.
         batch_size: Documents per forward pass.
     """
-    device, head = next(model.parameters()).device, model.lm_head
-    assert isinstance(head, nn.Module)
+    device, head = next(model.parameters()).device, logits_of(model)
     losses, right = list[Tensor](), list[Tensor]()
     for start in range(0, len(documents), batch_size):
         rows = lay_out(documents[start : start + batch_size], 0, prompt_weight=0.0).to(device)
@@ -108,6 +108,6 @@ def score_answers(model: nn.Module, documents: Sequence[Document], batch_size: i
     return Answers(float(torch.cat(right).double().mean()), float(torch.cat(losses).mean()))
 
 
-def _chunk(hidden: Tensor, head: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:
+def _chunk(hidden: Tensor, head: Head, targets: Tensor, weights: Tensor) -> Tensor:
     losses = cross_entropy(head(hidden).float(), targets, reduction="none")
     return (losses * weights).sum()

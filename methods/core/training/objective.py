@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from methods.core.data import Document
 from methods.core.model.backbone import attention_kinds, decoder
+from methods.core.model.families import logits_of
 from methods.core.routing.eviction import IMPLEMENTATION
 from methods.core.routing.router import Context
 from methods.core.routing.steering import Gates, Term
@@ -126,9 +127,8 @@ class Objective:
             )
             hidden = output.last_hidden_state.flatten(0, 1)[predicting]
             targets = rows.ids.flatten()[predicting + 1]
-            head = self.model.lm_head
-            assert isinstance(head, nn.Module)
-            loss = lm_loss_sum(hidden, head, targets, rows.weights.flatten()[predicting])
+            weights = rows.weights.flatten()[predicting]
+            loss = lm_loss_sum(hidden, logits_of(self.model), targets, weights)
         loss = loss / totals[0].float()
         figures = [loss.detach().double()]
         for kind, sums in zip(self.routing.terms, totals[1:].view(-1, 2), strict=True):
