@@ -137,11 +137,11 @@ def split_matrices(model: PreTrainedModel) -> PreTrainedModel:
 
     The numbers stay the same, and so does what the model computes, up to rounding.
     """
-    for part in model.modules():
-        module: Any = part
+    modules: list[Any] = list(model.modules())
+    for module in modules:
         if isinstance(module, Phi3Attention) and hasattr(module, "qkv_proj"):
             own = module.o_proj.in_features
-            shared = int(module.config.num_key_value_heads) * int(module.head_dim)
+            shared = (module.qkv_proj.out_features - own) // 2
             _split(module, "qkv_proj", {"q_proj": own, "k_proj": shared, "v_proj": shared})
             module.__class__ = SplitAttention
         elif isinstance(module, Phi3MLP) and hasattr(module, "gate_up_proj"):

@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from methods import load_method
+from methods.core.model.families import split_matrices
 from methods.core.routing.decoding import StaticDecoder, columns_for, generate
 from methods.core.routing.routed import route, router_of
 from methods.core.routing.router import block_units
 from tests.contract.conftest import IDS
-from tests.toys.models import make_model, wrap
+from tests.toys.models import OTHERS, make_model, wrap
 from tests.toys.routed import VARIANTS, shake_variant
 from tests.toys.texts import PAD
 from tests.unit.core.routing.test_routed import EveryThird
@@ -97,6 +98,17 @@ def test_the_tokens_are_those_of_generate(name: str, padded: bool) -> None:
         mask[0, :4] = mask[2, :1] = 0
     found = generate(model, IDS, mask, new_tokens=12)
     assert torch.equal(found, expected(model, IDS, mask, 12))
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("name", ["dense", "hero", "skipgpt-rt", "block"])
+def test_every_family_decodes_in_a_static_cache(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "sliding_window" in OTHERS[kind]:
+        monkeypatch.setitem(OTHERS[kind], "sliding_window", 64)
+    model = split_matrices(model_of(name, kind))
+    assert torch.equal(generate(model, IDS, None, 12), expected(model, IDS, None, 12))
 
 
 @pytest.mark.parametrize("name", ["hero", "skipgpt-rt", "mod-d", "d-llm", "block"])
