@@ -76,6 +76,11 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
         size = getattr(config, name)
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{where}: {name} is {size!r}, must be a positive whole number")
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        # No other implementation caps scores; older versions of transformers would leave it out.
+        config._attn_implementation = "eager"
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ValueError(f"{where}: use_bidirectional_attention is set, so this is no causal model")
     for name, value in _scales(config).items():
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(f"{where}: {name} is {value!r}, must be a positive number")
