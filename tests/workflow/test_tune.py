@@ -215,7 +215,8 @@ def test_a_later_call_leaves_what_others_wrote() -> None:
         "tries": {},
     }
     for job, rate in ((pooled, 0.2), (split, 0.3), (pooled, 0.4)):
-        enter(outcome, job, [{"learning_rate": rate, "skip": 0.25, "right": 0.5, "loss": 1.0}])
+        done = {"skip": 0.25, "right": 0.5, "loss": 1.0, "updates": 20}
+        enter(outcome, job, [{"learning_rate": rate, **done}])
     assert outcome["params"]["hero"] == [
         {"budget": 0.25, "match": "pooled", "params": {"learning_rate": 0.4}},
         {"budget": 0.25, "match": "split", "params": {"learning_rate": 0.3}},
@@ -223,6 +224,12 @@ def test_a_later_call_leaves_what_others_wrote() -> None:
     ]
     assert outcome["params"]["lora"] == [{"params": {}}]
     assert [one["learning_rate"] for one in outcome["tries"]["hero"]] == [0.3, 0.4]
+    longer = {"learning_rate": 0.05, "skip": 0.25, "right": 0.4, "loss": 1.0, "updates": 60}
+    enter(outcome, job, [longer])
+    assert [one["learning_rate"] for one in outcome["tries"]["hero"]] == [0.3, 0.4, 0.05]
+    rates = [entry["params"]["learning_rate"] for entry in outcome["params"]["hero"]]
+    assert 0.05 in rates
+    assert 0.4 not in rates
 
 
 @pytest.mark.parametrize(

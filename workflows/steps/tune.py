@@ -10,7 +10,8 @@ suite made. A control keeps the candidates of its lender.
 
 The outcome is a small YAML file to commit, which suites read under `tuned:`. What it holds for
 other rows, budgets and protocols stays. --workdir keeps the tries, so that an interrupted call
-continues.
+continues. A rate that holds for few updates may diverge later: try the best ones again at the
+suite's own length (--grid with these alone, without --updates).
 
     python -m workflows.steps.tune --suite workflows/suites/demo_full.yaml --updates 500 \
         --data results/demo_full/data --out workflows/suites/tuned/demo.yaml
@@ -299,12 +300,17 @@ def read_outcome(file: Path) -> dict[str, Any]:
 
 
 def enter(outcome: dict[str, Any], job: Job, tries: Sequence[Try]) -> None:
-    """Put the tries and the best of them in the place of those of the same budget and protocol."""
+    """Enter the best of the tries for their budget and protocol, and the tries themselves.
+
+    They take the place of earlier tries of as many updates; those of other lengths stay on record.
+    """
     place = {"budget": job.budget, "match": job.match}
     place = {key: value for key, value in place.items() if value is not None}
 
-    def others(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        return [line for line in lines if {key: line[key] for key in PLACE if key in line} != place]
+    def others(lines: Sequence[Mapping[str, Any]], **more: Any) -> list[Mapping[str, Any]]:
+        here = place | more
+        keys = (*PLACE, *more)
+        return [line for line in lines if {key: line[key] for key in keys if key in line} != here]
 
     best = best_try(job, tries)
     chosen = {key: best[key] for key in ("learning_rate", "candidates") if key in best}
@@ -312,7 +318,8 @@ def enter(outcome: dict[str, Any], job: Job, tries: Sequence[Try]) -> None:
     entries = [{**place, "params": chosen}, *others(params.get(job.row, []))]
     # The first that fits a job holds: what is for all jobs comes last.
     params[job.row] = sorted(entries, key=lambda entry: -len(entry))
-    before[job.row] = [*others(before.get(job.row, [])), *({**place, **one} for one in tries)]
+    earlier = others(before.get(job.row, []), updates=tries[0]["updates"])
+    before[job.row] = [*earlier, *({**place, **one} for one in tries)]
 
 
 def _identity(job: Job, params: Mapping[str, Any], max_length: int, data: Path, start: Path) -> str:
