@@ -151,7 +151,7 @@ def answers_right(row: str, budget: float | None = None) -> tuple[float, float]:
 
     Args:
         row: As in the file of tries.
-        budget: Only tries for it that met it within a point.
+        budget: Only tries for it that met it within a point; one that diverged has no skip.
     """
     tries = yaml.safe_load(TRIES.read_text(encoding="utf-8"))["tries"][row]
     right = [
@@ -160,7 +160,7 @@ def answers_right(row: str, budget: float | None = None) -> tuple[float, float]:
         if budget is None
         or (
             (one["match"], one["budget"]) == ("pooled", budget)
-            and abs(one["skip"] - budget) <= TOLERANCE
+            and abs(one.get("skip", 0) - budget) <= TOLERANCE
         )
     ]
     return 100 * min(right), 100 * max(right)
