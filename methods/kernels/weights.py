@@ -13,6 +13,7 @@ from torch.nn.functional import linear, silu
 from transformers.activations import ACT2FN
 
 from methods.core.model.backbone import attention_kinds
+from methods.core.model.families import has_rotary
 
 
 class FfnWeights(NamedTuple):
@@ -211,7 +212,7 @@ def attention_weights(heads: nn.Module) -> AttentionWeights | None:
     if not full or any(type(each) is not nn.Linear for each in maps) or maps[3].bias is not None:
         return None
     rope = getattr(module.config, "rope_parameters", None) or {}
-    turned = getattr(module, "use_rope", True) and rope.get("partial_rotary_factor", 1.0) == 1.0
+    turned = has_rotary(module) and rope.get("partial_rotary_factor", 1.0) == 1.0
     capped = getattr(module, "attn_logit_softcapping", None) is not None
     if not turned or capped or module.scaling != module.head_dim**-0.5:
         return None

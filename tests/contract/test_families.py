@@ -22,7 +22,7 @@ from workflows.suite.job import data_parts
 
 # Enough to move weights, on ids: transformers gives a Qwen2 folder a tokenizer without toy words.
 PARAMS = {"updates": 2, "batch_tokens": 128, "row_length": 64}
-PLAIN, WINDOWED = ("smollm3", "phi3"), ("olmo3", "gemma2", "gemma3")
+PLAIN, WINDOWED = ("smollm3", "phi3", "seed_oss"), ("olmo3", "exaone4", "gemma2", "gemma3")
 BEHIND = ("olmo2", *WINDOWED)
 # Why a row does not run on a family of ``OTHERS``: a part of its sentence.
 REFUSED = {
@@ -96,7 +96,10 @@ def test_a_row_runs_on_a_family_or_says_why_not(
     if uncapped:
         stock.set_attn_implementation("eager")
     backbone = load_backbone(others[kind])
-    torch.testing.assert_close(backbone.model(IDS).logits, stock(IDS).logits, rtol=0, atol=1e-5)
+    # Split matrices round otherwise.
+    rounding = 1e-5 if kind == "phi3" else 0
+    dense = backbone.model(IDS).logits
+    torch.testing.assert_close(dense, stock(IDS).logits, rtol=0, atol=rounding)
     files = {f"{part}_file": data_files["ids"] for part in data_parts(ROWS[row])}
     data = Data(None, VOCABULARY, 64, **files)
     budget = BUDGETS.get(row, BUDGET) if ROWS[row].budgeted else None

@@ -51,6 +51,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "olmo2": SMALL | {"model_type": "olmo2"},
     "olmo3": SMALL | {"model_type": "olmo3"} | WINDOWS,
     "phi3": SMALL | {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": None},
+    "exaone4": SMALL | {"model_type": "exaone4"} | WINDOWS,
+    "seed_oss": SMALL | {"model_type": "seed_oss"},
     "gemma2": SMALL
     | {"model_type": "gemma2", "query_pre_attn_scalar": 10, "attn_logit_softcapping": 5.0}
     | {"final_logit_softcapping": 3.0, "tie_word_embeddings": True}

@@ -50,6 +50,8 @@ FAMILIES: dict[str, Family] = {
     "smollm3": Family(),
     "olmo2": Family(),
     "olmo3": Family(),
+    "exaone4": Family(),
+    "seed_oss": Family(),
     "phi3": Family(),
     "granite": Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling"),
     "gemma2": Family(logit_cap="final_logit_softcapping"),
@@ -96,6 +98,15 @@ def norms_of(layer: nn.Module, kind: Sublayer) -> Norms:
 def factor_of(layer: nn.Module) -> float:
     """What multiplies all that the sublayers of a layer add."""
     return float(getattr(layer, "residual_multiplier", 1.0))
+
+
+def has_rotary(attention: nn.Module) -> bool:
+    """Whether an attention turns its queries and keys by their positions."""
+    module: Any = attention
+    if hasattr(module, "is_sliding") and hasattr(module, "sliding_window_pattern"):
+        # EXAONE 4: where some layers have a window, the others have no positions.
+        return bool(module.sliding_window is None or module.is_sliding)
+    return bool(getattr(module, "use_rope", True))
 
 
 def embedding_factor(config: PreTrainedConfig) -> float:

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import rotate_half
 
+from methods.core.model.families import has_rotary
 from methods.core.routing.caches import StaticEvictingLayer
 from methods.kernels.attention import attention_workspace, routed_attention_decode
 from methods.kernels.choose import use_steps
@@ -75,7 +76,7 @@ def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[st
     if chosen is None or chosen.places.shape == execute.shape:
         update: Tensor = module(hidden_states=normed, **arguments)[0]
         return update
-    turn = _rotate if getattr(heads, "use_rope", True) else _leave
+    turn = _rotate if has_rotary(heads) else _leave
     cosine, sine = arguments["position_embeddings"]
     key = turn(_split(heads, "k", normed), cosine, sine)
     value = _split(heads, "v", normed)
