@@ -6,6 +6,7 @@ import ast
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def discover(root: Path = ROOT) -> dict[str, Row]:
             continue
         if source.suffix != ".py" or not source.is_file():
             continue
-        for row in _read_rows(source, f"{root.name}.{name}", path):
+        for row in _read_rows(source.read_text(encoding="utf-8"), f"{root.name}.{name}", path):
             if row.name in rows:
                 where = rows[row.name].path.name
                 raise ValueError(f"row '{row.name}' is defined in {where} and in {path.name}")
@@ -68,10 +69,11 @@ def discover(root: Path = ROOT) -> dict[str, Row]:
     return dict(sorted(rows.items(), key=lambda item: (order.get(item[0], len(ORDER)), item[0])))
 
 
-def _read_rows(source: Path, module: str, path: Path) -> list[Row]:
-    """The rows of one method file, read from its syntax tree."""
+@lru_cache(maxsize=256)
+def _read_rows(text: str, module: str, path: Path) -> tuple[Row, ...]:
+    """The rows of one method file, read from the syntax tree of its text."""
     try:
-        tree = ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
+        tree = ast.parse(text, filename=str(path))
     except SyntaxError as error:
         raise ValueError(f"method file {path.name} is not valid Python: {error}") from error
     for node in tree.body:
@@ -95,10 +97,10 @@ def _read_rows(source: Path, module: str, path: Path) -> list[Row]:
     if missing:
         raise ValueError(f"method file {path.name} lacks the literals: {', '.join(missing)}")
     params_of = literals.pop("rows", None) or {path.stem.replace("_", "-"): {}}
-    return [
+    return tuple(
         Row(name=name, module=module, path=path, params=params, **literals)
         for name, params in params_of.items()
-    ]
+    )
 
 
 def _literal(value: ast.expr, name: str, path: Path) -> Any:

@@ -90,7 +90,7 @@ def norms_of(layer: nn.Module, kind: Sublayer) -> Norms:
     names = next(
         entry
         for entry in NORMS
-        if all(not name or hasattr(layer, name) for norms in entry.values() for name in norms)
+        if all(not name or name in layer._modules for norms in entry.values() for name in norms)
     )
     return names[kind]
 
