@@ -7,7 +7,7 @@ READY := $(VENV)/bin/skipbench
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test test-fast test-cpus test-kernels test-lowest rehearsal slurm lock chaos
+.PHONY: demo test test-fast test-long test-cpus test-kernels test-lowest rehearsal slurm lock chaos
 
 # The tests that compute with torch, by folder (two of the files do not), and two stand-ins for other CPUs:
 # none of the vector instructions with two threads, and AVX2, for MKL and oneDNN as well.
@@ -37,6 +37,10 @@ test: $(READY)
 test-fast: $(READY)
 	@$(RUN) python -m tests.fast
 
+# What make test leaves out: a run again after a kill, thousands of runs or draws, every row on every family.
+test-long: $(READY)
+	@$(RUN) pytest -m long
+
 # The paper's suites against a hub of our own; CASES="8b_suite or gated" runs those alone.
 rehearsal: $(READY)
 	@$(RUN) pytest -m rehearsal $(if $(CASES),-k "$(CASES)") tests/workflow
@@ -46,8 +50,8 @@ slurm: $(READY)
 	@$(RUN) pytest -m slurm -rs tests/workflow/test_slurm.py
 
 test-cpus: $(READY)
-	@$(RUN) $(PLAIN) pytest $(COMPUTES)
-	@$(RUN) $(AVX2) pytest $(COMPUTES)
+	@$(RUN) $(PLAIN) pytest -m "" $(COMPUTES)
+	@$(RUN) $(AVX2) pytest -m "" $(COMPUTES)
 
 # Kernels under Triton's interpreter and compiler. A CUDA build of torch brings a Triton of its own.
 test-kernels: $(READY)

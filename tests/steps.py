@@ -28,6 +28,13 @@ def call(step: str, *arguments: Any) -> None:
         torch.set_num_threads(threads)
 
 
+def report_tables(results: Path, out: Path) -> None:
+    """The report step without its figures, which take most of its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workflows.steps.report.draw_all", lambda *args, **more: None)
+        call("report", "--results", results, "--out", out)
+
+
 def fit(row: str, backbone: Path, out: Path, *more: Any) -> Path:
     """Fit a row with the threads of this test session; returns ``out``."""
     fixed = ["--method", row, "--backbone", backbone, "--out", out, "--device", "cpu"]

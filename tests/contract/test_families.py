@@ -20,6 +20,7 @@ from tests.toys.models import CONFIGS, OTHERS, make_scaled
 from tests.toys.texts import VOCABULARY
 from workflows.suite.job import data_parts
 
+pytestmark = pytest.mark.long
 # Enough to move weights, on ids: transformers gives a Qwen2 folder a tokenizer without toy words.
 PARAMS = {"updates": 2, "batch_tokens": 128, "row_length": 64}
 PLAIN, WINDOWED = ("smollm3", "phi3", "seed_oss"), ("olmo3", "exaone4", "gemma2", "gemma3")

@@ -314,6 +314,7 @@ def evaluated(folder: Path, tasks: Path, *more: Any) -> dict[tuple[str, str], fl
     return {(score["task"], score["metric"]): score["value"] for score in found}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ROWS)
 def test_lm_eval_scores_a_folder_as_the_evaluate_step(
     row: str, folders: Folders, task_folder: Path
@@ -330,6 +331,7 @@ def test_lm_eval_scores_a_folder_as_the_evaluate_step(
     assert scores(stock).items() <= ours.items()
 
 
+@pytest.mark.long
 def test_the_command_line_of_lm_eval_scores_a_folder(
     folders: Folders, task_folder: Path, tmp_path: Path
 ) -> None:

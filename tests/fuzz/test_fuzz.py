@@ -117,6 +117,7 @@ def test_the_corpus(name: str, number: int, good: Callable[[str], Path]) -> None
     try_case(name, good(name), CORPUS[name][number])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DRAWN)
 def test_drawn_damage(name: str, good: Callable[[str], Path]) -> None:
     folder, before = good(name), ran[name]

@@ -52,7 +52,7 @@ def line(frame: pd.DataFrame, **keys: Any) -> dict[str, Any]:
 def test_both_sides_are_the_tables_of_the_report(made: Path, compared: pd.DataFrame) -> None:
     for side in "ab":
         out = made / f"page_{side}"
-        steps.call("report", "--results", made / side, "--out", out)
+        steps.report_tables(made / side, out)
         for row in (
             pd.read_csv(out / "tables/retain.csv").dropna(subset=["retain"]).to_dict("records")
         ):

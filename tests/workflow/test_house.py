@@ -53,6 +53,7 @@ def dry_runs(plain_copy: Path) -> dict[str, str]:
     return dict(zip([*SUITES, ""], texts, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SUITES)
 def test_dry_run_lists_every_row(
     name: str, plain_copy: Path, dry_runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -70,6 +71,7 @@ def test_dry_run_lists_every_row(
     assert not (plain_copy / "results" / name).exists()
 
 
+@pytest.mark.long
 def test_without_a_suite_the_demo_runs(dry_runs: dict[str, str]) -> None:
     assert dry_runs[""].endswith("=== status 0\n"), dry_runs[""]
     assert "results/demo/demo/shortgpt/b25/s42/record.json" in dry_runs[""]

@@ -172,6 +172,7 @@ def replace(file: Path, text: str) -> None:
     os.utime(file, (10**9, 10**9))
 
 
+@pytest.mark.long
 def test_a_suite_whose_files_were_edited_ends_as_a_fresh_run(
     tmp_path: Path, run_snakemake: Snakemake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests import steps
 from tests.records import add_routes, add_texts, dense, record, score, write_decisions, write_run
@@ -49,6 +50,7 @@ def write_many(results: Path) -> Path:
     return results
 
 
+@pytest.mark.long
 def test_two_thousand_runs_make_a_page_in_time_and_of_a_size_to_send(tmp_path: Path) -> None:
     results = write_many(tmp_path / "results")
     assert len(list(results.rglob("record.json"))) == len(ROWS) * len(BUDGETS) * len(SEEDS) + 5

@@ -306,6 +306,7 @@ def test_the_tables_stand_there_without_the_script(chromium: browser.Browser, pa
         chromium.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
+@pytest.mark.long
 def test_two_thousand_rows_are_sorted_at_once(window: browser.Browser) -> None:
     """From the click to the next paint, when the rest of the rows has come."""
     window.run(

@@ -42,6 +42,7 @@ def losses(folder: Path) -> list[float]:
     return [entry["loss"] for entry in log]
 
 
+@pytest.mark.long
 def test_two_processes_fit_what_one_does(folder: Path) -> None:
     assert fit(folder, "one").returncode == 0
     both = fit(folder, "two", "--processes", 2)

@@ -121,7 +121,7 @@ def test_publishing_writes_every_frame_and_the_readmes(published: Path) -> None:
 def test_the_table_of_each_protocol_holds_its_lines_with_the_marks_of_the_report(
     published: Path,
 ) -> None:
-    steps.call("report", "--results", published / "results", "--out", published / "page")
+    steps.report_tables(published / "results", published / "page")
     made = published / "reports/reference/made"
     retain = pd.read_csv(made / "retain.csv")
     parts = re.split(r"^Match (pooled|split): .*\n\n", (made / "README.md").read_text(), flags=re.M)
@@ -237,7 +237,7 @@ def test_the_source_names_each_machine_and_the_records_are_those_of_the_table(
     parts = [(part["hardware"]["processor"], part["runs"], part["seeds"]) for part in told["parts"]]
     assert parts == [("p", 2, [42]), ("q", 1, [43])]
     assert any("differ in processor" in caution for caution in told["cautions"])
-    steps.call("report", "--results", reference / "made", "--out", tmp_path / "page")
+    steps.report_tables(reference / "made", tmp_path / "page")
     for name in ("retain", "differences", "scores"):
         table = (tmp_path / f"page/tables/{name}.csv").read_text()
         assert table == (reference / f"made/{name}.csv").read_text()

@@ -140,6 +140,7 @@ def test_a_mean_is_over_all_tokens() -> None:
 RECORD = "results/toy/small/random-skip/b25/s42/record.json"
 
 
+@pytest.mark.long
 def test_a_suite_measures_on_its_texts_and_again_when_they_change(
     tmp_path: Path, run_snakemake: Callable[..., tuple[int, str]]
 ) -> None:

@@ -22,6 +22,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_hero_runs_on_the_small_world(backbone: Path, tmp_path: Path) -> None:
     suite = read_suite(yaml.safe_load((ROOT / "workflows/suites/small.yaml").read_text()))
     facts = json.loads((backbone / "training.json").read_text())

@@ -153,6 +153,7 @@ def test_the_report_step_needs_records_alone(finished: Path, tmp_path: Path) -> 
         assert again == (finished / "reports/toy" / name).read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_killed_in_the_middle_ends_with_the_same_records(
     finished: Path, tmp_path: Path, run_snakemake: Snakemake
 ) -> None:
@@ -216,6 +217,7 @@ def examples(*, trained: bool) -> dict[str, Path]:
     return {row: file for row, file in files.items() if trained or row not in learns}
 
 
+@pytest.mark.long
 def test_a_task_that_is_added_is_scored_in_the_first_call_after_it(
     finished: Path, tmp_path: Path, run_snakemake: Snakemake
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_task_that_is_added_is_scored_in_the_first_call_after_it(
     assert "suite config, 'odd'" in said
 
 
+@pytest.mark.long
 def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakemake) -> None:
     """Runs late: it adds rows of CONTRIBUTING to the finished copy, whose suite trains none."""
     before, added = records(finished, "toy"), examples(trained=False)
@@ -260,6 +263,7 @@ def test_a_new_method_file_is_all_it_takes(finished: Path, run_snakemake: Snakem
     assert {name: after[name] for name in before} == before
 
 
+@pytest.mark.long
 def test_the_contract_can_be_run_for_a_row_alone(finished: Path) -> None:
     """As CONTRIBUTING says; LoRA heals a static one."""
     for file in (ROOT / "methods/lora.py", *examples(trained=True).values()):

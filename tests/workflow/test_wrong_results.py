@@ -128,7 +128,7 @@ def test_mixtures_are_flagged_in_everything_that_is_read(
     path: str, value: Any, sentence: str, results: Path, tmp_path: Path, capfd: Any
 ) -> None:
     changed(path, value)(results)
-    steps.call("report", "--results", results, "--out", tmp_path / "page")
+    steps.report_tables(results, tmp_path / "page")
     assert f"caution: {sentence}" in capfd.readouterr().err
     assert sentence in (tmp_path / "page/index.html").read_text().replace("&#39;", "'")
     for name in ("retain", "differences_dense"):

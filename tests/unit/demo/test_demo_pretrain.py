@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,14 @@ GENERATION = {
     "small": TASK_FILES / "small" / "_longer_yaml",
 }
 TINY = Recipe(seed=3, tokens=256, rows=2, length=64)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def five_items() -> Iterator[None]:
+    """Reports of a training on five items per task, not on a hundred."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "exact_rates", partial(pretrain.exact_rates, count=5))
+        yield
 
 
 def test_rows_hold_whole_documents_in_order() -> None:

@@ -74,12 +74,13 @@ def write(
 ) -> tuple[list[int], str]:
     """Greedy answer up to and with the token that ends it, and what ended it."""
     answer: list[int] = []
+    tokenizer = make_tokenizer()
     while len(answer) < most:
         logits = model(torch.tensor([prompt + answer]), use_cache=False).logits
         answer.append(int(logits[0, -1].argmax()))
         if answer[-1] in ends:
             return answer, "eos"
-        text = make_tokenizer().decode(answer)
+        text = tokenizer.decode(answer)
         if any(stop in text for stop in STOPS):
             return answer, "stop"
     return answer, "length"

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder: Path) -> str:
     results = write_full_suite(folder / "results")
-    steps.call("report", "--results", results, "--out", folder / "report")
+    steps.report_tables(results, folder / "report")
     return (folder / "report/index.html").read_text(encoding="utf-8")
 
 

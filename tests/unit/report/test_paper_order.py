@@ -131,7 +131,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 score["k"] = int(sum(score["items"]))
                 score["value"] = score["k"] / 1005
         write_run(folder / "results", run)
-    steps.call("report", "--results", folder / "results", "--out", folder / "report")
+    steps.report_tables(folder / "results", folder / "report")
     return folder / "report"
 
 

@@ -137,6 +137,7 @@ def test_rows_compared_on_different_texts_are_refused() -> None:
     check_comparable(typed(first, second | {"backbone": other}))
 
 
+@pytest.mark.long
 def test_intervals_cover_the_truth() -> None:
     """48 texts of uneven length, as few as a suite has, each with its own KL and agreement."""
     rng, texts, trials, kl, agreement = np.random.default_rng(3), 48, 1000, 0.3, 0.8

@@ -147,6 +147,7 @@ def binomial(n: int, p: float) -> list[float]:
     return [float(stats.binom.pmf(k, n, p)) for k in range(n + 1)]
 
 
+@pytest.mark.long
 def test_intervals_cover_the_truth() -> None:
     """Items are drawn from known shares of right, lost, won and changed ones."""
     rng, trials = np.random.default_rng(5), 1000

@@ -276,6 +276,7 @@ SPREADS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["retain", "difference", "paired"])
 @pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
 def test_with_five_seeds_intervals_cover_as_often_as_they_say(
@@ -284,12 +285,14 @@ def test_with_five_seeds_intervals_cover_as_often_as_they_say(
     assert 0.93 <= covered(5, *spread)[what] <= 0.97
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["retain", "difference", "paired"])
 def test_with_two_seeds_intervals_cover_no_less_than_they_say(what: str) -> None:
     """Two runs hardly tell how far seeds move: wide is right, narrow is wrong."""
     assert covered(2, 0.25, 0.3)[what] >= 0.94
 
 
+@pytest.mark.long
 def test_intervals_of_retain_over_three_tasks_cover_as_often_as_they_say() -> None:
     rng = np.random.default_rng(5)
     keep = {"a": 0.75, "b": 0.6, "c": 0.9}

@@ -37,7 +37,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     first = sorted(results.glob("*/hero/b25/*/record.json"))[0]
     first.with_name("speed.json").write_text(json.dumps({"lines": lines}))
-    steps.call("report", "--results", results, "--out", folder / "report")
+    steps.report_tables(results, folder / "report")
     return folder / "report"
 
 
@@ -83,6 +83,6 @@ def test_rows_without_a_target_are_timed_as_well(tmp_path: Path) -> None:
     lines = [line("prefill", "8x64", 0.8, 0.75)]
     for file in results.rglob("record.json"):
         file.with_name("speed.json").write_text(json.dumps({"lines": lines}))
-    steps.call("report", "--results", results, "--out", tmp_path / "report")
+    steps.report_tables(results, tmp_path / "report")
     assert set(pd.read_csv(tmp_path / "report/tables/speeds.csv")["row"]) == {"dense", "lora"}
     assert "1.25" in (tmp_path / "report/tables/retain.md").read_text()
