@@ -43,6 +43,7 @@ report: "workflows/report/workflow.rst"
 
 include: "workflows/rules/common.smk"
 include: "workflows/rules/prepare.smk"
+include: "workflows/rules/data.smk"
 include: "workflows/rules/backbones.smk"
 include: "workflows/rules/fit.smk"
 include: "workflows/rules/score.smk"

@@ -24,7 +24,7 @@ from methods.core.model.checkpoint import DECISIONS, TRAINED, load
 from methods.core.model.folder import read_config
 from methods.core.model.ledger import Tally
 from tests import steps
-from tests.contract.conftest import BUDGET, BUDGETS, IDS, QUICK, ROWS, SEED, Runs, digests, logits
+from tests.contract.fits import BUDGET, BUDGETS, IDS, QUICK, ROWS, SEED, Runs, digests, logits
 from tests.toys.models import CONFIGS, make_backbone
 from tests.toys.texts import VOCABULARY
 

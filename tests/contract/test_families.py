@@ -15,7 +15,7 @@ from methods.base import Request
 from methods.core.data import Data
 from methods.core.model.backbone import load_backbone
 from methods.core.model.checkpoint import describe, save
-from tests.contract.conftest import BUDGET, BUDGETS, IDS, ROWS, SEED
+from tests.contract.fits import BUDGET, BUDGETS, IDS, ROWS, SEED
 from tests.toys.models import CONFIGS, OTHERS, make_scaled
 from tests.toys.texts import VOCABULARY
 from workflows.suite.job import data_parts

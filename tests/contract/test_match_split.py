@@ -16,7 +16,7 @@ from methods.core.model.backbone import load_backbone
 from methods.core.routing.calibration import skip_rates, weigh
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
-from tests.contract.conftest import BUDGET, BUDGETS, QUICK, SEED
+from tests.contract.fits import BUDGET, BUDGETS, QUICK, SEED
 from tests.toys.texts import VOCABULARY
 from workflows.suite.job import data_parts
 

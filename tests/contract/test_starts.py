@@ -15,7 +15,7 @@ import pytest
 from methods.core.model.checkpoint import load
 from methods.core.model.ledger import Tally
 from tests import steps
-from tests.contract.conftest import BUDGET, ROWS, SHORT, Runs, digests, logits
+from tests.contract.fits import BUDGET, ROWS, SHORT, Runs, digests, logits
 from workflows.records.card import removed_layers
 from workflows.suite.job import data_words
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -19,22 +18,16 @@ from methods.core.model.backbone import layers, load_backbone
 from methods.core.model.checkpoint import load
 from methods.core.routing.routed import router_of
 from tests import steps
-from tests.contract.conftest import BUDGET, BUDGETS
+from tests.contract.folders import QUICK, SHIPPED, SHORT, Folders
 from tests.near import assert_near
-from tests.toys.models import make_backbone, untie
-from tests.toys.texts import EOS, PAD, make_tokenizer
-from workflows.evaluation.harness import CountingLM, simple_evaluate
+from tests.toys.texts import PAD, make_tokenizer
+from workflows.evaluation.harness import CountingLM
 
 ROWS = discover()
-SHORT = {"updates": 2, "batch_tokens": 256, "row_length": 64}
-QUICK: dict[str, dict[str, Any]] = {row: SHORT for row in ROWS if ROWS[row].trained}
-QUICK["slicegpt"] = {"round_to": 1}
 CASES = [
     (row, kind) for row in ROWS for kind in ("llama", "tied") if kind == "llama" or row not in QUICK
 ]
 CAUSAL = [row for row in ROWS if ROWS[row].causal]
-# What a backbone may ship: a temperature without sampling is a mistake that published ones make.
-SHIPPED = {"repetition_penalty": 1.3, "temperature": 0.6, "eos_token_id": [EOS, 3, 9, 44]}
 IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(1))
 PROMPTS = [IDS[0, :3], IDS[1, :9], IDS[2, :6]]
 
@@ -53,43 +46,6 @@ for folder in folders:
 assert "methods" not in sys.modules
 torch.save(found, "logits.pt")
 """
-
-
-class Folders:
-    """Fits a row once, with hardly any training, and keeps what ``save_pretrained`` makes of it."""
-
-    def __init__(self, home: Path, data: dict[str, Path]) -> None:
-        self.home = home
-        self.data = data | {"calibration": data["ids"]}
-        for kind in ("llama", "tied"):
-            file = make_backbone(home / kind, kind) / "generation_config.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | SHIPPED))
-        untie(make_backbone(home / "own", "tied"))
-
-    def fit(self, row: str, kind: str = "llama", **params: Any) -> Path:
-        out = self.home / f"{kind}-{row}-{len(params)}"
-        if not out.exists():
-            given = json.dumps(QUICK.get(row, {}) | params)
-            asked = ["--budget", BUDGETS.get(row, BUDGET), "--params", given]
-            fixed = [*asked, "--seed", 3, "--max-length", 64]
-            parts = {"calibration": "calibration", "train": "training", "validation": "validation"}
-            files = [
-                word for flag, part in parts.items() for word in (f"--{flag}", self.data[part])
-            ]
-            steps.fit(row, self.home / kind, out, *fixed, *files)
-        return out
-
-    def save(self, row: str, kind: str = "llama") -> Path:
-        folder = self.fit(row, kind)
-        saved = folder.with_name(f"{folder.name}-saved")
-        if not saved.exists():
-            load_model(folder).save_pretrained(saved)
-        return saved
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, data_files: dict[str, Path]) -> Folders:
-    return Folders(tmp_path_factory.mktemp("folders"), data_files)
 
 
 @torch.no_grad()
@@ -293,59 +249,3 @@ def test_attention_weights_are_given_or_refused(row: str, folders: Folders) -> N
     output = model(IDS, output_attentions=True)
     torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-4)
     assert len(output.attentions) == len(layers(model))
-
-
-def scores(results: Any) -> dict[tuple[str, str], float]:
-    """Task, metric -> value, of lm-eval's results."""
-    return {
-        (task, key.split(",")[0]): value
-        for task, values in results["results"].items()
-        for key, value in values.items()
-        if key.endswith(",none") and "_stderr" not in key
-    }
-
-
-def evaluated(folder: Path, tasks: Path, *more: Any) -> dict[tuple[str, str], float]:
-    """The same of the score step."""
-    out = folder.with_name(f"{folder.name}.json")
-    given = ["--tasks", "toy_choice,toy_write", "--task-dir", tasks, "--device", "cpu", *more]
-    steps.call("score", "--model", folder, "--out", out, *given)
-    found = json.loads(out.read_text())["scores"]
-    return {(score["task"], score["metric"]): score["value"] for score in found}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("row", ROWS)
-def test_lm_eval_scores_a_folder_as_the_evaluate_step(
-    row: str, folders: Folders, task_folder: Path
-) -> None:
-    folder = folders.fit(row)
-    manager = TaskManager(include_path=str(task_folder), include_defaults=False)
-    common = {"task_manager": manager, "limit": 6, "bootstrap_iters": 0, "batch_size": 4}
-    common |= {"model_args": f"pretrained={folder}", "device": "cpu"}
-    ours = evaluated(folder, task_folder, "--limit", 6, "--batch-size", 4)
-    found = simple_evaluate(model="skipbench", tasks=["toy_choice", "toy_write"], **common)
-    assert scores(found) == ours
-    # lm-eval's own class writes with the settings of the folder, so only choices are equal.
-    stock = simple_evaluate(model="hf", tasks=["toy_choice"], **common)
-    assert scores(stock).items() <= ours.items()
-
-
-@pytest.mark.long
-def test_the_command_line_of_lm_eval_scores_a_folder(
-    folders: Folders, task_folder: Path, tmp_path: Path
-) -> None:
-    folder = folders.fit("hero")
-    words = [
-        "--model",
-        "skipbench",
-        "--model_args",
-        f"pretrained={folder}",
-        "--tasks",
-        "toy_choice",
-    ]
-    words += ["--include_path", task_folder, "--batch_size", 4, "--output_path", tmp_path]
-    steps.call("lm_eval", *words)
-    (file,) = tmp_path.rglob("results*.json")
-    ours = evaluated(folder, task_folder, "--batch-size", 4)
-    assert scores(json.loads(file.read_text())).items() <= ours.items()

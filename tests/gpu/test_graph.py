@@ -9,7 +9,7 @@ import torch
 
 from methods.core.routing.decoding import StaticDecoder, generate
 from methods.core.routing.routed import router_of
-from tests.contract.conftest import IDS
+from tests.contract.fits import IDS
 from tests.unit.core.routing.test_decoding import ROUTED, expected, model_of
 
 pytestmark = [

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from methods import discover
 from tests import steps
 from tests.hub import Hub
+from tests.records import code, suite, write_run, write_suite
 from tests.toys.models import make_backbone
 from tests.toys.tasks import make_tasks
 from tests.toys.texts import make_data
@@ -147,3 +149,27 @@ def plain_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def run_snakemake() -> Callable[..., tuple[int, str]]:
     return snakemake
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``a``, and ``b``: without LoRA, one item of shortgpt+lora lost, one HeRo seed, other code."""
+    folder = tmp_path_factory.mktemp("folders")
+    write_suite(folder / "a")
+    for run in suite():
+        if run["row"] == "lora" or (run["row"] == "hero" and run["seed"] != 42):
+            continue
+        if run["row"] == "shortgpt+lora":
+            entry = run["scores"][0]
+            entry["items"][entry["items"].index(1)] = 0.0
+            entry["k"], entry["value"] = entry["k"] - 1, float(np.mean(entry["items"]))
+        other = {"methods/core": "e"} | ({"methods/hero": "n"} if run["row"] == "hero" else {})
+        write_run(folder / "b", run | {"code": code(run["row"], **other)})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def both(made: Path) -> Path:
+    """Beside ``a`` the same runs by the second protocol alone, and by both."""
+    write_suite(made / "split", ("split",))
+    return write_suite(made / "both", ("pooled", "split"))

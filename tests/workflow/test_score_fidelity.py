@@ -14,7 +14,7 @@ from tests import steps
 from tests.toys.texts import write_jsonl
 from tests.workflow.conftest import toy_checkout
 from workflows.evaluation.store import FIDELITY
-from workflows.records.record import Distance, Fidelity
+from workflows.records.parts import Distance, Fidelity
 
 SHORT = {"updates": 2, "batch_tokens": 256, "row_length": 64}
 TEXTS = [

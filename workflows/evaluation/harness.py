@@ -28,7 +28,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.core.model.finite import check_finite
 from methods.core.model.folder import window_of
@@ -37,6 +37,7 @@ from methods.core.routing.routed import RoutedDecoder, RoutedOutput, router_of
 from methods.core.routing.router import Context
 from methods.core.tokens import Encoder
 from workflows.evaluation.chat import task_prompt
+from workflows.evaluation.ends import end_tokens, greedy
 from workflows.evaluation.prefix import answer_requests, check_lengths
 
 # Kinds of tokens. The output of an answer token is scored: it predicts a token of an answer that is
@@ -322,26 +323,6 @@ class CountingLM(HFLM):
         return (
             1 + bisect_left(lengths, True, key=has_stop) if ids and has_stop(len(ids)) else len(ids)
         )
-
-
-def end_tokens(model: PreTrainedModel) -> list[int]:
-    """The ids at which the model ends a text: from its generation config, else from its config."""
-    ids = model.generation_config.eos_token_id
-    if ids is None:
-        ids = getattr(model.config, "eos_token_id", None)
-    return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]
-
-
-def greedy(model: PreTrainedModel) -> GenerationConfig:
-    """Greedy decoding with the model's special tokens and without its other settings."""
-    own = model.generation_config
-    return GenerationConfig(
-        do_sample=False,
-        num_beams=1,
-        bos_token_id=own.bos_token_id,
-        pad_token_id=own.pad_token_id,
-        eos_token_id=end_tokens(model) or None,
-    )
 
 
 def without_environment_report(results: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from methods.core.chat import MARK, apply_template
 from methods.core.model.folder import window_of
 from methods.core.seeds import seed_for
 from methods.core.tokens import Encoder
-from workflows.evaluation.harness import end_tokens
+from workflows.evaluation.ends import end_tokens
 
 # Texts that are written at once. Another number draws other texts.
 BATCH = 16

@@ -20,7 +20,7 @@ from workflows.runtime.heartbeat import read_status
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
 from workflows.stats.speeds import Speeds, key
-from workflows.suite.config import default_focus
+from workflows.suite.checks import default_focus
 from workflows.suite.job import Job
 from workflows.suite.jobs import read_suite
 from workflows.suite.splits import check_one_split, without_second_split

@@ -1,4 +1,4 @@
-"""What comes before the runs: check, data, tokens. Only these rules and backbones.smk download.
+"""What comes before the runs: the check and the tasks' data. Texts are in data.smk.
 
 They run where Snakemake runs: nodes of a cluster often have no network.
 """
@@ -44,88 +44,6 @@ rule check:
         "python -m workflows.steps.check --config {params.config:q} --out {output} > {log} 2>&1"
 
 
-rule data:
-    input:
-        checked=ancient(CHECKED),
-        source=lambda wildcards: inputs.source_files(SUITE, wildcards.part),
-    output:
-        "results/{suite}/data/{part}.jsonl",
-    log:
-        "results/{suite}/logs/data/{part}.log",
-    priority: 40
-    conda:
-        "../../environment.yml"
-    resources:
-        mem_mb=4000,
-        runtime=120,
-    params:
-        source=lambda wildcards: SUITE.data_source(wildcards.part),
-        contents=lambda wildcards: digest(inputs.source_files(SUITE, wildcards.part)),
-    message:
-        f"{{wildcards.part}} texts: prepare{FILES}"
-    shell:
-        "python -m workflows.steps.data --part {wildcards.part} --source {params.source:q}"
-        " --out {output} > {log} 2>&1"
-
-
-if SUITE.own_parts:
-
-    ruleorder: texts > data
-
-    OWN_WRITER = next(iter(SUITE.config["backbones"]))
-
-    rule texts:
-        input:
-            checked=ancient(CHECKED),
-            backbone=inputs.backbone_files(SUITE, OWN_WRITER),
-        output:
-            f"results/{{suite}}/data/{{part,{'|'.join(SUITE.own_parts)}}}.jsonl",
-        log:
-            "results/{suite}/logs/data/{part}.log",
-        priority: 40
-        conda:
-            "../../environment.yml"
-        threads: 1
-        resources:
-            mem_mb=RESOURCES["mem_mb"],
-            runtime=RESOURCES["runtime"],
-            gpu=GPU,
-        params:
-            run=lambda wildcards: commands.texts(SUITE, wildcards.part),
-            contents=digest(inputs.backbone_files(SUITE, OWN_WRITER)),
-            device=DEVICE,
-        message:
-            f"{{wildcards.part}} texts: written by {OWN_WRITER}{FILES}"
-        shell:
-            "python -m workflows.steps.texts {params.run} --device {params.device}"
-            " --threads {threads} --out {output} > {log} 2>&1"
-
-
-rule tokens:
-    input:
-        data="results/{suite}/data/training.jsonl",
-        tokenizer=tokenizer,
-    output:
-        directory("results/{suite}/tokens/{backbone}/training.tokens"),
-    log:
-        "results/{suite}/logs/tokens/{backbone}.log",
-    priority: 40
-    conda:
-        "../../environment.yml"
-    resources:
-        mem_mb=4000,
-        runtime=120,
-    params:
-        backbone=lambda wildcards: SUITE.backbone_folder(wildcards.backbone),
-        length=SUITE.config["max_length"],
-        contents=tokenizer_contents,
-    message:
-        f"training texts: tokens for {{wildcards.backbone}}{FILES}"
-    shell:
-        "python -m workflows.steps.tokens --data {input.data} --backbone {params.backbone:q}"
-        " --max-length {params.length} --out {output} > {log} 2>&1"
-
-
 rule task_data:
     input:
         lambda wildcards: inputs.task_files(SUITE, wildcards.task),
@@ -146,32 +64,3 @@ rule task_data:
         f"task {{wildcards.task}}: fetch its data{FILES}"
     shell:
         "python -m workflows.steps.task_data {params.task} --out {output} > {log} 2>&1"
-
-
-if SUITE.probes_tasks:
-
-    ruleorder: probe > data
-
-    rule probe:
-        input:
-            tasks=SUITE.probe_task_files(),
-            files=inputs.probe_files(SUITE),
-            checked=ancient(CHECKED),
-        output:
-            "results/{suite}/data/probe.jsonl",
-        log:
-            "results/{suite}/logs/data/probe.log",
-        priority: 40
-        conda:
-            "../../environment.yml"
-        resources:
-            mem_mb=4000,
-            runtime=120,
-        params:
-            run=commands.probe(SUITE),
-            contents=digest(inputs.probe_files(SUITE)),
-        message:
-            f"probe texts: made of the tasks{FILES}"
-        shell:
-            "python -m workflows.steps.probe {params.run} --task-data results/{wildcards.suite}/tasks"
-            " --out {output} > {log} 2>&1"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workflows.records.record import Record, Unit
+from workflows.records.parts import Unit
+from workflows.records.record import Record
 
 TOLERANCE, PROMPT_TOLERANCE = 0.01, 0.03
 # How far from the budget training may end without a note.

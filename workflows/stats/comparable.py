@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from workflows.records.record import Record, Score
+from workflows.records.parts import Score
+from workflows.records.record import Record
 
 # Field of a score that must be equal in a column -> words for an error.
 SAME_SCORE = {

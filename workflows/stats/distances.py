@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from workflows.records.record import Distance, Record
+from workflows.records.parts import Distance
+from workflows.records.record import Record
 from workflows.stats.resample import RESAMPLES, Sample, resample_means, sample_of
 
 KL, AGREEMENT = "kl", "agreement"

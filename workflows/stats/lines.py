@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workflows.records.record import PROTOCOLS, Protocol, Record, Score
+from workflows.records.parts import Score
+from workflows.records.record import PROTOCOLS, Protocol, Record
 from workflows.stats.distances import distances
 from workflows.stats.measures import Choices, Measures, measure
 from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap

@@ -11,15 +11,12 @@ import pandas as pd
 from workflows.records.record import Record
 from workflows.stats.budget import (
     answer_skip,
-    far_in_training,
-    misses,
-    must_skip,
-    one_way,
     prompt_skip,
 )
 from workflows.stats.distances import KL, SCALES
 from workflows.stats.lines import Line, Panel
 from workflows.stats.measures import ABOVE
+from workflows.stats.notes import missed, note, twins
 from workflows.stats.resample import RETAIN, Sample, interval
 
 LEAD = [
@@ -70,8 +67,8 @@ def _retain_line(panel: Panel, line: Line) -> dict[str, Any]:
         **_beside(panel, line),
         **_distances(panel, line),
         **_score_columns(line),
-        "same_weights": "; ".join(_twins(panel, line)),
-        "note": _note(panel, line),
+        "same_weights": "; ".join(twins(panel, line)),
+        "note": note(panel, line),
     }
 
 
@@ -170,66 +167,6 @@ def _score_columns(line: Line) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in columns.items()}
 
 
-def _note(panel: Panel, line: Line) -> str:
-    """The note of a line: budget, candidates, causality, one-way gates, code."""
-    sentences = [_missed(line, panel.retain_tasks), _ended_training(line, panel.retain_tasks)]
-    words = [sentence for sentence in sentences if sentence]
-    if share := must_skip(line.first):
-        words.append(f"must skip {100 * share:.0f} % of its candidates")
-    # Only models whose decisions pads would change are scored in batches of one length.
-    if line.first.evaluation.equal_lengths:
-        words.append("not causal")
-    if stuck := sum(one_way(record.units) for record in line.records):
-        words.append(f"gates all one way{_of(line, stuck)}")
-    if any(record.dirty for record in line.records):
-        words.append("code not committed")
-    return "; ".join(words)
-
-
-def _twins(panel: Panel, line: Line) -> list[str]:
-    """Titles of other lines with the same weights, and their target if it differs."""
-    twins = []
-    for other in panel.done:
-        if other is not line and None not in line.weights and other.weights == line.weights:
-            target = "" if other.budget in (None, line.budget) else f" at {100 * other.budget:g} %"
-            twins.append(f"{other.first.title}{target}")
-    return twins
-
-
-def _missed(line: Line, retain_tasks: Sequence[str]) -> str:
-    """By how much runs missed their budget; empty if all met it. Each run counts by itself."""
-    misses_of: dict[str, list[float]] = {}
-    for record in line.records:
-        for kind, excess in misses(record, retain_tasks).items():
-            who = "" if kind == "all" else f"{kind} "
-            side = "over" if excess > 0 else "under"
-            misses_of.setdefault(f"{who}{side} budget by", []).append(abs(excess))
-    return "; ".join(
-        f"{words} {100 * max(missed):.1f}{_of(line, len(missed))}"
-        for words, missed in sorted(misses_of.items())
-    )
-
-
-def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
-    """Where training ended, in the run that ended farthest from its budget; else empty."""
-    far = [(record, skips) for record in line.records if (skips := far_in_training(record))]
-    if not far:
-        return ""
-    budget = line.budget or 0.0
-    record, skips = max(far, key=lambda run: max(abs(skip - budget) for skip in run[1].values()))
-    of = {"pooled": "", "prompt": " of prompts", "answer": " of answer tokens"}
-    text = " and ".join(f"{100 * skip:.1f} % skip{of[kind]}" for kind, skip in skips.items())
-    if record.fit is not None and record.fit.threshold is not None:
-        met = "" if misses(record, retain_tasks) else " made the budget"
-        text += f", threshold {record.fit.threshold:.2f}{met}"
-    return f"ended training at {text}{_of(line, len(far))}"
-
-
-def _of(line: Line, runs: int) -> str:
-    """How many runs of a line a note is about; empty if all."""
-    return "" if runs == len(line.records) else f" in {runs} of {len(line.records)} runs"
-
-
 def score_frame(records: Sequence[Record]) -> pd.DataFrame:
     """One line per run and metric: value, k of n, standard error, skip on the task; fractions."""
     fields = ("task", "metric", "filter", "primary", "value", "k", "n", "stderr")
@@ -272,7 +209,7 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
                 "token_std": _mean(line, lambda record: record.rates["all"].skip_std),
                 "skip_likelihood": _kind_mean(line, "likelihood"),
                 "skip_generated": _kind_mean(line, "generated"),
-                "missed": _missed(line, panel.retain_tasks),
+                "missed": missed(line, panel.retain_tasks),
                 **_text_skips(line),
             }
         )

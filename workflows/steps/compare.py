@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from workflows.report.cautions import folder_cautions
+from workflows.report.comparison import comparison_table
 from workflows.report.render import latex, markdown
 from workflows.report.results import read_results
-from workflows.report.suite_tables import comparison_table
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
 from workflows.stats.folders import comparison_frame, equality_frame

@@ -23,7 +23,8 @@ from workflows.demo.world import the_world
 from workflows.runtime.files import check_place, read_text, whole_file
 from workflows.runtime.hub import SLICE, data_files, describe_files, fetch_files
 from workflows.runtime.program import run, step_parser
-from workflows.suite.config import check_end, check_source
+from workflows.suite.checks import check_end
+from workflows.suite.config import check_source
 from workflows.suite.job import DATA_PARTS, FIDELITY
 
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}

@@ -16,7 +16,8 @@ import pandas as pd
 
 from methods.core.budget import check_budget
 from workflows.records.archive import ITEMS
-from workflows.records.record import Record, Score
+from workflows.records.parts import Score
+from workflows.records.record import Record
 from workflows.report.again import Again
 from workflows.report.results import Results, read_results
 from workflows.runtime.program import run, step_parser

@@ -47,17 +47,17 @@ from workflows.evaluation.traces import routes
 from workflows.records import DECISIONS
 from workflows.records.card import new_record, removed_layers, rows_of
 from workflows.records.files import to_record
-from workflows.records.record import (
+from workflows.records.parts import (
     Evaluation,
     Fidelity,
     Layers,
     NotRun,
-    Record,
     Route,
     Score,
     Unit,
     to_rates,
 )
+from workflows.records.record import Record
 from workflows.runtime.contents import Contents
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file

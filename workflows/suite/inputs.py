@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workflows.evaluation.tasklist import TaskEntry, entry_files, read_entries
 from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, model_files
-from workflows.suite.config import is_file, is_local
+from workflows.suite.checks import is_file, is_local
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite
 

@@ -26,7 +26,7 @@ from workflows.evaluation.tasklist import (
 )
 from workflows.records.record import Protocol
 from workflows.runtime.provenance import SCORING, code_files
-from workflows.suite.config import (
+from workflows.suite.checks import (
     SELF,
     TASKS,
     WORLD,
@@ -37,9 +37,8 @@ from workflows.suite.config import (
     check_retain,
     check_timing,
     is_local,
-    protocols,
-    with_defaults,
 )
+from workflows.suite.config import protocols, with_defaults
 from workflows.suite.job import FIDELITY, Job, data_parts, relative
 from workflows.suite.table import TableLine, read_table
 

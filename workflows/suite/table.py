@@ -11,7 +11,7 @@ import yaml
 
 from methods import Row
 from workflows.records.record import Protocol
-from workflows.suite.config import check_budget
+from workflows.suite.checks import check_budget
 
 
 @dataclass(frozen=True)

@@ -132,12 +132,7 @@ class RoutedDecoder(nn.Module):
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
-        masks = attention_masks(self.config, hidden, attention_mask, cache, position_ids)
-        rotary = rotary_positions(self.rotary_emb, self.config, hidden, position_ids)
-        by_layer = [
-            {"attention_mask": mask, "position_embeddings": turned}
-            for mask, turned in zip(masks, rotary, strict=True)
-        ]
+        by_layer = self._by_layer(hidden, attention_mask, cache, position_ids)
         arguments = kwargs | {
             "position_ids": position_ids,
             "past_key_values": cache,
@@ -153,6 +148,17 @@ class RoutedDecoder(nn.Module):
         hidden, decisions = self._run_layers(hidden, state, by_layer, call, states)
         output = _output(hidden, cache, states, decisions)
         return output.to_tuple() if return_dict is False else output
+
+    def _by_layer(
+        self, hidden: Tensor, mask: Mask, cache: Cache | None, positions: Tensor
+    ) -> list[dict[str, Any]]:
+        """The arguments that each layer has for itself: its mask and its rotary positions."""
+        masks = attention_masks(self.config, hidden, mask, cache, positions)
+        rotary = rotary_positions(self.rotary_emb, self.config, hidden, positions)
+        return [
+            {"attention_mask": mask, "position_embeddings": turned}
+            for mask, turned in zip(masks, rotary, strict=True)
+        ]
 
     def _run_layers(
         self,

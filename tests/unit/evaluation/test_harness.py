@@ -73,8 +73,7 @@ def write(
     model: Any, prompt: list[int], most: int, ends: tuple[int, ...] = (EOS,)
 ) -> tuple[list[int], str]:
     """Greedy answer up to and with the token that ends it, and what ended it."""
-    answer: list[int] = []
-    tokenizer = make_tokenizer()
+    answer, tokenizer = list[int](), make_tokenizer()
     while len(answer) < most:
         logits = model(torch.tensor([prompt + answer]), use_cache=False).logits
         answer.append(int(logits[0, -1].argmax()))

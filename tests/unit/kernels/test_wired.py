@@ -14,7 +14,7 @@ from methods.core.routing.routed import router_of
 from methods.core.training.lora import fold_lora
 from methods.kernels import choose
 from methods.kernels.launch import Launch
-from tests.contract.conftest import IDS
+from tests.contract.fits import IDS
 from tests.interpreted import DEVICE, mend
 from tests.unit.core.routing.test_decoding import ROUTED, model_of
 

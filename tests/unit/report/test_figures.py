@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,9 @@ from matplotlib.figure import Figure
 from methods import discover
 from tests.records import dense, record, run_folder, score, write_run, write_suite
 from tests.unit.report.figure_frames import reference
-from workflows import ROOT
 from workflows.records.files import to_record
 from workflows.report.figures import FIGURES, use
 from workflows.report.figures.data import Data, run_frames
-from workflows.report.figures.lines import parts, with_part
 from workflows.report.figures.scatter import on_frontier
 from workflows.report.frames import make_frames
 from workflows.report.results import read_results
@@ -298,23 +296,6 @@ def test_both_protocols_stand_beside_each_other() -> None:
             )  # fmt: skip
 
 
-def test_of_too_many_sheets_the_first_of_each_target_is_left() -> None:
-    lines = with_part(many(rows=20, targets=(20.0, 30.0, 40.0)), {})
-    assert len(parts(lines, 8)) == 3
-    assert [len(part) for part in parts(lines, 8).values()] == [8, 8, 8]
-    assert list(parts(lines, 10)) == ["", "_b20_2", "_b30", "_b30_2", "_b40", "_b40_2"]
-
-
-def many(rows: int, targets: Sequence[float]) -> pd.DataFrame:
-    """Rows of the same names at every target."""
-    lines = [
-        {"backbone": "toy", "target": target, "match": None, "row": f"row{n}", "kind": "dynamic"}
-        for target in targets
-        for n in range(rows)
-    ]
-    return pd.DataFrame(lines)
-
-
 def test_times_of_one_budget_stand_below_each_other_with_their_bounds() -> None:
     data = reference("demo")
     for axis, mode in zip(one("time_over_skip", data).axes, ("prefill", "decode"), strict=True):
@@ -349,23 +330,3 @@ def test_lines_of_two_protocols_are_named_apart(suite_data: Data) -> None:
     names = [text.get_text() for text in axis.get_yticklabels()]
     assert names.count("Dense") == names.count("Shortgpt+Lora, 25 %") == 1
     assert {"Hero, 25 %, pooled", "Hero, 25 %, split"} <= set(names)
-
-
-def test_only_what_is_too_much_is_split() -> None:
-    retain, names = pd.read_csv(ROOT / "tests/golden/many_rows.csv"), sorted(discover(), key=len)
-    # The method of a variant is the longest known row that its name begins with.
-    methods = {
-        row: ([row] + [name for name in names if row.startswith(name)])[-1] for row in retain["row"]
-    }
-    lines = with_part(retain, methods)
-    assert list(parts(lines, 100)) == [""]
-    by_target = parts(lines, 60)
-    assert list(by_target) == ["", "_b40", "_free"]
-    assert by_target[""]["target"].dropna().unique().tolist() == [25]
-    assert all({"dense", "lora"} <= set(part["row"]) for part in by_target.values())
-    whole = parts(lines, 40)
-    assert list(whole) == ["", "_b25_variants", "_b40", "_b40_variants", "_free_variants"]
-    assert list(parts(lines, 20))[1:3] == ["_b25_variants", "_b25_variants_2"]
-    assert set(whole["_b40_variants"]["row"]) == {
-        row for row in retain[retain["target"] == 40]["row"] if row not in discover()
-    }

@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.records import not_applicable, paper_labels, paper_panels, paper_runs
+from tests.paper_records import paper_labels, paper_panels, paper_runs
+from tests.records import not_applicable
 from workflows.report.paper.beside import COLUMNS, known_backbones, value_frame
 from workflows.report.paper.printed import (
     ABLATION,

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from tests import steps
-from tests.records import paper_runs, write_run
+from tests.paper_records import paper_runs
+from tests.records import write_run
 from workflows import ROOT
 from workflows.report.paper.order import agreement_frame, order_frame
 from workflows.report.paper.printed import MAIN, RETAIN, Group, groups, numbers_of

@@ -11,7 +11,7 @@ import pytest
 
 from tests import records
 from tests.records import Run, distance, panels, record, score, typed
-from workflows.records.record import Distance, Fidelity
+from workflows.records.parts import Distance, Fidelity
 from workflows.stats.comparable import check_comparable
 from workflows.stats.distances import AGREEMENT, KL, MEASURES, distances
 from workflows.stats.resample import interval

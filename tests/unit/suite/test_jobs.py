@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -340,25 +339,3 @@ def test_rows_are_fitted_by_what_they_cost_and_kept_by_what_they_weigh(root: Pat
     }  # fmt: skip
     assert [suite.keeps(group) for group in groups] == [False, True, True]
     assert read_suite(config(), root).keeps("untrained")
-
-
-def test_the_data_of_stock_tasks_are_fetched_and_those_of_others_are_here(root: Path) -> None:
-    local = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "x.jsonl"}}}
-    tasks = [
-        {"task": "arc_easy", "num_fewshot": 25}, "demo_facts",
-        {"task": "boolq", "config": local}, {"task": "perplexity:t", "file": f"{root}/text.txt"},
-    ]  # fmt: skip
-    suite = read_suite(config(tasks=tasks), root)
-    assert suite.task_data_files() == ["results/tiny/tasks/arc_easy.json"]
-    flag, entry = shlex.split(commands.task_data(suite, "arc_easy"))
-    assert (flag, json.loads(entry)) == ("--task", {"task": "arc_easy", "num_fewshot": 25})
-
-
-def test_own_tasks_that_name_a_data_set_of_the_hub_are_fetched_as_well(root: Path) -> None:
-    folder = root / "tasks"
-    folder.mkdir()
-    (folder / "theirs.yaml").write_text("task: theirs\ndataset_path: owner/set\n")
-    (folder / "here.yaml").write_text("task: here\ndataset_path: json\n")
-    suite = read_suite(config(tasks=["theirs", "here"], task_folder=str(folder)), root)
-    assert suite.task_data_files() == ["results/tiny/tasks/theirs.json"]
-    assert commands.task_data(suite, "theirs").endswith(f"--task-dir {folder}")

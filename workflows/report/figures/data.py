@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from workflows.records.files import read_decisions
-from workflows.records.record import Record, Route
+from workflows.records.parts import Route
+from workflows.records.record import Record
 from workflows.report.figures.lines import KEYS
 from workflows.stats.tables import unit_title
 

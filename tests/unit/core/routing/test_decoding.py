@@ -17,7 +17,7 @@ from methods.core.model.families import split_matrices
 from methods.core.routing.decoding import StaticDecoder, columns_for, generate
 from methods.core.routing.routed import route, router_of
 from methods.core.routing.router import block_units
-from tests.contract.conftest import IDS
+from tests.contract.fits import IDS
 from tests.toys.models import OTHERS, make_model, wrap
 from tests.toys.routed import VARIANTS, shake_variant
 from tests.toys.texts import PAD

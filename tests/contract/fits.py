@@ -1,0 +1,71 @@
+"""Fits of every row on toys, one per process and case."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from methods import discover
+from methods.core.model.card import CARD
+from tests import steps
+from workflows.suite.job import data_parts, data_words
+
+BUDGET, SEED = 0.25, 3
+# All attention together holds less than BUDGET.
+BUDGETS = {"mindskip": 0.04}
+ROWS = discover()
+# Params that keep the fit of a trained row short.
+SHORT = {"updates": 20, "batch_tokens": 256, "learning_rate": 3e-3, "row_length": 64}
+QUICK: dict[str, dict[str, Any]] = {row: SHORT for row in ROWS if ROWS[row].trained}
+QUICK["slicegpt"] = {"round_to": 1}
+IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(1))
+
+
+class Runs:
+    """Fits each case once, on the data that a suite gives its row."""
+
+    def __init__(self, home: Path, backbones: dict[str, Path], data: dict[str, Path]) -> None:
+        self.home, self.backbones, self.data = home, backbones, data
+
+    def fit(self, row: str, kind: str = "llama") -> Path:
+        """The folder of a fit."""
+        out = self.home / kind / row
+        if not (out / CARD).is_file():
+            steps.fit(row, self.backbones[kind], out, *self.arguments(row, kind))
+        return out
+
+    def fit_again(self, row: str) -> Path:
+        """The folder of a second fit; it and its backbone were moved together after the fit."""
+        place, root = self.home / "moved" / row, self.home / "again"
+        if not place.exists():
+            backbone = shutil.copytree(self.backbones["llama"], root / "backbone")
+            Runs(root, {"llama": backbone}, self.data).fit(row)
+            place.parent.mkdir(exist_ok=True)
+            root.rename(place)
+        return place / "llama" / row
+
+    def files(self, row: str, kind: str = "llama") -> dict[str, Path]:
+        """The data of a row's fit: part -> file."""
+        # transformers gives any Qwen2 folder a tokenizer that knows no toy word.
+        ids = kind == "qwen2"
+        return {p: self.data["ids" if ids else p] for p in data_parts(ROWS[row])}
+
+    def arguments(self, row: str, kind: str = "llama", seed: int = SEED) -> list[Any]:
+        """Arguments of the fit step."""
+        fixed = ["--budget", BUDGETS.get(row, BUDGET), "--seed", seed, "--max-length", 64]
+        params = ["--params", json.dumps(QUICK.get(row, {}))]
+        return [*fixed, *params, *data_words(self.files(row, kind))]
+
+
+@torch.no_grad()
+def logits(model: Any, ids: torch.Tensor = IDS, **kwargs: Any) -> torch.Tensor:
+    return model(ids, **kwargs).logits
+
+
+def digests(model: torch.nn.Module) -> set[str]:
+    return {hashlib.sha256(t.numpy().tobytes()).hexdigest() for t in model.state_dict().values()}

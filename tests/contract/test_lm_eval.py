@@ -1,0 +1,72 @@
+"""lm-eval scores the folder of every row as the score step does, by name and by command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.tasks import TaskManager
+
+import workflows.evaluation.registered  # noqa: F401
+from tests import steps
+from tests.contract.fits import ROWS
+from tests.contract.folders import Folders
+from workflows.evaluation.harness import simple_evaluate
+
+
+def scores(results: Any) -> dict[tuple[str, str], float]:
+    """Task, metric -> value, of lm-eval's results."""
+    return {
+        (task, key.split(",")[0]): value
+        for task, values in results["results"].items()
+        for key, value in values.items()
+        if key.endswith(",none") and "_stderr" not in key
+    }
+
+
+def evaluated(folder: Path, tasks: Path, *more: Any) -> dict[tuple[str, str], float]:
+    """The same of the score step."""
+    out = folder.with_name(f"{folder.name}.json")
+    given = ["--tasks", "toy_choice,toy_write", "--task-dir", tasks, "--device", "cpu", *more]
+    steps.call("score", "--model", folder, "--out", out, *given)
+    found = json.loads(out.read_text())["scores"]
+    return {(score["task"], score["metric"]): score["value"] for score in found}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", ROWS)
+def test_lm_eval_scores_a_folder_as_the_evaluate_step(
+    row: str, folders: Folders, task_folder: Path
+) -> None:
+    folder = folders.fit(row)
+    manager = TaskManager(include_path=str(task_folder), include_defaults=False)
+    common = {"task_manager": manager, "limit": 6, "bootstrap_iters": 0, "batch_size": 4}
+    common |= {"model_args": f"pretrained={folder}", "device": "cpu"}
+    ours = evaluated(folder, task_folder, "--limit", 6, "--batch-size", 4)
+    found = simple_evaluate(model="skipbench", tasks=["toy_choice", "toy_write"], **common)
+    assert scores(found) == ours
+    # lm-eval's own class writes with the settings of the folder, so only choices are equal.
+    stock = simple_evaluate(model="hf", tasks=["toy_choice"], **common)
+    assert scores(stock).items() <= ours.items()
+
+
+@pytest.mark.long
+def test_the_command_line_of_lm_eval_scores_a_folder(
+    folders: Folders, task_folder: Path, tmp_path: Path
+) -> None:
+    folder = folders.fit("hero")
+    words = [
+        "--model",
+        "skipbench",
+        "--model_args",
+        f"pretrained={folder}",
+        "--tasks",
+        "toy_choice",
+    ]
+    words += ["--include_path", task_folder, "--batch_size", 4, "--output_path", tmp_path]
+    steps.call("lm_eval", *words)
+    (file,) = tmp_path.rglob("results*.json")
+    ours = evaluated(folder, task_folder, "--batch-size", 4)
+    assert scores(json.loads(file.read_text())).items() <= ours.items()

@@ -1,0 +1,167 @@
+"""What stands behind one number."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from scipy import stats
+
+from tests import steps
+from tests.records import write_suite
+from workflows.stats.resample import bootstrap, interval
+
+
+def explain(made: Path, capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    capfd.readouterr()
+    steps.call("explain", "--suite", "made", "--results", made / "a", *words)
+    return capfd.readouterr().out
+
+
+def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--row", "hero", "--budget", "0.25", "--task", "left", "--seed", "43"]
+    said = " ".join(explain(made, capfd, *words).split())
+    file = made / "a/toy/hero/b25/s43/record.json"
+    run = json.loads(file.read_text())
+    (found,) = [s for s in run["scores"] if s["task"] == "left"]
+    share = f"{100 * found['value']:.2f} % acc"
+    number = f"hero at 25 % on toy, match pooled, seed 43, left: {found['k']} of 60 ({share})"
+    assert number in said
+    skips = [100 * s["rates"]["answer"]["skip"] for s in run["scores"]]
+    prompts = 100 * run["rates"]["prompt"]["skip"]
+    assert f"{prompts:.2f} % on prompt tokens, {sum(skips) / 2:.2f} % on answer tokens" in said
+    assert f"record {file}" in said
+    assert "test split, 0 shots" in said
+    assert "committed; methods/core c, methods/hero m; lm_eval" in said
+    solved = {}
+    for name, path in (("mine", file), ("base", made / "a/toy/dense/b0/s42/record.json")):
+        items = pd.read_parquet(path.with_suffix(".items.parquet"))
+        items = items[items["task"] == "left"].set_index("item")["value"]
+        solved[name] = items.sort_index()
+    gain = solved["mine"] - solved["base"]
+    for word, these in (("won", gain[gain > 0].index), ("lost", gain[gain < 0].index)):
+        listed = re.search(rf"{word} (\d+) \w+ dense, items ([\d ]+|none)", said)
+        assert listed is not None
+        assert int(listed[1]) == len(these)
+        assert listed[2].split() == ([str(item) for item in these] or ["none"])
+    assert "over all seeds, bootstrap p = " in said
+    for kind, tokens in (("all", "tokens"), ("answer", "answer tokens")):
+        own = run["fidelity"]["distances"][kind]
+        total = sum(own["tokens"])
+        assert f"KL {sum(own['kl']) / total:.4f} nats (95 % over all seeds: " in said
+        agreement = f"agreement {100 * sum(own['agreement']) / total:.2f} %, skip 25.00 % over"
+        assert f"{agreement} {total} {tokens}" in said
+    assert "of 12 texts" in said
+
+
+def test_the_interval_is_the_tables(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = explain(made, capfd, "--row", "lora", "--task", "right")
+    runs = {}
+    for row in ("dense", "lora"):
+        items = pd.read_parquet(made / f"a/toy/{row}/b0/s42/record.items.parquet").sort_values(
+            "item"
+        )
+        runs[row] = [{"right": items[items["task"] == "right"]["value"].to_numpy()}]
+    draws = bootstrap(runs, "dense", ["right"])["right"]
+    low, high = interval(draws["lora"].draws - draws["dense"].draws)
+    assert f"(95 %: {100 * low:+.2f} to {100 * high:+.2f})" in said
+    gain = runs["lora"][0]["right"] - runs["dense"][0]["right"]
+    p = stats.binomtest(int((gain > 0).sum()), int((gain != 0).sum())).pvalue
+    assert f"McNemar p = {p:.2g}, " in said
+    assert "no suite here makes this run" in said
+
+
+@pytest.mark.parametrize("row", ["hero", "random-skip"])
+def test_the_commands_are_those_of_the_suite(
+    row: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = write_suite(tmp_path / "results")
+    config = {
+        "suite": "made", "backbones": {"toy": {"path": "workflows/demo/backbone"}},
+        "rows": ["dense", row], "budgets": [0.25], "seeds": [42, 43], "batch_size": 16,
+        "tasks": [{"task": "left", "split": "test"}, "right"], "retain_tasks": ["left"],
+        "task_folder": "tests",
+    }  # fmt: skip
+    (results / "suite.json").write_text(json.dumps(config))
+    capfd.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        # The tasks of made records have no files.
+        patch.setattr("workflows.suite.jobs.check_names", lambda *_: None)
+        words = ["--row", row, "--budget", "0.25", "--task", "left"]
+        steps.call("explain", "--suite", "made", "--results", results, *words)
+    said = capfd.readouterr().out
+    score_line, fit_line = (
+        shlex.split(part.split(maxsplit=count)[-1])
+        for part, count in zip(said.splitlines()[-2:], (1, 2), strict=True)
+    )
+    run = f"results/made/toy/{row}/b25/s42"
+    assert score_line[:3] == ["python", "-m", "workflows.steps.score"]
+    given = dict(zip(score_line[3::2], score_line[4::2], strict=True))
+    assert given["--model"] == f"{run}/model"
+    assert json.loads(given["--tasks"]) == config["tasks"]
+    assert (given["--batch-size"], given["--out"]) == ("16", f"{run}/record.json")
+    assert fit_line[:3] == ["snakemake", "--cores", "1"]
+    # By its path: which rule fits a row depends on the suite.
+    assert fit_line[-4:] == ["--forcerun", f"{run}/model", "--", f"{run}/record.json"]
+    # The suite lists one budget and two seeds, so the other records are out of it.
+    assert "40 %" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--row", "heroo", "--task", "left"], "no record of row 'heroo' (rows: dense, lora, "),
+        (
+            ["--row", "hero", "--task", "left"],
+            "no record of row 'hero' without a budget (budgets: 0.25, 0.4)",
+        ),
+        (
+            ["--row", "dense", "--budget", "0.25", "--task", "left"],
+            "no record of row 'dense' at budget 0.25 (budgets: none)",
+        ),
+        (["--row", "hero", "--budget", "2", "--task", "left"], "budget '2' must be a number"),
+        (["--row", "lora", "--task", "up"], "task 'up' was not scored (tasks: left, right)"),
+        (["--row", "lora", "--task", "left", "--seed", "9"], "has no run of seed 9 (seeds: 42)"),
+        (["--row", "lora", "--task", "left", "--backbone", "x"], "--backbone must be one of: toy"),
+        (
+            ["--row", "slicegpt", "--budget", "0.4", "--task", "left"],
+            "row 'slicegpt' is not applicable: its widths do not fit",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named(
+    words: list[str], sentence: str, refuse: steps.Refuse, made: Path
+) -> None:
+    said = refuse("explain", "--suite", "made", "--results", made / "a", *words)
+    assert sentence in said
+
+
+def test_a_suite_that_never_ran(refuse: steps.Refuse) -> None:
+    said = refuse("explain", "--suite", "never_ran", "--row", "hero", "--task", "left")
+    assert said == "results/never_ran holds no record.json"
+
+
+def test_numbers_of_two_protocols_are_told_apart(
+    both: Path, capfd: pytest.CaptureFixture[str], refuse: steps.Refuse
+) -> None:
+    words = ["explain", "--suite", "made", "--results", both, "--task", "left"]
+    hero = [*words, "--row", "hero", "--budget", "0.25"]
+    assert refuse(*hero) == "--match must be one of: pooled, split"
+    assert refuse(*hero, "--match", "both") == "--match must be one of: pooled, split"
+    for match, label in (("pooled", "b25"), ("split", "b25-split")):
+        capfd.readouterr()
+        steps.call(*hero, "--match", match)
+        said = " ".join(capfd.readouterr().out.split())
+        assert f"hero at 25 % on toy, match {match}, seed 42" in said
+        assert f"record {both}/toy/hero/{label}/s42/record.json" in said
+        steps.call(*words, "--row", "shortgpt+lora", "--budget", "0.25", "--match", match)
+        assert "shortgpt+lora at 25 % on toy, seed 42" in capfd.readouterr().out
+
+
+def test_row_names_may_hold_a_plus(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--row", "shortgpt+lora", "--budget", "0.4", "--task", "right"]
+    assert "shortgpt+lora at 40 % on toy, seed 42, right: " in explain(made, capfd, *words)

@@ -1,0 +1,173 @@
+"""Checks of a suite's config that need no job list."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workflows.demo.presets import PRESETS
+from workflows.evaluation.tasklist import TaskEntry
+from workflows.suite.splits import VALIDATION, check_one_split
+
+TASKS = "tasks"  # source of a probe that is made of the suite's tasks
+SELF = "self"  # source of texts that the backbone writes itself
+# In front of what a backbone is fetched from: a repository, a package, a file.
+FETCHED = ("hub:", "pypi:", "gguf:")
+WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
+FOCUS = "hero"  # whose claims the suites examine
+
+
+def check_end(part: str, spec: Mapping[str, Any]) -> None:
+    """Some texts have no end, and ``rows`` must say how many: what a model writes itself, and what
+    a world draws for training and calibration.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if "rows" in spec:
+        return
+    if spec["source"] == SELF:
+        raise ValueError(f"data.{part}: rows must say how many texts the backbone writes")
+    if spec["source"] in PRESETS and part in ("training", "calibration"):
+        raise ValueError(f"data.{part}: rows must say how many texts of world '{spec['source']}'")
+
+
+def check_budget(key: str, budget: float | None) -> None:
+    """A budget of a suite is a fraction, or None.
+
+    Raises:
+        ValueError: It is outside (0, 1).
+    """
+    if budget is not None and not 0 < budget < 1:
+        raise ValueError(f"suite config, {key}: {budget} must lie between 0 and 1, such as 0.25")
+
+
+def check_retain(
+    config: dict[str, Any], entries: Sequence[TaskEntry], table: Mapping[str, Any]
+) -> None:
+    """Tasks of the Retain and its reference row must be in the suite; perplexity never counts."""
+    tasks = [entry.task for entry in entries if not entry.is_perplexity]
+    if not tasks:
+        raise ValueError("suite config, tasks: Retain needs a task beside perplexity")
+    config.setdefault("retain_tasks", tasks)
+    for task in config["retain_tasks"]:
+        if task not in tasks:
+            raise ValueError(
+                f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(tasks)})"
+            )
+    try:
+        check_one_split(
+            VALIDATION.get(e.task, e.task) if e.split == "validation" else e.task
+            for e in entries
+            if e.task in config["retain_tasks"]
+        )
+    except ValueError as error:
+        raise ValueError(f"suite config, {error}") from error
+    if config["reference_row"] not in table:
+        raise ValueError(
+            f"suite config, reference_row: '{config['reference_row']}' is not among the rows"
+        )
+
+
+def default_focus(rows: Container[str], reference: str) -> str | None:
+    """The row that all are compared with beside the reference, where a suite names none."""
+    return FOCUS if FOCUS in rows and reference != FOCUS else None
+
+
+def check_focus(config: dict[str, Any], table: Mapping[str, Any]) -> None:
+    """The row in focus must be in the suite, and another one than the reference; fill it in.
+
+    Raises:
+        ValueError: It is not.
+    """
+    reference = config["reference_row"]
+    focus = config.setdefault("focus", default_focus(table, reference))
+    others = [row for row in table if row != reference]
+    if focus is not None and focus not in others:
+        raise ValueError(
+            f"suite config, focus: '{focus}' is no row beside the reference '{reference}' "
+            f"(rows: {', '.join(others)})"
+        )
+
+
+def check_first(config: Mapping[str, Any], rows: Container[str]) -> None:
+    """Rows of key ``first`` must exist, though an overlay may have left them out of the suite.
+
+    Args:
+        config: The suite's.
+        rows: Names of rows, of the suite and of the project.
+
+    Raises:
+        ValueError: There is no such row.
+    """
+    for row in config["first"]:
+        if row not in rows:
+            raise ValueError(f"suite config, first: there is no row '{row}'")
+
+
+def check_timing(config: Mapping[str, Any]) -> None:
+    """Rows are timed on texts of the suite.
+
+    Raises:
+        ValueError: The suite has no texts.
+    """
+    data = config["data"]
+    texts = data.get("probe", data.get("validation", {})).get("source", "")
+    if "timing" in config and (not texts or texts.endswith(".npy")):
+        raise ValueError("suite config, timing: it needs texts, data.probe or data.validation")
+
+
+def check_fidelity(config: Mapping[str, Any]) -> None:
+    """Rows are compared with the dense model on texts.
+
+    Raises:
+        ValueError: The part of the data is no text.
+    """
+    source = config["data"].get("fidelity", {}).get("source", "")
+    if source.endswith(".npy"):
+        raise ValueError(f"suite config, data.fidelity: {source} holds ids, and it needs texts")
+
+
+def check_paths(config: Mapping[str, Any], root: Path) -> None:
+    """Folders, files and worlds must exist; the prepare rules check names of the hub."""
+    for place in (p for top in ("results", "reports") for p in (top, f"{top}/{config['suite']}")):
+        if (root / place).exists() and not (root / place).is_dir():
+            raise ValueError(f"{place} is a file, a folder is needed there")
+    for name, backbone in config["backbones"].items():
+        path = backbone["path"]
+        if path.startswith(WORLD) and path.removeprefix(WORLD) not in PRESETS:
+            worlds = ", ".join(f"{WORLD}{world}" for world in PRESETS)
+            raise ValueError(f"suite config, backbones.{name}: {path} is unknown (known: {worlds})")
+        file = path.removeprefix("gguf:")
+        if path != file and not (root / file).is_file():
+            raise ValueError(f"suite config, backbones.{name}: file {file} does not exist")
+        if is_local(path) and not (root / path / "config.json").is_file():
+            problem = "does not exist" if not (root / path).is_dir() else "has no config.json"
+            raise ValueError(f"suite config, backbones.{name}: folder {path} {problem}")
+    for part, spec in config["data"].items():
+        source = spec["source"]
+        check_end(part, spec)
+        if source == SELF and len(config["backbones"]) > 1:
+            raise ValueError(
+                f"suite config, data.{part}: texts of source '{SELF}' are one backbone's own, and "
+                f"this suite has several ({', '.join(config['backbones'])})"
+            )
+        if is_file(part, source) and not (root / source).is_file():
+            worlds = ", ".join(PRESETS)
+            raise ValueError(
+                f"suite config, data.{part}: file {source} does not exist (worlds: {worlds})"
+            )
+
+
+def is_file(part: str, source: str) -> bool:
+    """Whether a part of the data is a local file: no world, not of the hub, not made of tasks or
+    written by the backbone.
+    """
+    elsewhere = source in (*PRESETS, SELF) or source.startswith("hub:")
+    return not elsewhere and (part, source) != ("probe", TASKS)
+
+
+def is_local(path: str) -> bool:
+    """Whether a backbone's path is a folder, and not one that a prepare rule makes first."""
+    return not path.startswith((*FETCHED, WORLD))
