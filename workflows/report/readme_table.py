@@ -30,10 +30,11 @@ def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> st
     sentences = (*definitions(retain), SKIPS, MARKED, *source["cautions"])
     below = [f"{escape_markdown(text)}\n" for text in sentences]
     commits = ", ".join(commit[:12] for commit in source["commits"])
+    parts = source.get("parts", [source])
+    processors = " and ".join(sorted({part["hardware"]["processor"] for part in parts}))
     origin = (
-        f"{source['runs']} runs of the suite `{source['suite']}` on "
-        f"{source['hardware']['processor']}, commit {commits}; scores per task, differences and "
-        f"cost beside [retain.csv]({link})."
+        f"{source['runs']} runs of the suite `{source['suite']}` on {processors}, "
+        f"commit {commits}; scores per task, differences and cost beside [retain.csv]({link})."
     )
     floor = [
         f"Noise floor: `{line['row']}` again at batch size {line['batch_size']} moves "
