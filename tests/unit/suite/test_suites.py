@@ -24,10 +24,10 @@ from workflows.suite.jobs import read_suite
 SUITES = ROOT / "workflows/suites"
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
 LADDER = ("smollm2_135m", "qwen25_05b", "llama32_1b")
-# For one suite alone: its tasks are files of a machine, and its first table.
-REALDATA, CORE = "overlays/realdata", "overlays/smollm_core"
+# For one suite alone: its tasks are files of a machine, its first table and its second.
+REALDATA, CORE, RIVALS = "overlays/realdata", "overlays/smollm_core", "overlays/smollm_trained"
 NAMES = sorted(f"overlays/{file.stem}" for file in (SUITES / "overlays").glob("*.yaml"))
-OVERLAYS = [name for name in NAMES if name not in (REALDATA, CORE)]
+OVERLAYS = [name for name in NAMES if name not in (REALDATA, CORE, RIVALS)]
 SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
 
 
@@ -137,6 +137,17 @@ def test_the_core_of_the_real_suite_is_five_runs(no_search: None) -> None:
     assert {job.budget for job in suite.jobs} == {None, 0.25}
     assert suite.noise_files() == []
     assert "--limit 300" in commands.score(suite, suite.jobs[0])
+
+
+def test_rivals_on_the_real_model_train_as_many_parameters_as_hero(no_search: None) -> None:
+    config = read_configs(["smollm2_135m_instruct", CORE, RIVALS])
+    # The same shape, whose numbers need no download.
+    suite = read_suite(config | {"backbones": {"smollm2_135m": {"path": "hub:a/b"}}})
+    trained = {job.row: job_cost(suite, job, ROOT).trained for job in suite.jobs}
+    hero = trained.pop("hero-three-quarters")
+    rivals = {row: count for row, count in trained.items() if count}
+    assert set(rivals) == {"hero-three-quarters-no-history", "skipgpt-joint", "flap+lora"}
+    assert list(rivals.values()) == pytest.approx([hero] * 3, rel=0.02)
 
 
 def test_null_leaves_out_a_line_of_a_base() -> None:
