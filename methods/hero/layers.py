@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from methods.api import Context, Gate, Router, Tokens, Unit
 from methods.hero.branch import Adapter
-from methods.hero.reading import PathState
 from methods.hero.router import HeroRouter
 
 
 class LayerState(NamedTuple):
-    """HeRo's state; the input of the last layer (B, T, D); the gate of this layer (B, T)."""
+    """HeRo's state; the input of the last layer (B, T, D); the gate of this layer."""
 
-    path: PathState
+    path: Any
     before: Tensor
-    gate: Tensor | None
+    gate: Gate
 
 
 class LayerGates(Router):
@@ -48,9 +47,14 @@ class LayerGates(Router):
         """Set it for HeRo's gates."""
         self.gates.threshold = value
 
+    @property
+    def by_kernels(self) -> bool:
+        """As HeRo's gates are."""
+        return self.gates.by_kernels
+
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> LayerState:
         """An empty memory; the first change is measured from the embeddings on."""
-        return LayerState(self.gates.empty(hidden), hidden, None)
+        return LayerState(self.gates.start(tokens, hidden, at), hidden, Gate())
 
     def gate(
         self,
@@ -62,11 +66,10 @@ class LayerGates(Router):
     ) -> tuple[Gate, LayerState]:
         """Decide at the attention; the FFN after it takes the same gate."""
         layer, second = divmod(index, 2)
-        if not second:
-            stream = self.gates.read(state.before, block_input)
-            trace, path = self.gates.step(layer, stream, state.path)
-            state = LayerState(path, block_input, trace.gate)
-        return Gate(state.gate, "gate" if second else "none"), state
+        if second:
+            return state.gate, state
+        gate, path = self.gates.gate(layer, state.before, block_input, state.path, at)
+        return gate._replace(scale="none"), LayerState(path, block_input, gate)
 
     def alternative(self, index: int) -> Adapter | None:
         """The adapter of the layer, for its FFN."""

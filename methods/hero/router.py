@@ -145,14 +145,18 @@ class HeroRouter(Router):
                     self.sizes.hidden
                 )
 
+    @property
+    def by_kernels(self) -> bool:
+        """The kernels are for gates with a history."""
+        return self.variant not in LOCAL
+
     def start(
         self, tokens: Tokens, hidden: Tensor, at: Context
     ) -> PathState | HostSteps | KernelSteps:
         """p_0 = m_0 = 1, empty memory."""
-        has_history = self.variant not in LOCAL
-        if has_history and use_host(hidden, self.norm_weight):
+        if self.by_kernels and use_host(hidden, self.norm_weight):
             return HostSteps(self._host_weights(first=not tokens.positions.item()))
-        if has_history and use_device(hidden):
+        if self.by_kernels and use_device(hidden):
             return self._kernel_steps(hidden)
         self._host = None
         return self.empty(hidden)

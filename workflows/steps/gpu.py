@@ -1,8 +1,8 @@
 """All that needs a GPU, the most important first: `python -m workflows.steps.gpu --out DIR`.
 
     tests      tests/gpu, with the kernels' own, in several processes: most of it is compiling
-    decode     batch 1, 8, 32 at forced bypass rates, as CUDA graphs and eagerly
-    prefill    prompts at the same rates
+    decode     batch 1, 8, 32 at forced bypass rates, as CUDA graphs and without
+    prefill    prompts at the same rates; like decode with small operations compiled
     training   one step over LoRA on every linear layer, or on the FFNs of the routed layers alone,
                with and without recomputation
 
@@ -38,11 +38,13 @@ TESTING = 130
 TIMED = {
     "decode": (
         130,
-        "--modes static,decode --bypass 0.765,0.5,0,0.25,1 --decode 1x1024,8x1024,32x1024",
+        "--modes static,decode --compile --bypass 0.765,0.5,0,0.25,1 "
+        "--decode 1x1024,8x1024,32x1024",
     ),
     "prefill": (
         100,
-        "--modes prefill --bypass 0.765,0.5,0,0.25,1 --prefill 8x2048,1x2048,1x8192,1x512",
+        "--modes prefill --compile --bypass 0.765,0.5,0,0.25,1 "
+        "--prefill 8x2048,1x2048,1x8192,1x512",
     ),
     "training": (120, "--modes training,training-ffn --bypass 0.765,0.5 --training 2x2048"),
 }

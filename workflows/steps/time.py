@@ -10,7 +10,8 @@ a bypass rate, times them in turn and writes each ratio beside its physical boun
     training       one step of the method, over LoRA on every linear layer
     training-ffn   the same, over LoRA on the FFNs of the routed layers alone
 
-The file has every line as soon as it is measured.
+With --compile norms, rotary positions and FFNs of both models are compiled for inference, which
+spares most launches that no row can skip. The file has every line as soon as it is measured.
 
 With --model the model decides with its own gates, LoRA is folded into its matrices, and prompts
 come from --texts; block and training-ffn are left out. Any row can be timed in this way, static
@@ -20,7 +21,9 @@ ones too. `snakemake` does so for every row of a suite with the key `timing`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -38,6 +41,7 @@ from methods.core.model.backbone import Backbone, count, load_backbone, shape_co
 from methods.core.model.card import read_card
 from methods.core.model.checkpoint import cast_alternatives, dense_folder, load
 from methods.core.model.folder import window_of
+from methods.core.model.pieces import compile_pieces
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
 from methods.core.routing.routed import router_of
@@ -99,6 +103,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prefill", default="1x512", help="SEQUENCESxTOKENS, a,b,c")
     parser.add_argument("--decode", default="1x128", help="SEQUENCESxCONTEXT, static too, a,b,c")
     parser.add_argument("--training", default="2x512", help="SEQUENCESxTOKENS, a,b,c")
+    parser.add_argument(
+        "--compile", action="store_true", help="both models' small operations, for inference"
+    )
     parser.add_argument("--rounds", type=int, default=20, help="counted calls of each")
     parser.add_argument("--warmup", type=int, default=5, help="calls before them")
     parser.add_argument(
@@ -159,6 +166,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--model needs --texts: what a router skips depends on them")
     if args.texts:
         check_file(args.texts, "texts")
+    if args.compile and shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise ValueError("--compile needs a C++ compiler: g++, or the one that CXX names")
     check_budget(args.budget)
     check_positive(args, "rounds")
     for option in ("warmup", "minutes"):
@@ -206,7 +215,7 @@ def show(line: Line) -> None:
         + f"over {'LoRA' if line['mode'] in TRAINING else 'dense'} {line['over_dense']:.3f}  "
         + ("" if line["bound"] is None else f"bound {line['bound']:.3f}  ")
         + ("" if share is None else f"{100 * share:.0f} % of the possible saving")
-        + ("  masked" if line.get("masked") else ""),
+        + "".join(f"  {word}" for word in ("masked", "eager") if line.get(word)),
         flush=True,
     )
 
@@ -227,6 +236,7 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
         yield Piece("cast", partial(_cast, routed))
     else:
         cast_alternatives(routed)
+    yield from _compilation(args, dense, routed)
     for rate in rates(args.bypass):
         if "block" in modes:
             yield Piece(f"block bypass {rate}", partial(time_block, routed, rate, bench))
@@ -254,6 +264,7 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
             measure = partial(_one_line, time_update, row, dense, rows, bench)
             yield Piece(f"training {_words(case)}", measure)
     yield Piece("folded", partial(_folded, row))
+    yield from _compilation(args, dense, row)
     yield from inference(dense, row, texts, None, args, bench)
 
 
@@ -285,6 +296,18 @@ def _one_line(function: Callable[..., Line], *arguments: object) -> list[Line]:
 def _folded(row: PreTrainedModel) -> list[Line]:
     """Fold LoRA into its matrices, as for use; no line."""
     fold_lora(row)
+    return []
+
+
+def _compilation(args: argparse.Namespace, *models: PreTrainedModel) -> Iterator[Piece]:
+    """A piece without lines that compiles both models, if asked for."""
+    if args.compile:
+        yield Piece("compilation", partial(_compile, models))
+
+
+def _compile(models: Sequence[PreTrainedModel]) -> list[Line]:
+    for model in models:
+        compile_pieces(model)
     return []
 
 

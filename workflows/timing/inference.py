@@ -130,7 +130,8 @@ def time_static(
     """Time decoding steps in a static cache, on a GPU each as one CUDA graph.
 
     Arguments as in :func:`time_decode`. ``masked``: without the kernels a routed unit and its
-    alternative both run, so nothing is skipped.
+    alternative both run, so nothing is skipped. ``eager``: the router has no kernels, so each of
+    its operations is a launch.
     """
     sequences, context = case
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
@@ -150,7 +151,9 @@ def time_static(
     )
     executed, caches = _decisions(row, ids, extra), [decoder.cache for decoder in decoders]
     line = _decode_line("static", (row, dense), case, executed, caches, seconds)
-    line["masked"] = executed is not None and not available(next(row.parameters()))
+    router = router_of(row)
+    line["masked"] = router is not None and not available(next(row.parameters()))
+    line["eager"] = router is not None and not line["masked"] and not router.by_kernels
     return line | joules([_replay(decoder) for decoder in decoders], sequences)
 
 

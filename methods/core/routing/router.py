@@ -113,6 +113,11 @@ class Router(nn.Module, ABC):
     shared: ClassVar[bool] = False
 
     @property
+    def by_kernels(self) -> bool:
+        """Whether kernels decide a step of decoding on a GPU; else each operation is a launch."""
+        return False
+
+    @property
     def evicts(self) -> bool:
         """Whether a token that skips a unit leaves no key and value there."""
         return any(unit.kind == "evicting" for unit in self.units)

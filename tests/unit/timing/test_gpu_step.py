@@ -144,6 +144,23 @@ def test_a_case_that_does_not_fit_leaves_the_others(
     assert "training 1x8 bypass 0.5: more than the memory of the GPU\n" in told
 
 
+@pytest.mark.usefixtures("torch_as_it_was")
+def test_small_operations_are_compiled_behind_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of both models, for inference alone."""
+    seen = list[str]()
+    monkeypatch.setattr(time, "show", lambda line: seen.append(line["mode"]))
+    monkeypatch.setattr(time, "compile_pieces", lambda model: seen.append("compiled"))
+    monkeypatch.setattr(time.shutil, "which", lambda name: name)
+    words = ["--method", "hero", "--shape", "cpu_16", "--modes", "training,decode", "--compile"]
+    short = ["--bypass", "0.5", "--rounds", "1", "--training", "1x8", "--decode", "1x8"]
+    out = ["--device", "cpu", "--out", str(tmp_path / "lines.json")]
+    monkeypatch.setattr("sys.argv", ["time", *words, *short, *out])
+    time.main()
+    assert seen == ["training", "training", "compiled", "compiled", "decode"]
+
+
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:
     words = ["--out", tmp_path / "out", "--parts", "decode,sleep"]
     done = steps.python("-m", "workflows.steps.gpu", *words)
