@@ -31,22 +31,20 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from methods import find_row, load_method
+from methods import find_row
 from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
 from methods.core.jsonfile import write_json
-from methods.core.model.backbone import Backbone, count, load_backbone, shape_config
+from methods.core.model.backbone import load_backbone, shape_config
 from methods.core.model.card import read_card
 from methods.core.model.checkpoint import cast_alternatives, dense_folder, load
 from methods.core.model.folder import window_of
 from methods.core.model.pieces import compile_pieces
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
-from methods.core.routing.routed import router_of
 from methods.core.training.lora import fold_lora
-from methods.core.training.method import RoutedMethod
 from workflows.records.card import rows_of
 from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
@@ -59,9 +57,10 @@ from workflows.runtime.program import (
     step_parser,
 )
 from workflows.runtime.provenance import fit_parts, provenance
-from workflows.timing.cases import Case, cases, check_length
+from workflows.timing.cases import Case, cases, check_length, rates
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import Bench, Line, time_block, time_training, time_update
+from workflows.timing.pair import build_pair
 
 INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
 # Mode -> whether the LoRA that a step is compared with is on the FFNs of the routed layers alone.
@@ -315,51 +314,6 @@ def _cast(routed: PreTrainedModel) -> list[Line]:
     """Cast what was trained in float32 to the backbone's precision; no line."""
     cast_alternatives(routed)
     return []
-
-
-def rates(text: str) -> list[float]:
-    """``0.25,0.5`` as numbers from 0 to 1.
-
-    Raises:
-        ValueError: Not of that form.
-    """
-    try:
-        numbers = [float(word) for word in text.split(",")]
-    except ValueError:
-        numbers = [-1.0]
-    if not all(0 <= rate <= 1 for rate in numbers):
-        raise ValueError(f"--bypass '{text}' must be rates from 0 to 1, such as 0.25,0.5")
-    return numbers
-
-
-def build_pair(
-    row: str, shape: str, budget: float, dtype: str, device: str
-) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Dense and routed model of a shape; they share every weight of the backbone.
-
-    Raises:
-        ValueError: The shape is unknown, or the row has no router, or none without a fit.
-    """
-    config = shape_config(shape)
-    with torch.device(device):
-        dense = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
-    dense.eval().requires_grad_(False)
-    # A second causal LM with the dense model's own modules: routing replaces its decoder alone.
-    with torch.device("meta"):
-        twin = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
-    for name, module in dense.named_children():
-        setattr(twin, name, module)
-    backbone = Backbone(twin, None, Path(), None, "", count(dense))
-    method, structure = load_method(row), {"layers": list[int](), "seed": 0, "threshold": 0.5}
-    if isinstance(method, RoutedMethod):
-        structure["layers"] = method.layers(backbone, budget)
-    try:
-        routed = method.build(backbone, structure)
-    except KeyError as error:
-        raise ValueError(f"row '{row}' needs {error} of a fit; measure it with --model") from error
-    if router_of(routed) is None:
-        raise ValueError(f"row '{row}' is not routed; measure it with --model")
-    return dense, routed  # type: ignore[return-value]
 
 
 if __name__ == "__main__":

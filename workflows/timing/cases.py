@@ -1,4 +1,4 @@
-"""Sizes of what is timed: number of sequences, tokens per sequence."""
+"""What is timed: number of sequences, tokens per sequence; rates that are forced."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ def cases(text: str) -> list[Case]:
     if min(map(min, sizes)) < 1:
         raise ValueError(f"'{text}' must look like 1x512,8x2048")
     return sizes
+
+
+def rates(text: str) -> list[float]:
+    """``0.25,0.5`` as numbers from 0 to 1.
+
+    Raises:
+        ValueError: Not of that form.
+    """
+    try:
+        numbers = [float(word) for word in text.split(",")]
+    except ValueError:
+        numbers = [-1.0]
+    if not all(0 <= rate <= 1 for rate in numbers):
+        raise ValueError(f"--bypass '{text}' must be rates from 0 to 1, such as 0.25,0.5")
+    return numbers
 
 
 def check_length(name: str, text: str, window: int) -> None:

@@ -23,7 +23,6 @@ from methods.kernels.grouped import dispatch_reference
 from tests.toys.models import keep_layers, make_model, wrap
 from tests.toys.routed import build_variant
 from workflows.stats.bounds import prefill_flops
-from workflows.steps.time import build_pair
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import (
     Bench,
@@ -34,6 +33,7 @@ from workflows.timing.modes import (
     time_block,
     time_training,
 )
+from workflows.timing.pair import build_pair
 from workflows.timing.work import Work
 
 BENCH = Bench("cpu", rounds=2, warmup=1)
