@@ -48,7 +48,9 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
         _panel(axis, part)
         axis.set_title(panel_title(part.assign(match=""), lines.assign(match="")))
         axis.set_xlabel("Retain (%)")
-    legend(figure, set(lines["kind"]), {"over all tokens": HOLLOW, "where it counts": FULL})
+    legend(
+        figure, set(lines["kind"]), {"over all tokens": HOLLOW, "prompts and answers apart": FULL}
+    )
     return {"": figure}
 
 
