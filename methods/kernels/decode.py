@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from methods.kernels.choose import MOST_ROWS, use_triton
+from methods.kernels.choose import MOST_ROWS, available, use_triton
 from methods.kernels.weights import AdapterWeights, DecodeWorkspace, FfnStep, FfnWeights
 
 
@@ -42,7 +42,9 @@ def decode_fused(
     scale: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """``dispatch_fused`` for at most 16 rows without gradients, by :func:`routed_ffn_decode`.
+    """``residual + scale * (FFN(row) if execute else adapter(row))``, by :func:`routed_ffn_decode`.
+
+    For at most 16 rows, without gradients.
 
     Args:
         rows: Normed inputs (N, D), in the dtype of the FFN.
@@ -62,6 +64,16 @@ def decode_fused(
     )
     routed_ffn_decode(step)
     return out
+
+
+def kernels_run(rows: Tensor, ffn: FfnWeights) -> bool:
+    """Whether the kernels take these tensors on this machine.
+
+    They do not if autocast would multiply them in another precision.
+    """
+    kind = rows.device.type
+    casts = torch.is_autocast_enabled(kind) and rows.dtype != torch.get_autocast_dtype(kind)
+    return available(rows) and not casts and all(each.dtype == rows.dtype for each in ffn)
 
 
 def routed_ffn_decode(step: FfnStep, triton: bool | None = None) -> None:

@@ -15,7 +15,7 @@ from methods.core.model.backbone import decoder
 from methods.core.routing.decoding import StaticDecoder
 from methods.core.routing.routed import router_of
 from methods.core.seeds import generator
-from methods.kernels.choose import available
+from methods.kernels.choose import MOST_ROWS, available
 from workflows.timing.cases import Case
 from workflows.timing.clock import compare
 from workflows.timing.meters import joules, peak_memory
@@ -152,7 +152,8 @@ def time_static(
     executed, caches = _decisions(row, ids, extra), [decoder.cache for decoder in decoders]
     line = _decode_line("static", (row, dense), case, executed, caches, seconds)
     router = router_of(row)
-    line["masked"] = router is not None and not available(next(row.parameters()))
+    kernels = available(next(row.parameters())) and sequences <= MOST_ROWS
+    line["masked"] = router is not None and not kernels
     line["eager"] = router is not None and not line["masked"] and not router.by_kernels
     return line | joules([_replay(decoder) for decoder in decoders], sequences)
 

@@ -1,13 +1,15 @@
 """Run a unit for the tokens that execute it, and its alternative for the others.
 
 ``dispatch`` sorts the tokens, runs each branch on its own contiguous slice, and puts the results
-back in one step. ``dispatch_masked`` runs both branches on all tokens and selects. It is never
+back in one step. The products are those of the library, on a GPU as on a CPU; for that the host
+waits for one number. ``dispatch_masked`` runs both branches on all tokens and selects. It is never
 faster than the dense model; tests compare ``dispatch`` with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,31 +44,47 @@ def dispatch(
         if alternative is None:
             return torch.zeros_like(rows)
         return apply_scale(alternative(rows), scale)
-    order = executing_first(execute, executing)
-    update = branch(rows[order[:executing]])
+    order, places = executing_first(execute, executing)
     if alternative is None:
         order = order[:executing]
-    else:
-        # With gradients both branches run, even on no rows, so that the graph is the same for all
-        # decisions.
-        update = torch.cat([update, alternative(rows[order[executing:]]).to(update.dtype)])
-    update = apply_scale(update, None if scale is None else scale[order])
-    # No row occurs twice, so index_copy is deterministic, in the backward pass as well.
-    return update.new_zeros(rows.shape).index_copy(0, order, update)
+        update = branch(rows.index_select(0, order))
+        update = apply_scale(update, None if scale is None else scale[order])
+        # No row occurs twice, so index_copy is deterministic, in the backward pass as well.
+        return update.new_zeros(rows.shape).index_copy(0, order, update)
+    # With gradients both branches run, even on no rows, so that the graph is the same for all
+    # decisions.
+    run, skipped = _Reorder.apply(rows, order, places).tensor_split([executing])
+    update = branch(run)
+    update = torch.cat([update, alternative(skipped).to(update.dtype)])
+    return apply_scale(_Reorder.apply(update, places, order), scale)
 
 
-def executing_first(execute: Tensor, executing: Tensor | int) -> Tensor:
-    """Places (N,) of the executing rows, then of the others, both in their order.
+class _Reorder(torch.autograd.Function):
+    """Rows in another order. The gradient goes back in the inverse one: nothing is added up."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return upstreams[0].index_select(0, inverse), None, None
+
+
+def executing_first(execute: Tensor, executing: int) -> tuple[Tensor, Tensor]:
+    """Places (N,) of the executing rows, then of the others, both in their order; its inverse.
 
     Args:
         execute: Decisions (N,), bool.
-        executing: Number of executing rows, on the host or on the device.
+        executing: Number of executing rows.
     """
     index = torch.arange(len(execute), device=execute.device)
     # The new place of each row: a permutation of 0..N-1, without a sort.
     ahead = execute.cumsum(0)
-    position = torch.where(execute, ahead - 1, executing + index - ahead)
-    return torch.empty_like(index).scatter_(0, position, index)
+    places = torch.where(execute, ahead - 1, executing + index - ahead)
+    return torch.empty_like(index).scatter_(0, places, index), places
 
 
 def dispatch_masked(

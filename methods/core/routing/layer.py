@@ -33,8 +33,7 @@ from methods.core.routing.dispatch import Branch, apply_scale, dispatch, dispatc
 from methods.core.routing.eviction import run_evicting
 from methods.core.routing.router import Kind, Router, Unit
 from methods.kernels.choose import MOST_ROWS, available, one_token
-from methods.kernels.decode import decode_fused
-from methods.kernels.grouped import dispatch_fused, kernels_run
+from methods.kernels.decode import decode_fused, kernels_run
 from methods.kernels.weights import branches
 
 # The decision about a unit of the layer; FFN units also take the post-attention states.
@@ -205,7 +204,7 @@ def add_ffn(
     alternative: Branch | None,
     capturable: bool,
 ) -> Tensor:
-    """``base`` (B, T, D) plus the update of a routed FFN; by kernels where they run.
+    """``base`` (B, T, D) plus the update of a routed FFN; in decoding by kernels where they run.
 
     Args:
         base: What the update is added to.
@@ -216,30 +215,21 @@ def add_ffn(
         capturable: Whether the host must not look at the decision. Without kernels for the FFN both
             branches then run for all tokens.
     """
+    flat, execute, scale = _flatten(rows, decision)
+    # A few rows of a decoding step have kernels, which know no gradients.
+    few = len(flat) <= MOST_ROWS and not torch.is_grad_enabled() and not decision.run_all
     weights = None
-    if (capturable or available(rows)) and not decision.run_all:
-        weights = branches(network, alternative) if isinstance(network, nn.Module) else None
-    if capturable and weights is None:
-        flat, execute, scale = _flatten(rows, decision)
+    if few and (capturable or available(rows)) and isinstance(network, nn.Module):
+        weights = branches(network, alternative)
+    if weights is not None and (capturable or kernels_run(rows, weights.ffn)):
+        after = decode_fused(flat, execute, *weights, scale, base.reshape(flat.shape))
+        return after.reshape(base.shape)
+    if capturable:
         update = dispatch_masked(flat, execute, network, alternative, scale)
         return base + update.reshape(rows.shape)
-    if weights is None or not (capturable or kernels_run(rows, weights.ffn)):
-        return base + _ffn_update(rows, decision, network, alternative)
-    flat, execute, scale = _flatten(rows, decision)
-    # A few rows of a decoding step have kernels of their own, which know no gradients.
-    few = not torch.is_grad_enabled() and len(flat) <= MOST_ROWS
-    fused = decode_fused if few else dispatch_fused
-    return fused(flat, execute, *weights, scale, base.reshape(flat.shape)).reshape(base.shape)
-
-
-def _ffn_update(
-    rows: Tensor, decision: Decision, network: Branch, alternative: Branch | None
-) -> Tensor:
-    """The update (B, T, D) of a routed FFN in plain PyTorch; arguments as of :func:`add_ffn`."""
     if decision.run_all:
-        return apply_scale(network(rows), decision.scale)
-    flat, execute, scale = _flatten(rows, decision)
-    return dispatch(flat, execute, network, alternative, scale).reshape(rows.shape)
+        return base + apply_scale(network(rows), decision.scale)
+    return base + dispatch(flat, execute, network, alternative, scale).reshape(rows.shape)
 
 
 def _flatten(rows: Tensor, decision: Decision) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -21,7 +21,7 @@ from tests.unit.core.routing.test_decoding import ROUTED, model_of
 pytest.importorskip("triton", reason="Triton is not installed")
 mend()
 
-FFN_KERNELS = {"expand", "contract"}
+FFN_KERNELS = {"inner_kernel", "outer_kernel"}
 SHORT = IDS[:, :6].to(DEVICE)
 
 
@@ -53,14 +53,12 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return found | {"states": output.last_hidden_state.detach()}
 
 
-@pytest.mark.parametrize("name", ["hero", "flexidepth", "diffskip"])
-def test_training_agrees_with_the_host_dispatch(
-    name: str, queued: list[str], monkeypatch: pytest.MonkeyPatch
+def test_training_agrees_with_plain_reading(
+    queued: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = model_of(name).to(DEVICE)
+    model = model_of("hero").to(DEVICE)
     kernels = gradients(model)
-    assert FFN_KERNELS & set(queued)
-    assert ("gradients_kernel" in queued) == (name == "hero")
+    assert set(queued) == {"sums_kernel", "gradients_kernel"}
     queued.clear()
     monkeypatch.setattr(choose, "missing", lambda tensor: "not this time")
     host = gradients(model)
@@ -132,8 +130,7 @@ def test_a_prompt_takes_one_launch_beside_its_product(
 ) -> None:
     model = model_of("hero").to(DEVICE)
     found = model.model(IDS.to(DEVICE))
-    names = [name for name in queued if name not in FFN_KERNELS]
-    assert names == ["prompt_kernel"] * len(router_of(model).units)  # type: ignore[union-attr]
+    assert queued == ["prompt_kernel"] * len(router_of(model).units)  # type: ignore[union-attr]
     monkeypatch.setattr(choose, "missing", lambda tensor: "not this time")
     expected = model.model(IDS.to(DEVICE))
     torch.testing.assert_close(found.soft, expected.soft, rtol=1e-5, atol=1e-6)
@@ -209,10 +206,10 @@ def test_a_step_of_many_sequences_renews_nothing(queued: list[str]) -> None:
 def test_kernels_leave_what_they_would_compute_otherwise(
     asks: str, learns: bool, queued: list[str]
 ) -> None:
-    """Weights that want a gradient where gradients flow; products that autocast rounds."""
+    """Where gradients flow, a few rows too; products that autocast rounds."""
     model = model_of("hero").to(DEVICE).requires_grad_(asks == "a gradient")
     precise = torch.autocast(DEVICE, torch.bfloat16, enabled=asks == "another precision")
     with torch.set_grad_enabled(learns), precise:
-        model(SHORT)
-    wanted = asks == "nothing" or (asks == "a gradient" and not learns)
+        model(SHORT[:, :1])
+    wanted = not learns and asks != "another precision"
     assert bool(FFN_KERNELS & set(queued)) == wanted

@@ -19,7 +19,6 @@ from methods.core.routing import layer
 from methods.core.routing.routed import router_of
 from methods.core.surgery.layers import remove_sublayers
 from methods.core.training.packing import lay_out
-from methods.kernels.grouped import dispatch_reference
 from tests.toys.models import keep_layers, make_model, wrap
 from tests.toys.routed import build_variant
 from workflows.stats.bounds import prefill_flops
@@ -255,16 +254,13 @@ def test_a_training_step_has_the_mask_of_the_trainer() -> None:
 
 
 def test_a_block_is_timed_as_a_layer_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By kernels where they run; here their twin stands for them."""
-    calls = list[int]()
+    calls, plain = list[int](), layer.dispatch
 
-    def fused(rows: Tensor, execute: Tensor, *others: Any) -> Tensor:
+    def counted(rows: Tensor, execute: Tensor, *others: Any) -> Tensor:
         calls.append(int(execute.sum()))
-        return dispatch_reference(rows, execute, *others)
+        return plain(rows, execute, *others)
 
-    monkeypatch.setattr(layer, "available", lambda _: True)
-    monkeypatch.setattr(layer, "kernels_run", lambda *_: True)
-    monkeypatch.setattr(layer, "dispatch_fused", fused)
+    monkeypatch.setattr(layer, "dispatch", counted)
     lines = time_block(hero(), 0.25, BENCH)
     assert len(calls) == 2 * BENCH.turns
     assert {1 - count / 2048 for count in calls} == {lines[0]["bypass"]}
