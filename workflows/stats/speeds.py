@@ -16,7 +16,7 @@ Speeds = Mapping[Key, Sequence[Mapping[str, Any]]]
 
 COLUMNS = [
     "backbone", "target", "match", "row", "title", "mode", "case", "bypass", "speed", "speed_low",
-    "speed_high", "bound", "realised", "predicted",
+    "speed_high", "bound", "timed_bound", "realised", "predicted",
 ]  # fmt: skip
 KEYS = ["backbone", "target", "match", "row"]
 
@@ -49,11 +49,8 @@ def _of(records: Sequence[Record], speeds: Speeds) -> Sequence[Mapping[str, Any]
 
 def _columns(measurement: Mapping[str, Any]) -> dict[str, Any]:
     low, high = measurement["interval"]
-    realised, bypass, bound = (
-        measurement["realised_share"],
-        measurement["bypass"],
-        measurement["bound"],
-    )
+    realised, bypass = measurement["realised_share"], measurement["bypass"]
+    bound, timed_bound = measurement["bound"], measurement["timed_bound"]
     sequences = measurement["case"].split("x")[0]
     predicted = measurement.get("predicted", {}).get(sequences)
     return {
@@ -64,6 +61,7 @@ def _columns(measurement: Mapping[str, Any]) -> dict[str, Any]:
         "speed_low": 1 / high,
         "speed_high": 1 / low,
         "bound": None if bound is None else 1 / bound,
+        "timed_bound": None if timed_bound is None else 1 / timed_bound,
         "realised": None if realised is None else 100 * realised,
         "predicted": None if predicted is None else 1 / predicted,
     }

@@ -1,7 +1,8 @@
 """Time over dense: `python -m workflows.steps.time --method hero --shape ...`.
 
 Builds the dense and the routed model from random weights of a true shape (or loads --model), forces
-a bypass rate, times them in turn and writes each ratio beside its physical bound:
+a bypass rate, times them in turn and writes each ratio beside its bounds (of work alone, and with
+the time that dense takes without what may be skipped, timed in turn with them):
 
     block          one routed FFN on 2,048 tokens, forward, and forward with backward
     prefill        a prompt, logits of its last token
@@ -23,7 +24,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -60,7 +61,7 @@ from workflows.runtime.provenance import fit_parts, provenance
 from workflows.timing.cases import Case, cases, check_length, rates
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import Bench, Line, time_block, time_training, time_update
-from workflows.timing.pair import build_pair
+from workflows.timing.pair import Models, build_pair
 
 INFERENCE = {"prefill": time_prefill, "decode": time_decode, "static": time_static}
 # Mode -> whether the LoRA that a step is compared with is on the FFNs of the routed layers alone.
@@ -235,11 +236,12 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
         yield Piece("cast", partial(_cast, routed))
     else:
         cast_alternatives(routed)
-    yield from _compilation(args, dense, routed)
+    models = Models.of(dense, routed)
+    yield from _compilation(args, models)
     for rate in rates(args.bypass):
         if "block" in modes:
             yield Piece(f"block bypass {rate}", partial(time_block, routed, rate, bench))
-        yield from inference(dense, routed, texts, rate, args, bench)
+        yield from inference(models, texts, rate, args, bench)
 
 
 def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
@@ -263,13 +265,13 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
             measure = partial(_one_line, time_update, row, dense, rows, bench)
             yield Piece(f"training {_words(case)}", measure)
     yield Piece("folded", partial(_folded, row))
-    yield from _compilation(args, dense, row)
-    yield from inference(dense, row, texts, None, args, bench)
+    models = Models.of(dense, row)
+    yield from _compilation(args, models)
+    yield from inference(models, texts, None, args, bench)
 
 
 def inference(
-    dense: PreTrainedModel,
-    row: PreTrainedModel,
+    models: Models,
     texts: Texts,
     rate: float | None,
     args: argparse.Namespace,
@@ -280,7 +282,7 @@ def inference(
     for mode in (mode for mode in INFERENCE if mode in modes):
         for case in cases(args.prefill if mode == "prefill" else args.decode):
             name = f"{mode} {_words(case)}" + ("" if rate is None else f" bypass {rate}")
-            measure = partial(_one_line, INFERENCE[mode], dense, row, case, texts, rate, bench)
+            measure = partial(_one_line, INFERENCE[mode], models, case, texts, rate, bench)
             yield Piece(name, measure)
 
 
@@ -298,14 +300,14 @@ def _folded(row: PreTrainedModel) -> list[Line]:
     return []
 
 
-def _compilation(args: argparse.Namespace, *models: PreTrainedModel) -> Iterator[Piece]:
-    """A piece without lines that compiles both models, if asked for."""
+def _compilation(args: argparse.Namespace, models: Models) -> Iterator[Piece]:
+    """A piece without lines that compiles the models, if asked for."""
     if args.compile:
         yield Piece("compilation", partial(_compile, models))
 
 
-def _compile(models: Sequence[PreTrainedModel]) -> list[Line]:
-    for model in models:
+def _compile(models: Models) -> list[Line]:
+    for model in filter(None, models):
         compile_pieces(model)
     return []
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from methods.core.model.backbone import decoder
+from methods.core.model.backbone import count, decoder
 from methods.core.routing.decoding import StaticDecoder
 from methods.core.routing.routed import router_of
 from methods.core.seeds import generator
@@ -20,7 +21,8 @@ from workflows.timing.cases import Case
 from workflows.timing.clock import compare
 from workflows.timing.meters import joules, peak_memory
 from workflows.timing.modes import Bench, Line, forced_decisions
-from workflows.timing.work import Work
+from workflows.timing.pair import Models
+from workflows.timing.work import Work, prompt_rates, step_rates
 
 Arguments = dict[str, Any]
 # Batch sizes for which the reads of a decoding step are predicted from a trace.
@@ -50,8 +52,7 @@ class Texts:
 
 
 def time_prefill(
-    dense: PreTrainedModel,
-    row: PreTrainedModel,
+    models: Models,
     case: Case,
     texts: Texts,
     rate: float | None,
@@ -60,38 +61,43 @@ def time_prefill(
     """Time a prompt pass with logits of its last token, with another prompt in every turn.
 
     Args:
-        dense: The backbone.
-        row: A model made from it.
+        models: The backbone, a row made from it, and the backbone without the row's units.
         case: Sequences, tokens per sequence.
         texts: Source of the prompts.
         rate: Share of the units that a routed row is forced to skip; None: its own decisions.
         bench: Device and rounds.
     """
     sequences, length = case
+    row = models.row
     prompts = [texts.rows(*case, turn).to(bench.device) for turn in range(bench.turns)]
     forced = [_forced_decisions(row, ids, rate) for ids in prompts]
     pairs = zip(prompts, forced, strict=True)
     executed = _join([_decisions(row, ids, extra) for ids, extra in pairs])
+    plain: list[Arguments] = [{}] * len(prompts)
     seconds = bench.time(
-        partial(next, _passes(row, prompts, forced)),
-        partial(next, _passes(dense, prompts, [{}] * len(prompts))),
+        *[
+            partial(next, _passes(model, prompts, forced if model is row else plain))
+            for model in _timed(models)
+        ]
     )
+    works = [Work.of(model) for model in (row, models.dense)]
     needs = [
-        Work.of(model).prompt_flops(decided, sequences, length)
-        for model, decided in ((row, executed), (dense, None))
+        work.prompt_flops(decided, sequences, length)
+        for work, decided in zip(works, (executed, None), strict=True)
     ]
-    times = compare(*seconds, needs[0] / needs[1])
+    saved = 0.0 if executed is None else works[0].saved(*prompt_rates(executed))
+    nearer = _timed_bound(models, seconds, saved)
+    times = compare(*seconds[:2], bound=needs[0] / needs[1], timed_bound=nearer)
     memory = peak_memory(
         partial(next, _passes(model, prompts[:1], extra[:1]))
-        for model, extra in ((row, forced), (dense, [{}]))
+        for model, extra in ((row, forced), (models.dense, plain))
     )
     line = {"mode": "prefill", "case": _name(case), "bypass": _skip(executed)}
     return line | times | memory
 
 
 def time_decode(
-    dense: PreTrainedModel,
-    row: PreTrainedModel,
+    models: Models,
     case: Case,
     texts: Texts,
     rate: float | None,
@@ -103,25 +109,29 @@ def time_decode(
     bound at several batch sizes, computed from the decisions about single tokens.
     """
     sequences, context = case
+    row = models.row
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
     extra = _forced_decisions(row, ids, rate)
+    timed = _timed(models)
     caches = [
-        _cache(row, ids[:, :context], _part(extra, 0, context)),
-        _cache(dense, ids[:, :context], {}),
+        _cache(model, ids[:, :context], _part(extra, 0, context) if model is row else {})
+        for model in timed
     ]
     tokens = list(ids[:, context:].split(1, dim=1))
     parts = [_part(extra, context + turn, context + turn + 1) for turn in range(bench.turns)]
+    plain: list[Arguments] = [{}] * len(tokens)
     seconds = bench.time(
-        partial(next, _steps(row, tokens, parts, caches[0])),
-        partial(next, _steps(dense, tokens, [{}] * len(tokens), caches[1])),
+        *[
+            partial(next, _steps(model, tokens, parts if model is row else plain, cache))
+            for model, cache in zip(timed, caches, strict=True)
+        ]
     )
     executed = _decisions(row, ids, extra)
-    return _decode_line("decode", (row, dense), case, executed, caches, seconds)
+    return _decode_line("decode", models, case, executed, caches, seconds)
 
 
 def time_static(
-    dense: PreTrainedModel,
-    row: PreTrainedModel,
+    models: Models,
     case: Case,
     texts: Texts,
     rate: float | None,
@@ -134,47 +144,53 @@ def time_static(
     its operations is a launch.
     """
     sequences, context = case
+    row = models.row
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
     extra = _forced_decisions(row, ids, rate)
     # One place more: after the timed steps, ``joules`` repeats one further step.
     decoders = [
         StaticDecoder(model, sequences, ids.shape[1] + 1, forced=rate is not None)
-        for model in (row, dense)
+        for model in _timed(models)
     ]
-    decoders[0].prefill(ids[:, :context], **_part(extra, 0, context))
-    decoders[1].prefill(ids[:, :context])
+    for number, static in enumerate(decoders):
+        static.prefill(ids[:, :context], **({} if number else _part(extra, 0, context)))
     tokens = list(ids[:, context:].split(1, dim=1))
     parts = [_part(extra, context + turn, context + turn + 1) for turn in range(bench.turns)]
+    plain: list[Arguments] = [{}] * len(tokens)
     seconds = bench.time(
-        partial(next, _static_steps(decoders[0], tokens, parts)),
-        partial(next, _static_steps(decoders[1], tokens, [{}] * len(tokens))),
+        *[
+            partial(next, _static_steps(static, tokens, plain if number else parts))
+            for number, static in enumerate(decoders)
+        ]
     )
-    executed, caches = _decisions(row, ids, extra), [decoder.cache for decoder in decoders]
-    line = _decode_line("static", (row, dense), case, executed, caches, seconds)
+    executed, caches = _decisions(row, ids, extra), [static.cache for static in decoders]
+    line = _decode_line("static", models, case, executed, caches, seconds)
     router = router_of(row)
     kernels = available(next(row.parameters())) and sequences <= MOST_ROWS
     line["masked"] = router is not None and not kernels
     line["eager"] = router is not None and not line["masked"] and not router.by_kernels
-    return line | joules([_replay(decoder) for decoder in decoders], sequences)
+    return line | joules([_replay(static) for static in decoders[:2]], sequences)
 
 
 def _decode_line(
     mode: str,
-    models: tuple[PreTrainedModel, PreTrainedModel],
+    models: Models,
     case: Case,
     executed: Tensor | None,
     caches: Sequence[Cache],
-    seconds: tuple[list[float], list[float]],
+    seconds: Sequence[list[float]],
 ) -> Line:
     """The line of decoding steps: their times, and bounds from the bytes that they read."""
-    size = torch.finfo(models[1].dtype).bits // 8
+    size = torch.finfo(models.dense.dtype).bits // 8
     steps = None if executed is None else executed[..., case[1] :].permute(2, 0, 1)
-    works = [Work.of(model) for model in models]
+    works = [Work.of(model) for model in (models.row, models.dense)]
     needs = [
         work.step_bytes(decided, cache, size)
-        for work, decided, cache in zip(works, (steps, None), caches, strict=True)
+        for work, decided, cache in zip(works, (steps, None), caches[:2], strict=True)
     ]
-    times = compare(*seconds, needs[0] / needs[1])
+    saved = 0.0 if steps is None else works[0].saved(*step_rates(steps))
+    nearer = _timed_bound(models, seconds, saved)
+    times = compare(*seconds[:2], bound=needs[0] / needs[1], timed_bound=nearer)
     line = {"mode": mode, "case": _name(case), "bypass": _skip(steps), **times}
     if executed is not None:
         trace = executed.transpose(1, 2).flatten(0, 1)
@@ -183,6 +199,28 @@ def _decode_line(
             str(batch): works[0].predicted_weights(trace, batch) / whole for batch in BATCHES
         }
     return line
+
+
+def _timed(models: Models) -> list[PreTrainedModel]:
+    """Row, dense and, if there is one, the bare model."""
+    return [model for model in (models.row, models.dense, models.bare) if model is not None]
+
+
+def _timed_bound(models: Models, seconds: Sequence[list[float]], saved: float) -> float | None:
+    """The ratio to dense if what the row leaves out took no time; None without a bare model.
+
+    Of the time that the bare model does not take, the parameters left out have their share.
+
+    Args:
+        models: What was timed.
+        seconds: Of row, dense and bare model, called in turn.
+        saved: Parameters that did not run, or were not read.
+    """
+    if models.bare is None:
+        return None
+    share = saved / (count(models.dense) - count(models.bare))
+    bare = float(np.median(np.array(seconds[2]) / np.array(seconds[1])))
+    return 1 - share * (1 - bare)
 
 
 def _passes(

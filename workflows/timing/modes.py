@@ -81,11 +81,10 @@ class Bench:
         """Calls of each function in one comparison."""
         return self.rounds + self.warmup
 
-    def time(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
-        """Seconds of each timed call of two functions, called in turn."""
-        functions = {"first": first, "second": second}
-        seconds = time_in_turn(functions, self.rounds, self.warmup, self.device)
-        return seconds["first"], seconds["second"]
+    def time(self, *functions: Callable[[], Any]) -> list[list[float]]:
+        """Seconds of each timed call of some functions, called in turn."""
+        names = dict(zip(map(str, range(len(functions))), functions, strict=True))
+        return list(time_in_turn(names, self.rounds, self.warmup, self.device).values())
 
 
 def time_block(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Line]:
@@ -113,7 +112,7 @@ def time_block(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Line]
             partial(_block_step, lambda x: x + dense(x), leaf),
         )
         case = "forward, backward" if backward else "forward"
-        times = compare(routed_time, dense_time, bound)
+        times = compare(routed_time, dense_time, bound=bound)
         lines.append({"mode": "block", "case": case, "bypass": real, **times})
     return lines
 
@@ -165,7 +164,7 @@ def time_training(
         training_flops(shape_of(routed), each, real, 0, recompute),
         training_flops(_dense_shape(routed), each, 0.0, trained, recompute, reached),
     ]
-    times = compare(*seconds, work[0] / work[1])
+    times = compare(*seconds, bound=work[0] / work[1])
     line = {
         "mode": "training-ffn" if ffns else "training",
         "case": f"{sequences}x{length}" + (" recomputed" if recompute else ""),
@@ -199,7 +198,7 @@ def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench
         row.zero_grad(set_to_none=True)
         row.eval()
     case = "x".join(map(str, ids.shape))
-    return {"mode": "training", "case": case, "bypass": None, **compare(*seconds, None)}
+    return {"mode": "training", "case": case, "bypass": None, **compare(*seconds, bound=None)}
 
 
 def _with_lora(

@@ -1,8 +1,10 @@
-"""A dense and a routed model of a published shape, with random weights."""
+"""The models that are timed in turn: dense, a row, and dense without what the row may skip."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -11,7 +13,36 @@ from methods import load_method
 from methods.core.model.backbone import Backbone, count, shape_config
 from methods.core.model.tensors import DTYPES
 from methods.core.routing.routed import router_of
+from methods.core.surgery.layers import remove_sublayers
 from methods.core.training.method import RoutedMethod
+
+
+class Models(NamedTuple):
+    """``row`` is made from ``dense``; ``bare`` is dense without the sublayers of row's units."""
+
+    dense: PreTrainedModel
+    row: PreTrainedModel
+    bare: PreTrainedModel | None
+
+    @classmethod
+    def of(cls, dense: PreTrainedModel, row: PreTrainedModel) -> Models:
+        """With a bare model on the weights of ``dense``.
+
+        None for a row that skips nothing, and where attention may be skipped in a model whose
+        layers attend in different ways.
+        """
+        router = router_of(row)
+        if router is None:
+            return cls(dense, row, None)
+        removed = {
+            kind: [unit.layer for unit in router.units if unit.kind != other]
+            for kind, other in (("attention", "ffn"), ("ffn", "attention"))
+        }
+        bare = copy.deepcopy(dense, {id(weight): weight for weight in dense.parameters()})
+        try:
+            return cls(dense, row, remove_sublayers(bare, removed["attention"], removed["ffn"]))
+        except ValueError:
+            return cls(dense, row, None)
 
 
 def build_pair(

@@ -83,8 +83,7 @@ class Work:
         per_token = float(self.always + self.again)
         shares = self.attention_shares(None if executed is None else executed.transpose(1, 2))
         if executed is not None:
-            rates = 1 - executed.double().mean(dim=(0, 2)).cpu()
-            per_token -= self.saved(rates, rates)
+            per_token -= self.saved(*prompt_rates(executed))
         widths = sum(width * share for width, share in zip(self.widths, shares, strict=True))
         return 2 * tokens * (per_token + length * widths) + 2 * sequences * self.head
 
@@ -124,9 +123,7 @@ class Work:
         whole = float(self.always + self.head)
         if executed is None:
             return whole
-        unread = (~executed.any(dim=1)).double().mean(dim=0).cpu()
-        instead = (~executed).any(dim=1).double().mean(dim=0).cpu()
-        return whole - self.saved(unread, instead)
+        return whole - self.saved(*step_rates(executed))
 
     def predicted_weights(self, executed: Tensor | None, sequences: int) -> float:
         """:meth:`step_weights` of batches that are drawn from a trace of single tokens.
@@ -140,6 +137,27 @@ class Work:
         rng = generator(0, f"batches of {sequences}")
         tokens = torch.randint(len(executed), (DRAWS, sequences), generator=rng)
         return self.step_weights(executed.cpu()[tokens])
+
+
+def prompt_rates(executed: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares of the tokens that skip each unit and that take its alternative, both (U,).
+
+    Args:
+        executed: Decisions (B, U, T), bool.
+    """
+    rates = 1 - executed.double().mean(dim=(0, 2)).cpu()
+    return rates, rates
+
+
+def step_rates(executed: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares of the steps that do not read each unit and that read its alternative, both (U,).
+
+    Args:
+        executed: Decisions (S, B, U), bool, of S steps.
+    """
+    unread = (~executed.any(dim=1)).double().mean(dim=0).cpu()
+    instead = (~executed).any(dim=1).double().mean(dim=0).cpu()
+    return unread, instead
 
 
 def _numbers(layer: Any) -> float:

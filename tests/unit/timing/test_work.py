@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from methods import load_method
 from methods.core.data import Document
+from methods.core.model.backbone import count
 from methods.core.model.shapes import ATTENTION, FFN
 from methods.core.routing import layer
 from methods.core.routing.routed import router_of
@@ -21,6 +22,7 @@ from methods.core.surgery.layers import remove_sublayers
 from methods.core.training.packing import lay_out
 from tests.toys.models import keep_layers, make_model, wrap
 from tests.toys.routed import build_variant
+from tests.unit.core.routing.test_decoding import model_of
 from workflows.stats.bounds import prefill_flops
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import (
@@ -32,7 +34,7 @@ from workflows.timing.modes import (
     time_block,
     time_training,
 )
-from workflows.timing.pair import build_pair
+from workflows.timing.pair import Models, build_pair
 from workflows.timing.work import Work
 
 BENCH = Bench("cpu", rounds=2, warmup=1)
@@ -178,14 +180,14 @@ def test_a_line_says_what_was_measured(row: str | None) -> None:
     model = keep_layers(dense, [0, 1, 4]) if row is None else hero()
     texts = Texts.random(60)
     lines = [
-        time_prefill(dense, model, (2, 8), texts, None, BENCH),
-        time_decode(dense, model, (2, 8), texts, None, BENCH),
-        time_static(dense, model, (2, 8), texts, None, BENCH),
+        timed(Models.of(dense, model), (2, 8), texts, None, BENCH)
+        for timed in (time_prefill, time_decode, time_static)
     ]
     for line in lines:
         assert len(line["raw"]) == 2
         assert (line["bypass"] is None) == (row is None)
         assert (line["bound"] < 1) == (row is None)
+        assert (line["timed_bound"] is None) == (row is None)
     assert ("predicted" in lines[1]) == (row is not None)
     assert lines[2]["bypass"] == lines[1]["bypass"]
     assert lines[2]["masked"] == (row is not None)
@@ -203,10 +205,52 @@ def test_forced_decisions_are_those_that_are_timed() -> None:
     dense, model = make_model("llama", hidden_size=64, intermediate_size=176), hero()
     for timed in (time_prefill, time_decode, time_static):
         closed, opened = (
-            timed(dense, model, (2, 8), Texts.random(60), rate, BENCH) for rate in (1.0, 0.0)
+            timed(Models.of(dense, model), (2, 8), Texts.random(60), rate, BENCH)
+            for rate in (1.0, 0.0)
         )
         assert (closed["bypass"], opened["bypass"]) == (1.0, 0.0)
+        assert opened["timed_bound"] == 1
         assert closed["bound"] < 0.9 * opened["bound"]
+
+
+@pytest.mark.parametrize(
+    ("row", "lost"),
+    [
+        ("hero", {"mlp"}),
+        ("skipgpt-rt", {"mlp", "self_attn"}),
+        ("d-llm", {"mlp", "self_attn"}),
+        ("mindskip", {"self_attn"}),
+    ],
+)
+def test_the_bare_model_is_dense_without_the_sublayers_of_units(row: str, lost: set[str]) -> None:
+    dense, model = make_model(), model_of(row)
+    router, bare = router_of(model), Models.of(dense, model).bare
+    assert router is not None and bare is not None
+    routed = {unit.layer for unit in router.units}
+    for number, left in enumerate(bare.model.layers):
+        present = {name for name in ("mlp", "self_attn") if count(getattr(left, name))}
+        assert present == {"mlp", "self_attn"} - (lost if number in routed else set())
+    held = {weight.data_ptr() for weight in dense.parameters()}
+    assert {weight.data_ptr() for weight in bare.parameters()} < held
+
+
+def test_a_timed_bound_is_what_is_left_of_the_time_of_the_units(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FFNs and norms take three quarters of dense; all FFNs are left out for the adapters."""
+    dense, model = make_model("llama", hidden_size=64, intermediate_size=176), hero()
+    monkeypatch.setattr(Bench, "time", lambda *_: [[0.5, 0.5], [1.0, 2.0], [0.25, 0.5]])
+    router = router_of(model)
+    assert router is not None
+    ffns = sum(unit.parameters for unit in router.units)
+    adapters = sum(count(router.alternative(n)) for n in range(len(router.units)))
+    left_out = (ffns - adapters) / (ffns + 64 * len(router.units))
+    for timed in (time_prefill, time_decode, time_static):
+        texts = Texts.random(60)
+        line = timed(Models.of(dense, model), (2, 8), texts, 1.0, BENCH)
+        assert line["timed_bound"] == pytest.approx(1 - 0.75 * left_out)
+        assert line["over_dense"] == 0.375
+        assert line["realised_share"] == pytest.approx(0.625 / (0.75 * left_out))
 
 
 def test_texts_go_on_and_begin_anew() -> None:
