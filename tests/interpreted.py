@@ -1,4 +1,4 @@
-"""Triton's interpreter: a repair of its bfloat16 products, and a count of what kernels read.
+"""Triton's interpreter: bfloat16 products mended, launches watched, and a count of what is read.
 
 Triton 3.6 holds bfloat16 as bits and multiplies matrices of them as integers. Here they become
 float32 first, as on tensor cores, whose products of bfloat16 are exact.
@@ -17,8 +17,8 @@ from torch import Tensor
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def mend() -> None:
-    """Repair the matrix products of bfloat16; a GPU needs no repair."""
+def prepare() -> None:
+    """Mend the matrix products of bfloat16 and watch every launch; on a GPU nothing is done."""
     if DEVICE == "cuda":
         return
     import triton.language as tl
@@ -38,6 +38,9 @@ def mend() -> None:
 
     create_dot.mended = True  # type: ignore[attr-defined]
     InterpreterBuilder.create_dot = create_dot
+    from tests.programs import watch
+
+    watch()
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from methods.kernels.weights import (
     AttentionStep,
     AttentionWeights,
 )
-from tests.interpreted import DEVICE, bytes_read, mend
+from tests.interpreted import DEVICE, bytes_read, prepare
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from methods.kernels import attention_triton
 
-mend()
+prepare()
 
 # One row, all rows, none, one of many, an odd count; 9 rows need the wider tile.
 PATTERNS = (

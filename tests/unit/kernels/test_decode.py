@@ -12,10 +12,10 @@ from methods.core.routing.slim import SlimFFN
 from methods.hero.branch import Adapter
 from methods.kernels.decode import decode_workspace, routed_ffn_decode
 from methods.kernels.weights import AdapterWeights, FfnStep, FfnWeights
-from tests.interpreted import DEVICE, bytes_read, mend
+from tests.interpreted import DEVICE, bytes_read, prepare
 
 pytest.importorskip("triton", reason="Triton is not installed")
-mend()
+prepare()
 
 ALL, NONE = (True,) * 5, (False,) * 5
 # One row, all rows, none, one of many, an odd count; 9 rows need the wider tile.

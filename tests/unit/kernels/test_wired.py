@@ -15,11 +15,11 @@ from methods.core.training.lora import fold_lora
 from methods.kernels import choose
 from methods.kernels.launch import Launch
 from tests.contract.fits import IDS
-from tests.interpreted import DEVICE, mend
+from tests.interpreted import DEVICE, prepare
 from tests.unit.core.routing.test_decoding import ROUTED, model_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
-mend()
+prepare()
 
 FFN_KERNELS = {"inner_kernel", "outer_kernel"}
 SHORT = IDS[:, :6].to(DEVICE)

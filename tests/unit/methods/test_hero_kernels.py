@@ -15,11 +15,11 @@ from methods.kernels.hero.formulas import Variant
 from methods.kernels.hero.router import project, router_step, router_workspace
 from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
-from tests.interpreted import DEVICE, mend
+from tests.interpreted import DEVICE, prepare
 from tests.unit.methods.test_hero_host import REMEMBERING, Operations
 
 pytest.importorskip("triton", reason="Triton is not installed")
-mend()
+prepare()
 
 ROUTED = 5
 

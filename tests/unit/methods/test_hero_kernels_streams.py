@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from methods.kernels.hero.streams import parts, read_streams
-from tests.interpreted import DEVICE, mend
+from tests.interpreted import DEVICE, prepare
 
 pytest.importorskip("triton", reason="Triton is not installed")
-mend()
+prepare()
 
 HEADS = 24
 
