@@ -34,7 +34,7 @@ CASES = ROOT / "tests" / "kernel_cases"
 TARGETS = (80, 89, 90, 100)
 COLUMNS = (
     "kernel", "shape", "target", "registers", "shared", "local",
-    "loads_128", "tensor_core", "warps",
+    "loads_128", "tensor_core", "warps", "barriers", "waits",
 )  # fmt: skip
 # Registers and bytes of shared memory of one multiprocessor; programs also reserve 1 KiB each.
 REGISTERS = 65536
@@ -70,8 +70,9 @@ class Binary(NamedTuple):
 
     ``target`` is the compute capability times ten, ``registers`` are per thread, ``shared`` bytes
     per program, ``local`` bytes per thread, stack included. Instructions: ``loads_128``, global
-    loads of 128 bits (also straight to shared memory), ``tensor_core``, matrix products, and
-    ``spills``, accesses of local memory.
+    loads of 128 bits (also straight to shared memory), ``tensor_core``, matrix products,
+    ``spills``, accesses of local memory, and ``barriers`` of a whole program. ``waits`` counts the
+    runs of global loads that barriers part: what is in one run is on its way at the same time.
     """
 
     kernel: str
@@ -84,6 +85,8 @@ class Binary(NamedTuple):
     tensor_core: int
     warps: int
     spills: int
+    barriers: int
+    waits: int
 
     @property
     def resident(self) -> int:
@@ -115,6 +118,8 @@ def compile_case(case: Case, capability: int) -> Binary:
         tensor_core=len(re.findall(r"\b(?:HMMA|QGMMA|HGMMA|UTC\w*MMA)\b", code)),
         warps=kernel.metadata.num_warps,
         spills=len(re.findall(r"\b(?:STL|LDL)\b", code)),
+        barriers=len(re.findall(r"\bBAR\.", code)),
+        waits=len(re.findall(r"(?:LDG )+", " ".join([*re.findall(r"\b(?:LDG|BAR)", code), ""]))),
     )
 
 

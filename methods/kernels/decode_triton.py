@@ -15,6 +15,9 @@ from torch import Tensor
 from methods.kernels.launch import Launch
 from methods.kernels.weights import FfnStep
 
+# For weights that the next step needs again only behind many others.
+STREAM = tl.constexpr("evict_first")
+
 
 class Tile(NamedTuple):
     """How one program goes through a matrix: ``rows`` of it, ``depth`` columns at a time.
@@ -48,23 +51,28 @@ def tile_of(batch: int, size: int) -> Tile:
 def row_products(
     weight: tl.tensor, inputs: tl.tensor, first: tl.tensor, live: tl.tensor, N: tl.constexpr,
     K: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr,
-    SLOTS: tl.constexpr,
+    SLOTS: tl.constexpr, KEEP: tl.constexpr = STREAM,
 ) -> tl.tensor:  # fmt: skip
     """ROWS rows of ``weight`` (N, K) from ``first`` on, times the ``live`` rows of ``inputs``.
 
     Returns [ROWS, SLOTS] in float32, zero where a slot is not live. Rows past the end repeat the
     last one. A single slot must be live. SPLIT warps share DEPTH columns; else few rows would not
-    keep them busy.
+    keep them busy. ``KEEP`` says whether the cache should hold the weights until the next step: an
+    FFN's would push out all others.
     """
     rows = tl.minimum(first + tl.arange(0, ROWS), N - 1)
     if SLOTS == 1:
         products = tl.zeros([ROWS, DEPTH], tl.float32)
+        # Each row reads the inputs again, in the layout of its weights: to pass them between
+        # threads would take two barriers per turn, and no load could run ahead.
+        same = tl.zeros([ROWS], tl.int32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
-            mask = k < K
-            part = tl.load(weight + rows[:, None] * K + k[None, :], mask=mask[None, :], other=0.0)
-            entry = tl.load(inputs + k, mask=mask, other=0.0)
-            products += part.to(tl.float32) * entry.to(tl.float32)[None, :]
+            mask = (k < K)[None, :]
+            places = rows[:, None] * K + k[None, :]
+            part = tl.load(weight + places, mask=mask, other=0.0, eviction_policy=KEEP)
+            entry = tl.load(inputs + same[:, None] + k[None, :], mask=mask, other=0.0)
+            products += part.to(tl.float32) * entry.to(tl.float32)
         total = tl.sum(products, axis=1)[:, None]
     else:
         slots = tl.arange(0, SLOTS)
@@ -75,7 +83,8 @@ def row_products(
             k = start + within
             mask = k < K
             places = rows[None, :, None] * K + k[:, None, :]
-            part = tl.load(weight + places, mask=mask[:, None, :], other=0.0)
+            inside = mask[:, None, :]
+            part = tl.load(weight + places, mask=inside, other=0.0, eviction_policy=KEEP)
             entry_mask = mask[:, :, None] & live[None, None, :]
             places = slots[None, None, :] * K + k[:, :, None]
             entries = tl.load(inputs + places, mask=entry_mask, other=0.0)

@@ -38,7 +38,9 @@ def project_kernel(
         present = slots < BATCH
         first = tile * ROWS
         rows = first + tl.arange(0, ROWS)
-        values = row_products(wide, hbar, first, present, N, D, ROWS, DEPTH, SPLIT, SLOTS)
+        values = row_products(
+            wide, hbar, first, present, N, D, ROWS, DEPTH, SPLIT, SLOTS, "evict_last"
+        )
         mask = (rows[:, None] < N) & present[None, :]
         tl.store(projected + slots[None, :] * N + rows[:, None], values, mask=mask)
     else:
@@ -82,14 +84,19 @@ def path_sums(
 
 
 @triton.jit
-def product(
-    matrix: tl.tensor, vector: tl.tensor, N: tl.constexpr, K: tl.constexpr, n: tl.tensor,
-    k: tl.tensor,
+def read(
+    matrix: tl.tensor, N: tl.constexpr, K: tl.constexpr, n: tl.tensor, k: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """``matrix`` (N, K) times a vector over the columns ``k``, for the rows ``n``."""
+    """The rows ``n`` and columns ``k`` of ``matrix`` (N, K), which the next FFN needs again."""
     mask = (n[:, None] < N) & (k[None, :] < K)
-    part = tl.load(matrix + n[:, None] * K + k[None, :], mask=mask, other=0.0)
-    return tl.sum(part * vector[None, :], axis=1)
+    places = n[:, None] * K + k[None, :]
+    return tl.load(matrix + places, mask=mask, other=0.0, eviction_policy="evict_last")
+
+
+@triton.jit
+def times(matrix: tl.tensor, vector: tl.tensor) -> tl.tensor:
+    """``matrix`` times a vector over its columns."""
+    return tl.sum(matrix * vector[None, :], axis=1)
 
 
 @triton.jit
@@ -105,8 +112,14 @@ def phi(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def read_row(vector: tl.tensor, places: tl.tensor, size: tl.constexpr) -> tl.tensor:
+    """The first ``size`` numbers of a vector, 0 behind them."""
+    return tl.load(vector + places, mask=places < size, other=0.0, eviction_policy="evict_last")
+
+
+@triton.jit
 def path_vector(
-    sums: tl.tensor, p: tl.tensor, m: tl.tensor, index: tl.tensor, EPS: tl.constexpr,
+    index: tl.tensor, distance: tl.tensor, bend: tl.tensor, p: tl.tensor, m: tl.tensor,
     R: tl.constexpr, POSITION: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """x_j, six features in a vector of eight."""
@@ -114,26 +127,9 @@ def path_vector(
     x = tl.where(place == 4, p, 0.0) + tl.where(place == 5, m, 0.0)
     if POSITION:
         position = (index + 1).to(tl.float32) / R
-        distance = tl.sqrt(tl.load(sums + 1))
-        bend = tl.load(sums + 2) / (distance * tl.sqrt(tl.load(sums + 3)) + EPS)
         x += tl.where(place == 0, position, 0.0) + tl.where(place == 1, 1.0 - position, 0.0)
         x += tl.where(place == 2, distance, 0.0) + tl.where(place == 3, bend, 0.0)
     return x
-
-
-@triton.jit
-def read_memory(
-    keys: tl.tensor, values: tl.tensor, decays: tl.tensor, query: tl.tensor, index: tl.tensor,
-    M: tl.constexpr, R: tl.constexpr, MP: tl.constexpr, RP: tl.constexpr, EPS: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """c_j over the entries before ``index``; zero where there is none."""
-    entry, feature = tl.arange(0, RP), tl.arange(0, MP)
-    mask = (entry[:, None] < index) & (feature[None, :] < M)
-    places = entry[:, None] * M + feature[None, :]
-    alike = tl.sum(tl.load(keys + places, mask=mask, other=0.0) * phi(query)[None, :], axis=1)
-    weight = tl.load(decays + index * R + entry, mask=entry < index, other=0.0) * alike
-    above = tl.sum(weight[:, None] * tl.load(values + places, mask=mask, other=0.0), axis=0)
-    return above / (tl.sum(weight, axis=0) + EPS)
 
 
 @triton.jit(do_not_specialize=["index", "threshold"])
@@ -153,40 +149,63 @@ def decide_kernel(
     """One token: from projections and sums to decision, memory entry, p and m."""
     token = tl.program_id(0)
     head, state, feature = tl.arange(0, HP), tl.arange(0, S), tl.arange(0, MP)
-    row = projected + token * 2 * H
-    factor = tl.rsqrt(tl.load(sums + token * 4) + FLOOR)
-    z = silu(tl.load(row + head, mask=head < H, other=0.0) * factor)
-    s = product(hidden_up, z, Z, H, state, head)
+    row, sums = projected + token * 2 * H, sums + token * 4
+    past_keys, past_values = keys + token * R * M, values + token * R * M
+
+    # Matrices are read long before what they multiply is known, as many as the registers hold:
+    # a program that asks for each in its turn waits for memory a dozen times.
+    to_state = read(hidden_up, Z, H, state, head)
+    size, hidden = tl.load(sums), read_row(row, head, H)
+    local = read_row(row + H, head, H) + read_row(local_bias, head, H)
     m_before = tl.load(m + token, mask=index > 0, other=1.0)
     if AUX:
         p_before = tl.load(p + token, mask=index > 0, other=1.0)
-        x = path_vector(sums + token * 4, p_before, m_before, index, EPS, R, POSITION)
+        step, along, past = tl.load(sums + 1), tl.load(sums + 2), tl.load(sums + 3)
         wide = tl.arange(0, XH)
-        y = silu(product(path_in, x, XH, X, wide, tl.arange(0, 8)) + tl.load(path_in_bias + wide))
+        to_path = read(path_in, XH, X, wide, tl.arange(0, 8))
+        path_bias = tl.load(path_in_bias + wide)
         # The rows after the first Z are those of the path.
-        mask = state >= Z
+        of_path = state >= Z
         places = (state - Z)[:, None] * XH + wide[None, :]
-        s += tl.sum(tl.load(path_out + places, mask=mask[:, None], other=0.0) * y[None, :], axis=1)
-        s += tl.load(path_out_bias + state - Z, mask=mask, other=0.0)
-
-    past_keys, past_values = keys + token * R * M, values + token * R * M
-    first = product(history_state, s, H, S, head, state)
-    first += tl.load(history_bias + head, mask=head < H, other=0.0)
+        from_path = tl.load(path_out + places, mask=of_path[:, None], other=0.0)
+        state_bias = tl.load(path_out_bias + state - Z, mask=of_path, other=0.0)
     if MEMREAD:
-        query_row = product(query, s, M, S, feature, state)
-        context = read_memory(past_keys, past_values, decays, query_row, index, M, R, MP, RP, EPS)
-        first += product(history_context, context, H, M, head, feature)
-        here = product(novelty_state, s, S, S, state, state)
-        there = product(novelty_context, context, S, M, state, feature)
+        to_query = read(query, M, S, feature, state)
+        to_here = read(novelty_state, S, S, state, state)
+        to_there = read(novelty_context, S, M, state, feature)
+        entry = tl.arange(0, RP)
+        places = entry[:, None] * M + feature[None, :]
+        earlier = (entry[:, None] < index) & (feature[None, :] < M)
+        entry_keys = tl.load(past_keys + places, mask=earlier, other=0.0)
+        entry_values = tl.load(past_values + places, mask=earlier, other=0.0)
+        decay = tl.load(decays + index * R + entry, mask=entry < index, other=0.0)
+        of_novelty = read_row(history_novelty, head, H)
+    first = read_row(history_bias, head, H)
+    history, other = read_row(history_out, head, H), read_row(local_out, head, H)
+    history_last, local_last = tl.load(last_biases), tl.load(last_biases + 1)
+    to_first = read(history_state, H, S, head, state)
+
+    s = times(to_state, silu(hidden * tl.rsqrt(size + FLOOR)))
+    if AUX:
+        distance = tl.sqrt(step)
+        bend = along / (distance * tl.sqrt(past) + EPS)
+        x = path_vector(index, distance, bend, p_before, m_before, R, POSITION)
+        y = silu(times(to_path, x) + path_bias)
+        s += times(from_path, y) + state_bias
+    first += times(to_first, s)
+    if MEMREAD:
+        of_context = read(history_context, H, M, head, feature)
+        alike = tl.sum(entry_keys * phi(times(to_query, s))[None, :], axis=1) * decay
+        # Zero where there is no entry.
+        context = tl.sum(alike[:, None] * entry_values, axis=0) / (tl.sum(alike, axis=0) + EPS)
+        first += times(of_context, context)
+        here, there = times(to_here, s), times(to_there, context)
         sizes = tl.sqrt(tl.sum(here * here, axis=0)) * tl.sqrt(tl.sum(there * there, axis=0))
         novelty = tl.where(index > 0, 1.0 - tl.sum(here * there, axis=0) / (sizes + EPS), 0.0)
-        first += novelty * tl.load(history_novelty + head, mask=head < H, other=0.0)
-    out = tl.load(history_out + head, mask=head < H, other=0.0)
-    a = tl.sum(silu(first) * out, axis=0) + tl.load(last_biases)
-    local = tl.load(row + H + head, mask=head < H, other=0.0)
-    local = silu(local + tl.load(local_bias + head, mask=head < H, other=0.0))
-    out = tl.load(local_out + head, mask=head < H, other=0.0)
-    b = tl.sum(local * out, axis=0) + tl.load(last_biases + 1)
+        first += novelty * of_novelty
+    to_key, to_value = read(key, M, S, feature, state), read(value, M, S, feature, state)
+    a = tl.sum(silu(first) * history, axis=0) + history_last
+    b = tl.sum(silu(local) * other, axis=0) + local_last
 
     score, g = tl.sigmoid(a / TEMPERATURE), tl.sigmoid(a + b)
     runs = g >= threshold
@@ -196,10 +215,8 @@ def decide_kernel(
     tl.store(execute + token, runs)
     tl.store(scale + token, tl.where(runs, g, 1.0 - g))
     places = index * M + feature
-    own_key = phi(product(key, s, M, S, feature, state))
-    tl.store(past_keys + places, own_key, mask=feature < M)
-    own_value = product(value, s, M, S, feature, state)
-    tl.store(past_values + places, own_value, mask=feature < M)
+    tl.store(past_keys + places, phi(times(to_key, s)), mask=feature < M)
+    tl.store(past_values + places, times(to_value, s), mask=feature < M)
 
 
 def launches(

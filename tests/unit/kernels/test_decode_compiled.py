@@ -27,6 +27,8 @@ def test_one_row_spills_nothing_and_loads_128_bits(single: list[Binary]) -> None
         assert (binary.local, binary.spills, binary.tensor_core) == (0, 0, 0), binary
         # Each thread loads 2 x 16 bytes of a tile of 4 rows x 512 columns, FFN and adapter apart.
         assert binary.loads_128 >= 4, binary
+        # No barrier between the loads of one product.
+        assert binary.waits <= 4, binary
 
 
 def test_a_batch_spills_nothing_and_uses_tensor_cores(batched: list[Binary]) -> None:

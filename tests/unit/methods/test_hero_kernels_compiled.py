@@ -41,10 +41,20 @@ def test_nothing_spills_and_weights_come_in_128_bits(binaries: list[Binary]) -> 
 def test_a_multiprocessor_holds_two_programs(binaries: list[Binary]) -> None:
     """One wave for one token: 512 rows in tiles of four, and the sums, on 108 of them or more.
 
-    Of a prompt one program waits for its streams while the other multiplies.
+    Of a prompt one program waits for its streams while the other multiplies. A step decides each of
+    at most 16 tokens on a multiprocessor of its own, with all registers for weights.
     """
     for binary in binaries:
-        assert binary.resident >= 2, binary
+        assert binary.resident >= (1 if binary.kernel == "hero_decide" else 2), binary
+
+
+def test_one_token_waits_for_memory_a_few_times(binaries: list[Binary]) -> None:
+    """All of a tile at once; the matrices of a decision as far as registers hold them."""
+    most = {"hero_project": 2, "hero_decide": 5}
+    single = [binary for binary in binaries if "batch 1" in binary.shape]
+    assert {binary.kernel for binary in single} == set(most)
+    for binary in single:
+        assert binary.waits <= most[binary.kernel], binary
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="reads are counted by the interpreter")
