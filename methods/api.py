@@ -64,6 +64,7 @@ from methods.core.model.backbone import (
     projections,
     widths,
 )
+from methods.core.model.card import read_card
 from methods.core.model.checkpoint import DECISIONS
 from methods.core.model.checkpoint import load as load_fitted
 from methods.core.model.families import Sublayer, factor_of
@@ -153,8 +154,8 @@ __all__ = [
     "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise", "lora_sizes",
     "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow", "narrow_reason",
     "nearest", "nearest_ranks", "norm_behind", "observe", "perplexities", "projection_weights",
-    "projections", "read_json", "remove_layers", "remove_sublayers", "replace_layers", "route",
-    "routed_layers", "router_of", "sample_gates", "score_answers", "seed_for", "shortfall",
+    "projections", "read_card", "read_json", "remove_layers", "remove_sublayers", "replace_layers",
+    "route", "routed_layers", "router_of", "sample_gates", "score_answers", "seed_for", "shortfall",
     "slice_stream", "sliced_parameters", "squared_use", "sublayer_size", "task_weights", "thin",
     "uniform_hash", "unit_shares", "unit_sizes", "unremovable", "weigh", "widths", "write",
 ]  # fmt: skip

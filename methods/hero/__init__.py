@@ -196,10 +196,11 @@ class Hero(RoutedMethod):
 
     def _rates(self, backbone: Backbone, data: Data, plan: Plan) -> list[list[float]]:
         """Rates of a control (R, K); by token: rows of a token id and its R rates."""
-        variant, count, lender = self.params.variant, len(plan.shares), plan.request.lender
+        variant, lender = self.params.variant, plan.request.lender
         if lender is not None:
-            return lender_rates(lender, RATES[variant], data, str(backbone.model.device), count)
+            device, layers = str(backbone.model.device), plan.structure["layers"]
+            return lender_rates(lender, RATES[variant], data, device, layers)
         if variant != "random" or plan.budget is None:
             budget = "a budget or " if variant == "random" else ""
             raise ValueError(f"variant '{variant}' needs {budget}a lender, a fitted HeRo")
-        return [[plan.budget / float(plan.shares.sum())]] * count
+        return [[plan.budget / float(plan.shares.sum())]] * len(plan.shares)

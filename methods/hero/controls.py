@@ -22,6 +22,7 @@ from methods.api import (
     decoder,
     lay_out,
     load_fitted,
+    read_card,
     read_json,
     router_of,
     uniform_hash,
@@ -163,7 +164,11 @@ class RandomGates(_WithAdapters):
 
 
 def lender_rates(
-    folder: Path, key: Literal["unit", "kind", "token"], data: Data, device: str, count: int
+    folder: Path,
+    key: Literal["unit", "kind", "token"],
+    data: Data,
+    device: str,
+    layers: Sequence[int],
 ) -> list[list[float]]:
     """How often a fitted HeRo skips, as the rates of a control.
 
@@ -172,29 +177,37 @@ def lender_rates(
         key: What the rates depend on, see :class:`RandomGates`.
         data: Rates are counted on its training texts; but the fit itself counted those by FFN.
         device: Where the model runs.
-        count: R, the number of FFNs of the control.
+        layers: The control's, R of them.
 
     Returns:
         Rates (R, K); by token the rows of :func:`count_rates`.
 
     Raises:
-        ValueError: The lender routes another number of FFNs, or its fit counted no rates.
+        ValueError: The lender routes other layers, or its fit counted no rates.
     """
+    own = (read_card(folder).structure or {}).get("layers")
+    if own != list(layers):
+        raise ValueError(f"the lender {folder} routes the layers {own}, the control {list(layers)}")
     if key == "unit":
-        by_block = read_json(folder / DECISIONS).get("bypass_rates")
-        if not isinstance(by_block, list) or not all(isinstance(rate, float) for rate in by_block):
-            raise ValueError(f"{folder / DECISIONS} holds no 'bypass_rates', numbers by FFN")
-        rates = [[rate] for rate in by_block]
-        ffns = len(rates)
-    else:
-        model = load_fitted(folder, device=device).model
-        counts = count_rates(model, data.training()[:RATE_TEXTS])
-        rates = counts["token_rates"]
-        ffns = len(rates[0]) - 1
-        if key == "kind":
-            rates = [list(both) for both in zip(*counts["kind_rates"], strict=True)]
-    if ffns != count:
-        raise ValueError(f"the lender {folder} has rates of {ffns} FFNs, the control {count}")
+        return [[rate] for rate in fitted_rates(folder, len(layers))]
+    model = load_fitted(folder, device=device).model
+    counts = count_rates(model, data.training()[:RATE_TEXTS])
+    if key == "kind":
+        return [list(both) for both in zip(*counts["kind_rates"], strict=True)]
+    return counts["token_rates"]
+
+
+def fitted_rates(folder: Path, count: int) -> list[float]:
+    """How often each of ``count`` FFNs was skipped at the end of a fit.
+
+    Raises:
+        ValueError: The fit did not count so many rates.
+    """
+    rates = read_json(folder / DECISIONS).get("bypass_rates")
+    if not isinstance(rates, list) or not all(isinstance(rate, float) for rate in rates):
+        raise ValueError(f"{folder / DECISIONS} holds no 'bypass_rates', numbers by FFN")
+    if len(rates) != count:
+        raise ValueError(f"{folder / DECISIONS} has rates of {len(rates)} FFNs, not of {count}")
     return rates
 
 

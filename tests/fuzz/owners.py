@@ -25,7 +25,7 @@ from methods.core.model.backbone import load_backbone
 from methods.core.model.checkpoint import load
 from methods.core.model.folder import read_config, read_tokenizer
 from methods.core.model.ledger import Ledger
-from methods.hero.controls import lender_rates
+from methods.hero.controls import fitted_rates
 from tests import records, steps
 from tests.toys import models, tasks, texts
 from workflows.evaluation.harness import CountingLM
@@ -231,7 +231,7 @@ def read_model(folder: Path) -> None:
         logits = loaded.model(torch.tensor([[1, 2, 3]])).logits
     assert logits.isfinite().all()
     assert loaded.ledger.layers == 1
-    lender_rates(folder / "model", "unit", Data(None, 8, 8), "cpu", 2)
+    fitted_rates(folder / "model", 2)
 
 
 COMMANDS = {

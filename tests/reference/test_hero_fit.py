@@ -133,7 +133,7 @@ def test_controls_take_the_rates_of_a_fitted_hero(
 def test_a_lender_of_other_blocks_is_refused(
     lender: Path, llama: Path, data_files: dict[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="has rates of 3 FFNs, the control 2"):
+    with pytest.raises(ValueError, match=r"routes the layers \[3, 4, 5\], the control \[4, 5\]"):
         fitted(llama, data_files, tmp_path, 0.2, lender, variant="by-kind", candidates=[4, 5])
 
 
