@@ -25,6 +25,7 @@ from workflows.timing.pair import Models
 from workflows.timing.work import Work, prompt_rates, step_rates
 
 Arguments = dict[str, Any]
+Seconds = list[list[float]]  # of each model, call by call
 # Batch sizes for which the reads of a decoding step are predicted from a trace.
 BATCHES = (1, 2, 4, 8, 16, 32)
 
@@ -74,20 +75,20 @@ def time_prefill(
     pairs = zip(prompts, forced, strict=True)
     executed = _join([_decisions(row, ids, extra) for ids, extra in pairs])
     plain: list[Arguments] = [{}] * len(prompts)
-    seconds = bench.time(
-        *[
-            partial(next, _passes(model, prompts, forced if model is row else plain))
-            for model in _timed(models)
-        ]
-    )
+
+    def measure(*timed: PreTrainedModel) -> Seconds:
+        passes = [_passes(model, prompts, forced if model is row else plain) for model in timed]
+        return bench.time(*[partial(next, each) for each in passes])
+
+    seconds = measure(row, models.dense)
     works = [Work.of(model) for model in (row, models.dense)]
     needs = [
         work.prompt_flops(decided, sequences, length)
         for work, decided in zip(works, (executed, None), strict=True)
     ]
     saved = 0.0 if executed is None else works[0].saved(*prompt_rates(executed))
-    nearer = _timed_bound(models, seconds, saved)
-    times = compare(*seconds[:2], bound=needs[0] / needs[1], timed_bound=nearer)
+    nearer = _timed_bound(models, measure, saved)
+    times = compare(*seconds, bound=needs[0] / needs[1], timed_bound=nearer)
     memory = peak_memory(
         partial(next, _passes(model, prompts[:1], extra[:1]))
         for model, extra in ((row, forced), (models.dense, plain))
@@ -112,22 +113,23 @@ def time_decode(
     row = models.row
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
     extra = _forced_decisions(row, ids, rate)
-    timed = _timed(models)
-    caches = [
-        _cache(model, ids[:, :context], _part(extra, 0, context) if model is row else {})
-        for model in timed
-    ]
     tokens = list(ids[:, context:].split(1, dim=1))
     parts = [_part(extra, context + turn, context + turn + 1) for turn in range(bench.turns)]
     plain: list[Arguments] = [{}] * len(tokens)
-    seconds = bench.time(
-        *[
-            partial(next, _steps(model, tokens, parts if model is row else plain, cache))
-            for model, cache in zip(timed, caches, strict=True)
-        ]
-    )
+    caches: dict[PreTrainedModel, Cache] = {}
+
+    def measure(*timed: PreTrainedModel) -> Seconds:
+        steps = []
+        for model in timed:
+            before, later = (_part(extra, 0, context), parts) if model is row else ({}, plain)
+            caches[model] = _cache(model, ids[:, :context], before)
+            steps.append(_steps(model, tokens, later, caches[model]))
+        return bench.time(*[partial(next, each) for each in steps])
+
+    seconds = measure(row, models.dense)
+    ends = [caches[model] for model in (row, models.dense)]
     executed = _decisions(row, ids, extra)
-    return _decode_line("decode", models, case, executed, caches, seconds)
+    return _decode_line("decode", models, case, executed, ends, seconds, measure)
 
 
 def time_static(
@@ -147,29 +149,32 @@ def time_static(
     row = models.row
     ids = texts.rows(sequences, context + bench.turns).to(bench.device)
     extra = _forced_decisions(row, ids, rate)
-    # One place more: after the timed steps, ``joules`` repeats one further step.
-    decoders = [
-        StaticDecoder(model, sequences, ids.shape[1] + 1, forced=rate is not None)
-        for model in _timed(models)
-    ]
-    for number, static in enumerate(decoders):
-        static.prefill(ids[:, :context], **({} if number else _part(extra, 0, context)))
     tokens = list(ids[:, context:].split(1, dim=1))
     parts = [_part(extra, context + turn, context + turn + 1) for turn in range(bench.turns)]
     plain: list[Arguments] = [{}] * len(tokens)
-    seconds = bench.time(
-        *[
-            partial(next, _static_steps(static, tokens, plain if number else parts))
-            for number, static in enumerate(decoders)
-        ]
-    )
-    executed, caches = _decisions(row, ids, extra), [static.cache for static in decoders]
-    line = _decode_line("static", models, case, executed, caches, seconds)
+    decoders: dict[PreTrainedModel, StaticDecoder] = {}
+
+    def measure(*timed: PreTrainedModel) -> Seconds:
+        steps = []
+        for model in timed:
+            before, later = (_part(extra, 0, context), parts) if model is row else ({}, plain)
+            # One place more: after the timed steps, ``joules`` repeats one further step.
+            room = ids.shape[1] + 1
+            static = StaticDecoder(model, sequences, room, forced=rate is not None)
+            static.prefill(ids[:, :context], **before)
+            decoders[model] = static
+            steps.append(_static_steps(static, tokens, later))
+        return bench.time(*[partial(next, each) for each in steps])
+
+    seconds = measure(row, models.dense)
+    pair = [decoders[model] for model in (row, models.dense)]
+    executed, caches = _decisions(row, ids, extra), [static.cache for static in pair]
+    line = _decode_line("static", models, case, executed, caches, seconds, measure)
     router = router_of(row)
     kernels = available(next(row.parameters())) and sequences <= MOST_ROWS
     line["masked"] = router is not None and not kernels
     line["eager"] = router is not None and not line["masked"] and not router.by_kernels
-    return line | joules([_replay(static) for static in decoders[:2]], sequences)
+    return line | joules([_replay(static) for static in pair], sequences)
 
 
 def _decode_line(
@@ -178,7 +183,8 @@ def _decode_line(
     case: Case,
     executed: Tensor | None,
     caches: Sequence[Cache],
-    seconds: Sequence[list[float]],
+    seconds: Seconds,
+    measure: Callable[..., Seconds],
 ) -> Line:
     """The line of decoding steps: their times, and bounds from the bytes that they read."""
     size = torch.finfo(models.dense.dtype).bits // 8
@@ -186,11 +192,11 @@ def _decode_line(
     works = [Work.of(model) for model in (models.row, models.dense)]
     needs = [
         work.step_bytes(decided, cache, size)
-        for work, decided, cache in zip(works, (steps, None), caches[:2], strict=True)
+        for work, decided, cache in zip(works, (steps, None), caches, strict=True)
     ]
     saved = 0.0 if steps is None else works[0].saved(*step_rates(steps))
-    nearer = _timed_bound(models, seconds, saved)
-    times = compare(*seconds[:2], bound=needs[0] / needs[1], timed_bound=nearer)
+    nearer = _timed_bound(models, measure, saved)
+    times = compare(*seconds, bound=needs[0] / needs[1], timed_bound=nearer)
     line = {"mode": mode, "case": _name(case), "bypass": _skip(steps), **times}
     if executed is not None:
         trace = executed.transpose(1, 2).flatten(0, 1)
@@ -201,26 +207,22 @@ def _decode_line(
     return line
 
 
-def _timed(models: Models) -> list[PreTrainedModel]:
-    """Row, dense and, if there is one, the bare model."""
-    return [model for model in (models.row, models.dense, models.bare) if model is not None]
-
-
-def _timed_bound(models: Models, seconds: Sequence[list[float]], saved: float) -> float | None:
+def _timed_bound(models: Models, measure: Callable[..., Seconds], saved: float) -> float | None:
     """The ratio to dense if what the row leaves out took no time; None without a bare model.
 
     Of the time that the bare model does not take, the parameters left out have their share.
 
     Args:
-        models: What was timed.
-        seconds: Of row, dense and bare model, called in turn.
+        models: What is timed.
+        measure: Times models in turn: bare and dense, apart from the row, whose data stay in the
+            processor's cache while only two models run.
         saved: Parameters that did not run, or were not read.
     """
     if models.bare is None:
         return None
     share = saved / (count(models.dense) - count(models.bare))
-    bare = float(np.median(np.array(seconds[2]) / np.array(seconds[1])))
-    return 1 - share * (1 - bare)
+    bare, dense = map(np.array, measure(models.bare, models.dense))
+    return 1 - share * (1 - float(np.median(bare / dense)))
 
 
 def _passes(

@@ -239,7 +239,8 @@ def test_a_timed_bound_is_what_is_left_of_the_time_of_the_units(
 ) -> None:
     """FFNs and norms take three quarters of dense; all FFNs are left out for the adapters."""
     dense, model = make_model("llama", hidden_size=64, intermediate_size=176), hero()
-    monkeypatch.setattr(Bench, "time", lambda *_: [[0.5, 0.5], [1.0, 2.0], [0.25, 0.5]])
+    seconds = iter([[[0.5, 0.5], [1.0, 2.0]], [[0.25, 0.5], [1.0, 2.0]]] * 3)
+    monkeypatch.setattr(Bench, "time", lambda *_: next(seconds))
     router = router_of(model)
     assert router is not None
     ffns = sum(unit.parameters for unit in router.units)
