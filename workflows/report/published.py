@@ -24,11 +24,12 @@ SOURCE = "source.json"
 WHOLE = {"costs": ["trained_parameters", "training_tokens"], "scores": ["k"]}
 WORDS = {"retain": ["same_weights", "note"], "budgets": ["missed"], "ranks": ["overtakes"]}
 # Columns that tables of older code lack -> a value. Those tables do not say how many seeds a row
-# has, name rows with the same weights in the note, and have no Above chance.
+# has, name rows with the same weights in the note, and have no Above chance and no timed bound.
 LACKING: dict[str, dict[str, Any]] = {
     "ranks": {"one_seed": True, "overtakes": "", "overtakes_one_seed": False}
     | dict.fromkeys(ABOVE_COLUMNS.values(), float("nan")),
     "retain": {"same_weights": ""},
+    "speeds": {"timed_bound": float("nan")},
 }
 
 
