@@ -22,9 +22,8 @@ from transformers import PreTrainedModel
 from methods import load_method
 from methods.base import Request
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import parse_json, write_json
+from methods.core.jsonfile import parse_json
 from methods.core.model.backbone import count, ffn, layers, load_backbone
-from methods.core.model.checkpoint import DECISIONS
 from methods.core.model.ledger import Ledger
 from methods.core.routing.routed import route
 from methods.core.routing.router import ffn_units
@@ -128,10 +127,11 @@ def with_adapters(
         training_file=args.data / "training.jsonl",
         validation_file=args.data / "validation.jsonl",
     )
+    # At this budget the control skips its candidates for every token.
+    stack = layers(backbone.model)
+    everything = sum(count(ffn(stack[number])) for number in skipped) / backbone.parameters
     with tempfile.TemporaryDirectory() as folder:
-        # The control takes its rates from the decisions of a fit: these bypass every FFN.
-        write_json(Path(folder) / DECISIONS, {"bypass_rates": [1.0] * len(skipped)})
-        request = Request(budget=None, seed=0, workdir=Path(folder), lender=Path(folder))
+        request = Request(budget=everything, seed=0, workdir=Path(folder))
         model = load_method("hero", params).fit(backbone, data, request).model
     assert isinstance(model, PreTrainedModel)
     return model
