@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -43,6 +44,12 @@ def prepare() -> None:
     watch()
 
 
+def touched(pointers: Any, mask: Any) -> tuple[NDArray[Any], int]:
+    """The addresses that an interpreted load or store touches, and the bytes of each number."""
+    real = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
+    return pointers.data[real], max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+
+
 @contextmanager
 def bytes_read(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, int]]:
     """Bytes that interpreted kernels load from each tensor, by name; repeated loads count again."""
@@ -56,8 +63,7 @@ def bytes_read(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, int]]:
     plain = InterpreterBuilder.create_masked_load
 
     def load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
-        addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)]
-        size = ptrs.get_element_ty().primitive_bitwidth // 8
+        addresses, size = touched(ptrs, mask)
         for name, (low, high) in ranges.items():
             counts[name] += size * int(((addresses >= low) & (addresses < high)).sum())
         return plain(self, ptrs, mask, *rest)

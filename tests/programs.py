@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from methods.kernels.launch import Launch
+from tests.interpreted import touched
 
 Addresses = NDArray[np.int64]
 BUILDER = interpreter.InterpreterBuilder
@@ -32,7 +33,9 @@ class Watch:
 
     def __init__(self, tensors: list[Tensor], order: Addresses) -> None:
         spans = sorted((t.data_ptr(), t.data_ptr() + _span(t)) for t in tensors if t.numel())
-        self.starts, self.ends = np.array(spans).T
+        self.starts, ends = np.array(spans).T
+        # A tensor may lie within another: of those that begin before, the one that ends last.
+        self.ends = np.maximum.accumulate(ends)
         self.order, self.program = order, 0
         self.read: list[tuple[int, Addresses]] = []
         self.written: list[tuple[int, Addresses]] = []
@@ -44,16 +47,13 @@ class Watch:
 
     def touch(self, pointers: Any, mask: Any, write: bool) -> None:
         """Note the bytes that the current program reads or writes; all must lie in a tensor."""
-        size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-        real = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
-        places = np.unique(pointers.data[real].astype(np.int64))
-        # A tensor may lie within another: of those that begin before, the one that ends last.
+        addresses, size = touched(pointers, mask)
+        places = np.unique(addresses.astype(np.int64))
         before = np.searchsorted(self.starts, places, side="right") - 1
-        ends = np.maximum.accumulate(self.ends)
-        if (outside := (before < 0) | (places + size > ends[before])).any():
+        if (outside := (before < 0) | (places + size > self.ends[before])).any():
             raise IndexError(f"program {self.program}: {outside.sum()} places outside all tensors")
-        touched = (places[:, None] + np.arange(size)).ravel()
-        (self.written if write else self.read).append((self.program, touched))
+        bytes_of = (places[:, None] + np.arange(size)).ravel()
+        (self.written if write else self.read).append((self.program, bytes_of))
 
     def check(self) -> None:
         """No byte that a program writes is another's.

@@ -127,10 +127,9 @@ def with_adapters(
         training_file=args.data / "training.jsonl",
         validation_file=args.data / "validation.jsonl",
     )
-    # At this budget the control skips its candidates for every token.
-    stack = layers(backbone.model)
-    everything = sum(count(ffn(stack[number])) for number in skipped) / backbone.parameters
     with tempfile.TemporaryDirectory() as folder:
+        # At this budget the control skips its candidates for every token.
+        everything = ffn_share(args.model, skipped)
         request = Request(budget=everything, seed=0, workdir=Path(folder))
         model = load_method("hero", params).fit(backbone, data, request).model
     assert isinstance(model, PreTrainedModel)

@@ -1,8 +1,8 @@
 """Time over dense: `python -m workflows.steps.time --method hero --shape ...`.
 
 Builds the dense and the routed model from random weights of a true shape (or loads --model), forces
-a bypass rate, times them in turn and writes each ratio beside its bounds (of work alone, and with
-the time that dense takes without what may be skipped, timed in turn with them):
+a bypass rate, times them in turn and writes each ratio beside its bounds: of work alone, and with
+the time that dense takes without what may be skipped.
 
     block          one routed FFN on 2,048 tokens, forward, and forward with backward
     prefill        a prompt, logits of its last token

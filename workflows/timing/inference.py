@@ -109,27 +109,15 @@ def time_decode(
     Arguments as in :func:`time_prefill`; the tokens of a case are its context. ``predicted`` is the
     bound at several batch sizes, computed from the decisions about single tokens.
     """
-    sequences, context = case
-    row = models.row
-    ids = texts.rows(sequences, context + bench.turns).to(bench.device)
-    extra = _forced_decisions(row, ids, rate)
-    tokens = list(ids[:, context:].split(1, dim=1))
-    parts = [_part(extra, context + turn, context + turn + 1) for turn in range(bench.turns)]
-    plain: list[Arguments] = [{}] * len(tokens)
-    caches: dict[PreTrainedModel, Cache] = {}
 
-    def measure(*timed: PreTrainedModel) -> Seconds:
-        steps = []
-        for model in timed:
-            before, later = (_part(extra, 0, context), parts) if model is row else ({}, plain)
-            caches[model] = _cache(model, ids[:, :context], before)
-            steps.append(_steps(model, tokens, later, caches[model]))
-        return bench.time(*[partial(next, each) for each in steps])
+    def begin(
+        model: PreTrainedModel, prompt: Tensor, before: Arguments,
+        tokens: Sequence[Tensor], later: Sequence[Arguments],
+    ) -> tuple[Cache, Iterator[None]]:  # fmt: skip
+        cache = _cache(model, prompt, before)
+        return cache, _steps(model, tokens, later, cache)
 
-    seconds = measure(row, models.dense)
-    ends = [caches[model] for model in (row, models.dense)]
-    executed = _decisions(row, ids, extra)
-    return _decode_line("decode", models, case, executed, ends, seconds, measure)
+    return _time_steps("decode", models, case, texts, rate, bench, begin)
 
 
 def time_static(
@@ -145,51 +133,65 @@ def time_static(
     alternative both run, so nothing is skipped. ``eager``: the router has no kernels, so each of
     its operations is a launch.
     """
-    sequences, context = case
-    row = models.row
-    ids = texts.rows(sequences, context + bench.turns).to(bench.device)
+    decoders = list[StaticDecoder]()
+
+    def begin(
+        model: PreTrainedModel, prompt: Tensor, before: Arguments,
+        tokens: Sequence[Tensor], later: Sequence[Arguments],
+    ) -> tuple[Cache, Iterator[None]]:  # fmt: skip
+        # One place more: after the timed steps, ``joules`` repeats one further step.
+        room = prompt.shape[1] + bench.turns + 1
+        static = StaticDecoder(model, len(prompt), room, forced=rate is not None)
+        static.prefill(prompt, **before)
+        decoders.append(static)
+        return static.cache, _static_steps(static, tokens, later)
+
+    line = _time_steps("static", models, case, texts, rate, bench, begin)
+    row, sequences = models.row, case[0]
+    router = router_of(row)
+    kernels = available(next(row.parameters())) and sequences <= MOST_ROWS
+    line["masked"] = router is not None and not kernels
+    line["eager"] = router is not None and not line["masked"] and not router.by_kernels
+    return line | joules([_replay(static) for static in decoders[:2]], sequences)
+
+
+def _time_steps(
+    mode: str,
+    models: Models,
+    case: Case,
+    texts: Texts,
+    rate: float | None,
+    bench: Bench,
+    begin: Callable[..., tuple[Cache, Iterator[None]]],
+) -> Line:
+    """The line of decoding steps: their times, and bounds from the bytes that they read.
+
+    ``begin`` takes a model, its context (B, T) with arguments, then the tokens of all steps, each
+    (B, 1), with theirs. It returns the cache behind the context and an iterator that takes a step.
+    It is called for the row first, then for dense.
+    """
+    row, context = models.row, case[1]
+    ids = texts.rows(case[0], context + bench.turns).to(bench.device)
     extra = _forced_decisions(row, ids, rate)
     tokens = list(ids[:, context:].split(1, dim=1))
     parts = [_part(extra, context + turn, context + turn + 1) for turn in range(bench.turns)]
     plain: list[Arguments] = [{}] * len(tokens)
-    decoders: dict[PreTrainedModel, StaticDecoder] = {}
+    caches = list[Cache]()
 
     def measure(*timed: PreTrainedModel) -> Seconds:
         steps = []
         for model in timed:
             before, later = (_part(extra, 0, context), parts) if model is row else ({}, plain)
-            # One place more: after the timed steps, ``joules`` repeats one further step.
-            room = ids.shape[1] + 1
-            static = StaticDecoder(model, sequences, room, forced=rate is not None)
-            static.prefill(ids[:, :context], **before)
-            decoders[model] = static
-            steps.append(_static_steps(static, tokens, later))
-        return bench.time(*[partial(next, each) for each in steps])
+            cache, each = begin(model, ids[:, :context], before, tokens, later)
+            caches.append(cache)
+            steps.append(partial(next, each))
+        return bench.time(*steps)
 
     seconds = measure(row, models.dense)
-    pair = [decoders[model] for model in (row, models.dense)]
-    executed, caches = _decisions(row, ids, extra), [static.cache for static in pair]
-    line = _decode_line("static", models, case, executed, caches, seconds, measure)
-    router = router_of(row)
-    kernels = available(next(row.parameters())) and sequences <= MOST_ROWS
-    line["masked"] = router is not None and not kernels
-    line["eager"] = router is not None and not line["masked"] and not router.by_kernels
-    return line | joules([_replay(static) for static in pair], sequences)
-
-
-def _decode_line(
-    mode: str,
-    models: Models,
-    case: Case,
-    executed: Tensor | None,
-    caches: Sequence[Cache],
-    seconds: Seconds,
-    measure: Callable[..., Seconds],
-) -> Line:
-    """The line of decoding steps: their times, and bounds from the bytes that they read."""
+    executed = _decisions(row, ids, extra)
     size = torch.finfo(models.dense.dtype).bits // 8
-    steps = None if executed is None else executed[..., case[1] :].permute(2, 0, 1)
-    works = [Work.of(model) for model in (models.row, models.dense)]
+    steps = None if executed is None else executed[..., context:].permute(2, 0, 1)
+    works = [Work.of(model) for model in (row, models.dense)]
     needs = [
         work.step_bytes(decided, cache, size)
         for work, decided, cache in zip(works, (steps, None), caches, strict=True)

@@ -83,7 +83,7 @@ class Bench:
 
     def time(self, *functions: Callable[[], Any]) -> list[list[float]]:
         """Seconds of each timed call of some functions, called in turn."""
-        names = dict(zip(map(str, range(len(functions))), functions, strict=True))
+        names = {str(number): function for number, function in enumerate(functions)}
         return list(time_in_turn(names, self.rounds, self.warmup, self.device).values())
 
 
