@@ -27,8 +27,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "kernel_cases"
 TARGETS = (80, 89, 90, 100)
@@ -39,15 +37,8 @@ COLUMNS = (
 # Registers and bytes of shared memory of one multiprocessor; programs also reserve 1 KiB each.
 REGISTERS = 65536
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-POINTERS = {
-    "torch.bfloat16": "*bf16",
-    "torch.float16": "*fp16",
-    "torch.float32": "*fp32",
-    "torch.int32": "*i32",
-    "torch.int64": "*i64",
-    "torch.bool": "*i1",
-    "torch.uint8": "*u8",
-}
+# Of an argument; of a part of a tuple, the tuple's place and its own.
+Place = tuple[int, ...]
 
 
 class Case(NamedTuple):
@@ -125,35 +116,28 @@ def compile_case(case: Case, capability: int) -> Binary:
 
 def _specialise(
     function: Any, arguments: Mapping[str, Any]
-) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
-    """Types, constants and divisibility of a launch's arguments, as Triton's launcher has them."""
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    for place, parameter in enumerate(function.params):
-        name, value = parameter.name, arguments[parameter.name]
-        plain = parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or (_is_int(value) and value == 1 and not plain):
-            signature[name], constants[name] = "constexpr", value
-            continue
-        signature[name] = _type_of(name, value)
-        if isinstance(value, Tensor) or (_is_int(value) and value % 16 == 0 and not plain):
-            attributes[(place,)] = [["tt.divisibility", 16]]
-    return signature, constants, attributes
+) -> tuple[dict[str, Any], dict[Place, Any], dict[Place, Any]]:
+    """Types, constants and divisibility of a launch's arguments, by Triton's launcher."""
+    from triton._C.libtriton import native_specialize_impl
+    from triton._utils import find_paths_if, get_iterable_path
+    from triton.backends.nvidia.compiler import CUDABackend
 
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _type_of(name: str, value: Any) -> str:
-    if isinstance(value, Tensor):
-        return POINTERS[str(value.dtype)]
-    if isinstance(value, float):
-        return "fp32"
-    if _is_int(value):
-        return "i32"
-    raise ValueError(f"argument '{name}' has no type on the device: {value!r}")
+    values = [arguments[parameter.name] for parameter in function.params]
+    types, keys = [], []
+    for parameter, value in zip(function.params, values, strict=True):
+        kind, key = "constexpr", None
+        if not parameter.is_constexpr:
+            special = not parameter.do_not_specialize
+            kind, key = native_specialize_impl(CUDABackend, value, False, special, True)
+        types.append(kind)
+        keys.append(key)
+    constants = find_paths_if(types, lambda _, kind: kind == "constexpr")
+    aligned = find_paths_if(keys, lambda _, key: isinstance(key, str))
+    return (
+        dict(zip(function.arg_names, types, strict=True)),
+        {path: get_iterable_path(values, path) for path in constants},
+        {path: CUDABackend.parse_attr(get_iterable_path(keys, path)) for path in aligned},
+    )
 
 
 def _disassemble(cubin: bytes) -> tuple[str, str]:

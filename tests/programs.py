@@ -101,8 +101,7 @@ def watch() -> None:
         place(self, *turn)
 
     def watched_run(self: Launch) -> None:
-        tensors = [part for part in self.arguments.values() if isinstance(part, Tensor)]
-        current.append(Watch(tensors, rng.permutation(prod(self.grid))))
+        current.append(Watch(self.tensors(), rng.permutation(prod(self.grid))))
         try:
             run(self)
             current[0].check()

@@ -140,15 +140,18 @@ def kernel_weights(merged: MergedWeights, eps: float, variant: Variant) -> Kerne
     wide, encoder, heads = (each.detach() for each in (merged.wide, merged.encoder, merged.heads))
     path_out = encoder[HIDDEN_OUT:, head:].contiguous()
     has_path = merged.path is not None
+    path_in = None if merged.path is None else merged.path.detach().clone()
+    if path_in is not None and variant == "no-position":
+        path_in[:, :4] = 0.0
     return KernelWeights(
         wide=wide,
         parts=parts(wide),
         hidden_up=encoder[:HIDDEN_OUT, :head].contiguous(),
-        path_in=None if merged.path is None else merged.path.detach(),
+        path_in=path_in,
         path_in_bias=None if merged.path_bias is None else merged.path_bias.detach(),
         path_out=path_out if has_path else None,
         path_out_bias=merged.encoder_bias.detach()[HIDDEN_OUT:] if has_path else None,
-        query=query,
+        query=None if variant == "no-memread" else query,
         key=key,
         value=value,
         novelty_state=novelty_state,
@@ -164,7 +167,6 @@ def kernel_weights(merged: MergedWeights, eps: float, variant: Variant) -> Kerne
         last_biases=merged.heads_bias.detach()[:2],
         decays=merged.decays.detach(),
         eps=eps,
-        variant=variant,
     )
 
 

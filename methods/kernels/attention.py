@@ -96,11 +96,11 @@ def routed_attention_decode_reference(step: AttentionStep, execute: Tensor, scal
     query = _rotate(query, weights.query_norm, weights.eps, cosine, sine).to(dtype)
     key = _rotate(key, weights.key_norm, weights.eps, cosine, sine).to(dtype)
 
-    batch, heads, capacity, width = cache.keys.shape
+    batch, heads, capacity, width = cache.key.shape
     column = cache.stored.long().expand(batch)
     place = column[:, None, None, None].expand(-1, heads, 1, width)
     writes = (execute | (not evicts))[:, None, None, None]
-    for old, new in ((cache.keys, key), (cache.values, value)):
+    for old, new in ((cache.key, key), (cache.value, value)):
         old.scatter_(2, place, torch.where(writes, new[:, :, None], old.gather(2, place)))
 
     columns = torch.arange(capacity, device=hidden.device)
@@ -109,10 +109,10 @@ def routed_attention_decode_reference(step: AttentionStep, execute: Tensor, scal
         visible = visible & (columns >= cache.first[:, None])
     visible = visible[:, None, None]
     queries = query.unflatten(1, (heads, -1)).float()
-    scores = queries @ cache.keys.float().transpose(2, 3) * width**-0.5
+    scores = queries @ cache.key.float().transpose(2, 3) * width**-0.5
     portions = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     # Columns that are not visible may hold NaN, and zero times NaN is NaN.
-    result = portions @ torch.where(visible.transpose(2, 3), cache.values.float(), 0)
+    result = portions @ torch.where(visible.transpose(2, 3), cache.value.float(), 0)
     update = linear(result.to(dtype).float().flatten(1), weights.output.float())
     out.copy_(hidden.float() + torch.where(execute[:, None], scale[:, None] * update, 0))
     if evicts:
@@ -139,7 +139,7 @@ def _check(step: AttentionStep, execute: Tensor, scale: Tensor) -> None:
     hidden, normed, _, _, weights, cosine, sine, cache, out, workspace, evicts = step
     batch, width = hidden.shape
     d, dtype, whole = weights.head_dim, weights.query.dtype, cache.stored.dtype
-    wide, narrow, capacity = len(weights.query), len(weights.key), cache.keys.shape[2]
+    wide, narrow, capacity = len(weights.query), len(weights.key), cache.key.shape[2]
     heads, exact = wide // d, torch.float32
     if not 1 <= batch <= MOST_ROWS:
         raise ValueError(f"decoding takes 1 to {MOST_ROWS} rows, not {batch}")
@@ -156,8 +156,8 @@ def _check(step: AttentionStep, execute: Tensor, scale: Tensor) -> None:
         "weights.output": (weights.output, (width, wide), dtype),
         "cosine": (cosine, (batch if len(cosine) > 1 else 1, d), cosine.dtype),
         "sine": (sine, (len(cosine), d), cosine.dtype),
-        "cache.keys": (cache.keys, (batch, narrow // d, capacity, d), dtype),
-        "cache.values": (cache.values, (batch, narrow // d, capacity, d), dtype),
+        "cache.key": (cache.key, (batch, narrow // d, capacity, d), dtype),
+        "cache.value": (cache.value, (batch, narrow // d, capacity, d), dtype),
         "cache.stored": (cache.stored, (batch,) if evicts or cache.stored.dim() else (), whole),
         "out": (out, (batch, width), out.dtype),
         "hidden": (hidden, (batch, width), hidden.dtype),

@@ -1,6 +1,6 @@
 """The two kernels of :mod:`methods.kernels.decode`, and their launches.
 
-A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
+A kernel takes what belongs together as one tuple: of pointers, or of constants to compile with.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from methods.kernels.launch import Launch
-from methods.kernels.weights import FfnStep
-
-# For weights that the next step needs again only behind many others.
-STREAM = tl.constexpr("evict_first")
+from methods.kernels.weights import AdapterWeights, DecodeWorkspace, FfnStep, FfnWeights
 
 
 class Tile(NamedTuple):
@@ -24,7 +21,8 @@ class Tile(NamedTuple):
 
     ``split`` warps share these columns. ``slots`` is the batch padded to a width of the tensor
     cores; 1 does not use them. ``resident`` programs of the first launch run on each
-    multiprocessor and share the tiles.
+    multiprocessor and share the tiles. ``keep`` says whether the cache should hold the weights
+    until the next step: an FFN's would push out all others.
     """
 
     rows: int
@@ -34,6 +32,7 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     resident: int
+    keep: str = "evict_first"
 
 
 def tile_of(batch: int, size: int) -> Tile:
@@ -47,19 +46,43 @@ def tile_of(batch: int, size: int) -> Tile:
     return Tile(rows=16, depth=depth, split=4, slots=slots, warps=4, stages=4, resident=2)
 
 
+class Sizes(NamedTuple):
+    """Widths of the model (D), the FFN (F) and the adapter (A), and the batch."""
+
+    D: int
+    F: int
+    A: int
+    BATCH: int
+
+
+class Decision(NamedTuple):
+    """Which rows run (B,), bool, and the factor of each row's update (B,), float32."""
+
+    execute: Tensor
+    scale: Tensor
+
+
+class Factors(NamedTuple):
+    """What the second launch multiplies: ``weight`` (D, K) and ``inputs`` (B, K)."""
+
+    weight: Tensor
+    inputs: Tensor
+
+
 @triton.jit
 def row_products(
     weight: tl.tensor, inputs: tl.tensor, first: tl.tensor, live: tl.tensor, N: tl.constexpr,
-    K: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr,
-    SLOTS: tl.constexpr, KEEP: tl.constexpr = STREAM,
+    K: tl.constexpr, tile: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """ROWS rows of ``weight`` (N, K) from ``first`` on, times the ``live`` rows of ``inputs``.
+    """Rows of ``weight`` (N, K) from ``first`` on, one tile, times the ``live`` ``inputs``.
 
-    Returns [ROWS, SLOTS] in float32, zero where a slot is not live. Rows past the end repeat the
-    last one. A single slot must be live. SPLIT warps share DEPTH columns; else few rows would not
-    keep them busy. ``KEEP`` says whether the cache should hold the weights until the next step: an
-    FFN's would push out all others.
+    Returns [rows, slots] in float32, zero where a slot is not live. Rows past the end repeat the
+    last one. A single slot must be live.
     """
+    ROWS: tl.constexpr = tile.rows
+    DEPTH: tl.constexpr = tile.depth
+    SPLIT: tl.constexpr = tile.split
+    SLOTS: tl.constexpr = tile.slots
     rows = tl.minimum(first + tl.arange(0, ROWS), N - 1)
     if SLOTS == 1:
         products = tl.zeros([ROWS, DEPTH], tl.float32)
@@ -70,13 +93,14 @@ def row_products(
             k = start + tl.arange(0, DEPTH)
             mask = (k < K)[None, :]
             places = rows[:, None] * K + k[None, :]
-            part = tl.load(weight + places, mask=mask, other=0.0, eviction_policy=KEEP)
+            part = tl.load(weight + places, mask=mask, other=0.0, eviction_policy=tile.keep)
             entry = tl.load(inputs + same[:, None] + k[None, :], mask=mask, other=0.0)
             products += part.to(tl.float32) * entry.to(tl.float32)
         total = tl.sum(products, axis=1)[:, None]
     else:
         slots = tl.arange(0, SLOTS)
         shares = tl.zeros([SPLIT, ROWS, SLOTS], tl.float32)
+        # Warps share the columns; else few rows would not keep them busy.
         within = tl.arange(0, SPLIT)[:, None] * (DEPTH // SPLIT)
         within += tl.arange(0, DEPTH // SPLIT)[None, :]
         for start in range(0, K, DEPTH):
@@ -84,7 +108,7 @@ def row_products(
             mask = k < K
             places = rows[None, :, None] * K + k[:, None, :]
             inside = mask[:, None, :]
-            part = tl.load(weight + places, mask=inside, other=0.0, eviction_policy=KEEP)
+            part = tl.load(weight + places, mask=inside, other=0.0, eviction_policy=tile.keep)
             entry_mask = mask[:, :, None] & live[None, None, :]
             places = slots[None, None, :] * K + k[:, :, None]
             entries = tl.load(inputs + places, mask=entry_mask, other=0.0)
@@ -112,81 +136,82 @@ def any_of(mask: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def inner_kernel(
-    normed: tl.tensor, execute: tl.tensor, gate: tl.tensor, up: tl.tensor, narrow: tl.tensor,
-    factor: tl.tensor, ffn_out: tl.tensor, adapter_out: tl.tensor, D: tl.constexpr, F: tl.constexpr,
-    A: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-    SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+    normed: tl.tensor, execute: tl.tensor, ffn: FfnWeights, adapter: AdapterWeights,
+    space: DecodeWorkspace, sizes: tl.constexpr, tile: tl.constexpr,
 ) -> None:  # fmt: skip
     """SiLU(W_gate u) * (W_up u) for rows that run, SiLU(W_1 u) for the others.
 
-    ``factor`` is W_3: then the latter is multiplied by W_3 u; None: it is not.
+    With an adapter's ``factor``, W_3, the latter is multiplied by W_3 u. Without an adapter A is 0
+    and ``adapter`` None.
     """
-    runs, skips = decisions(execute, BATCH, SLOTS)
-    ffn_tiles = tl.where(any_of(runs), tl.cdiv(F, ROWS), 0)
-    tiles = ffn_tiles + tl.where(any_of(skips), tl.cdiv(A, ROWS), 0)
-    slots = tl.arange(0, SLOTS)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        if tile < ffn_tiles:
-            first = tile * ROWS
-            rows = first + tl.arange(0, ROWS)
-            gate_sum = row_products(gate, normed, first, runs, F, D, ROWS, DEPTH, SPLIT, SLOTS)
-            up_sum = row_products(up, normed, first, runs, F, D, ROWS, DEPTH, SPLIT, SLOTS)
+    D: tl.constexpr = sizes.D
+    F: tl.constexpr = sizes.F
+    A: tl.constexpr = sizes.A
+    runs, skips = decisions(execute, sizes.BATCH, tile.slots)
+    ffn_tiles = tl.where(any_of(runs), tl.cdiv(F, tile.rows), 0)
+    tiles = ffn_tiles + tl.where(any_of(skips), tl.cdiv(A, tile.rows), 0)
+    slots = tl.arange(0, tile.slots)
+    for turn in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        if turn < ffn_tiles:
+            first = turn * tile.rows
+            rows = first + tl.arange(0, tile.rows)
+            gate_sum = row_products(ffn.gate, normed, first, runs, F, D, tile)
+            up_sum = row_products(ffn.up, normed, first, runs, F, D, tile)
             inner = gate_sum * tl.sigmoid(gate_sum) * up_sum
             mask = (rows[:, None] < F) & runs[None, :]
-            tl.store(ffn_out + slots[None, :] * F + rows[:, None], inner, mask=mask)
-        else:
-            first = (tile - ffn_tiles) * ROWS
-            rows = first + tl.arange(0, ROWS)
-            gate_sum = row_products(narrow, normed, first, skips, A, D, ROWS, DEPTH, SPLIT, SLOTS)
+            tl.store(space.ffn + slots[None, :] * F + rows[:, None], inner, mask=mask)
+        elif A > 0:
+            first = (turn - ffn_tiles) * tile.rows
+            rows = first + tl.arange(0, tile.rows)
+            gate_sum = row_products(adapter.down, normed, first, skips, A, D, tile)
             inner = gate_sum * tl.sigmoid(gate_sum)
-            if factor is not None:
-                inner *= row_products(factor, normed, first, skips, A, D, ROWS, DEPTH, SPLIT, SLOTS)
+            if adapter.factor is not None:
+                inner *= row_products(adapter.factor, normed, first, skips, A, D, tile)
             mask = (rows[:, None] < A) & skips[None, :]
-            tl.store(adapter_out + slots[None, :] * A + rows[:, None], inner, mask=mask)
+            tl.store(space.adapter + slots[None, :] * A + rows[:, None], inner, mask=mask)
 
 
 @triton.jit
 def outer_kernel(
-    hidden: tl.tensor, execute: tl.tensor, scale: tl.tensor, ffn_in: tl.tensor,
-    adapter_in: tl.tensor, down: tl.tensor, wide: tl.tensor, out: tl.tensor, D: tl.constexpr,
-    F: tl.constexpr, A: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-    SPLIT: tl.constexpr, SLOTS: tl.constexpr,
+    hidden: tl.tensor, out: tl.tensor, decision: Decision, run: Factors, skip: Factors,
+    sizes: tl.constexpr, tile: tl.constexpr,
 ) -> None:  # fmt: skip
     """Adds scale * (W_down f) to rows that run, scale * (W_2 r) to the others."""
-    runs, skips = decisions(execute, BATCH, SLOTS)
+    D: tl.constexpr = sizes.D
+    F: tl.constexpr = sizes.F
+    A: tl.constexpr = sizes.A
+    ROWS: tl.constexpr = tile.rows
+    SLOTS: tl.constexpr = tile.slots
+    runs, skips = decisions(decision.execute, sizes.BATCH, SLOTS)
     first = tl.program_id(0) * ROWS
     update = tl.zeros([ROWS, SLOTS], tl.float32)
     if any_of(runs):
-        update += row_products(down, ffn_in, first, runs, D, F, ROWS, DEPTH, SPLIT, SLOTS)
+        update += row_products(run.weight, run.inputs, first, runs, D, F, tile)
     if A > 0:  # noqa: SIM102 (the compiler decides the outer one)
         if any_of(skips):
-            update += row_products(wide, adapter_in, first, skips, D, A, ROWS, DEPTH, SPLIT, SLOTS)
+            update += row_products(skip.weight, skip.inputs, first, skips, D, A, tile)
     rows, slots = first + tl.arange(0, ROWS), tl.arange(0, SLOTS)
-    mask = (rows[:, None] < D) & (slots < BATCH)[None, :]
+    mask = (rows[:, None] < D) & (slots < sizes.BATCH)[None, :]
     places = slots[None, :] * D + rows[:, None]
     stream = tl.load(hidden + places, mask=mask, other=0.0).to(tl.float32)
-    factor = tl.load(scale + slots, mask=slots < BATCH, other=0.0)
+    factor = tl.load(decision.scale + slots, mask=slots < sizes.BATCH, other=0.0)
     tl.store(out + places, stream + factor[None, :] * update, mask=mask)
 
 
 def launches(step: FfnStep) -> list[Launch]:
     """The two launches of ``routed_ffn_decode``."""
-    hidden, normed, execute, scale, ffn, adapter, out, workspace = step
+    hidden, normed, execute, scale, ffn, adapter, out, space = step
     batch, width = hidden.shape
     narrow = 0 if adapter is None else len(adapter.down)
     tile = tile_of(batch, ffn.gate.element_size())
-    sizes = {"D": width, "F": len(ffn.gate), "A": narrow, "BATCH": batch}
-    sizes |= {"ROWS": tile.rows, "DEPTH": tile.depth, "SLOTS": tile.slots, "SPLIT": tile.split}
-    shared = {"execute": execute} | sizes
-    inner: dict[str, Any] = shared | {"normed": normed, "gate": ffn.gate, "up": ffn.up}
-    # Without an adapter its pointers are never followed.
-    rows = workspace.ffn if workspace.adapter is None else workspace.adapter
-    inner["narrow"] = ffn.gate if adapter is None else adapter.down
-    inner["factor"] = None if adapter is None else adapter.factor
-    inner |= {"ffn_out": workspace.ffn, "adapter_out": rows}
-    outer = shared | {"hidden": hidden, "scale": scale, "down": ffn.down, "out": out}
-    outer["wide"] = ffn.down if adapter is None else adapter.up
-    outer |= {"ffn_in": workspace.ffn, "adapter_in": rows}
+    shared = {"sizes": Sizes(width, len(ffn.gate), narrow, batch), "tile": tile}
+    inner: dict[str, Any] = shared | {"normed": normed, "execute": execute}
+    inner |= {"ffn": ffn, "adapter": adapter, "space": space}
+    outer = shared | {"hidden": hidden, "out": out, "decision": Decision(execute, scale)}
+    outer["run"] = Factors(ffn.down, space.ffn)
+    outer["skip"] = None
+    if adapter is not None and space.adapter is not None:
+        outer["skip"] = Factors(adapter.up, space.adapter)
     tiles = triton.cdiv(len(ffn.gate), tile.rows) + triton.cdiv(narrow, tile.rows)
     programs = min(tiles, tile.resident * multiprocessors(hidden))
     return [

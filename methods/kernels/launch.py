@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 class Launch(NamedTuple):
     """One launch of a Triton kernel.
 
-    ``arguments`` by the kernel's parameter names; ``warps`` of 32 threads per program, ``stages``
-    of the loops that Triton pipelines.
+    ``arguments`` by the kernel's parameter names; a tuple of tensors, or of constants, is one
+    argument. ``warps`` of 32 threads per program, ``stages`` of the loops that Triton pipelines.
     """
 
     kernel: Any
@@ -24,6 +25,17 @@ class Launch(NamedTuple):
     def run(self) -> None:
         """Queue the launch on the current stream of its tensors' device."""
         # Triton launches on the current device, which may not be that of the tensors.
-        tensor = next(part for part in self.arguments.values() if isinstance(part, Tensor))
-        with torch.cuda.device_of(tensor):
+        with torch.cuda.device_of(self.tensors()[0]):
             self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments, those in tuples too."""
+        return list(_tensors_in(tuple(self.arguments.values())))
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _tensors_in(part)

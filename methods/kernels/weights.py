@@ -135,15 +135,15 @@ class AttentionWeights(NamedTuple):
 
 
 class AttentionCache(NamedTuple):
-    """Keys, already rotated, and values of earlier tokens (B, H_kv, C, d), in the weights' dtype.
+    """Of earlier tokens ``key``, already rotated, and ``value`` (B, H_kv, C, d), as the weights.
 
     ``stored``, int32 or int64, () or (B,): how many columns a row has filled; its new token goes to
     the next one. ``first`` (B,), of the same dtype: the first column after padding on the left;
     None: 0.
     """
 
-    keys: Tensor
-    values: Tensor
+    key: Tensor
+    value: Tensor
     stored: Tensor
     first: Tensor | None = None
 

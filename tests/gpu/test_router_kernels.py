@@ -50,6 +50,6 @@ def test_a_prompt_is_decided_as_by_the_twin(tokens: int) -> None:
     found, expected = spaces
     near = (expected.gate - 0.5).abs() < 1e-4
     assert torch.equal(found.execute[~near], expected.execute[~near])
-    for name in ("gate", "p", "m", "keys", "values"):
+    for name in ("gate", "p", "m", "key", "value"):
         ours, theirs = getattr(found, name), getattr(expected, name)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,40 @@ from transformers import Cache, PreTrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from methods.core.model.backbone import attention_kinds
-from methods.core.routing.router import Tokens
+from methods.core.routing.router import Context, Tokens
 
 # 1 on tokens and 0 on pads, (B, past + T); or a mask in the form that attention takes, for all
 # layers or by kind of layer.
 Mask = Tensor | dict[str, Tensor | None] | None
 # Which hidden states are returned: all, none, or some, counted from either end.
 StateChoice = bool | int | Sequence[int] | None
+
+
+class Options(NamedTuple):
+    """What a call of the decoder may ask for beside its inputs.
+
+    Args:
+        forced: Decisions (B, U, T), bool, in place of the router's. The router still runs, and no
+            update is scaled.
+        context: Training progress, noise, and which tokens are answer tokens.
+        capturable: Whether a CUDA graph may capture the pass. Then launches, shapes and addresses
+            do not depend on decisions, and the host reads no tensor. For one new token of each
+            sequence, without gradients; a cache of evicting layers must be a
+            ``StaticEvictingCache``.
+        output_hidden_states: See :class:`HiddenStates`.
+        return_dict: False: return a tuple of the entries that are not None.
+    """
+
+    forced: Tensor | None = None
+    context: Context | None = None
+    capturable: bool = False
+    output_hidden_states: StateChoice = None
+    return_dict: bool | None = None
+
+    @classmethod
+    def take(cls, arguments: dict[str, Any]) -> Options:
+        """The options among the arguments of a call, which loses them."""
+        return cls(**{name: arguments.pop(name) for name in cls._fields if name in arguments})
 
 
 def check_call(

@@ -31,7 +31,7 @@ from methods.core.routing.eviction import IMPLEMENTATION
 from methods.core.routing.inputs import (
     HiddenStates,
     Mask,
-    StateChoice,
+    Options,
     attention_masks,
     check_call,
     rotary_positions,
@@ -76,8 +76,6 @@ class RoutedDecoder(nn.Module):
         self._units = units_by_layer(router.units)
         self._embedding_factor = embedding_factor(self.config)
 
-    # Causal LMs of transformers call it with their own arguments, so the list is long. Three are
-    # this project's: forced, context, capturable.
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -86,14 +84,9 @@ class RoutedDecoder(nn.Module):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        forced: Tensor | None = None,
-        context: Context | None = None,
-        capturable: bool = False,
-        output_hidden_states: StateChoice = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
     ) -> RoutedOutput | tuple[Any, ...]:
-        """Run the layers.
+        """Run the layers, called as an inner decoder of transformers.
 
         Args:
             input_ids: Token ids (B, T).
@@ -103,16 +96,8 @@ class RoutedDecoder(nn.Module):
             past_key_values: Cache of earlier tokens.
             inputs_embeds: Embeddings (B, T, D) in place of ``input_ids``.
             use_cache: Whether to return a cache; None: as the config says, but not in training.
-            forced: Decisions (B, U, T), bool, in place of the router's. The router still runs, and
-                no update is scaled.
-            context: Training progress, noise, and which tokens are answer tokens.
-            capturable: Whether a CUDA graph may capture the pass. Then launches, shapes and
-                addresses do not depend on decisions, and the host reads no tensor. For one new
-                token of each sequence, without gradients; a cache of evicting layers must be a
-                ``StaticEvictingCache``.
-            output_hidden_states: See :class:`methods.core.routing.inputs.HiddenStates`.
-            return_dict: False: return a tuple of the entries that are not None.
-            kwargs: Handed to every layer.
+            kwargs: The fields of :class:`methods.core.routing.inputs.Options`; all else is handed
+                to every layer.
 
         Returns:
             Hidden states (B, T, D) and the decisions (B, U, T).
@@ -122,13 +107,16 @@ class RoutedDecoder(nn.Module):
                 both given, or neither.
         """
         check_call(self.config, input_ids, inputs_embeds, kwargs)
+        options = Options.take(kwargs)
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self._embedding_factor != 1.0:
             hidden = hidden * self._embedding_factor
         if use_cache is None:
             use_cache = bool(self.config.use_cache) and not (self.training or self._recomputes)
-        needs_cache = use_cache or capturable or past_key_values is not None
-        cache = self._cache(past_key_values, capturable, attention_mask) if needs_cache else None
+        needs_cache = use_cache or options.capturable or past_key_values is not None
+        cache = None
+        if needs_cache:
+            cache = self._cache(past_key_values, options.capturable, attention_mask)
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
@@ -139,15 +127,15 @@ class RoutedDecoder(nn.Module):
             "use_cache": use_cache,
         }
         tokens = tokens_of(input_ids, attention_mask, position_ids, hidden)
-        at = context or Context()
+        at = options.context or Context()
         state = self.router.start(tokens, hidden, at)
-        by_unit = None if forced is None else forced.unbind(dim=1)
+        by_unit = None if options.forced is None else options.forced.unbind(dim=1)
         decider = Decider(self.router, at, by_unit, self._recomputes)
-        call = Call(decider, capturable, tokens.valid, arguments)
-        states = HiddenStates(self.config, output_hidden_states, len(self.layers) + 1)
+        call = Call(decider, options.capturable, tokens.valid, arguments)
+        states = HiddenStates(self.config, options.output_hidden_states, len(self.layers) + 1)
         hidden, decisions = self._run_layers(hidden, state, by_layer, call, states)
         output = _output(hidden, cache, states, decisions)
-        return output.to_tuple() if return_dict is False else output
+        return output.to_tuple() if options.return_dict is False else output
 
     def _by_layer(
         self, hidden: Tensor, mask: Mask, cache: Cache | None, positions: Tensor

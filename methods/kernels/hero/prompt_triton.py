@@ -1,32 +1,60 @@
 """The second launch of :mod:`methods.kernels.hero.router` for prompts: tokens in tiles of sixteen.
 
-Letters are as in ``KernelWeights``. A tile has TM tokens; sums over D take CHUNK columns at a time,
-sums over the heads TN. Tensor cores make a float32 product of tiles as three products of TF32.
-
-A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
+Letters are as in ``KernelWeights``. Tensor cores make a float32 product of tiles as three products
+of TF32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from methods.kernels.hero.router_triton import (
+    EPS,
+    TEMPERATURE,
+    XH,
+    S,
+    Sizes,
+    Streams,
+    X,
+    Z,
     by_age,
-    decide_arguments,
+    conclude,
     phi,
     silu,
+    sizes_of,
     stream_and_deltas,
 )
 from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 
 TOKENS, COLUMNS, WARPS = 16, 64, 4
-# Of the sums over D. Loads run STAGES turns ahead: 48 KB in flight hide the latency of memory.
-CHUNK, STAGES = 256, 3
+
+
+class PromptSizes(NamedTuple):
+    """Those of the router, and of a tile of TM tokens.
+
+    Sums over the heads take TN columns at a time, sums over D CHUNK; ``projected`` is the sum of
+    PARTS. Loads run STAGES turns ahead: 48 KB in flight hide the latency of memory.
+    """
+
+    router: Sizes
+    TN: int
+    PARTS: int
+    TM: int = TOKENS
+    CHUNK: int = 256
+    STAGES: int = 3
+
+
+class Inputs(NamedTuple):
+    """The residual streams, and what ``project`` made of the newest."""
+
+    streams: Streams
+    projected: Tensor
 
 
 @triton.jit
@@ -60,18 +88,19 @@ def entry_of(vector: tl.tensor, n: tl.tensor, N: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def along_path(
-    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, at: tl.tensor, index: tl.tensor,
-    D: tl.constexpr, TM: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
+    streams: Streams, at: tl.tensor, index: tl.tensor, D: tl.constexpr, tile: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """The four sums of ``path_sums`` for tokens ``at``."""
+    TM: tl.constexpr = tile.TM
+    CHUNK: tl.constexpr = tile.CHUNK
     size = tl.zeros([TM, CHUNK], tl.float32)
     step = tl.zeros([TM, CHUNK], tl.float32)
     along = tl.zeros([TM, CHUNK], tl.float32)
     past = tl.zeros([TM, CHUNK], tl.float32)
-    for start in tl.range(0, D, CHUNK, num_stages=STAGES):
+    for start in tl.range(0, D, CHUNK, num_stages=tile.STAGES):
         k = (start + tl.arange(0, CHUNK))[None, :]
         places = at[:, None] * D + k
-        now, delta, previous = stream_and_deltas(hbar, last, before, places, k < D, index)
+        now, delta, previous = stream_and_deltas(streams, places, k < D, index)
         size += now * now
         step += delta * delta
         along += delta * previous
@@ -79,100 +108,119 @@ def along_path(
     return tl.sum(size, 1), tl.sum(step, 1), tl.sum(along, 1), tl.sum(past, 1)
 
 
+@triton.jit
+def path_rows(
+    router: KernelWeights, index: tl.tensor, sums: tl.tuple, p: tl.tensor, m: tl.tensor,
+    R: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The first layer of the path MLP, from ``sums`` of delta^2, delta * previous, previous^2."""
+    step, along, past = sums
+    wide = tl.arange(0, XH)
+    position = (index + 1).to(tl.float32) / R
+    distance = tl.sqrt(step)
+    bend = along / (distance * tl.sqrt(past) + EPS)
+    y = entry_of(router.path_in_bias, wide, XH)
+    y += p[:, None] * tl.load(router.path_in + wide * X + 4)[None, :]
+    y += m[:, None] * tl.load(router.path_in + wide * X + 5)[None, :]
+    y += position * tl.load(router.path_in + wide * X)[None, :]
+    y += (1.0 - position) * tl.load(router.path_in + wide * X + 1)[None, :]
+    y += distance[:, None] * tl.load(router.path_in + wide * X + 2)[None, :]
+    return y + bend[:, None] * tl.load(router.path_in + wide * X + 3)[None, :]
+
+
+@triton.jit
+def recall(
+    s: tl.tensor, router: KernelWeights, space: RouterWorkspace, entries: tl.tensor,
+    index: tl.tensor, TM: tl.constexpr, sizes: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
+    """What states ``s`` read of the memory at ``entries``, and their novelty."""
+    M: tl.constexpr = sizes.M
+    MP: tl.constexpr = sizes.MP
+    R: tl.constexpr = sizes.R
+    state, feature = tl.arange(0, S), tl.arange(0, MP)
+    in_memory = (feature < M)[None, :]
+    query_rows = phi(times(s, router.query, feature, state, M, S))
+    above = tl.zeros([TM, MP], tl.float32)
+    below = tl.zeros([TM], tl.float32)
+    for entry in range(0, index):
+        entry_row = tl.load(space.key + entries + entry * M, mask=in_memory, other=0.0)
+        weight = tl.load(router.decays + index * R + entry) * tl.sum(query_rows * entry_row, axis=1)
+        entry_row = tl.load(space.value + entries + entry * M, mask=in_memory, other=0.0)
+        above += weight[:, None] * entry_row
+        below += weight
+    context = above / (below + EPS)[:, None]
+    here = times(s, router.novelty_state, state, state, S, S)
+    there = times(context, router.novelty_context, state, feature, S, M)
+    norms = tl.sqrt(tl.sum(here * here, axis=1)) * tl.sqrt(tl.sum(there * there, axis=1))
+    novelty = tl.where(index > 0, 1.0 - tl.sum(here * there, axis=1) / (norms + EPS), 0.0)
+    return context, novelty
+
+
 @triton.jit(do_not_specialize=["index", "threshold", "tokens"])
 def prompt_kernel(
-    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, projected: tl.tensor, keys: tl.tensor,
-    values: tl.tensor, p: tl.tensor, m: tl.tensor, gate: tl.tensor, scale: tl.tensor,
-    execute: tl.tensor, hidden_up: tl.tensor, path_in: tl.tensor, path_in_bias: tl.tensor,
-    path_out: tl.tensor, path_out_bias: tl.tensor, query: tl.tensor, key: tl.tensor,
-    value: tl.tensor, novelty_state: tl.tensor, novelty_context: tl.tensor,
-    history_state: tl.tensor, history_context: tl.tensor, history_novelty: tl.tensor,
-    history_bias: tl.tensor, history_out: tl.tensor, local_bias: tl.tensor, local_out: tl.tensor,
-    last_biases: tl.tensor, decays: tl.tensor, index: tl.tensor, threshold: tl.tensor,
-    tokens: tl.tensor, D: tl.constexpr, H: tl.constexpr, M: tl.constexpr, R: tl.constexpr,
-    S: tl.constexpr, Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr, MP: tl.constexpr,
-    TM: tl.constexpr, TN: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
-    PARTS: tl.constexpr, FLOOR: tl.constexpr, EPS: tl.constexpr, TEMPERATURE: tl.constexpr,
-    MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
+    inputs: Inputs, router: KernelWeights, space: RouterWorkspace, index: tl.tensor,
+    threshold: tl.tensor, tokens: tl.tensor, tile: tl.constexpr,
 ) -> None:  # fmt: skip
     """TM tokens: from streams and projections to decision, memory entry, p and m."""
+    sizes: tl.constexpr = tile.router
+    TM: tl.constexpr = tile.TM
+    TN: tl.constexpr = tile.TN
+    H: tl.constexpr = sizes.H
+    M: tl.constexpr = sizes.M
+    R: tl.constexpr = sizes.R
     token = tl.program_id(0) * TM + tl.arange(0, TM)
     live = token < tokens
     # Rows past the end repeat the last token and store nothing.
     at = tl.minimum(token, tokens - 1).to(tl.int64)
-    size, step, along, past = along_path(hbar, last, before, at, index, D, TM, CHUNK, STAGES)
-    m_before = tl.load(m + at, mask=live & (index > 0), other=1.0)
-    row = projected + at * (PARTS * 2 * H)
+    size, step, along, past = along_path(inputs.streams, at, index, sizes.D, tile)
+    m_before = tl.load(space.m + at, mask=live & (index > 0), other=1.0)
+    row = inputs.projected + at * (tile.PARTS * 2 * H)
 
-    state, feature = tl.arange(0, S), tl.arange(0, MP)
-    factor = tl.rsqrt(size + FLOOR)[:, None]
+    state, feature = tl.arange(0, S), tl.arange(0, sizes.MP)
+    factor = tl.rsqrt(size + sizes.FLOOR)[:, None]
     s = tl.zeros([TM, S], tl.float32)
     for start in range(0, H, TN):
         head = start + tl.arange(0, TN)
-        z = silu(sum_parts(row, head, head < H, H, PARTS) * factor)
-        s += times(z, hidden_up, state, head, Z, H)
-    if AUX:
+        z = silu(sum_parts(row, head, head < H, H, tile.PARTS) * factor)
+        s += times(z, router.hidden_up, state, head, Z, H)
+    if router.path_in is not None:
         wide = tl.arange(0, XH)
-        p_before = tl.load(p + at, mask=live & (index > 0), other=1.0)
-        y = entry_of(path_in_bias, wide, XH)
-        y += p_before[:, None] * tl.load(path_in + wide * X + 4)[None, :]
-        y += m_before[:, None] * tl.load(path_in + wide * X + 5)[None, :]
-        if POSITION:
-            position = (index + 1).to(tl.float32) / R
-            distance = tl.sqrt(step)
-            bend = along / (distance * tl.sqrt(past) + EPS)
-            y += position * tl.load(path_in + wide * X)[None, :]
-            y += (1.0 - position) * tl.load(path_in + wide * X + 1)[None, :]
-            y += distance[:, None] * tl.load(path_in + wide * X + 2)[None, :]
-            y += bend[:, None] * tl.load(path_in + wide * X + 3)[None, :]
+        p_before = tl.load(space.p + at, mask=live & (index > 0), other=1.0)
+        y = path_rows(router, index, (step, along, past), p_before, m_before, sizes.R)
         # The columns after the first Z are those of the path.
         in_path = state >= Z
         out = (state - Z)[None, :] * XH + wide[:, None]
-        out = tl.load(path_out + out, mask=in_path[None, :], other=0.0)
+        out = tl.load(router.path_out + out, mask=in_path[None, :], other=0.0)
         s += tl.dot(silu(y), out, input_precision="tf32x3")
-        s += tl.load(path_out_bias + state - Z, mask=in_path, other=0.0)[None, :]
+        s += tl.load(router.path_out_bias + state - Z, mask=in_path, other=0.0)[None, :]
 
     entries = (at * (R * M))[:, None] + feature[None, :]
     in_memory = (feature < M)[None, :]
     mask = live[:, None] & in_memory
     places = entries + index * M
-    tl.store(keys + places, phi(times(s, key, feature, state, M, S)), mask=mask)
-    tl.store(values + places, times(s, value, feature, state, M, S), mask=mask)
-    if MEMREAD:
-        query_rows = phi(times(s, query, feature, state, M, S))
-        above = tl.zeros([TM, MP], tl.float32)
-        below = tl.zeros([TM], tl.float32)
-        for entry in range(0, index):
-            entry_row = tl.load(keys + entries + entry * M, mask=in_memory, other=0.0)
-            weight = tl.load(decays + index * R + entry) * tl.sum(query_rows * entry_row, axis=1)
-            entry_row = tl.load(values + entries + entry * M, mask=in_memory, other=0.0)
-            above += weight[:, None] * entry_row
-            below += weight
-        context = above / (below + EPS)[:, None]
-        here = times(s, novelty_state, state, state, S, S)
-        there = times(context, novelty_context, state, feature, S, M)
-        sizes = tl.sqrt(tl.sum(here * here, axis=1)) * tl.sqrt(tl.sum(there * there, axis=1))
-        novelty = tl.where(index > 0, 1.0 - tl.sum(here * there, axis=1) / (sizes + EPS), 0.0)
+    tl.store(space.key + places, phi(times(s, router.key, feature, state, M, S)), mask=mask)
+    tl.store(space.value + places, times(s, router.value, feature, state, M, S), mask=mask)
+    if router.query is not None:
+        context, novelty = recall(s, router, space, entries, index, TM, sizes)
 
-    a = tl.zeros([TM], tl.float32) + tl.load(last_biases)
-    b = tl.zeros([TM], tl.float32) + tl.load(last_biases + 1)
+    a = tl.zeros([TM], tl.float32) + tl.load(router.last_biases)
+    b = tl.zeros([TM], tl.float32) + tl.load(router.last_biases + 1)
     for start in range(0, H, TN):
         head = start + tl.arange(0, TN)
-        first = times(s, history_state, head, state, H, S) + entry_of(history_bias, head, H)
-        if MEMREAD:
-            first += times(context, history_context, head, feature, H, M)
-            first += novelty[:, None] * entry_of(history_novelty, head, H)
-        a += tl.sum(silu(first) * entry_of(history_out, head, H), axis=1)
-        local = sum_parts(row + H, head, head < H, H, PARTS) + entry_of(local_bias, head, H)
-        b += tl.sum(silu(local) * entry_of(local_out, head, H), axis=1)
+        first = times(s, router.history_state, head, state, H, S) + entry_of(
+            router.history_bias, head, H
+        )
+        if router.query is not None:
+            first += times(context, router.history_context, head, feature, H, M)
+            first += novelty[:, None] * entry_of(router.history_novelty, head, H)
+        a += tl.sum(silu(first) * entry_of(router.history_out, head, H), axis=1)
+        local = sum_parts(row + H, head, head < H, H, tile.PARTS) + entry_of(
+            router.local_bias, head, H
+        )
+        b += tl.sum(silu(local) * entry_of(router.local_out, head, H), axis=1)
 
     score, g = tl.sigmoid(a / TEMPERATURE), tl.sigmoid(a + b)
-    runs = g >= threshold
-    tl.store(p + at, score, mask=live)
-    tl.store(m + at, m_before * score, mask=live)
-    tl.store(gate + at, g, mask=live)
-    tl.store(execute + at, runs, mask=live)
-    tl.store(scale + at, tl.where(runs, g, 1.0 - g), mask=live)
+    conclude(space, at, score, g, m_before, threshold, live)
 
 
 def prompt_launch(
@@ -185,11 +233,12 @@ def prompt_launch(
 ) -> Launch:
     """The launch that takes ``projected`` of ``project``; the rest as in ``router_step``."""
     tokens, width = streams[-1].shape
-    arguments = decide_arguments(index, width, router, workspace, threshold) | by_age(streams)
-    arguments |= {"projected": projected, "tokens": tokens}
+    sizes = sizes_of(router, width)
     # Tensor cores multiply sixteen columns or more.
-    arguments["MP"] = max(16, triton.next_power_of_2(arguments["M"]))
-    arguments["TN"] = min(COLUMNS, max(16, triton.next_power_of_2(arguments["H"])))
-    arguments |= {"TM": TOKENS, "CHUNK": CHUNK, "STAGES": STAGES}
-    arguments["PARTS"] = projected.shape[1] // len(router.wide)
+    sizes = sizes._replace(MP=max(16, sizes.MP))
+    parts = projected.shape[1] // len(router.wide)
+    tile = PromptSizes(sizes, TN=min(COLUMNS, max(16, sizes.HP)), PARTS=parts)
+    arguments: dict[str, Any] = {"inputs": Inputs(by_age(streams), projected), "router": router}
+    arguments |= {"space": workspace, "index": index, "threshold": float(threshold)}
+    arguments |= {"tokens": tokens, "tile": tile}
     return Launch(prompt_kernel, (triton.cdiv(tokens, TOKENS),), arguments, WARPS)

@@ -37,8 +37,8 @@ def router_workspace(tokens: int, router: KernelWeights) -> RouterWorkspace:
     entries = (tokens, len(router.decays), len(router.key))
     empty = router.wide.new_empty
     return RouterWorkspace(
-        keys=empty(entries),
-        values=empty(entries),
+        key=empty(entries),
+        value=empty(entries),
         p=empty(tokens),
         m=empty(tokens),
         gate=empty(tokens),
@@ -105,7 +105,7 @@ def router_step(
         {
             **{f"streams[{n}]": (each, hbar.shape, hbar.dtype) for n, each in enumerate(streams)},
             "wide": (router.wide, (len(router.wide), width), torch.float32),
-            "workspace.keys": (workspace.keys, entries, torch.float32),
+            "workspace.key": (workspace.key, entries, torch.float32),
             "workspace.execute": (workspace.execute, (tokens,), torch.bool),
         }
     )
@@ -145,11 +145,9 @@ def router_step_reference(
     hbar, sums = streams[-1].float(), path_sums(streams, kernel=False)
     projected = linear(hbar, router.wide)
     s = _state(index, router, space, projected, sums, hbar.shape[-1])
-    context = _read(index, router, space, linear(s, router.query))
-    novelty = torch.zeros_like(space.p)
-    if router.variant == "no-memread":
-        context = torch.zeros_like(context)
-    elif index > 0:
+    novelty, context = torch.zeros_like(space.p), torch.zeros_like(space.key[:, 0])
+    if router.query is not None and index > 0:
+        context = _read(index, router, space, linear(s, router.query))
         here, there = linear(s, router.novelty_state), linear(context, router.novelty_context)
         size = here.norm(dim=-1) * there.norm(dim=-1)
         novelty = 1 - (here * there).sum(-1) / (size + EPS)
@@ -165,8 +163,8 @@ def router_step_reference(
     space.gate.copy_(torch.sigmoid(a + b))
     space.execute.copy_(space.gate >= threshold)
     space.scale.copy_(torch.where(space.execute, space.gate, 1 - space.gate))
-    space.keys[:, index] = phi(linear(s, router.key))
-    space.values[:, index] = linear(s, router.value)
+    space.key[:, index] = phi(linear(s, router.key))
+    space.value[:, index] = linear(s, router.value)
 
 
 def _state(
@@ -190,8 +188,6 @@ def _state(
     bend = product / (size.sqrt() * before.sqrt() + EPS)
     position = torch.full_like(size, (index + 1) / len(router.decays))
     features = [position, 1 - position, size.sqrt(), bend]
-    if router.variant == "no-position":
-        features = [torch.zeros_like(size)] * 4
     features += [space.p, space.m] if index > 0 else [torch.ones_like(size)] * 2
     hidden = silu(linear(torch.stack(features, dim=-1), router.path_in, router.path_in_bias))
     return torch.cat([z_hidden, linear(hidden, router.path_out, router.path_out_bias)], dim=-1)
@@ -199,7 +195,7 @@ def _state(
 
 def _read(index: int, router: KernelWeights, space: RouterWorkspace, query: Tensor) -> Tensor:
     """c_j (N, M) from the entries of the FFNs before ``index``."""
-    alike = torch.einsum("bm,bim->bi", phi(query), space.keys[:, :index])
+    alike = torch.einsum("bm,bim->bi", phi(query), space.key[:, :index])
     weights = router.decays[index, :index] * alike
-    above = torch.einsum("bi,bim->bm", weights, space.values[:, :index])
+    above = torch.einsum("bi,bim->bm", weights, space.value[:, :index])
     return above / (weights.sum(-1, keepdim=True) + EPS)

@@ -1,19 +1,19 @@
 """The two kernels of a decode step of :mod:`methods.kernels.hero.router`, and their launches.
 
-A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
+A kernel takes what belongs together as one tuple: of pointers, or of constants to compile with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from methods.kernels.decode_triton import row_products, tile_of
-from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, PATH, PATH_HIDDEN, STATE, TEMPERATURE
+from methods.kernels.hero import formulas
 from methods.kernels.hero.weights import KernelWeights, RouterWorkspace
 from methods.kernels.launch import Launch
 
@@ -21,48 +21,82 @@ from methods.kernels.launch import Launch
 CHUNK = 1024
 # 256 threads hold the widest matrix of the second launch, (256, 64), in 64 registers each.
 WARPS = 8
+# Widths of s_j, of its part from hbar, of x_j and of the layer above x_j.
+S, Z = tl.constexpr(formulas.STATE), tl.constexpr(formulas.HIDDEN_OUT)
+X, XH = tl.constexpr(formulas.PATH), tl.constexpr(formulas.PATH_HIDDEN)
+EPS, TEMPERATURE = tl.constexpr(formulas.EPS), tl.constexpr(formulas.TEMPERATURE)
+
+
+class Streams(NamedTuple):
+    """Hbar (N, D) of this FFN and of the two before."""
+
+    hbar: Tensor
+    last: Tensor
+    before: Tensor
+
+
+class ProjectSizes(NamedTuple):
+    """Width of the model, rows of ``wide``, tokens, and columns that the sums take at a time."""
+
+    D: int
+    N: int
+    BATCH: int
+    CHUNK: int
+
+
+class Sizes(NamedTuple):
+    """Of the router; letters as in ``KernelWeights``, HP, MP, RP are padded to powers of two.
+
+    FLOOR stands inside the root of the RMSNorm, whose sum of squares is not divided by D.
+    """
+
+    D: int
+    H: int
+    M: int
+    R: int
+    HP: int
+    MP: int
+    RP: int
+    FLOOR: float
 
 
 @triton.jit(do_not_specialize=["index"])
 def project_kernel(
-    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, wide: tl.tensor, projected: tl.tensor,
-    sums: tl.tensor, index: tl.tensor, D: tl.constexpr, N: tl.constexpr, BATCH: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr,
-    SLOTS: tl.constexpr,
+    streams: Streams, wide: tl.tensor, projected: tl.tensor, sums: tl.tensor, index: tl.tensor,
+    sizes: tl.constexpr, tile: tl.constexpr,
 ) -> None:  # fmt: skip
     """``wide`` (N, D) times hbar by the first programs, one more per token for its sums."""
-    tiles: tl.constexpr = (N + ROWS - 1) // ROWS
-    tile = tl.program_id(0)
-    if tile < tiles:
-        slots = tl.arange(0, SLOTS)
-        present = slots < BATCH
-        first = tile * ROWS
-        rows = first + tl.arange(0, ROWS)
-        values = row_products(
-            wide, hbar, first, present, N, D, ROWS, DEPTH, SPLIT, SLOTS, "evict_last"
-        )
+    D: tl.constexpr = sizes.D
+    N: tl.constexpr = sizes.N
+    tiles: tl.constexpr = (N + tile.rows - 1) // tile.rows
+    number = tl.program_id(0)
+    if number < tiles:
+        slots = tl.arange(0, tile.slots)
+        present = slots < sizes.BATCH
+        first = number * tile.rows
+        rows = first + tl.arange(0, tile.rows)
+        values = row_products(wide, streams.hbar, first, present, N, D, tile)
         mask = (rows[:, None] < N) & present[None, :]
         tl.store(projected + slots[None, :] * N + rows[:, None], values, mask=mask)
     else:
-        path_sums(hbar, last, before, sums, index, tile - tiles, D, CHUNK)
+        path_sums(streams, sums, index, number - tiles, D, sizes.CHUNK)
 
 
 @triton.jit
 def stream_and_deltas(
-    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, places: tl.tensor, inside: tl.tensor,
-    index: tl.tensor,
+    streams: Streams, places: tl.tensor, inside: tl.tensor, index: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Hbar at ``places``, delta and the delta before, in float32; 0 where there is none."""
-    now = tl.load(hbar + places, mask=inside, other=0.0).to(tl.float32)
-    old = tl.load(last + places, mask=inside & (index > 0), other=0.0).to(tl.float32)
-    older = tl.load(before + places, mask=inside & (index > 1), other=0.0).to(tl.float32)
+    now = tl.load(streams.hbar + places, mask=inside, other=0.0).to(tl.float32)
+    old = tl.load(streams.last + places, mask=inside & (index > 0), other=0.0).to(tl.float32)
+    older = tl.load(streams.before + places, mask=inside & (index > 1), other=0.0).to(tl.float32)
     return now, tl.where(index > 0, now - old, 0.0), tl.where(index > 1, old - older, 0.0)
 
 
 @triton.jit
 def path_sums(
-    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, sums: tl.tensor, index: tl.tensor,
-    token: tl.tensor, D: tl.constexpr, CHUNK: tl.constexpr,
+    streams: Streams, sums: tl.tensor, index: tl.tensor, token: tl.tensor, D: tl.constexpr,
+    CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sums over D of one token: of hbar^2, delta^2, delta * previous delta, previous delta^2."""
     size = tl.zeros([CHUNK], tl.float32)
@@ -72,7 +106,7 @@ def path_sums(
     for start in range(0, D, CHUNK):
         k = start + tl.arange(0, CHUNK)
         places = token * D + k
-        now, delta, previous = stream_and_deltas(hbar, last, before, places, k < D, index)
+        now, delta, previous = stream_and_deltas(streams, places, k < D, index)
         size += now * now
         step += delta * delta
         along += delta * previous
@@ -120,100 +154,112 @@ def read_row(vector: tl.tensor, places: tl.tensor, size: tl.constexpr) -> tl.ten
 @triton.jit
 def path_vector(
     index: tl.tensor, distance: tl.tensor, bend: tl.tensor, p: tl.tensor, m: tl.tensor,
-    R: tl.constexpr, POSITION: tl.constexpr,
+    R: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """x_j, six features in a vector of eight."""
     place = tl.arange(0, 8)
+    position = (index + 1).to(tl.float32) / R
     x = tl.where(place == 4, p, 0.0) + tl.where(place == 5, m, 0.0)
-    if POSITION:
-        position = (index + 1).to(tl.float32) / R
-        x += tl.where(place == 0, position, 0.0) + tl.where(place == 1, 1.0 - position, 0.0)
-        x += tl.where(place == 2, distance, 0.0) + tl.where(place == 3, bend, 0.0)
-    return x
+    x += tl.where(place == 0, position, 0.0) + tl.where(place == 1, 1.0 - position, 0.0)
+    return x + tl.where(place == 2, distance, 0.0) + tl.where(place == 3, bend, 0.0)
+
+
+@triton.jit
+def entries_before(
+    index: tl.tensor, keys: tl.tensor, values: tl.tensor, decays: tl.tensor, sizes: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """The memory of one token at FFN ``index`` and the decay of each entry, 0 where none is."""
+    M: tl.constexpr = sizes.M
+    entry, feature = tl.arange(0, sizes.RP), tl.arange(0, sizes.MP)
+    places = entry[:, None] * M + feature[None, :]
+    earlier = (entry[:, None] < index) & (feature[None, :] < M)
+    decay = tl.load(decays + index * sizes.R + entry, mask=entry < index, other=0.0)
+    entry_keys = tl.load(keys + places, mask=earlier, other=0.0)
+    return entry_keys, tl.load(values + places, mask=earlier, other=0.0), decay
+
+
+@triton.jit
+def conclude(
+    space: RouterWorkspace, at: tl.tensor, score: tl.tensor, g: tl.tensor, m_before: tl.tensor,
+    threshold: tl.tensor, live: tl.tensor | None,
+) -> None:  # fmt: skip
+    """Decision, p (``score``) and m of the tokens ``at``; of ``live`` ones, None: of all."""
+    runs = g >= threshold
+    tl.store(space.p + at, score, mask=live)
+    tl.store(space.m + at, m_before * score, mask=live)
+    tl.store(space.gate + at, g, mask=live)
+    tl.store(space.execute + at, runs, mask=live)
+    tl.store(space.scale + at, tl.where(runs, g, 1.0 - g), mask=live)
 
 
 @triton.jit(do_not_specialize=["index", "threshold"])
 def decide_kernel(
-    projected: tl.tensor, sums: tl.tensor, keys: tl.tensor, values: tl.tensor, p: tl.tensor,
-    m: tl.tensor, gate: tl.tensor, scale: tl.tensor, execute: tl.tensor, hidden_up: tl.tensor,
-    path_in: tl.tensor, path_in_bias: tl.tensor, path_out: tl.tensor, path_out_bias: tl.tensor,
-    query: tl.tensor, key: tl.tensor, value: tl.tensor, novelty_state: tl.tensor,
-    novelty_context: tl.tensor, history_state: tl.tensor, history_context: tl.tensor,
-    history_novelty: tl.tensor, history_bias: tl.tensor, history_out: tl.tensor,
-    local_bias: tl.tensor, local_out: tl.tensor, last_biases: tl.tensor, decays: tl.tensor,
-    index: tl.tensor, threshold: tl.tensor, D: tl.constexpr, H: tl.constexpr, M: tl.constexpr,
-    R: tl.constexpr, S: tl.constexpr, Z: tl.constexpr, X: tl.constexpr, XH: tl.constexpr,
-    HP: tl.constexpr, MP: tl.constexpr, RP: tl.constexpr, FLOOR: tl.constexpr, EPS: tl.constexpr,
-    TEMPERATURE: tl.constexpr, MEMREAD: tl.constexpr, AUX: tl.constexpr, POSITION: tl.constexpr,
+    router: KernelWeights, space: RouterWorkspace, projected: tl.tensor, sums: tl.tensor,
+    index: tl.tensor, threshold: tl.tensor, sizes: tl.constexpr,
 ) -> None:  # fmt: skip
     """One token: from projections and sums to decision, memory entry, p and m."""
     token = tl.program_id(0)
-    head, state, feature = tl.arange(0, HP), tl.arange(0, S), tl.arange(0, MP)
+    H: tl.constexpr = sizes.H
+    M: tl.constexpr = sizes.M
+    head, state, feature = tl.arange(0, sizes.HP), tl.arange(0, S), tl.arange(0, sizes.MP)
     row, sums = projected + token * 2 * H, sums + token * 4
-    past_keys, past_values = keys + token * R * M, values + token * R * M
+    past_keys, past_values = space.key + token * sizes.R * M, space.value + token * sizes.R * M
 
     # Matrices are read long before what they multiply is known, as many as the registers hold:
     # a program that asks for each in its turn waits for memory a dozen times.
-    to_state = read(hidden_up, Z, H, state, head)
+    to_state = read(router.hidden_up, Z, H, state, head)
     size, hidden = tl.load(sums), read_row(row, head, H)
-    local = read_row(row + H, head, H) + read_row(local_bias, head, H)
-    m_before = tl.load(m + token, mask=index > 0, other=1.0)
-    if AUX:
-        p_before = tl.load(p + token, mask=index > 0, other=1.0)
+    local = read_row(row + H, head, H) + read_row(router.local_bias, head, H)
+    m_before = tl.load(space.m + token, mask=index > 0, other=1.0)
+    if router.path_in is not None:
+        p_before = tl.load(space.p + token, mask=index > 0, other=1.0)
         step, along, past = tl.load(sums + 1), tl.load(sums + 2), tl.load(sums + 3)
         wide = tl.arange(0, XH)
-        to_path = read(path_in, XH, X, wide, tl.arange(0, 8))
-        path_bias = tl.load(path_in_bias + wide)
+        to_path = read(router.path_in, XH, X, wide, tl.arange(0, 8))
+        path_bias = tl.load(router.path_in_bias + wide)
         # The rows after the first Z are those of the path.
         of_path = state >= Z
         places = (state - Z)[:, None] * XH + wide[None, :]
-        from_path = tl.load(path_out + places, mask=of_path[:, None], other=0.0)
-        state_bias = tl.load(path_out_bias + state - Z, mask=of_path, other=0.0)
-    if MEMREAD:
-        to_query = read(query, M, S, feature, state)
-        to_here = read(novelty_state, S, S, state, state)
-        to_there = read(novelty_context, S, M, state, feature)
-        entry = tl.arange(0, RP)
-        places = entry[:, None] * M + feature[None, :]
-        earlier = (entry[:, None] < index) & (feature[None, :] < M)
-        entry_keys = tl.load(past_keys + places, mask=earlier, other=0.0)
-        entry_values = tl.load(past_values + places, mask=earlier, other=0.0)
-        decay = tl.load(decays + index * R + entry, mask=entry < index, other=0.0)
-        of_novelty = read_row(history_novelty, head, H)
-    first = read_row(history_bias, head, H)
-    history, other = read_row(history_out, head, H), read_row(local_out, head, H)
-    history_last, local_last = tl.load(last_biases), tl.load(last_biases + 1)
-    to_first = read(history_state, H, S, head, state)
+        from_path = tl.load(router.path_out + places, mask=of_path[:, None], other=0.0)
+        state_bias = tl.load(router.path_out_bias + state - Z, mask=of_path, other=0.0)
+    if router.query is not None:
+        to_query = read(router.query, M, S, feature, state)
+        to_here = read(router.novelty_state, S, S, state, state)
+        to_there = read(router.novelty_context, S, M, state, feature)
+        entry_keys, entry_values, decay = entries_before(
+            index, past_keys, past_values, router.decays, sizes
+        )
+        of_novelty = read_row(router.history_novelty, head, H)
+    first = read_row(router.history_bias, head, H)
+    history, other = read_row(router.history_out, head, H), read_row(router.local_out, head, H)
+    history_last, local_last = tl.load(router.last_biases), tl.load(router.last_biases + 1)
+    to_first = read(router.history_state, H, S, head, state)
 
-    s = times(to_state, silu(hidden * tl.rsqrt(size + FLOOR)))
-    if AUX:
+    s = times(to_state, silu(hidden * tl.rsqrt(size + sizes.FLOOR)))
+    if router.path_in is not None:
         distance = tl.sqrt(step)
         bend = along / (distance * tl.sqrt(past) + EPS)
-        x = path_vector(index, distance, bend, p_before, m_before, R, POSITION)
-        y = silu(times(to_path, x) + path_bias)
-        s += times(from_path, y) + state_bias
+        x = path_vector(index, distance, bend, p_before, m_before, sizes.R)
+        s += times(from_path, silu(times(to_path, x) + path_bias)) + state_bias
     first += times(to_first, s)
-    if MEMREAD:
-        of_context = read(history_context, H, M, head, feature)
+    if router.query is not None:
+        of_context = read(router.history_context, H, M, head, feature)
         alike = tl.sum(entry_keys * phi(times(to_query, s))[None, :], axis=1) * decay
         # Zero where there is no entry.
-        context = tl.sum(alike[:, None] * entry_values, axis=0) / (tl.sum(alike, axis=0) + EPS)
+        weight = tl.sum(alike, axis=0) + EPS
+        context = tl.sum(alike[:, None] * entry_values, axis=0) / weight
         first += times(of_context, context)
         here, there = times(to_here, s), times(to_there, context)
-        sizes = tl.sqrt(tl.sum(here * here, axis=0)) * tl.sqrt(tl.sum(there * there, axis=0))
-        novelty = tl.where(index > 0, 1.0 - tl.sum(here * there, axis=0) / (sizes + EPS), 0.0)
+        norms = tl.sqrt(tl.sum(here * here, axis=0)) * tl.sqrt(tl.sum(there * there, axis=0))
+        novelty = tl.where(index > 0, 1.0 - tl.sum(here * there, axis=0) / (norms + EPS), 0.0)
         first += novelty * of_novelty
-    to_key, to_value = read(key, M, S, feature, state), read(value, M, S, feature, state)
+    to_key = read(router.key, M, S, feature, state)
+    to_value = read(router.value, M, S, feature, state)
     a = tl.sum(silu(first) * history, axis=0) + history_last
     b = tl.sum(silu(local) * other, axis=0) + local_last
 
     score, g = tl.sigmoid(a / TEMPERATURE), tl.sigmoid(a + b)
-    runs = g >= threshold
-    tl.store(p + token, score)
-    tl.store(m + token, m_before * score)
-    tl.store(gate + token, g)
-    tl.store(execute + token, runs)
-    tl.store(scale + token, tl.where(runs, g, 1.0 - g))
+    conclude(space, token, score, g, m_before, threshold, None)
     places = index * M + feature
     tl.store(past_keys + places, phi(times(to_key, s)), mask=feature < M)
     tl.store(past_values + places, times(to_value, s), mask=feature < M)
@@ -228,47 +274,32 @@ def launches(
 ) -> list[Launch]:
     """The two launches of ``router_step``, with its arguments."""
     batch, width = streams[-1].shape
-    tile = tile_of(batch, router.wide.element_size())
-    projected = router.wide.new_empty(batch, len(router.wide))
+    tile = tile_of(batch, router.wide.element_size())._replace(keep="evict_last")
+    rows = len(router.wide)
+    projected = router.wide.new_empty(batch, rows)
     sums = router.wide.new_empty(batch, 4)
-    project: dict[str, Any] = {"projected": projected, "sums": sums, "wide": router.wide}
-    project |= by_age(streams)
-    project |= {"D": width, "N": len(router.wide), "BATCH": batch, "CHUNK": CHUNK, "index": index}
-    project |= {"ROWS": tile.rows, "DEPTH": tile.depth, "SPLIT": tile.split, "SLOTS": tile.slots}
-    decide = decide_arguments(index, width, router, workspace, threshold)
-    decide |= {"projected": projected, "sums": sums}
-    for name, size in (("HP", "H"), ("MP", "M"), ("RP", "R")):
-        decide[name] = triton.next_power_of_2(decide[size])
-    grid = (triton.cdiv(len(router.wide), tile.rows) + batch,)
+    shared: dict[str, Any] = {"projected": projected, "sums": sums, "index": index}
+    project = shared | {"streams": by_age(streams), "wide": router.wide, "tile": tile}
+    project["sizes"] = ProjectSizes(width, rows, batch, CHUNK)
+    decide = shared | {"router": router, "space": workspace}
+    decide |= {"threshold": float(threshold), "sizes": sizes_of(router, width)}
+    grid = (triton.cdiv(rows, tile.rows) + batch,)
     return [
         Launch(project_kernel, grid, project, tile.warps, tile.stages),
         Launch(decide_kernel, (batch,), decide, WARPS),
     ]
 
 
-def by_age(streams: Sequence[Tensor]) -> dict[str, Tensor]:
+def by_age(streams: Sequence[Tensor]) -> Streams:
     """Hbar of this FFN and of the two before; a pointer without an FFN is never followed."""
-    hbar, last, before = [*reversed(streams), *[streams[-1]] * 2][:3]
-    return {"hbar": hbar, "last": last, "before": before}
+    return Streams(*[*reversed(streams), *[streams[-1]] * 2][:3])
 
 
-def decide_arguments(
-    index: int, width: int, router: KernelWeights, workspace: RouterWorkspace, threshold: float
-) -> dict[str, Any]:
-    """The arguments of both kernels that decide, except the projections."""
-    # Without the path MLP its pointers are never followed.
-    arguments: dict[str, Any] = {
-        name: router.hidden_up if weight is None else weight
-        for name, weight in router._asdict().items()
-        if name not in ("wide", "parts", "eps", "variant")
-    }
-    arguments |= workspace._asdict()
-    arguments |= {"index": index, "threshold": float(threshold), "EPS": EPS}
-    # Inside the root of the RMSNorm, whose sum of squares is not divided by D.
-    arguments["FLOOR"] = width * router.eps
-    arguments |= {"D": width, "H": len(router.local_out), "M": len(router.key)}
-    arguments |= {"R": len(router.decays), "TEMPERATURE": TEMPERATURE}
-    arguments |= {"S": STATE, "Z": HIDDEN_OUT, "X": PATH, "XH": PATH_HIDDEN}
-    arguments |= {"MEMREAD": router.variant != "no-memread", "AUX": router.variant != "no-aux"}
-    arguments["POSITION"] = router.variant != "no-position"
-    return arguments
+def sizes_of(router: KernelWeights, width: int) -> Sizes:
+    """The sizes of ``router`` in a model ``width`` wide."""
+    heads, memory, routed = len(router.local_out), len(router.key), len(router.decays)
+    return Sizes(
+        D=width, H=heads, M=memory, R=routed, HP=triton.next_power_of_2(heads),
+        MP=triton.next_power_of_2(memory), RP=triton.next_power_of_2(routed),
+        FLOOR=width * router.eps,
+    )  # fmt: skip

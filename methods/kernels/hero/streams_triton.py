@@ -1,7 +1,4 @@
-"""The two kernels of :mod:`methods.kernels.hero.streams`, and their launches.
-
-A Triton kernel takes every pointer and size as an argument of its own, hence the long lists.
-"""
+"""The two kernels of :mod:`methods.kernels.hero.streams`, and their launches."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.kernels.hero.router_triton import CHUNK, by_age, path_sums, stream_and_deltas
+from methods.kernels.hero.router_triton import CHUNK, Streams, by_age, path_sums, stream_and_deltas
 from methods.kernels.launch import Launch
 
 WARPS = 4
@@ -19,18 +16,16 @@ WARPS = 4
 
 @triton.jit(do_not_specialize=["index"])
 def sums_kernel(
-    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, sums: tl.tensor, index: tl.tensor,
-    D: tl.constexpr, CHUNK: tl.constexpr,
+    streams: Streams, sums: tl.tensor, index: tl.tensor, D: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     """The sums over D of one token."""
-    path_sums(hbar, last, before, sums, index, tl.program_id(0).to(tl.int64), D, CHUNK)
+    path_sums(streams, sums, index, tl.program_id(0).to(tl.int64), D, CHUNK)
 
 
 @triton.jit(do_not_specialize=["index"])
 def gradients_kernel(
-    hbar: tl.tensor, last: tl.tensor, before: tl.tensor, base: tl.tensor, by_sums: tl.tensor,
-    by_hbar: tl.tensor, by_last: tl.tensor, by_before: tl.tensor, index: tl.tensor, D: tl.constexpr,
-    CHUNK: tl.constexpr,
+    streams: Streams, base: tl.tensor, by_sums: tl.tensor, by_streams: Streams, index: tl.tensor,
+    D: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     """The gradients of one token's streams."""
     token = tl.program_id(0).to(tl.int64)
@@ -42,19 +37,19 @@ def gradients_kernel(
         k = start + tl.arange(0, CHUNK)
         places = token * D + k
         inside = k < D
-        now, delta, previous = stream_and_deltas(hbar, last, before, places, inside, index)
+        now, delta, previous = stream_and_deltas(streams, places, inside, index)
         along = step * delta + cross * previous
         across = tl.where(index > 1, cross * delta + past * previous, 0.0)
         total = tl.load(base + places, mask=inside, other=0.0) + own * now + along
-        tl.store(by_hbar + places, total, mask=inside)
-        tl.store(by_last + places, across - along, mask=inside & (index > 0))
-        tl.store(by_before + places, -across, mask=inside & (index > 1))
+        tl.store(by_streams.hbar + places, total, mask=inside)
+        tl.store(by_streams.last + places, across - along, mask=inside & (index > 0))
+        tl.store(by_streams.before + places, -across, mask=inside & (index > 1))
 
 
 def sums_launch(streams: Sequence[Tensor], sums: Tensor) -> Launch:
     """The launch of ``path_sums``, which writes ``sums`` (N, 4)."""
     tokens, width = streams[-1].shape
-    arguments = {**by_age(streams), "sums": sums, "index": len(streams) - 1}
+    arguments = {"streams": by_age(streams), "sums": sums, "index": len(streams) - 1}
     return Launch(sums_kernel, (tokens,), arguments | {"D": width, "CHUNK": CHUNK}, WARPS)
 
 
@@ -63,7 +58,6 @@ def gradients_launch(
 ) -> Launch:
     """The launch of ``path_gradients``, which writes one of ``gradients`` for each stream."""
     tokens, width = streams[-1].shape
-    arguments = {"base": base, "by_sums": by_sums, "index": len(streams) - 1}
-    arguments |= by_age(streams)
-    arguments |= {f"by_{age}": each for age, each in by_age(gradients).items()}
+    arguments = {"streams": by_age(streams), "base": base, "by_sums": by_sums}
+    arguments |= {"by_streams": by_age(gradients), "index": len(streams) - 1}
     return Launch(gradients_kernel, (tokens,), arguments | {"D": width, "CHUNK": CHUNK}, WARPS)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from methods.kernels.hero.formulas import Variant
-
 
 class KernelWeights(NamedTuple):
     """The weights of a router as the kernels read them, float32 and contiguous.
@@ -18,11 +16,12 @@ class KernelWeights(NamedTuple):
     ``wide`` (2H, D) is [sqrt(D) W_hd diag(w) ; W_local1]; ``parts`` (4H, D), bfloat16, is ``wide``
     rounded, followed by the rounded rest. ``hidden_up`` (48, H). ``path_in`` (64, 6),
     ``path_in_bias`` (64,), ``path_out`` (16, 64) and ``path_out_bias`` (16,) are None without the
-    path MLP. ``query``, ``key``, ``value`` (M, 64); ``novelty_state`` (64, 64), ``novelty_context``
-    (64, M). The history head's first matrix, by input: ``history_state`` (H, 64),
-    ``history_context`` (H, M), ``history_novelty`` (H,). ``history_bias``, ``history_out``,
-    ``local_bias``, ``local_out`` (H,); ``last_biases`` (2,) of history and local head. ``decays``
-    (R, R): for i < j, [j, i] is the product of rho over the FFNs between i and j.
+    path MLP. ``query`` (M, 64) is None where nothing is read from the memory. ``key``, ``value``
+    (M, 64); ``novelty_state`` (64, 64), ``novelty_context`` (64, M). The history head's first
+    matrix, by input: ``history_state`` (H, 64), ``history_context`` (H, M), ``history_novelty``
+    (H,). ``history_bias``, ``history_out``, ``local_bias``, ``local_out`` (H,); ``last_biases``
+    (2,) of history and local head. ``decays`` (R, R): for i < j, [j, i] is the product of rho over
+    the FFNs between i and j. ``eps`` is the RMSNorm's.
     """
 
     wide: Tensor
@@ -32,7 +31,7 @@ class KernelWeights(NamedTuple):
     path_in_bias: Tensor | None
     path_out: Tensor | None
     path_out_bias: Tensor | None
-    query: Tensor
+    query: Tensor | None
     key: Tensor
     value: Tensor
     novelty_state: Tensor
@@ -47,7 +46,6 @@ class KernelWeights(NamedTuple):
     last_biases: Tensor
     decays: Tensor
     eps: float
-    variant: Variant
 
     def renew(self, other: KernelWeights) -> None:
         """Take the numbers of ``other``; addresses stay, as a CUDA graph needs it."""
@@ -59,12 +57,12 @@ class KernelWeights(NamedTuple):
 class RouterWorkspace(NamedTuple):
     """Fixed buffers of N tokens, all float32 but ``execute``; no start value matters.
 
-    Carried from FFN to FFN: ``keys`` (phi(k)), ``values`` (N, R, M); ``p``, ``m`` (N,).
+    Carried from FFN to FFN: ``key`` (phi(k)), ``value`` (N, R, M); ``p``, ``m`` (N,).
     Results: ``gate``, ``scale`` (N,) and ``execute`` (N,) bool, what ``routed_ffn_decode`` takes.
     """
 
-    keys: Tensor
-    values: Tensor
+    key: Tensor
+    value: Tensor
     p: Tensor
     m: Tensor
     gate: Tensor

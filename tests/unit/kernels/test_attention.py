@@ -131,8 +131,8 @@ def compared(made: AttentionStep) -> None:
     routed_attention_decode(twin, triton=False)
     assert not made.out.isnan().any()
     near(made.out, twin.out)
-    near(made.cache.keys, twin.cache.keys)
-    near(made.cache.values, twin.cache.values)
+    near(made.cache.key, twin.cache.key)
+    near(made.cache.value, twin.cache.value)
     assert torch.equal(made.cache.stored, twin.cache.stored)
 
 
@@ -252,7 +252,7 @@ def test_a_cache_that_evicts_grows_with_the_rows_that_execute(dtype: torch.dtype
             routed_attention_decode(side, triton=triton)
         near(made.out, twin.out)
         assert torch.equal(made.cache.stored, twin.cache.stored), step
-    near(made.cache.keys, twin.cache.keys)
+    near(made.cache.key, twin.cache.key)
     assert made.cache.stored.sum() > sum(LENGTHS[:3]) + 7
 
 
@@ -273,7 +273,7 @@ def test_only_what_executing_rows_need_is_read_and_once(
     """Heads fill the tiles' rows, as published ones do: then no byte of a weight comes twice."""
     made = world(pattern, PLAIN, evicts=evicts, padded=True)
     weights = {part: getattr(made.weights, part) for part in ("query", "key", "value", "output")}
-    cache = {"keys": made.cache.keys, "values": made.cache.values}
+    cache = {"keys": made.cache.key, "values": made.cache.value}
     assert made.cache.first is not None
     columns = (made.cache.stored - made.cache.first).tolist()
     with bytes_read(weights | cache) as read:
@@ -299,8 +299,8 @@ def test_what_does_not_fit_is_named() -> None:
         routed_attention_decode(
             made._replace(cache=cache._replace(stored=cache.stored[0]), evicts=True)
         )
-    with pytest.raises(ValueError, match=r"'cache.keys' must be contiguous"):
-        routed_attention_decode(made._replace(cache=cache._replace(keys=cache.keys.bfloat16())))
+    with pytest.raises(ValueError, match=r"'cache.key' must be contiguous"):
+        routed_attention_decode(made._replace(cache=cache._replace(key=cache.key.bfloat16())))
     sums = made.workspace.sums[:, :1]
     with pytest.raises(ValueError, match=r"'workspace.sums' must be contiguous"):
         routed_attention_decode(made._replace(workspace=made.workspace._replace(sums=sums)))

@@ -55,10 +55,12 @@ def test_the_tiles_read_the_matrices_once(name: str, bypass: int) -> None:
     from methods.kernels.decode_triton import launches, tile_of
 
     inner, outer = (launch.arguments for launch in launches(decode_step(name, 1)))
-    width, ffn, narrow = inner["D"], inner["F"], inner["A"]
+    width, ffn, narrow, _ = inner["sizes"]
     rows = tile_of(1, 2).rows
     first = narrow if bypass else ffn
     matrices = 1 if bypass else 2
-    read = matrices * -(-first // rows) * rows * width + -(-width // outer["ROWS"]) * rows * first
+    read = (
+        matrices * -(-first // rows) * rows * width + -(-width // outer["tile"].rows) * rows * first
+    )
     assert width == SHAPES[name]["hidden_size"]
     assert read == pytest.approx(2 * width * narrow if bypass else 3 * width * ffn, rel=0.005)

@@ -86,8 +86,8 @@ def test_equal_to_the_router(batch: int, variant: Variant, kernel: bool) -> None
             near(space.gate, trace.gate[:, 0])
             near(space.p, state.p[:, 0])
             near(space.m, state.m[:, 0])
-            near(space.keys[:, index], state.memory.keys[index][:, 0])
-            near(space.values[:, index], state.memory.values[index][:, 0, :-1])
+            near(space.key[:, index], state.memory.keys[index][:, 0])
+            near(space.value[:, index], state.memory.values[index][:, 0, :-1])
             runs = trace.gate[:, 0] >= 0.5
             assert torch.equal(space.execute, runs)
             near(space.scale, torch.where(runs, space.gate, 1 - space.gate))
@@ -110,9 +110,9 @@ def test_kernels_equal_their_twin(batch: int, width: int, memory: int, dtype: to
         assert torch.equal(found.execute, expected.execute)
         for name in ("gate", "scale", "p", "m"):
             near(getattr(found, name), getattr(expected, name))
-        near(found.keys[:, : index + 1], expected.keys[:, : index + 1])
-        near(found.values[:, : index + 1], expected.values[:, : index + 1])
-        assert found.keys[:, index + 1 :].isnan().all()
+        near(found.key[:, : index + 1], expected.key[:, : index + 1])
+        near(found.value[:, : index + 1], expected.value[:, : index + 1])
+        assert found.key[:, index + 1 :].isnan().all()
 
 
 @torch.no_grad()
@@ -169,5 +169,5 @@ def test_what_does_not_fit_is_named() -> None:
         router_step(ROUTED, [torch.zeros(2, 48)] * 3, packed, space)
     with pytest.raises(ValueError, match="FFN 3 takes 3 streams, not 2"):
         router_step(3, [torch.zeros(2, 48)] * 2, packed, space)
-    with pytest.raises(ValueError, match=r"'workspace.keys' must be contiguous"):
+    with pytest.raises(ValueError, match=r"'workspace.key' must be contiguous"):
         router_step(0, [torch.zeros(3, 48)], packed, space)
