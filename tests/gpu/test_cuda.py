@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from methods.core.model.backbone import decoder
 from methods.core.routing.dispatch import dispatch, dispatch_masked
+from methods.core.training import documents
+from methods.core.training.documents import packed_attention
 from methods.hero.branch import Adapter
-from tests.toys.models import make_scaled
+from tests.toys.models import make_model, make_scaled
 from tests.toys.static import IDS, fit_slicegpt, logits
 from workflows.demo.presets import Recipe
 from workflows.demo.pretrain import train
@@ -70,3 +73,26 @@ def test_a_backbone_learns_as_on_the_cpu(tmp_path: Path) -> None:
     )
     assert len(on_cpu) == 5
     assert on_gpu == pytest.approx(on_cpu, rel=1e-3)
+
+
+def test_flash_attention_keeps_documents_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States and gradients as under a mask, up to the rounding of bfloat16."""
+    model = make_model("llama", hidden_size=64, head_dim=16).cuda()
+    ids = torch.randint(60, (2, 96), generator=torch.Generator().manual_seed(0))
+    positions = (torch.arange(96) % 40).expand(2, 96)
+    found = []
+    for flash in (True, False):
+        if not flash:
+            monkeypatch.setattr(documents, "flash_takes", lambda *_: False)
+        model.zero_grad()
+        with packed_attention(model, positions, torch.device("cuda")) as apart:
+            assert ("cu_seq_lens_q" in apart) == flash
+            with torch.autocast("cuda", torch.bfloat16):
+                states = decoder(model)(
+                    input_ids=ids.cuda(), position_ids=positions.cuda(), use_cache=False, **apart
+                ).last_hidden_state
+            states.float().square().mean().backward()
+        gradient = model.model.layers[0].self_attn.q_proj.weight.grad
+        found.append((states.float(), gradient.float()))
+    for ours, expected in zip(*found, strict=True):
+        assert (ours - expected).norm() < 0.02 * expected.norm()

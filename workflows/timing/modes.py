@@ -20,10 +20,9 @@ from methods.core.routing.layer import add_ffn
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Router
 from methods.core.seeds import generator
+from methods.core.training.documents import packed_attention
 from methods.core.training.lora import add_lora
 from methods.core.training.losses import lm_loss_sum
-from methods.core.training.objective import mask_dtype
-from methods.core.training.packing import document_mask
 from workflows.stats.bounds import Shape, training_flops
 from workflows.timing.cases import Case
 from workflows.timing.clock import compare, time_in_turn
@@ -227,20 +226,16 @@ def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -
     The tokens of each row are ``DOCUMENTS`` documents; the mask is made again in every step.
     """
     model.zero_grad(set_to_none=True)
-    places = torch.arange(ids.shape[1], device=ids.device)
-    positions = (places % _document_length(ids.shape[1])).expand_as(ids)
-    dtype = mask_dtype(model, ids.device)
-    packed = {
-        "position_ids": positions,
-        "attention_mask": None if dtype is None else document_mask(positions, dtype),
-    }
+    positions = (torch.arange(ids.shape[1]) % _document_length(ids.shape[1])).expand(ids.shape)
     targets = ids[:, 1:].flatten()
     weights = torch.ones(len(targets), device=ids.device)
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
-        output = decoder(model)(input_ids=ids, use_cache=False, **packed, **extra)
-        states = output.last_hidden_state
-        loss = lm_loss_sum(states[:, :-1].flatten(0, 1), logits_of(model), targets, weights)
-    (loss / len(targets)).backward()
+    with packed_attention(model, positions, ids.device) as apart:
+        arguments = {"input_ids": ids, "position_ids": positions.to(ids.device)}
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
+            output = decoder(model)(use_cache=False, **arguments, **apart, **extra)
+            states = output.last_hidden_state[:, :-1].flatten(0, 1)
+            loss = lm_loss_sum(states, logits_of(model), targets, weights)
+        (loss / len(targets)).backward()
 
 
 def _document_length(length: int) -> int:

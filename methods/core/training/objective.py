@@ -16,18 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from methods.core.data import Document
-from methods.core.model.backbone import attention_kinds, decoder
+from methods.core.model.backbone import decoder
 from methods.core.model.families import logits_of
-from methods.core.routing.eviction import IMPLEMENTATION
 from methods.core.routing.router import Context
 from methods.core.routing.steering import Gates, Term
+from methods.core.training.documents import packed_attention
 from methods.core.training.losses import lm_loss_sum
 from methods.core.training.packing import Rows
 
@@ -112,18 +111,28 @@ class Objective:
         # The last position of the tensor predicts nothing: counted is False there.
         predicting = rows.counted.flatten().nonzero().squeeze(1)
         predicting = predicting.to(self.device, non_blocking=True)
-        dtype = self._mask_dtype if rows.packed else None
-        rows = rows.to(self.device)
-        extra = {"context": Context(progress, noise, rows.answers)} if self.routing.terms else {}
+        with packed_attention(self.model, rows.positions, self.device) as apart:
+            rows = rows.to(self.device)
+            loss, figures = self._loss(
+                rows, predicting, totals, Context(progress, noise, rows.answers), apart
+            )
+            loss.backward()
+        return torch.stack(figures)
+
+    def _loss(
+        self,
+        rows: Rows,
+        predicting: Tensor,
+        totals: Tensor,
+        context: Context,
+        apart: dict[str, Any],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The loss of a micro-batch, and what :meth:`backward` returns of it."""
+        extra = {"context": context} if self.routing.terms else {}
         device = self.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             output = decoder(self.model)(
-                input_ids=rows.ids,
-                # One mask for all layers; from a boolean mask each layer would make its own.
-                attention_mask=None if dtype is None else rows.mask(dtype),
-                position_ids=rows.positions,
-                use_cache=False,
-                **extra,
+                input_ids=rows.ids, position_ids=rows.positions, use_cache=False, **apart, **extra
             )
             hidden = output.last_hidden_state.flatten(0, 1)[predicting]
             targets = rows.ids.flatten()[predicting + 1]
@@ -132,12 +141,11 @@ class Objective:
         loss = loss / totals[0].float()
         figures = [loss.detach().double()]
         for kind, sums in zip(self.routing.terms, totals[1:].view(-1, 2), strict=True):
-            added, of_kind = self._term(kind, rows, output, sums, progress)
+            added, of_kind = self._term(kind, rows, output, sums, context.progress)
             if added is not None:
                 loss = loss + added
             figures += of_kind
-        loss.backward()
-        return torch.stack(figures)
+        return loss, figures
 
     def _term(
         self, kind: str, rows: Rows, output: Any, totals: Tensor, progress: float
@@ -163,22 +171,6 @@ class Objective:
     def _unreserved(self, rows: Rows, kind: str) -> Tensor:
         """Weight (B, T) of each position in the penalty of a kind."""
         return rows.share(kind) * (rows.positions >= self.routing.reserved)
-
-    @cached_property
-    def _mask_dtype(self) -> torch.dtype | None:
-        return mask_dtype(self.model, self.device)
-
-
-def mask_dtype(model: Any, device: torch.device) -> torch.dtype | None:
-    """Dtype of the masks that are made here for packed rows; None: transformers makes them.
-
-    It does so for other implementations of attention than sdpa, and for sliding windows.
-    """
-    sdpa = model.config._attn_implementation in ("sdpa", IMPLEMENTATION)
-    full = set(attention_kinds(model.config)) == {"full_attention"}
-    # The dtype in which autocast multiplies, or it would convert the mask in every layer.
-    dtype: torch.dtype = torch.bfloat16 if device.type == "cuda" else model.dtype
-    return dtype if sdpa and full else None
 
 
 def log_key(name: str, kind: str) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from methods.core.data import Document
 from methods.core.seeds import generator
@@ -42,36 +40,9 @@ class Rows(NamedTuple):
             return self.counted.float()
         return self.prompting if kind == "prompt" else self.answers
 
-    @property
-    def packed(self) -> bool:
-        """Whether a row has more than one document; pads count as a document."""
-        return int((self.positions == 0).sum(dim=1).max()) > 1
-
-    def mask(self, dtype: torch.dtype) -> Tensor:
-        """The attention mask (B, 1, T, T), see :func:`document_mask`."""
-        return document_mask(self.positions, dtype)
-
     def to(self, device: torch.device) -> Rows:
         """The same rows on a device."""
         return Rows(*(part.to(device, non_blocking=True) for part in self))
-
-
-def document_mask(positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """The attention mask (B, 1, T, T): 0 on earlier tokens of the same document, else -inf.
-
-    It is a slice of rows whose length is a multiple of 8. A GPU would copy any other mask in every
-    layer.
-
-    Args:
-        positions: (B, T), 0 at the start of each document.
-        dtype: Of the mask.
-    """
-    document = (positions == 0).cumsum(dim=1)
-    length = document.shape[1]
-    keys = pad(document, (0, -length % 8))
-    visible = (document[:, :, None] == keys[:, None, :]).tril()
-    mask = torch.zeros((), dtype=dtype, device=visible.device).where(visible, -math.inf)
-    return mask[:, None, :, :length]
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:

@@ -17,7 +17,7 @@ from methods.core.model.shapes import SHAPES
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context
 from methods.core.seeds import generator
-from methods.core.training.packing import Rows
+from methods.core.training.documents import document_mask
 from tests.toys.models import make_model, wrap
 from workflows.suite.memory import (
     OPTIMIZER_BYTES,
@@ -44,7 +44,7 @@ def forward(model: nn.Module) -> None:
     ids = torch.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % 60
     positions = torch.arange(DOCUMENT).repeat(LENGTH // DOCUMENT).expand(ROWS, -1)
     extra = {"context": Context(0.5, generator(0, "noise"))} if router_of(model) else {}
-    mask = Rows(*[positions] * len(Rows._fields)).mask(torch.float32)
+    mask = document_mask(positions, torch.float32)
     decoder(model)(
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, **extra
     )

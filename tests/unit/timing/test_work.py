@@ -19,6 +19,7 @@ from methods.core.model.shapes import ATTENTION, FFN
 from methods.core.routing import layer
 from methods.core.routing.routed import router_of
 from methods.core.surgery.layers import remove_sublayers
+from methods.core.training.documents import document_mask
 from methods.core.training.packing import lay_out
 from tests.toys.models import keep_layers, make_model, wrap
 from tests.toys.routed import build_variant
@@ -295,7 +296,9 @@ def test_a_training_step_has_the_mask_of_the_trainer() -> None:
     _training_step(model, Texts.random(60).rows(2, 16), {})
     hook.remove()
     document = Document(list(range(4)), 0)
-    assert torch.equal(masks[0], lay_out([document] * 8, 16, 1.0).mask(torch.float32))
+    assert torch.equal(
+        masks[0], document_mask(lay_out([document] * 8, 16, 1.0).positions, torch.float32)
+    )
 
 
 def test_a_block_is_timed_as_a_layer_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,19 +12,6 @@ from methods.core.training.packing import deal, lay_out, pack, plan, split
 from tests.toys.texts import documents
 
 
-def test_the_mask_of_packed_rows_by_hand() -> None:
-    rows = lay_out([Document([11, 12, 13], 2), Document([21, 22], 0), Document([31] * 6, 0)], 6, 1)
-    assert rows.packed
-    # Two documents and a pad, which is a third.
-    seen = ["100000", "110000", "111000", "000100", "000110", "000001"]
-    mask = rows.mask(torch.bfloat16)
-    assert mask.dtype == torch.bfloat16
-    assert mask.shape == (2, 1, 6, 6)
-    assert [mask.stride(n) % 8 for n in range(4)] == [0, 0, 0, 1]
-    assert mask[0, 0].tolist() == [[0.0 if c == "1" else -torch.inf for c in line] for line in seen]
-    assert not lay_out([Document([11, 12], 0)], 0, 1.0).packed
-
-
 def test_plan_takes_every_document_once_per_epoch() -> None:
     lengths = [len(document.ids) for document in documents(17)]
     batches = list(islice(plan(lengths, 30, 4), 40))

@@ -15,7 +15,6 @@ from tqdm import tqdm
 from methods.core.data import Document
 from methods.core.model.backbone import layers
 from methods.core.training.loop import Trainer, thin
-from methods.core.training.objective import Objective
 from methods.core.training.packing import lay_out, plan
 from methods.core.training.params import TrainingParams
 from tests.toys.models import make_model
@@ -85,22 +84,6 @@ def test_checkpointing_changes_no_bit(row: str, tmp_path: Path) -> None:
     assert plain.run() == recomputed.run()
     assert len(calls) == 6, "the layer ran once more in each of three backward passes"
     same_bits(values(plain), values(recomputed))
-
-
-@pytest.mark.parametrize("row", ["hero", "lora", "d-llm"])
-def test_masks_of_packed_rows_are_those_of_transformers(
-    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for own in (True, False):
-        model = None if row in ("hero", "lora") else build_row(row, rank=4)
-        trainer = trainer_for(row, tmp_path / str(own), updates=2, model=model)
-        assert trainer.objective._mask_dtype is torch.float32
-        if not own:
-            monkeypatch.setattr(Objective, "_mask_dtype", None)
-        found.append((trainer.run(), values(trainer)))
-    assert found[0][0] == found[1][0]
-    same_bits(found[0][1], found[1][1])
 
 
 def test_only_what_asks_for_a_gradient_changes(tmp_path: Path) -> None:
