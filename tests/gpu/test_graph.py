@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from methods.core.routing import decoding
 from methods.core.routing.decoding import StaticDecoder, generate
 from methods.core.routing.routed import router_of
 from tests.contract.fits import IDS
@@ -57,3 +58,23 @@ def test_a_graph_follows_a_second_prompt_and_new_weights() -> None:
         for parameter in router.parameters() if turn == 0 else ():
             parameter.data.add_(0.2 * torch.randn_like(parameter))
     assert (logits[0] - logits[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["dense", "hero", "skipgpt-rt"])
+def test_flash_attention_decodes_as_sdpa(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16, behind prompts of different lengths; up to its rounding."""
+    model, ids = model_of(name).to("cuda", torch.bfloat16), IDS.cuda()
+    mask = torch.ones_like(ids)
+    mask[0, :4] = mask[2, :1] = 0
+    found = []
+    for flash in (True, False):
+        if not flash:
+            monkeypatch.setattr(decoding, "takes", lambda *_: False)
+        decoder = StaticDecoder(model, len(ids), 40, forced=name != "dense")
+        decoder.prefill(ids, mask)
+        assert bool(decoder._columns) == flash
+        decoder.token.fill_(5)
+        decoder.step()
+        decoder.step()
+        found.append(decoder.logits.float())
+    assert (found[0] - found[1]).norm() < 0.03 * found[1].norm()

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, StaticCache, StaticLayer, StaticSlidin
 
 from methods.core.model.backbone import attention_kinds
 from methods.core.routing.caches import StaticEvictingCache
+from methods.core.routing.flash import IMPLEMENTATION, Columns, attention_by, takes
 from methods.core.routing.routed import router_of
 
 # Steps after which the host looks whether all sequences have ended.
@@ -90,6 +91,8 @@ class StaticDecoder:
         self._extra: dict[str, Any] = {} if router is None else {"capturable": True}
         if self.decisions is not None:
             self._extra["forced"] = self.decisions
+        # For flash attention, by number of key heads; empty where another attention runs.
+        self._columns: dict[int, Columns] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
@@ -123,6 +126,7 @@ class StaticDecoder:
         if evicting is not None:
             evicting.take(output.past_key_values)
         self._column.fill_(length)
+        self._point_at_columns(length - self._positions[:, 0], length)
         self._take(output.logits)
 
     def step(self) -> None:
@@ -148,6 +152,7 @@ class StaticDecoder:
         # The numbers of columns in use, which the layers of the cache count on the device.
         layers: list[Any] = self.cache.layers
         buffers += [layer.cumulative_length for layer in layers]
+        buffers += [columns.lengths for columns in self._columns.values()]
         copies = [tensor.clone() for tensor in buffers]
 
         def take_back() -> None:
@@ -159,13 +164,34 @@ class StaticDecoder:
     @torch.no_grad()
     def _step(self) -> None:
         self._mask.index_fill_(-1, self._column, 0)
-        output = self.model(
-            self.token, attention_mask=self._mask, position_ids=self._positions,
-            past_key_values=self.cache, use_cache=True, **self._extra,
-        )  # fmt: skip
+        for columns in self._columns.values():
+            columns.lengths.add_(1)
+        own = self.model.config._attn_implementation
+        with attention_by(self.model, IMPLEMENTATION if self._columns else own):
+            output = self.model(
+                self.token, attention_mask=self._mask, position_ids=self._positions,
+                past_key_values=self.cache, use_cache=True, **self._extra,
+            )  # fmt: skip
         self._column.add_(1)
         self._positions.add_(1)
         self._take(output.logits)
+
+    def _point_at_columns(self, first: Tensor, stored: int) -> None:
+        """Tell flash attention what the prompts have stored; addresses stay.
+
+        Args:
+            first: Pads before each prompt (B,).
+            stored: Columns, pads included.
+        """
+        layers: list[Any] = self.cache.layers
+        keys = [layer.keys for layer in layers]
+        if not takes(self.model, keys[0].shape[-1]):
+            return
+        for heads in {key.shape[1] for key in keys}:
+            new = Columns.of(first, stored, heads, keys[0].shape[2])
+            for old, number in zip(self._columns.setdefault(heads, new), new, strict=True):
+                old.copy_(number)
+        self._extra["columns"] = self._columns
 
     def _take(self, logits: Tensor) -> None:
         self.logits.copy_(logits[:, -1])

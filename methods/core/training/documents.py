@@ -20,10 +20,9 @@ from transformers import AttentionInterface
 
 from methods.core.model.backbone import attention, attention_kinds, layers
 from methods.core.routing.eviction import IMPLEMENTATION
+from methods.core.routing.flash import WIDEST, attention_by, capable
 
 DOCUMENTS = "skipbench_documents"
-# Of a head, for flash attention.
-WIDEST = 256
 
 
 def attend_documents(
@@ -80,15 +79,11 @@ def packed_attention(
     elif flash_takes(model, device):
         end = torch.tensor([firsts.numel()])
         starts = torch.cat([firsts.flatten().nonzero().squeeze(1), end])
-        config, before = model.config, model.config._attn_implementation
-        config._attn_implementation = DOCUMENTS
-        try:
+        with attention_by(model, DOCUMENTS):
             yield {
                 "cu_seq_lens_q": starts.int().to(device, non_blocking=True),
                 "max_length_q": int(starts.diff().max()),
             }
-        finally:
-            config._attn_implementation = before
     elif (dtype := mask_dtype(model, device)) is None:
         yield {}
     else:
@@ -99,11 +94,10 @@ def packed_attention(
 
 def flash_takes(model: Any, device: torch.device) -> bool:
     """Whether flash attention computes every layer of ``model`` on ``device``."""
-    if device.type != "cuda" or model.config._attn_implementation != "sdpa":
+    if model.config._attn_implementation != "sdpa":
         return False
     width = int(attention(layers(model)[0]).head_dim)  # type: ignore[arg-type]
-    fits = width % 8 == 0 and width <= WIDEST and _full(model)
-    return fits and torch.cuda.get_device_capability(device) >= (8, 0)
+    return width % 8 == 0 and width <= WIDEST and _full(model) and capable(device)
 
 
 def mask_dtype(model: Any, device: torch.device) -> torch.dtype | None:
