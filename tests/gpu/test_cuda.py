@@ -86,7 +86,7 @@ def test_flash_attention_keeps_documents_apart(monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setattr(documents, "flash_takes", lambda *_: False)
         model.zero_grad()
         with packed_attention(model, positions, torch.device("cuda")) as apart:
-            assert ("cu_seq_lens_q" in apart) == flash
+            assert ("documents" in apart) == flash
             with torch.autocast("cuda", torch.bfloat16):
                 states = decoder(model)(
                     input_ids=ids.cuda(), position_ids=positions.cuda(), use_cache=False, **apart

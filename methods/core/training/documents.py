@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,25 +25,35 @@ from methods.core.routing.flash import WIDEST, attention_by, capable
 DOCUMENTS = "skipbench_documents"
 
 
+class Documents(NamedTuple):
+    """The documents of a batch, whose rows lie behind each other as B T tokens.
+
+    Args:
+        starts: Where each of N documents starts, and where the last one ends (N + 1,), int32.
+        longest: Tokens of the longest.
+    """
+
+    starts: Tensor
+    longest: int
+
+
 def attend_documents(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: None,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
+    documents: Documents,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of each document by flash attention.
 
     Signature and shapes are those of transformers' AttentionInterface: query (B, H, T, d), key and
-    value (B, H_kv, T, d); returns (B, T, H, d) and no weights. ``cu_seq_lens_q`` (N + 1,), int32:
-    where each of N documents starts among the B T tokens, and where the last one ends.
-    ``max_length_q``: tokens of the longest.
+    value (B, H_kv, T, d); returns (B, T, H, d) and no weights.
     """
     batch, _, length, _ = query.shape
+    starts, longest = documents
     device, dtype = query.device.type, query.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -51,7 +61,7 @@ def attend_documents(
         part.transpose(1, 2).flatten(0, 1).to(dtype) for part in (query, key, value)
     )
     read: Any = varlen_attn(
-        query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q,
+        query, key, value, starts, starts, longest, longest,
         scale=scaling, window_size=(-1, 0), enable_gqa=True,
     )  # fmt: skip
     return read.unflatten(0, (batch, length)), None
@@ -80,10 +90,8 @@ def packed_attention(
         end = torch.tensor([firsts.numel()])
         starts = torch.cat([firsts.flatten().nonzero().squeeze(1), end])
         with attention_by(model, DOCUMENTS):
-            yield {
-                "cu_seq_lens_q": starts.int().to(device, non_blocking=True),
-                "max_length_q": int(starts.diff().max()),
-            }
+            on_device = starts.int().to(device, non_blocking=True)
+            yield {"documents": Documents(on_device, int(starts.diff().max()))}
     elif (dtype := mask_dtype(model, device)) is None:
         yield {}
     else:

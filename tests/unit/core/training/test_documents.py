@@ -12,7 +12,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from methods.core.data import Document
 from methods.core.training import documents
-from methods.core.training.documents import attend_documents, document_mask, packed_attention
+from methods.core.training.documents import (
+    Documents,
+    attend_documents,
+    document_mask,
+    packed_attention,
+)
 from methods.core.training.packing import lay_out
 from tests.toys.models import make_model
 from tests.toys.training import (
@@ -105,7 +110,7 @@ def test_flash_attention_takes_these_documents(monkeypatch: pytest.MonkeyPatch) 
         )
         starts = torch.empty(6, dtype=torch.int32)
     parts = [part.bfloat16() for part in (query, key, value)]
-    read, weights = attend_documents(torch.nn.Module(), *parts, None, starts, 9, scaling=0.125)
+    read, weights = attend_documents(torch.nn.Module(), *parts, None, Documents(starts, 9), 0.125)
     assert weights is None
     assert (read.shape, read.dtype) == ((2, 24, 8, 64), torch.bfloat16)
     read.float().sum().backward()
@@ -118,7 +123,7 @@ def test_an_error_leaves_the_attention_as_it_was(monkeypatch: pytest.MonkeyPatch
     packed = packed_attention(model, torch.tensor([[0, 1, 0, 1, 2]]), CPU)
     arguments = packed.__enter__()
     assert model.config._attn_implementation == documents.DOCUMENTS
-    assert arguments["cu_seq_lens_q"].tolist() == [0, 2, 5]
-    assert arguments["max_length_q"] == 3
+    assert arguments["documents"].starts.tolist() == [0, 2, 5]
+    assert arguments["documents"].longest == 3
     assert not packed.__exit__(RuntimeError, RuntimeError("no memory"), None)
     assert model.config._attn_implementation == "sdpa"
