@@ -32,7 +32,7 @@ CASES = ROOT / "tests" / "kernel_cases"
 TARGETS = (80, 89, 90, 100)
 COLUMNS = (
     "kernel", "shape", "target", "registers", "shared", "local",
-    "loads_128", "tensor_core", "warps", "barriers", "waits",
+    "loads_128", "tensor_core", "warps", "barriers", "waits", "early",
 )  # fmt: skip
 # Registers and bytes of shared memory of one multiprocessor; programs also reserve 1 KiB each.
 REGISTERS = 65536
@@ -64,6 +64,7 @@ class Binary(NamedTuple):
     loads of 128 bits (also straight to shared memory), ``tensor_core``, matrix products,
     ``spills``, accesses of local memory, and ``barriers`` of a whole program. ``waits`` counts the
     runs of global loads that barriers part: what is in one run is on its way at the same time.
+    ``early`` counts the global loads before a dependent launch waits for the one before it.
     """
 
     kernel: str
@@ -78,6 +79,7 @@ class Binary(NamedTuple):
     spills: int
     barriers: int
     waits: int
+    early: int
 
     @property
     def resident(self) -> int:
@@ -110,6 +112,7 @@ def compile_case(case: Case, capability: int) -> Binary:
         warps=kernel.metadata.num_warps,
         spills=len(re.findall(r"\b(?:STL|LDL)\b", code)),
         barriers=len(re.findall(r"\bBAR\.", code)),
+        early=len(re.findall(r"\bLDG", code.partition("ACQBULK")[0])) if "ACQBULK" in code else 0,
         waits=len(re.findall(r"(?:LDG )+", " ".join([*re.findall(r"\b(?:LDG|BAR)", code), ""]))),
     )
 

@@ -55,6 +55,11 @@ def use_triton(tensor: Tensor, forced: bool | None = None) -> bool:
     raise RuntimeError(f"the Triton kernels were asked for: {reason}")
 
 
+def can_depend(tensor: Tensor) -> bool:
+    """Whether a launch on the tensor's device may begin before the one before it has ended."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
+
+
 def one_token(hidden: Tensor) -> bool:
     """Whether the host may see each decision: one new token of one sequence, on a CPU.
 

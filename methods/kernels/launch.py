@@ -14,6 +14,7 @@ class Launch(NamedTuple):
 
     ``arguments`` by the kernel's parameter names; a tuple of tensors, or of constants, is one
     argument. ``warps`` of 32 threads per program, ``stages`` of the loops that Triton pipelines.
+    A ``dependent`` launch may begin before the one before it has ended.
     """
 
     kernel: Any
@@ -21,12 +22,16 @@ class Launch(NamedTuple):
     arguments: dict[str, Any]
     warps: int
     stages: int = 1
+    dependent: bool = False
 
     def run(self) -> None:
         """Queue the launch on the current stream of its tensors' device."""
         # Triton launches on the current device, which may not be that of the tensors.
+        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        if self.dependent:
+            options["launch_pdl"] = True
         with torch.cuda.device_of(self.tensors()[0]):
-            self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)
+            self.kernel[self.grid](**self.arguments, **options)
 
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments, those in tuples too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,7 +15,7 @@ from methods.kernels.choose import MOST_ROWS
 from methods.kernels.hero.formulas import Variant
 from methods.kernels.hero.router import router_workspace
 from methods.kernels.launch import Launch
-from tests.compiled import Case
+from tests.compiled import TARGETS, Case
 
 ROUTED = {"llama31_8b": 24, "llama2_7b": 16, "llama2_13b": 20}
 
@@ -48,11 +48,12 @@ def router_cases(name: str, tokens: int, variant: Variant = "full") -> Iterator[
         hbar = torch.empty(tokens, width, dtype=torch.bfloat16)
         projected = torch.empty(tokens, len(packed.parts))
     if tokens > MOST_ROWS:
-        made = [prompt_launch(3, [hbar] * 3, projected, packed, space, 0.5)]
-    else:
-        made = launches(3, [hbar] * 3, packed, space, 0.5)
-    shape = f"{name} batch {tokens}" if tokens <= MOST_ROWS else f"{name} {tokens} tokens"
-    yield from (_case(launch, shape) for launch in made)
+        launch = prompt_launch(3, [hbar] * 3, projected, packed, space, 0.5)
+        yield _case(launch, f"{name} {tokens} tokens")
+        return
+    for dependent, targets in ((False, (80, 89)), (True, (90, 100))):
+        for launch in launches(3, [hbar] * 3, packed, space, 0.5, dependent):
+            yield _case(launch, f"{name} batch {tokens}", targets)
 
 
 def stream_cases(name: str, tokens: int) -> Iterator[Case]:
@@ -67,6 +68,8 @@ def stream_cases(name: str, tokens: int) -> Iterator[Case]:
     yield from (_case(launch, f"{name} {tokens} tokens") for launch in made)
 
 
-def _case(launch: Launch, shape: str) -> Case:
+def _case(launch: Launch, shape: str, targets: Sequence[int] = TARGETS) -> Case:
     kernel = "hero_" + launch.kernel.__name__.removesuffix("_kernel")
-    return Case(kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages)
+    return Case(
+        kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages, targets
+    )

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from methods.core.routing.router import Gate
-from methods.kernels.choose import MOST_ROWS, use_triton
+from methods.kernels.choose import MOST_ROWS, can_depend, use_triton
 from methods.kernels.decode import check_tensors
 from methods.kernels.hero.formulas import EPS, HIDDEN_OUT, TEMPERATURE, phi
 from methods.kernels.hero.streams import path_sums, product
@@ -114,7 +114,8 @@ def router_step(
     elif tokens <= MOST_ROWS:
         from methods.kernels.hero.router_triton import launches
 
-        for launch in launches(index, streams, router, workspace, threshold):
+        dependent = can_depend(hbar)
+        for launch in launches(index, streams, router, workspace, threshold, dependent):
             launch.run()
     else:
         from methods.kernels.hero.prompt_triton import prompt_launch

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from methods.kernels.decode_triton import row_products, tile_of
 from methods.kernels.hero import formulas
@@ -36,18 +37,23 @@ class Streams(NamedTuple):
 
 
 class ProjectSizes(NamedTuple):
-    """Width of the model, rows of ``wide``, tokens, and columns that the sums take at a time."""
+    """Width of the model, rows of ``wide``, tokens, and columns that the sums take at a time.
+
+    DEPENDENT: the next launch may begin now, and waits for this one by itself.
+    """
 
     D: int
     N: int
     BATCH: int
     CHUNK: int
+    DEPENDENT: bool
 
 
 class Sizes(NamedTuple):
     """Of the router; letters as in ``KernelWeights``, HP, MP, RP are padded to powers of two.
 
     FLOOR stands inside the root of the RMSNorm, whose sum of squares is not divided by D.
+    DEPENDENT: the launch before this one may still run.
     """
 
     D: int
@@ -58,6 +64,7 @@ class Sizes(NamedTuple):
     MP: int
     RP: int
     FLOOR: float
+    DEPENDENT: bool = False
 
 
 @triton.jit(do_not_specialize=["index"])
@@ -70,6 +77,8 @@ def project_kernel(
     N: tl.constexpr = sizes.N
     tiles: tl.constexpr = (N + tile.rows - 1) // tile.rows
     number = tl.program_id(0)
+    if sizes.DEPENDENT:
+        gdc_launch_dependents()
     if number < tiles:
         slots = tl.arange(0, tile.slots)
         present = slots < sizes.BATCH
@@ -165,6 +174,21 @@ def path_vector(
 
 
 @triton.jit
+def path_weights(
+    router: KernelWeights,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Both layers of the path MLP, each with its bias; of s_j the second has the last rows."""
+    wide, state = tl.arange(0, XH), tl.arange(0, S)
+    to_path = read(router.path_in, XH, X, wide, tl.arange(0, 8))
+    path_bias = tl.load(router.path_in_bias + wide)
+    of_path = state >= Z
+    places = (state - Z)[:, None] * XH + wide[None, :]
+    from_path = tl.load(router.path_out + places, mask=of_path[:, None], other=0.0)
+    state_bias = tl.load(router.path_out_bias + state - Z, mask=of_path, other=0.0)
+    return to_path, path_bias, from_path, state_bias
+
+
+@triton.jit
 def entries_before(
     index: tl.tensor, keys: tl.tensor, values: tl.tensor, decays: tl.tensor, sizes: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
@@ -208,20 +232,10 @@ def decide_kernel(
     # Matrices are read long before what they multiply is known, as many as the registers hold:
     # a program that asks for each in its turn waits for memory a dozen times.
     to_state = read(router.hidden_up, Z, H, state, head)
-    size, hidden = tl.load(sums), read_row(row, head, H)
-    local = read_row(row + H, head, H) + read_row(router.local_bias, head, H)
     m_before = tl.load(space.m + token, mask=index > 0, other=1.0)
     if router.path_in is not None:
         p_before = tl.load(space.p + token, mask=index > 0, other=1.0)
-        step, along, past = tl.load(sums + 1), tl.load(sums + 2), tl.load(sums + 3)
-        wide = tl.arange(0, XH)
-        to_path = read(router.path_in, XH, X, wide, tl.arange(0, 8))
-        path_bias = tl.load(router.path_in_bias + wide)
-        # The rows after the first Z are those of the path.
-        of_path = state >= Z
-        places = (state - Z)[:, None] * XH + wide[None, :]
-        from_path = tl.load(router.path_out + places, mask=of_path[:, None], other=0.0)
-        state_bias = tl.load(router.path_out_bias + state - Z, mask=of_path, other=0.0)
+        to_path, path_bias, from_path, state_bias = path_weights(router)
     if router.query is not None:
         to_query = read(router.query, M, S, feature, state)
         to_here = read(router.novelty_state, S, S, state, state)
@@ -230,10 +244,15 @@ def decide_kernel(
             index, past_keys, past_values, router.decays, sizes
         )
         of_novelty = read_row(router.history_novelty, head, H)
-    first = read_row(router.history_bias, head, H)
+    first, local = read_row(router.history_bias, head, H), read_row(router.local_bias, head, H)
     history, other = read_row(router.history_out, head, H), read_row(router.local_out, head, H)
     history_last, local_last = tl.load(router.last_biases), tl.load(router.last_biases + 1)
     to_first = read(router.history_state, H, S, head, state)
+    if sizes.DEPENDENT:
+        gdc_wait()
+    size, hidden = tl.load(sums), read_row(row, head, H)
+    step, along, past = tl.load(sums + 1), tl.load(sums + 2), tl.load(sums + 3)
+    local += read_row(row + H, head, H)
 
     s = times(to_state, silu(hidden * tl.rsqrt(size + sizes.FLOOR)))
     if router.path_in is not None:
@@ -271,8 +290,12 @@ def launches(
     router: KernelWeights,
     workspace: RouterWorkspace,
     threshold: float,
+    dependent: bool = False,
 ) -> list[Launch]:
-    """The two launches of ``router_step``, with its arguments."""
+    """The two launches of ``router_step``, with its arguments.
+
+    ``dependent``: the second begins during the first, reads its weights and waits.
+    """
     batch, width = streams[-1].shape
     tile = tile_of(batch, router.wide.element_size())._replace(keep="evict_last")
     rows = len(router.wide)
@@ -280,13 +303,14 @@ def launches(
     sums = router.wide.new_empty(batch, 4)
     shared: dict[str, Any] = {"projected": projected, "sums": sums, "index": index}
     project = shared | {"streams": by_age(streams), "wide": router.wide, "tile": tile}
-    project["sizes"] = ProjectSizes(width, rows, batch, CHUNK)
+    project["sizes"] = ProjectSizes(width, rows, batch, CHUNK, dependent)
     decide = shared | {"router": router, "space": workspace}
-    decide |= {"threshold": float(threshold), "sizes": sizes_of(router, width)}
+    decide["threshold"] = float(threshold)
+    decide["sizes"] = sizes_of(router, width)._replace(DEPENDENT=dependent)
     grid = (triton.cdiv(rows, tile.rows) + batch,)
     return [
         Launch(project_kernel, grid, project, tile.warps, tile.stages),
-        Launch(decide_kernel, (batch,), decide, WARPS),
+        Launch(decide_kernel, (batch,), decide, WARPS, dependent=dependent),
     ]
 
 

@@ -57,6 +57,12 @@ def test_one_token_waits_for_memory_a_few_times(binaries: list[Binary]) -> None:
         assert binary.waits <= most[binary.kernel], binary
 
 
+def test_a_dependent_launch_reads_its_weights_before_it_waits(binaries: list[Binary]) -> None:
+    for binary in binaries:
+        dependent = binary.kernel == "hero_decide" and binary.target >= 90
+        assert binary.early >= 50 if dependent else binary.early == 0, binary
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="reads are counted by the interpreter")
 @torch.no_grad()
 def test_every_weight_is_read_once() -> None:
