@@ -53,11 +53,14 @@ test-cpus: $(READY)
 	@$(RUN) $(PLAIN) pytest -m "" $(COMPUTES)
 	@$(RUN) $(AVX2) pytest -m "" $(COMPUTES)
 
-# Kernels under Triton's interpreter and compiler. A CUDA build of torch brings a Triton of its own.
+# Kernels under Triton's interpreter and as compiled for two targets, run by tests/emulator. A CUDA build of torch brings
+# a Triton of its own.
 test-kernels: $(READY)
 	@$(VENV)/bin/python -c "import triton" 2>/dev/null \
 		|| $(PIP) --no-deps triton==3.6.0
 	@$(RUN) pytest $(KERNELS)
+	@$(RUN) SKIPBENCH_EMULATE=90 pytest $(KERNELS) -k "twin or formulas or programs"
+	@$(RUN) SKIPBENCH_EMULATE=80 pytest $(KERNELS) -k "twin and bfloat16"
 
 # With the lowest versions that pyproject.toml allows, in an environment of its own.
 test-lowest:

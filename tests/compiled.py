@@ -27,6 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from methods.kernels.launch import Launch
+
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "kernel_cases"
 TARGETS = (80, 89, 90, 100)
@@ -42,17 +44,14 @@ Place = tuple[int, ...]
 
 
 class Case(NamedTuple):
-    """One launch: ``arguments`` by name, tensors as meta tensors; ``shape`` names the sizes.
+    """One launch over meta tensors; ``shape`` names the sizes.
 
-    ``targets``: devices of this launch; kernels whose tiles depend on the device have several.
+    ``targets``: devices of this launch; some launches depend on the device.
     """
 
     kernel: str
     shape: str
-    function: Any
-    arguments: Mapping[str, Any]
-    warps: int
-    stages: int
+    launch: Launch
     targets: Sequence[int] = TARGETS
 
 
@@ -90,15 +89,20 @@ class Binary(NamedTuple):
         return min(REGISTERS // (per_warp * self.warps), by_shared)
 
 
-def compile_case(case: Case, capability: int) -> Binary:
-    """Compile a launch for ``cuda`` devices of ``capability`` (80, 89, 90 or 100)."""
+def compile_launch(launch: Launch, capability: int) -> tuple[Any, dict[Place, Any]]:
+    """A launch as compiled, and its arguments that are constants then."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    signature, constants, attributes = _specialise(case.function, case.arguments)
-    source = ASTSource(case.function, signature, constants, attributes)
-    options = {"num_warps": case.warps, "num_stages": case.stages}
-    kernel = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    signature, constants, attributes = _specialise(launch.kernel, launch.arguments)
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    return compile(source, target=GPUTarget("cuda", capability, 32), options=options), constants
+
+
+def compile_case(case: Case, capability: int) -> Binary:
+    """Compile a launch for ``cuda`` devices of ``capability`` (80, 89, 90 or 100)."""
+    kernel, _ = compile_launch(case.launch, capability)
     usage, code = _disassemble(kernel.asm["cubin"])
     return Binary(
         kernel=case.kernel,

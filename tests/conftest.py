@@ -22,7 +22,7 @@ os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 import pytest
 import torch
 
-if not torch.cuda.is_available():
+if not torch.cuda.is_available() and "SKIPBENCH_EMULATE" not in os.environ:
     # Triton reads this when it is imported: its kernels then run on CPU tensors.
     os.environ["TRITON_INTERPRET"] = "1"
 

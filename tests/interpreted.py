@@ -6,6 +6,7 @@ float32 first, as on tensor cores, whose products of bfloat16 are exact.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +20,16 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def prepare() -> None:
-    """Mend the matrix products of bfloat16 and watch every launch; on a GPU nothing is done."""
+    """Mend the matrix products of bfloat16 and watch every launch; on a GPU nothing is done.
+
+    ``SKIPBENCH_EMULATE``, 80 or 90: launches run as compiled for that target (``tests/emulator``).
+    """
     if DEVICE == "cuda":
+        return
+    if target := os.environ.get("SKIPBENCH_EMULATE"):
+        from tests.emulator.run import emulate
+
+        emulate(int(target))
         return
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle

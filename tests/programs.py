@@ -45,9 +45,12 @@ class Watch:
         self.program = int(self.order[turn])
         return self.program
 
-    def touch(self, pointers: Any, mask: Any, write: bool) -> None:
-        """Note the bytes that the current program reads or writes; all must lie in a tensor."""
-        addresses, size = touched(pointers, mask)
+    def touch(self, addresses: NDArray[Any], size: int, write: bool) -> None:
+        """Note what the current program reads or writes, ``size`` bytes at each address.
+
+        Raises:
+            IndexError: Some lie outside all tensors.
+        """
         places = np.unique(addresses.astype(np.int64))
         before = np.searchsorted(self.starts, places, side="right") - 1
         if (outside := (before < 0) | (places + size > self.ends[before])).any():
@@ -85,12 +88,12 @@ def watch() -> None:
 
     def watched_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         for launch in current:
-            launch.touch(pointers, mask, write=False)
+            launch.touch(*touched(pointers, mask), write=False)
         return load(self, pointers, mask, *rest)
 
     def watched_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         for launch in current:
-            launch.touch(pointers, mask, write=True)
+            launch.touch(*touched(pointers, mask), write=True)
         return store(self, pointers, value, mask, *rest)
 
     def other_place(self: Any, *turn: int) -> None:

@@ -30,7 +30,7 @@ def attention_cases(name: str, batch: int, evicts: bool = False) -> Iterator[Cas
     shape = f"{name} batch {batch}" + (" evicting" if evicts else "")
     for launch in launches(attention_step(name, batch, evicts)):
         kernel = "attention_" + launch.kernel.__name__.removesuffix("_kernel")
-        yield Case(kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages)
+        yield Case(kernel, shape, launch)
 
 
 def attention_step(name: str, batch: int, evicts: bool = False) -> AttentionStep:

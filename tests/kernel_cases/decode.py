@@ -30,7 +30,7 @@ def decode_cases(name: str, batch: int, adapter: Form = "bottleneck") -> Iterato
     shape = f"{name} batch {batch}" + {"none": " no adapter", "slim": " slim"}.get(adapter, "")
     for launch in launches(decode_step(name, batch, adapter)):
         kernel = "decode_" + launch.kernel.__name__.removesuffix("_kernel")
-        yield Case(kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages)
+        yield Case(kernel, shape, launch)
 
 
 def decode_step(name: str, batch: int, adapter: Form = "bottleneck") -> FfnStep:

@@ -70,6 +70,4 @@ def stream_cases(name: str, tokens: int) -> Iterator[Case]:
 
 def _case(launch: Launch, shape: str, targets: Sequence[int] = TARGETS) -> Case:
     kernel = "hero_" + launch.kernel.__name__.removesuffix("_kernel")
-    return Case(
-        kernel, shape, launch.kernel, launch.arguments, launch.warps, launch.stages, targets
-    )
+    return Case(kernel, shape, launch, targets)

@@ -18,14 +18,14 @@ prepare()
 
 
 @triton.jit
-def shift(source: Any, target: Any, step: tl.constexpr, size: tl.constexpr) -> None:
+def shift(source: tl.tensor, target: tl.tensor, step: tl.constexpr, size: tl.constexpr) -> None:
     """Copy ``size`` numbers per program from ``step`` places behind."""
     places = tl.program_id(0) * size + tl.arange(0, size)
     tl.store(target + places, tl.load(source + places + step))
 
 
 @triton.jit
-def overlap(target: Any, size: tl.constexpr) -> None:
+def overlap(target: tl.tensor, size: tl.constexpr) -> None:
     """Write one number more than a program's own ``size // 2``."""
     places = tl.program_id(0) * (size // 2) + tl.arange(0, size)
     tl.store(target + places, 1.0, mask=tl.arange(0, size) <= size // 2)
