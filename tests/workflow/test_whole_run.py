@@ -278,3 +278,28 @@ def test_the_contract_can_be_run_for_a_row_alone(finished: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout
+
+
+def test_a_healed_model_is_scored_while_what_it_stands_on_is_there(
+    tmp_path: Path, run_snakemake: Snakemake
+) -> None:
+    """Also where models that nothing trained are deleted once scored."""
+    copy = toy_checkout(tmp_path / "checkout")
+    for name in ("shortgpt", "lora"):
+        shutil.copy(ROOT / f"methods/{name}.py", copy / "methods")
+    suite = yaml.safe_load((copy / "toy.yaml").read_text())
+    suite |= {
+        "rows": ["dense", "shortgpt"],
+        "derive": {"shortgpt+lora": {"from": "shortgpt", "then": "lora", "params": {"rank": 2}}},
+        "training": {"updates": 2, "batch_tokens": 60, "row_length": 30, "learning_rate": 0.001},
+        "keep_models": "trained",
+        "noise_batch_sizes": [],
+    }
+    suite["data"]["training"] = {"source": "toy/data/training.jsonl"}
+    (copy / "toy.yaml").write_text(yaml.safe_dump(suite), encoding="utf-8")
+    run = "results/toy/small/{}/b25/s42/{}"
+    wanted = (run.format("shortgpt", "record.json"), run.format("shortgpt+lora", "record.json"))
+    for target in wanted:
+        status, said = run_snakemake(copy, target, "--configfile", "toy.yaml", "--cores", "1")
+        assert status == 0, said
+        assert not (copy / run.format("shortgpt", "model")).exists()

@@ -51,6 +51,11 @@ def other_models(wildcards):
     return job(wildcards).waits_for()
 
 
+# As inputs they are there until the last job that reads them is done.
+def base_models(wildcards):
+    return [ancient(model) for model in job(wildcards).stands_on()]
+
+
 def backbone(wildcards):
     return inputs.backbone_files(SUITE, wildcards.backbone)
 

@@ -4,6 +4,7 @@
 rule score:
     input:
         model=f"{RUN}/model",
+        base=base_models,
         code=watched(SUITE.evaluation_code()),
         files=inputs.score_files(SUITE),
         tasks=SUITE.task_data_files(),

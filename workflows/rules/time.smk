@@ -7,6 +7,7 @@ STAYS = SUITE.config["keep_models"] is True
 rule time:
     input:
         model=f"{RUN}/model" if STAYS else ancient(f"{RUN}/model"),
+        base=base_models,
         backbone=backbone,
         texts=SUITE.timing_texts,
         code=watched(SUITE.timing_code()),

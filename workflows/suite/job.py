@@ -73,6 +73,10 @@ class Job:
         """Models of other jobs that the fit reads."""
         return [job.model for job in (self.start, self.lender) if job is not None]
 
+    def stands_on(self) -> list[str]:
+        """Models of other jobs that its own model needs to be read: it holds only what changed."""
+        return [] if self.start is None else [self.start.model]
+
     def code(self) -> list[str]:
         """The files whose change makes the fit run again: the method's and what all share."""
         return relative([f for part in fit_parts(self.method) for f in code_files(part)])

@@ -184,8 +184,9 @@ class StaticDecoder:
             stored: Columns, pads included.
         """
         layers: list[Any] = self.cache.layers
-        keys = [layer.keys for layer in layers]
-        if not takes(self.model, keys[0].shape[-1]):
+        # A layer whose attention is removed stores nothing.
+        keys = [layer.keys for layer in layers if layer.is_initialized]
+        if not all(takes(self.model, key.shape[-1]) for key in keys):
             return
         for heads in {key.shape[1] for key in keys}:
             new = Columns.of(first, stored, heads, keys[0].shape[2])

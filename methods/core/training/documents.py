@@ -102,10 +102,11 @@ def packed_attention(
 
 def flash_takes(model: Any, device: torch.device) -> bool:
     """Whether flash attention computes every layer of ``model`` on ``device``."""
-    if model.config._attn_implementation != "sdpa":
+    if model.config._attn_implementation != "sdpa" or not capable(device) or not _full(model):
         return False
-    width = int(attention(layers(model)[0]).head_dim)  # type: ignore[arg-type]
-    return width % 8 == 0 and width <= WIDEST and _full(model) and capable(device)
+    # A layer whose attention is removed has no width.
+    widths = {getattr(attention(layer), "head_dim", 0) for layer in layers(model)}
+    return all(width % 8 == 0 and width <= WIDEST for width in widths)
 
 
 def mask_dtype(model: Any, device: torch.device) -> torch.dtype | None:

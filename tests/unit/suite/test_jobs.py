@@ -94,13 +94,14 @@ def test_a_line_may_start_from_another_row_or_take_its_rates(root: Path) -> None
     assert healed.params["rank"] == 3
     first = "results/tiny/toy/shortgpt/b40/s42/model"
     assert suite.start_folder(healed) == first
-    assert healed.waits_for() == [first]
+    assert healed.waits_for() == healed.stands_on() == [first]
     # The budget belongs to the row it starts from.
     assert "--budget" not in commands.fit(suite, healed)
     assert suite.data_files(healed) == {}
     lent = suite.find("toy", "hero-random", "b25", "s43")
     assert suite.start_folder(lent) == "toy"
     assert lent.waits_for() == ["results/tiny/toy/hero/b25/s43/model"]
+    assert not lent.stands_on()
     words = commands.fit(suite, lent)
     assert "--lender results/tiny/toy/hero/b25/s43/model" in words
     assert "--budget 0.25" in words

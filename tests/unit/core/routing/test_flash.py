@@ -12,7 +12,9 @@ from methods.core.model.backbone import layers
 from methods.core.routing import decoding, flash
 from methods.core.routing.decoding import StaticDecoder, generate
 from methods.core.routing.flash import Columns, attend_to_columns
+from methods.core.surgery.layers import remove_sublayers
 from tests.contract.fits import IDS
+from tests.toys.models import make_model
 from tests.unit.core.routing.test_decoding import expected, model_of
 
 
@@ -62,6 +64,14 @@ def test_flash_attention_reads_the_columns_in_use(
             seen.append(decoder.logits.clone())
             back()
         assert torch.equal(*seen)
+
+
+def test_a_layer_without_attention_has_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = remove_sublayers(make_model(), [0, 3], [1]).eval()
+    tokens = expected(model, IDS, None, 12)
+    monkeypatch.setattr(decoding, "takes", lambda *_: True)
+    monkeypatch.setattr(flash, "varlen_attn", columns_in_use)
+    assert torch.equal(generate(model, IDS, None, 12), tokens)
 
 
 def test_flash_attention_takes_a_cache() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from methods.core.data import Document
+from methods.core.surgery.layers import remove_sublayers
 from methods.core.training import documents
 from methods.core.training.documents import (
     Documents,
@@ -115,6 +116,17 @@ def test_flash_attention_takes_these_documents(monkeypatch: pytest.MonkeyPatch) 
     assert (read.shape, read.dtype) == ((2, 24, 8, 64), torch.bfloat16)
     read.float().sum().backward()
     assert query.grad is not None
+
+
+def test_flash_attention_takes_what_it_computes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = remove_sublayers(make_model(), [0], [])
+    assert not documents.flash_takes(model, CPU)
+    monkeypatch.setattr(documents, "capable", lambda _: True)
+    assert documents.flash_takes(model, CPU)
+    model.config._attn_implementation = "eager"
+    assert not documents.flash_takes(model, CPU)
+    # Four channels of a head, where eight are the least.
+    assert not documents.flash_takes(make_model(head_dim=4), CPU)
 
 
 def test_an_error_leaves_the_attention_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
