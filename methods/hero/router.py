@@ -62,8 +62,9 @@ class Trace(NamedTuple):
 
 
 class HeroRouter(Router):
-    """Gate g_j = sigmoid(a_j + b_j): a from history, b from the state alone; execute at g >= 0.5,
-    and after training at the calibrated threshold.
+    """Gate g_j = sigmoid(a_j + b_j): a from history, b from the state alone; execute at g >= 0.5.
+
+    After training the calibrated threshold stands in place of 0.5.
 
     Formula (per token; x_j the path vector, c_j the memory's answer to W_q s_j):
         x_j = [j/R, (R-j)/R, ||delta_j||, cos(delta_j, delta_{j-1}), p_{j-1}, m_{j-1}]

@@ -135,8 +135,9 @@ class AttentionWeights(NamedTuple):
 
 
 class AttentionCache(NamedTuple):
-    """Of earlier tokens ``key``, already rotated, and ``value`` (B, H_kv, C, d), as the weights.
+    """Keys, already rotated, and values of earlier tokens, in the weights' dtype.
 
+    ``key``, ``value`` (B, H_kv, C, d).
     ``stored``, int32 or int64, () or (B,): how many columns a row has filled; its new token goes to
     the next one. ``first`` (B,), of the same dtype: the first column after padding on the left;
     None: 0.

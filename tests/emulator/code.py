@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 
@@ -26,6 +27,7 @@ class Code(NamedTuple):
     shared: int
 
 
+@cache
 def parse(ptx: str, shared: int) -> Code:
     """The only kernel of a module of Triton."""
     threads = int(re.findall(r"\.reqntid (\d+)", ptx)[0])

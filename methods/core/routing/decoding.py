@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -166,8 +167,8 @@ class StaticDecoder:
         self._mask.index_fill_(-1, self._column, 0)
         for columns in self._columns.values():
             columns.lengths.add_(1)
-        own = self.model.config._attn_implementation
-        with attention_by(self.model, IMPLEMENTATION if self._columns else own):
+        flash = attention_by(self.model, IMPLEMENTATION) if self._columns else nullcontext()
+        with flash:
             output = self.model(
                 self.token, attention_mask=self._mask, position_ids=self._positions,
                 past_key_values=self.cache, use_cache=True, **self._extra,
@@ -186,7 +187,8 @@ class StaticDecoder:
         layers: list[Any] = self.cache.layers
         # A layer whose attention is removed stores nothing.
         keys = [layer.keys for layer in layers if layer.is_initialized]
-        if not all(takes(self.model, key.shape[-1]) for key in keys):
+        widths = {key.shape[-1] for key in keys}
+        if not takes(self.model, widths, self.model.dtype, self.model.device):
             return
         for heads in {key.shape[1] for key in keys}:
             new = Columns.of(first, stored, heads, keys[0].shape[2])

@@ -8,7 +8,7 @@ lengths that lie behind each other; here each key head of each sequence is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -82,11 +82,17 @@ def attend_to_columns(
 AttentionInterface.register(IMPLEMENTATION, attend_to_columns)
 
 
-def takes(model: Any, width: int) -> bool:
-    """Whether flash attention computes the decode steps of ``model``, with heads of ``width``."""
-    fits = model.config._attn_implementation == "sdpa" and width % 8 == 0 and width <= WIDEST
-    half = model.dtype in (torch.bfloat16, torch.float16)
-    return fits and half and capable(model.device)
+def takes(model: Any, widths: Iterable[int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether flash attention computes heads of all ``widths`` in ``dtype`` on ``device``.
+
+    It stands in for sdpa, and for no other attention that ``model`` may have.
+    """
+    return (
+        model.config._attn_implementation == "sdpa"
+        and dtype in (torch.bfloat16, torch.float16)
+        and capable(device)
+        and all(width % 8 == 0 and width <= WIDEST for width in widths)
+    )
 
 
 def capable(device: torch.device) -> bool:

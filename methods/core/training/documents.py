@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 
 from methods.core.model.backbone import attention, attention_kinds, layers
 from methods.core.routing.eviction import IMPLEMENTATION
-from methods.core.routing.flash import WIDEST, attention_by, capable
+from methods.core.routing.flash import attention_by, takes
 
 DOCUMENTS = "skipbench_documents"
 
@@ -102,11 +102,9 @@ def packed_attention(
 
 def flash_takes(model: Any, device: torch.device) -> bool:
     """Whether flash attention computes every layer of ``model`` on ``device``."""
-    if model.config._attn_implementation != "sdpa" or not capable(device) or not _full(model):
-        return False
-    # A layer whose attention is removed has no width.
+    # A layer whose attention is removed has no width. The trainer's autocast is to bfloat16.
     widths = {getattr(attention(layer), "head_dim", 0) for layer in layers(model)}
-    return all(width % 8 == 0 and width <= WIDEST for width in widths)
+    return _full(model) and takes(model, widths, torch.bfloat16, device)
 
 
 def mask_dtype(model: Any, device: torch.device) -> torch.dtype | None:

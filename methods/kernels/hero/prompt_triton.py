@@ -207,16 +207,14 @@ def prompt_kernel(
     b = tl.zeros([TM], tl.float32) + tl.load(router.last_biases + 1)
     for start in range(0, H, TN):
         head = start + tl.arange(0, TN)
-        first = times(s, router.history_state, head, state, H, S) + entry_of(
-            router.history_bias, head, H
-        )
+        first = times(s, router.history_state, head, state, H, S)
+        first += entry_of(router.history_bias, head, H)
         if router.query is not None:
             first += times(context, router.history_context, head, feature, H, M)
             first += novelty[:, None] * entry_of(router.history_novelty, head, H)
         a += tl.sum(silu(first) * entry_of(router.history_out, head, H), axis=1)
-        local = sum_parts(row + H, head, head < H, H, tile.PARTS) + entry_of(
-            router.local_bias, head, H
-        )
+        local = sum_parts(row + H, head, head < H, H, tile.PARTS)
+        local += entry_of(router.local_bias, head, H)
         b += tl.sum(silu(local) * entry_of(router.local_out, head, H), axis=1)
 
     score, g = tl.sigmoid(a / TEMPERATURE), tl.sigmoid(a + b)

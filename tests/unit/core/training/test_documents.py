@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from methods.core.data import Document
+from methods.core.routing import flash
 from methods.core.surgery.layers import remove_sublayers
 from methods.core.training import documents
 from methods.core.training.documents import (
@@ -56,7 +57,7 @@ def test_masks_of_packed_rows_are_those_of_transformers(
     for own in (True, False):
         model = None if row in ("hero", "lora") else build_row(row, rank=4)
         trainer = trainer_for(row, tmp_path / str(own), updates=2, model=model)
-        assert documents.mask_dtype(trainer.model, CPU) is torch.float32 or not own
+        assert documents.mask_dtype(trainer.model, CPU) is torch.float32
         if not own:
             monkeypatch.setattr(documents, "mask_dtype", lambda *_: None)
         found.append((trainer.run(), values(trainer)))
@@ -87,12 +88,12 @@ def test_documents_of_known_lengths_train_as_under_a_mask(
     row: str, checkpointing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for flash in (False, True):
+    for lengths in (False, True):
         model = None if row in ("hero", "lora") else build_row(row, rank=4)
         trainer = trainer_for(
-            row, tmp_path / str(flash), updates=1, model=model, checkpointing=checkpointing
+            row, tmp_path / str(lengths), updates=1, model=model, checkpointing=checkpointing
         )
-        if flash:
+        if lengths:
             monkeypatch.setattr(documents, "flash_takes", lambda *_: True)
             monkeypatch.setattr(documents, "varlen_attn", document_by_document)
             monkeypatch.setattr(documents, "document_mask", None)
@@ -121,7 +122,7 @@ def test_flash_attention_takes_these_documents(monkeypatch: pytest.MonkeyPatch) 
 def test_flash_attention_takes_what_it_computes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model = remove_sublayers(make_model(), [0], [])
     assert not documents.flash_takes(model, CPU)
-    monkeypatch.setattr(documents, "capable", lambda _: True)
+    monkeypatch.setattr(flash, "capable", lambda _: True)
     assert documents.flash_takes(model, CPU)
     model.config._attn_implementation = "eager"
     assert not documents.flash_takes(model, CPU)
