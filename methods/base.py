@@ -39,7 +39,7 @@ class Request:
         seed: Of every generator of the fit, through ``(seed, purpose)``.
         workdir: Folder for checkpoints of a long fit; it survives an interrupted run.
         match: Which tokens should meet the budget. ``"pooled"``: all of them in the mean, as in the
-            papers. ``"split"``: prompt tokens and answer tokens apart; only the output of answer
+            papers. ``"split"``: prompt tokens and answer tokens each; only the output of answer
             tokens is scored.
         lender: Folder of another row's fitted model, for a control that copies its rates.
     """

@@ -22,7 +22,7 @@ from workflows.stats.speeds import KEYS, with_speed
 
 Frames = Mapping[str, pd.DataFrame]
 
-HOW = {"pooled": "over all tokens", "split": "on prompts and answer tokens apart"}
+HOW = {"pooled": "over all tokens", "split": "on prompts and on answers"}
 
 
 def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:

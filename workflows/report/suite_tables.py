@@ -58,7 +58,7 @@ FLOOR = (
 LEAST = f"≤: {RESAMPLES:,} resamples give no smaller p."
 MATCHES: Mapping[Protocol, str] = {
     "pooled": "Match pooled: the mean skip over all scored tokens meets the budget.",
-    "split": "Match split: skip on prompt tokens and on answer tokens meets the budget apart.",
+    "split": "Match split: skip on prompt tokens and skip on answer tokens each meet the budget.",
 }
 CLOCK = (
     "A skip rate is no speed-up. Speed: time of the dense model over time of the row, the median "

@@ -2,7 +2,7 @@
 
 A dynamic row meets a budget by one of two protocols. ``pooled``: the mean over all scored tokens
 meets it; most of them are prompt tokens, where skipping risks little. ``split``: prompt tokens and
-answer tokens meet it apart. Static rows skip the same for every token, so both protocols are the
+answer tokens each meet it. Static rows skip the same for every token, so both protocols are the
 same for them. GLOSSARY.md defines the two kinds of token.
 """
 

@@ -59,7 +59,7 @@ def arguments() -> argparse.Namespace:
         "--match",
         choices=PROTOCOLS,
         default=PROTOCOLS[0],
-        help="what meets the budget: the mean over all tokens, or prompt and answer tokens apart",
+        help="what meets the budget: the mean over all tokens, or prompts and answers each",
     )
     parser.add_argument("--seed", type=int, default=42, help="of every draw of the fit")
     parser.add_argument("--params", default="{}", metavar="JSON", help="over those of the row")

@@ -63,7 +63,7 @@ def test_protocols_and_targets_have_leaders_of_their_own() -> None:
     ]  # fmt: skip
     answers = dict(verdict(frames(ranks, []), "dense"))
     assert "A leads at 25 %" in answers["Who leads"]
-    assert "matched on prompts and answer tokens apart, B leads at 25 %" in answers["Who leads"]
+    assert "matched on prompts and on answers, B leads at 25 %" in answers["Who leads"]
     assert "ahead of all 1 others, by the items alone" in answers["How sure"]
     assert "at 40 % A is alone" in answers["How sure"]
     assert answers["On the clock"] == "No row was timed; a skip rate is no speed-up."

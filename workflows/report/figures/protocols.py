@@ -1,4 +1,4 @@
-"""Retain by both protocols: skip matched over all tokens, and on answer tokens apart."""
+"""Retain by both protocols: skip matched over all tokens, and on prompts and answers each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
         axis.set_title(panel_title(part.assign(match=""), lines.assign(match="")))
         axis.set_xlabel("Retain (%)")
     legend(
-        figure, set(lines["kind"]), {"over all tokens": HOLLOW, "prompts and answers apart": FULL}
+        figure, set(lines["kind"]), {"over all tokens": HOLLOW, "prompts and answers each": FULL}
     )
     return {"": figure}
 
