@@ -27,7 +27,7 @@ PAGES = ROOT / "workflows" / "report"
 SCRIPTS = ("page.js", "page_figure.js", "page_rows.js")
 # Figures in the page. One larger than LARGE bytes, as with hundreds of rows, is a link only.
 SHOWN = (
-    "retain_over_skip", "above_over_retain", "differences", "executed_per_layer", "scores_per_task",
+    "retain_over_skip", "both_measures", "differences", "executed_per_layer", "scores_per_task",
 )  # fmt: skip
 LARGE = 1_000_000
 

@@ -1,10 +1,11 @@
 """Publish a suite's tables and the READMEs that quote them: `python -m workflows.steps.publish`.
 
 With --results it writes every frame of the report, the records (records.tar.xz), source.json (the
-code and machines that made them) and the figure of both protocols into --reference/SUITE. A suite
-may have run in parts: --results reports/reference/SUITE results/SUITE adds new runs to published
-ones. Then, and also without --results, it writes the paper's tables above chance into
---reference/paper, if that exists, and renders every README that has a template below --reference.
+code and machines that made them) and the figures of both protocols and of both measures into
+--reference/SUITE. A suite may have run in parts: --results reports/reference/SUITE results/SUITE
+adds new runs to published ones. Then, and also without --results, it writes the paper's tables
+above chance into --reference/paper, if that exists, and renders every README that has a template
+below --reference.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ import pandas as pd
 from methods.core.jsonfile import write_json
 from workflows.records.archive import ARCHIVE
 from workflows.report.cautions import cautions
-from workflows.report.figures import METADATA
+from workflows.report.figures import FIGURES, METADATA
 from workflows.report.figures.data import Data
-from workflows.report.figures.protocols import protocols
 from workflows.report.figures.style import use
 from workflows.report.frames import make_frames
 from workflows.report.page import source
@@ -33,6 +33,8 @@ from workflows.runtime.files import whole_file, write_text
 from workflows.runtime.program import run, step_parser
 
 PAPER = "paper/paper_above_chance.csv"
+# Figures that READMEs show.
+SHOWN = ("protocols", "both_measures")
 
 
 def arguments() -> argparse.Namespace:
@@ -84,19 +86,21 @@ def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) 
     with whole_file(out / SOURCE) as file:
         write_json(file, source(results, [*gaps(results), *cautions(results.records)]))
     results.write_archive(out / ARCHIVE)
-    draw_protocols(out)
+    draw_figures(out)
     return out
 
 
-def draw_protocols(folder: Path) -> None:
-    """Write the figure of both protocols beside published frames that have both."""
+def draw_figures(folder: Path) -> None:
+    """Write the figures of ``SHOWN`` that the published frames have data for."""
     retain, differences = (
         pd.read_csv(folder / f"{name}.csv") for name in ("retain", "differences")
     )
+    data = Data(retain, differences, pd.DataFrame())
     with use():
-        for figure in protocols(Data(retain, differences, pd.DataFrame()), 2).values():
-            with whole_file(folder / "protocols.svg") as file:
-                figure.savefig(file, format="svg", metadata=METADATA["svg"])
+        for name in SHOWN:
+            for suffix, figure in FIGURES[name](data, 2).items():
+                with whole_file(folder / f"{name}{suffix}.svg") as file:
+                    figure.savefig(file, format="svg", metadata=METADATA["svg"])
 
 
 if __name__ == "__main__":

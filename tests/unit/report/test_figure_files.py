@@ -40,7 +40,7 @@ def figure_files(made: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_figures_without_data_are_not_made(figure_files: Path) -> None:
     names = {
-        "retain_over_skip", "above_over_retain", "protocols", "differences", "scores_per_task",
+        "retain_over_skip", "both_measures", "protocols", "differences", "scores_per_task",
         "executed_per_layer",
     }  # fmt: skip
     for folder in (figure_files, figure_files / "one_column"):

@@ -15,12 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from methods import discover
 from tests.records import dense, record, run_folder, score, write_run, write_suite
 from tests.unit.report.figure_frames import reference
 from workflows.records.files import to_record
 from workflows.report.figures import FIGURES, use
 from workflows.report.figures.data import Data, run_frames
+from workflows.report.figures.measures import OFFSET
 from workflows.report.figures.scatter import on_frontier
 from workflows.report.frames import make_frames
 from workflows.report.results import read_results
@@ -82,42 +82,41 @@ def test_retain_over_skip_shows_every_row_with_its_interval(suite_data: Data) ->
         assert any(np.allclose(path, hero) for path in paths)
 
 
-def test_above_chance_stands_over_retain_with_both_intervals(suite_data: Data) -> None:
-    figure = one("above_over_retain", suite_data)
+def test_both_measures_stand_in_one_line_in_the_order_of_retain(suite_data: Data) -> None:
+    figure = one("both_measures", suite_data)
     rows = rows_of(suite_data.retain)
     panels = [own for _, own in rows.groupby(["match", "target"], sort=False)]
     assert len(figure.axes) == len(panels) == 4
     for axis, own in zip(figure.axes, panels, strict=True):
-        expected = [
-            (
-                line.retain, line.above_chance, line.retain_low, line.above_chance,
-                line.retain_high, line.above_chance, line.retain, line.above_low,
-                line.retain, line.above_high,
-            )
-            for line in own.itertuples()
-        ]  # fmt: skip
+        own = own.sort_values("retain", ascending=False, kind="stable")
+        assert [label.get_text() for label in axis.get_yticklabels()] == list(own["title"])
+        expected = []
+        for place, line in enumerate(own.itertuples()):
+            for height, value, low, high in (
+                (place - OFFSET, line.retain, line.retain_low, line.retain_high),
+                (place + OFFSET, line.above_chance, line.above_low, line.above_high),
+            ):
+                expected.append((value, height, low, height, high, height))
         assert np.allclose(marks(axis), sorted(expected))
-        assert sorted(text.get_text() for text in axis.texts) == sorted(own["title"])
-        (path,) = [line.get_xydata() for line in axis.lines if line.get_alpha() == 0.5]
-        assert np.allclose(path, sorted(own[["retain", "above_chance"]].to_numpy().tolist()))
+
+
+def test_a_guess_is_marked_where_an_interval_reaches_it(suite_data: Data) -> None:
+    def levels(low: float) -> set[float]:
+        retain = suite_data.retain.assign(above_low=low)
+        axis = one("both_measures", replace(suite_data, retain=retain)).axes[0]
+        upright = [line.get_xdata() for line in axis.lines if list(line.get_ydata()) == [0, 1]]
+        return {float(xs[0]) for xs in upright}
+
+    assert levels(12.0) == {100.0}
+    assert levels(-3.0) == {0.0, 100.0}
 
 
 def test_without_above_chance_it_has_no_figure(suite_data: Data) -> None:
-    draw, retain = FIGURES["above_over_retain"], suite_data.retain
+    draw, retain = FIGURES["both_measures"], suite_data.retain
     assert draw(replace(suite_data, retain=retain.assign(above_chance=np.nan)), 2) == {}
     assert draw(replace(suite_data, retain=retain.drop(columns="above_chance")), 2) == {}
     # Frames that were committed before the measure lack its columns, or have them empty.
     assert draw(reference("headline"), 2) == {}
-
-
-def test_of_many_rows_above_chance_shows_those_of_the_papers() -> None:
-    data = reference("headline")
-    names = {"above_chance": 0, "above_low": -1, "above_high": 1}
-    values = {name: data.retain["retain"] + apart for name, apart in names.items()}
-    figure = one("above_over_retain", replace(data, retain=data.retain.assign(**values)))
-    rows = rows_of(data.retain)
-    shown = {text.get_text() for axis in figure.axes for text in axis.texts}
-    assert shown == set(rows[rows["row"].isin(discover())]["title"])
 
 
 def test_the_frontier_is_what_nothing_beats() -> None:

@@ -18,11 +18,11 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from workflows.report.figures.above import above_over_retain
 from workflows.report.figures.curves import training
 from workflows.report.figures.data import Data
 from workflows.report.figures.forest import differences
 from workflows.report.figures.heat import executed_per_layer, scores_per_task
+from workflows.report.figures.measures import both_measures
 from workflows.report.figures.protocols import protocols
 from workflows.report.figures.scatter import retain_over_skip, time_over_skip
 from workflows.report.figures.style import use
@@ -32,7 +32,7 @@ from workflows.report.figures.tokens import token_map
 # Name -> from the data and a number of columns, 1 or 2, to figures by the suffix of the name.
 FIGURES: Mapping[str, Callable[[Data, int], Mapping[str, Figure]]] = {
     "retain_over_skip": retain_over_skip,
-    "above_over_retain": above_over_retain,
+    "both_measures": both_measures,
     "protocols": protocols,
     "differences": differences,
     "scores_per_task": scores_per_task,

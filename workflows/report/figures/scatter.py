@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -48,7 +48,6 @@ SKIPPED = "parameters skipped per token (%)"
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Panels = list[tuple[str, pd.DataFrame]]
-Drawn = TypeVar("Drawn")
 
 
 class Extra(NamedTuple):
@@ -216,29 +215,21 @@ def _sheets(
     """As many sheets as the panels need. Panels without a row that skips are left out."""
     drawings = [Panel(title, part) for title, part in panels]
     filled = [panel for panel in drawings if len(panel.rows)]
-    pages = paged(filled, [panel.height for panel in filled], columns)
+    pages = _paged(filled, columns)
     return {suffix + ending: _sheet(page, columns, label, extra) for ending, page in pages.items()}
 
 
-def paged(
-    panels: Sequence[Drawn], heights: Sequence[float], columns: int
-) -> dict[str, list[Drawn]]:
-    """Ending of a sheet's name -> its panels, ``columns`` beside each other, no taller than a page.
-
-    Args:
-        panels: In order.
-        heights: Of the panels, in inches.
-        columns: Of the paper.
-    """
-    pages: list[list[Drawn]] = []
+def _paged(panels: Sequence[Panel], columns: int) -> dict[str, list[Panel]]:
+    """Ending of a sheet's name -> its panels, ``columns`` side by side, no taller than a page."""
+    pages: list[list[Panel]] = []
     room = 0.0
     for start in range(0, len(panels), columns):
-        row = slice(start, start + columns)
-        height = max(heights[row]) + AROUND
+        row = panels[start : start + columns]
+        height = max(panel.height for panel in row) + AROUND
         if height > room:
             pages.append([])
             room = PAGE
-        pages[-1] += panels[row]
+        pages[-1] += row
         room -= height
     return {f"_{number}" if number > 1 else "": page for number, page in enumerate(pages, start=1)}
 
