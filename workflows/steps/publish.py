@@ -19,7 +19,7 @@ import pandas as pd
 from methods.core.jsonfile import write_json
 from workflows.records.archive import ARCHIVE
 from workflows.report.cautions import cautions
-from workflows.report.figures import FIGURES, METADATA
+from workflows.report.figures import METADATA, drawings
 from workflows.report.figures.data import Data
 from workflows.report.figures.style import use
 from workflows.report.frames import make_frames
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) -> Path:
-    """Write the frames of a suite, its records, their source and their figure.
+    """Write the frames of a suite, its records, their source and their figures.
 
     Args:
         places: What holds the records, see :func:`workflows.report.places.as_folder`.
@@ -97,10 +97,9 @@ def draw_figures(folder: Path) -> None:
     )
     data = Data(retain, differences, pd.DataFrame())
     with use():
-        for name in SHOWN:
-            for suffix, figure in FIGURES[name](data, 2).items():
-                with whole_file(folder / f"{name}{suffix}.svg") as file:
-                    figure.savefig(file, format="svg", metadata=METADATA["svg"])
+        for name, figure in drawings(data, 2, SHOWN):
+            with whole_file(folder / f"{name}.svg") as file:
+                figure.savefig(file, format="svg", metadata=METADATA["svg"])
 
 
 if __name__ == "__main__":

@@ -119,6 +119,20 @@ def test_without_above_chance_it_has_no_figure(suite_data: Data) -> None:
     assert draw(reference("headline"), 2) == {}
 
 
+def test_many_rows_stand_on_several_sheets_in_both_measures() -> None:
+    data = reference("headline")
+    names = {"above_chance": 0, "above_low": -1, "above_high": 1}
+    values = {name: data.retain["retain"] + apart for name, apart in names.items()}
+    sheets = FIGURES["both_measures"](replace(data, retain=data.retain.assign(**values)), 2)
+    assert len(sheets) > 1
+    labels = [
+        label.get_text()
+        for figure in sheets.values() for axis in figure.axes for label in axis.get_yticklabels()
+    ]  # fmt: skip
+    rows = rows_of(data.retain)
+    assert sorted(labels) == sorted(rows[rows["target"].notna()]["title"])
+
+
 def test_the_frontier_is_what_nothing_beats() -> None:
     rng = np.random.default_rng(2)
     skip, retain = rng.integers(0, 6, (2, 30)).astype(float)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -86,14 +86,20 @@ def start_deaf(process: BaseProcess) -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def drawings(data: Data, columns: int, names: Iterable[str]) -> Iterator[tuple[str, Figure]]:
+    """Figures of these names that the frames have data for, each with its name and suffix."""
+    for name in names:
+        for suffix, figure in FIGURES[name](data, columns).items():
+            yield f"{name}{suffix}", figure
+
+
 def _draw(data: Data, columns: int, folder: Path) -> None:
     """Every figure at one width."""
     below = folder / FOLDERS[columns]
     below.mkdir(parents=True, exist_ok=True)
     with use():
-        for name, draw in FIGURES.items():
-            for suffix, figure in draw(data, columns).items():
-                _save(figure, below / f"{name}{suffix}")
+        for name, figure in drawings(data, columns, FIGURES):
+            _save(figure, below / name)
 
 
 def _save(figure: Figure, file: Path) -> None:

@@ -11,14 +11,10 @@ from workflows.report.figures.lines import panel_title, parts, with_part
 from workflows.report.figures.style import (
     GREY,
     HOLLOW,
-    NO_TITLE,
-    PITCH,
     SMALL,
-    TITLE,
-    Margins,
     legend,
+    list_sheet,
     mark,
-    sheet,
     text_width,
 )
 from workflows.stats.paired import LEVEL
@@ -51,14 +47,9 @@ def _sheet(lines: pd.DataFrame, columns: int, label: str) -> Figure:
         part.sort_values("difference", ascending=False)
         for _, part in lines.groupby(["backbone", "match", "target"], sort=False, dropna=False)
     ]
-    figure, axes = sheet(
-        columns, [PITCH * (len(part) + 0.6) for part in panels], columns,
-        Margins(
-            left=text_width(lines["title"]) + 0.12,
-            right=text_width(lines.apply(_text, axis=1)) + 0.1,
-            top=TITLE if len(panels) > 1 else NO_TITLE, below=0.2,
-        ),
-    )  # fmt: skip
+    names = [list(part["title"]) for part in panels]
+    right = text_width(lines.apply(_text, axis=1)) + 0.1
+    figure, axes = list_sheet(columns, names, titled=len(panels) > 1, right=right, gap=0.12)
     for axis, part in zip(axes, panels, strict=True):
         _panel(axis, part)
         axis.set_title(panel_title(part, lines))
@@ -80,8 +71,6 @@ def _panel(axis: Axes, part: pd.DataFrame) -> None:
             textcoords="offset points", fontsize=SMALL, va="center_baseline",
         )  # fmt: skip
     axis.axvline(0, color=GREY, linewidth=0.6, linestyle=":")
-    axis.set_yticks(range(len(part)), list(part["title"]))
-    axis.set_ylim(len(part) - 0.5, -0.6)
 
 
 def _text(line: pd.Series | dict) -> str:  # type: ignore[type-arg]

@@ -12,14 +12,10 @@ from workflows.report.figures.style import (
     FULL,
     GREY,
     HOLLOW,
-    NO_TITLE,
     PITCH,
-    TITLE,
-    Margins,
     legend,
+    list_sheet,
     mark,
-    sheet,
-    text_width,
 )
 
 MOST = {1: 30, 2: 40}  # rows that fit a page
@@ -48,13 +44,8 @@ def _sheet(lines: pd.DataFrame, columns: int) -> Figure:
         part.sort_values("retain", ascending=False, kind="stable")
         for _, part in lines.groupby(PLACE, sort=False)
     ]
-    figure, axes = sheet(
-        columns, [1.2 * PITCH * (len(part) + 0.6) for part in panels], columns,
-        Margins(
-            left=text_width(lines["title"]) + 0.2, right=0.1,
-            top=TITLE if len(panels) > 1 else NO_TITLE, below=0.2,
-        ),
-    )  # fmt: skip
+    names = [list(part["title"]) for part in panels]
+    figure, axes = list_sheet(columns, names, titled=len(panels) > 1, pitch=1.2 * PITCH)
     for axis, part in zip(axes, panels, strict=True):
         _panel(axis, part)
         axis.set_title(panel_title(part, lines))
@@ -75,5 +66,3 @@ def _panel(axis: Axes, part: pd.DataFrame) -> None:
         mark(axis, same["above_chance"], height + OFFSET, name, xspan=above)
     for level in (0, 100) if part["above_low"].min() <= 0 else (100,):
         axis.axvline(level, color=GREY, linewidth=0.6, linestyle=":", zorder=0)
-    axis.set_yticks(range(len(part)), list(part["title"]))
-    axis.set_ylim(len(part) - 0.5, -0.6)

@@ -12,14 +12,9 @@ from workflows.report.figures.style import (
     FULL,
     GREY,
     HOLLOW,
-    NO_TITLE,
-    PITCH,
-    TITLE,
-    Margins,
     legend,
+    list_sheet,
     mark,
-    sheet,
-    text_width,
 )
 
 
@@ -37,13 +32,8 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
         part.sort_values("retain_split", ascending=False, kind="stable")
         for _, part in lines.groupby(["backbone", "target"], sort=False)
     ]
-    figure, axes = sheet(
-        columns, [PITCH * (len(part) + 0.6) for part in panels], columns,
-        Margins(
-            left=text_width(lines["title"]) + 0.2, right=0.1,
-            top=TITLE if len(panels) > 1 else NO_TITLE, below=0.2,
-        ),
-    )  # fmt: skip
+    names = [list(part["title"]) for part in panels]
+    figure, axes = list_sheet(columns, names, titled=len(panels) > 1)
     for axis, part in zip(axes, panels, strict=True):
         _panel(axis, part)
         axis.set_title(panel_title(part.assign(match=""), lines.assign(match="")))
@@ -66,5 +56,3 @@ def _panel(axis: Axes, part: pd.DataFrame) -> None:
         mark(axis, apart["retain_pooled"], apart["height"], str(kind), hollow=True)
         span = (same["retain_low_split"], same["retain_high_split"])
         mark(axis, same["retain_split"], same["height"], str(kind), xspan=span)
-    axis.set_yticks(range(len(part)), list(part["title"]))
-    axis.set_ylim(len(part) - 0.5, -0.6)

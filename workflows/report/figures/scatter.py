@@ -27,11 +27,11 @@ from workflows.report.figures.style import (
     GREY,
     KINDS,
     NO_TITLE,
-    PITCH,
     TITLE,
     Margins,
     inches,
     legend,
+    list_sheet,
     mark,
     sheet,
     text_width,
@@ -104,13 +104,11 @@ def time_over_skip(data: Data, columns: int) -> dict[str, Figure]:
 
 def _lists(panels: Panels, columns: int) -> Figure:
     """A list of rows with their times and bounds, the fastest on top."""
-    names = pd.concat([part["title"] for _, part in panels])
-    figure, axes = sheet(
-        columns, [PITCH * (len(part) + 0.6) for _, part in panels], columns,
-        Margins(left=text_width(names) + 0.12, right=0.1, below=0.2),
-    )  # fmt: skip
-    for axis, (title, part) in zip(axes, panels, strict=True):
-        lines = part.sort_values("y").assign(height=range(len(part)))
+    order = [part.sort_values("y") for _, part in panels]
+    names = [list(part["title"]) for part in order]
+    figure, axes = list_sheet(columns, names, titled=True, gap=0.12)
+    for axis, (title, _), part in zip(axes, panels, order, strict=True):
+        lines = part.assign(height=range(len(part)))
         for kind, same in lines.groupby("kind", sort=False):
             mark(axis, same["y"], same["height"], str(kind), xspan=(same["low"], same["high"]))
         axis.hlines(
@@ -119,8 +117,6 @@ def _lists(panels: Panels, columns: int) -> Figure:
         )  # fmt: skip
         axis.plot(lines["bound"], lines["height"], "|", color=GREY, markersize=5)
         axis.axvline(1, color=GREY, linewidth=0.6, linestyle=":")
-        axis.set_yticks(range(len(part)), list(lines["title"]))
-        axis.set_ylim(len(part) - 0.5, -0.6)
         axis.set_title(title)
         axis.set_xlabel("time over dense")
     legend(figure, set(pd.concat([part["kind"] for _, part in panels])), {"bound": TICK})

@@ -97,6 +97,35 @@ def sheet(
     return figure, axes
 
 
+def list_sheet(
+    columns: int,
+    lists: Sequence[Sequence[str]],
+    titled: bool,
+    right: float = 0.1,
+    gap: float = 0.2,
+    pitch: float = PITCH,
+) -> tuple[Figure, list[Axes]]:
+    """A figure whose panels list rows below each other, the first on top, at heights 0, 1, ...
+
+    Args:
+        columns: Of the paper that the figure is as wide as; as many panels are side by side.
+        lists: Of each panel, the names of its rows.
+        titled: Whether panels have titles.
+        right, gap: Inches right of each panel, and beside the names on its left.
+        pitch: Inches of a row.
+    """
+    left = max(map(text_width, lists)) + gap
+    top = TITLE if titled else NO_TITLE
+    figure, axes = sheet(
+        columns, [pitch * (len(names) + 0.6) for names in lists], columns,
+        Margins(left, right, top, below=0.2),
+    )  # fmt: skip
+    for axis, names in zip(axes, lists, strict=True):
+        axis.set_yticks(range(len(names)), names)
+        axis.set_ylim(len(names) - 0.5, -0.6)
+    return figure, axes
+
+
 def text_width(texts: Collection[str], size: float = SMALL) -> float:
     """Inches of the widest of some texts; 0 without any."""
     figure = Figure((1, 1), dpi=300)
