@@ -88,7 +88,7 @@ def test_rates_are_tried_once_and_the_best_reaches_its_row(
     assert [one["learning_rate"] for one in tries] == [0.001, 0.01]
     assert {one["updates"] for one in tries} == {2}
     best = max(tries, key=lambda one: (one["right"], -one["loss"]))["learning_rate"]
-    monkeypatch.setattr("workflows.steps.tune.load_method", None)  # a second fit would fail
+    monkeypatch.setattr("workflows.steps.tune.open_backbone", None)  # a second fit would fail
     steps.call("tune", *fixed, "--rows", "lora", "--grid", "0.001,0.01", "--out", out)
     assert yaml.safe_load(out.read_text()) == outcome
     (data / "validation.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
@@ -188,6 +188,19 @@ def test_sets_of_layers_are_tried_where_they_hold_the_budget() -> None:
     assert not any(sets("hero-half").values())
     assert not any(sets("hero-random").values())
     assert sets("lora") == {None: []}
+
+
+def test_a_row_that_cannot_meet_its_budget_is_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "suite.yaml", tmp_path / "tuned.yaml"
+    file.write_text(yaml.safe_dump({**CONFIG, "rows": ["dense", "mindskip"], "derive": {}}))
+    for part in ("training", "validation", "probe"):
+        (tmp_path / f"{part}.jsonl").touch()
+    monkeypatch.setattr("workflows.steps.tune.open_backbone", None)  # a fit would fail
+    steps.call("tune", "--suite", file, "--data", tmp_path, "--device", "cpu", "--out", out)
+    assert "mindskip at a budget of 0.25: no try, its attention targets" in capsys.readouterr().out
+    assert not out.exists()
 
 
 def test_a_set_that_wins_is_tried_at_the_rates_beside(suite: Suite) -> None:

@@ -5,8 +5,9 @@ the grid is tried. A row that chooses among layers (param ``candidates``) then t
 of layers that hold the budget, at the best rate; if another set wins, also the rates beside it. Of
 the tries whose model meets the budget, the best one gets the most answers of the validation split
 right (its likeliest tokens spell them); of equal ones, the one with the lowest loss on these
-answers. Scored items are never used. A healed row starts from the static model that a run of the
-suite made. A control keeps the candidates of its lender.
+answers. A row that cannot meet the budget is named and left out. Scored items are never used. A
+healed row starts from the static model that a run of the suite made. A control keeps the candidates
+of its lender.
 
 The outcome is a small YAML file to commit, which suites read under `tuned:`. What it holds for
 other rows, budgets and protocols stays. --workdir keeps the tries, so that an interrupted call
@@ -32,10 +33,10 @@ import yaml
 
 from methods import load_method
 from methods.base import Request
-from methods.core.budget import LAYER_SETS, Candidates, LayerSet, routed_layers
+from methods.core.budget import LAYER_SETS, LayerSet, routed_layers
 from methods.core.data import Data, check_file
 from methods.core.jsonfile import write_json
-from methods.core.model.backbone import empty_backbone
+from methods.core.model.backbone import Backbone, empty_backbone
 from methods.core.model.checkpoint import open_backbone
 from methods.core.model.folder import hash_folder, read_config
 from methods.core.training.loop import DivergedError
@@ -107,6 +108,10 @@ def main() -> None:
     outcome = read_outcome(args.out)
     with claim_device(args.device) as args.device:
         for job in jobs:
+            reason = why_not(suite, job)
+            if reason is not None:
+                print(f"{job.row} at a budget of {job.budget}: no try, {reason}")
+                continue
             tries = tune(job, rates, layer_sets(suite, job), partial(try_once, suite, job, args))
             enter(outcome, job, tries)
             with whole_file(args.out) as file:
@@ -167,17 +172,28 @@ def layer_sets(suite: Suite, job: Job) -> list[LayerSet]:
     """
     if "candidates" not in defaults(job.method) or "candidates" in job.params or job.lender:
         return []
+    count = start_of(suite, job).layer_count
+
+    def differs(name: LayerSet) -> bool:
+        return routed_layers(name, count, job.budget) != routed_layers("auto", count, job.budget)
+
+    return [
+        name
+        for name in LAYER_SETS
+        if differs(name) and why_not(suite, job, candidates=name) is None
+    ]
+
+
+def why_not(suite: Suite, job: Job, **choice: Any) -> str | None:
+    """Why a row with these params cannot meet the budget of its job; None: it can."""
+    method = load_method(job.method.name, {**job.params, **choice})
+    return method.skip_reason(start_of(suite, job), request_of(job))
+
+
+def start_of(suite: Suite, job: Job) -> Backbone:
+    """The model that a job starts from, without its weights."""
     folder = Path(suite.start_folder(job))
-    backbone = empty_backbone(read_config(folder), folder)
-
-    def layers(candidates: Candidates) -> list[int]:
-        return routed_layers(candidates, backbone.layer_count, job.budget)
-
-    def holds(name: LayerSet) -> bool:
-        method = load_method(job.method.name, {**job.params, "candidates": name})
-        return method.skip_reason(backbone, request_of(job)) is None
-
-    return [name for name in LAYER_SETS if layers(name) != layers("auto") and holds(name)]
+    return empty_backbone(read_config(folder), folder)
 
 
 def request_of(job: Job, snapshots: Path = Path()) -> Request:
