@@ -204,12 +204,16 @@ class Data:
                 spans = [(max(0, lead - 1), end - 1)]
             cut = array("i", closed[: self.length])
             answers = [(first, min(stop, len(cut))) for first, stop in spans]
+            answers = [(first, stop) for first, stop in answers if first < stop]
+            if "messages" in row and not answers:
+                # It is cut before the assistant speaks: all of it is prompt.
+                lead = len(cut)
             documents.append(
                 Document(
                     cut,
                     min(lead, self.length),
                     row.get("task", ""),
-                    tuple((first, stop) for first, stop in answers if first < stop),
+                    tuple(answers),
                     tuple(row.get("counts", (1.0, 1.0))),
                 )
             )

@@ -11,6 +11,7 @@ import numpy as np
 NO_CHOICE = -1
 # Metric -> what lm-eval divides the log-likelihood of a choice by before it takes the largest.
 _LENGTHS: Mapping[str, Callable[[str], float]] = {
+    "acc": lambda text: 1.0,
     "acc_norm": lambda text: float(len(text)),
     "acc_bytes": lambda text: float(len(text.encode("utf-8"))),
 }
@@ -27,16 +28,18 @@ def chosen(task: Any, sample: Mapping[str, Any], metric: str) -> int:
     if task.OUTPUT_TYPE != "multiple_choice":
         return NO_CHOICE
     choices = task.doc_to_choice(sample["doc"])
-    # With acc_mutual_info as many again follow, without their context.
-    scores = np.array([float(pair[0]) for pair in sample["filtered_resps"][: len(choices)]])
-    length = _LENGTHS.get(metric)
-    lengths = 1.0 if length is None else np.array([length(choice) for choice in choices])
-    return int(np.argmax(scores / lengths))
+    scores = np.array([float(pair[0]) for pair in sample["filtered_resps"]])
+    if metric == "acc_mutual_info":
+        # As many again follow, without their context.
+        return int(np.argmax(scores[: len(choices)] - scores[len(choices) :]))
+    length = _LENGTHS.get(metric, _LENGTHS["acc"])
+    lengths = np.array([length(choice) for choice in choices])
+    return int(np.argmax(scores[: len(choices)] / lengths))
 
 
-def guess(task: Any, sample: Mapping[str, Any]) -> float:
-    """Probability that a random choice is right; 0 where nothing is chosen."""
-    if task.OUTPUT_TYPE != "multiple_choice":
+def guess(task: Any, sample: Mapping[str, Any], metric: str) -> float:
+    """Probability that a random choice is right; 0 where the metric takes no choice."""
+    if task.OUTPUT_TYPE != "multiple_choice" or metric not in {*_LENGTHS, "acc_mutual_info"}:
         return 0.0
     right = sample["target"] if isinstance(sample["target"], list) else [sample["target"]]
     return len(set(map(str, right))) / len(task.doc_to_choice(sample["doc"]))

@@ -32,6 +32,8 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
     windows = [w for w in ids.split(lm.max_length) if len(w) > 1][: entry.limit]
     if not windows:
         raise ValueError(f"text file {entry.file} holds fewer than two tokens")
+    # Every token is an answer token.
+    lm.marker.first = 0
     rows = []
     for number, window in enumerate(tqdm(windows, desc=entry.task, leave=False)):
         lm.log.passes.clear()

@@ -224,7 +224,7 @@ def _items(
             "item": int(sample["doc_id"]),
             "value": _number(metric, sample[metric]),
             "choice": chosen(tasks[name], sample, metric),
-            "guess": guess(tasks[name], sample),
+            "guess": guess(tasks[name], sample, metric),
             "doc_hash": sample["doc_hash"],
             "prompt_hash": sample["prompt_hash"],
             SAMPLE: sample_text(sample, first=number == 0),

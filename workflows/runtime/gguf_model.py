@@ -69,7 +69,8 @@ def check(file: Path) -> None:
     """Refuse a file before its weights are read.
 
     Raises:
-        ValueError: It is no whole GGUF file, or of an architecture that is not known.
+        ValueError: It is no whole GGUF file, of an architecture that is not known, or holds what
+            would be lost.
     """
     from gguf import GGUFReader
 
@@ -83,6 +84,22 @@ def check(file: Path) -> None:
         raise ValueError(
             f"{file} holds a model of architecture '{kind}' (known: {', '.join(ARCHITECTURES)})"
         )
+
+    for odd in _unread(reader, name):
+        raise ValueError(f"{file} holds {odd}, which cannot be read: the model would be another")
+
+
+def _unread(reader: Any, architecture: str) -> Iterator[str]:
+    """What transformers would leave out without a word: rotary scaling, and a Llama's biases."""
+    for field in reader.fields:
+        if ".rope.scaling." in field and field.endswith((".type", ".factor")):
+            value = _field(reader, field)
+            if value not in ("none", 1.0):
+                yield f"{field} = {value}"
+    for tensor in reader.tensors:
+        bias = architecture == "llama" and tensor.name.endswith(".bias")
+        if bias or tensor.name.startswith("rope_"):
+            yield tensor.name
 
 
 def _drop_tokens(file: Path, size: int) -> None:

@@ -32,12 +32,13 @@ def check_comparable(records: Sequence[Record]) -> None:
     Raises:
         ValueError: Headline metrics of a task, or splits, prompts, items or task versions of a
             column differ, harness versions or ``share_prefix`` differ, one name stands for two
-            backbones, texts of KL differ on a backbone, or a record does not say by which protocol
-            its budget was met.
+            backbones, texts of KL differ on a backbone, seeds of a row were fitted with different
+            params, or a record does not say by which protocol its budget was met.
     """
     for record in records:
         _check_protocol(record)
     finished = [record for record in records if record.done]
+    _check_seeds(finished)
     columns: dict[Any, tuple[Score, Record]] = {}
     for record in finished:
         for key, score, fields in _columns(record):
@@ -58,6 +59,21 @@ def check_comparable(records: Sequence[Record]) -> None:
         _refuse(
             compared, "texts of KL (data.fidelity)", lambda one: one.fidelity and one.fidelity.texts
         )
+
+
+def _check_seeds(records: Sequence[Record]) -> None:
+    """Runs of a line differ in their seeds alone; a param that one of them lacks is newer."""
+    lines: dict[Any, Record] = {}
+    for record in records:
+        line = (record.backbone.name, record.row, record.budget, record.match)
+        first = lines.setdefault(line, record)
+        for name in sorted(first.params.keys() & record.params.keys()):
+            values = first.params[name], record.params[name]
+            if values[0] != values[1]:
+                raise ValueError(
+                    f"row '{record.row}' was fitted with {name} {values[0]} (seed {first.seed}) "
+                    f"and {values[1]} (seed {record.seed}); fit one of them again"
+                )
 
 
 def _columns(record: Record) -> Iterator[tuple[Any, Score, Mapping[str, str]]]:

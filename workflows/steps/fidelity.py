@@ -66,13 +66,14 @@ def main() -> None:
     card = describe_model(args.model)
     if card.not_applicable is not None:
         raise ValueError(f"{args.model} holds no model: {card.not_applicable}")
-    contents = Contents()
+    contents, made_by = Contents(), provenance([*fit_parts(*rows_of(card)), *SCORING])
     row = {
         "model": model_identity(args.model, None, card, contents),
         "batch_size": args.batch_size,
         "threads": args.threads,
         "device": args.device,
-        "code": provenance([*fit_parts(*rows_of(card)), *SCORING])["code"],
+        "code": made_by["code"],
+        "versions": made_by["versions"],
     }
 
     def measure() -> dict[str, Any]:

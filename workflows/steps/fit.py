@@ -14,16 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from methods import Row, find_row, load_method
 from methods.base import Method, Request
 from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import parse_json
+from methods.core.jsonfile import parse_json, read_json, write_json
 from methods.core.model.card import CARD, read_card, write_card
 from methods.core.model.checkpoint import describe, open_backbone, save
 from methods.core.training.snapshots import NAME as SNAPSHOT
 from workflows.records.card import rows_of
 from workflows.records.record import PROTOCOLS
+from workflows.runtime.files import whole_file
 from workflows.runtime.processes import process_group, start_processes
 from workflows.runtime.program import (
     add_machine_arguments,
@@ -34,7 +37,7 @@ from workflows.runtime.program import (
     set_up_torch,
     step_parser,
 )
-from workflows.runtime.provenance import cpu_capability, fit_parts, provenance
+from workflows.runtime.provenance import code_hash, cpu_capability, fit_parts, provenance
 from workflows.suite.job import DATA_PARTS
 
 # Decisions of a routed fit that go into its record: what training and calibration reached.
@@ -107,6 +110,8 @@ def main() -> None:
     set_up_torch(args.threads)
     workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
     request = Request(budget, args.seed, workdir, args.match, args.lender)
+    if os.environ.get("RANK", "0") == "0":
+        drop_snapshot_of_other_code(workdir, row)
     with process_group(args.device, args.out) as (device, folder):
         fit(args, method, request, device, folder)
     if os.environ.get("RANK", "0") == "0":
@@ -128,6 +133,18 @@ def check_data(args: argparse.Namespace, row: Row) -> None:
             check_file(file, part)
     if row.trained and args.train is None:
         raise ValueError(f"no training file was given (--train), and '{row.name}' needs one")
+
+
+def drop_snapshot_of_other_code(workdir: Path, row: Row) -> None:
+    """Remove a snapshot whose updates other code made, since a card names one code alone."""
+    code = {part: code_hash(part) for part in fit_parts(row)} | {"torch": torch.__version__}
+    file, snapshot = workdir / "code.json", workdir / SNAPSHOT
+    if snapshot.is_file() and file.is_file() and read_json(file) != code:
+        print(f"{snapshot} is of other code: the fit starts anew", flush=True)
+        snapshot.unlink()
+    workdir.mkdir(parents=True, exist_ok=True)
+    with whole_file(file) as part:
+        write_json(part, code)
 
 
 def json_object(text: str, name: str, example: str) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from methods.core.model.backbone import decoder
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context
 
+# Documents per forward pass.
+BATCH = 32
+
 
 @runtime_checkable
 class HasThreshold(Protocol):
@@ -24,7 +27,9 @@ class HasThreshold(Protocol):
     threshold: float
 
 
-def calibrate(model: nn.Module, data: Data, shares: Tensor, request: Request) -> dict[str, Any]:
+def calibrate(
+    model: nn.Module, data: Data, shares: Tensor, request: Request, batch_size: int = BATCH
+) -> dict[str, Any]:
     """Calibrate the threshold of a routed model on the probe documents.
 
     Args:
@@ -33,6 +38,7 @@ def calibrate(model: nn.Module, data: Data, shares: Tensor, request: Request) ->
         shares: Each unit's share of the dense parameters (U,).
         request: The budget, and which tokens must meet it: all tokens together, or under
             ``"split"`` the answer tokens, where every task counts the same.
+        batch_size: As of :func:`skip_rates`.
 
     Returns:
         Decisions of the fit: the threshold, the trace of the calibration, and the share of those
@@ -42,7 +48,9 @@ def calibrate(model: nn.Module, data: Data, shares: Tensor, request: Request) ->
     assert isinstance(router, HasThreshold)
     assert request.budget is not None
     probe = weigh(data.probe(), "answer" if request.match == "split" else "pooled")
-    trace, rates = calibrate_threshold(model, router, probe, shares, request.budget)
+    trace, rates = calibrate_threshold(
+        model, router, probe, shares, request.budget, batch_size=batch_size
+    )
     return {
         "threshold": router.threshold,
         "calibration": trace,
@@ -103,13 +111,13 @@ def _counts(document: Document) -> Tensor:
 
 
 @torch.no_grad()
-def skip_rates(model: nn.Module, probe: WeightedDocuments, batch_size: int = 32) -> Tensor:
+def skip_rates(model: nn.Module, probe: WeightedDocuments, batch_size: int = BATCH) -> Tensor:
     """The weighted share of tokens that skip each unit, (K, U) float64.
 
     Args:
         model: Routed causal LM.
         probe: Documents, with K weights per position.
-        batch_size: Documents per forward pass.
+        batch_size: Documents per forward pass; 1 for a router that takes pads for tokens.
     """
     skipped, total = torch.zeros(()), torch.zeros(())
     device = next(model.parameters()).device
@@ -129,6 +137,7 @@ def calibrate_threshold(
     shares: Tensor,
     budget: float,
     steps: int = 10,
+    batch_size: int = BATCH,
 ) -> tuple[list[dict[str, float]], Tensor]:
     """Set ``router.threshold`` so that the weighted skip rate meets the budget.
 
@@ -142,6 +151,7 @@ def calibrate_threshold(
         shares: Each unit's share of the dense parameters (U,).
         budget: Fraction to skip.
         steps: Most tries; the best one is used.
+        batch_size: As of :func:`skip_rates`.
 
     Returns:
         The trace, with threshold and skip rate of every try, and for the best try the share of
@@ -152,7 +162,7 @@ def calibrate_threshold(
     logit = 0.0
     while len(trace) < steps:
         router.threshold = 1 / (1 + math.exp(-logit))
-        rates.append(skip_rates(model, probe)[0])
+        rates.append(skip_rates(model, probe, batch_size)[0])
         skip = float(rates[-1] @ shares)
         trace.append({"threshold": router.threshold, "skip": skip})
         tries.append((logit, skip - budget))

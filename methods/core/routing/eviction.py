@@ -95,10 +95,10 @@ def run_evicting(
         after = layer(hidden, key_weights=decision.scale, **arguments)
         return hidden + (after - hidden) * decision.scale[..., None].to(hidden.dtype)
     cache = arguments["past_key_values"]
-    if cache is not None and one_token(hidden):
+    if cache is not None and one_token(hidden) and not _has_pads(cache, number):
         if not bool(decision.execute & valid):
             return hidden
-        # All keys in the cache of this layer are earlier tokens, and none is a pad.
+        # All keys in the cache of this layer are earlier tokens.
         after = layer(hidden, **arguments | {"attention_mask": None})
         _record(cache, number, torch.full((1, 1), cache.get_seq_length() - 1))
         return after
@@ -107,6 +107,12 @@ def run_evicting(
         return hidden
     after = layer(take(hidden, chosen.places), **_arguments_of(number, chosen, hidden, arguments))
     return put(after, chosen, hidden)
+
+
+def _has_pads(cache: EvictingCache, number: int) -> bool:
+    """Whether a layer's cache has columns without a token, as a batch leaves them."""
+    columns = cache.columns.get(number)
+    return columns is not None and bool((columns < 0).any())
 
 
 def _arguments_of(

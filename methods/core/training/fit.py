@@ -10,7 +10,7 @@ from torch import nn
 
 from methods.base import Request
 from methods.core.data import Data
-from methods.core.routing.calibration import HasThreshold, skip_rates, weigh
+from methods.core.routing.calibration import BATCH, HasThreshold, skip_rates, weigh
 from methods.core.routing.routed import router_of
 from methods.core.training.loop import Trainer, thin
 from methods.core.training.objective import Routing, log_key
@@ -28,7 +28,12 @@ ENDING = 0.1
 
 
 def train_routed(
-    model: nn.Module, params: TrainingParams, data: Data, request: Request, routing: Routing
+    model: nn.Module,
+    params: TrainingParams,
+    data: Data,
+    request: Request,
+    routing: Routing,
+    batch_size: int = BATCH,
 ) -> dict[str, Any]:
     """Train a routed model in place; targets are corrected if its router has a threshold.
 
@@ -38,25 +43,28 @@ def train_routed(
         data: Has training documents, and probe documents by which targets are corrected.
         request: Has the seed and the folder of snapshots.
         routing: Without a survey.
+        batch_size: Of the surveys, as of :func:`methods.core.routing.calibration.skip_rates`.
 
     Returns:
         Decisions of the fit: the training log, and by kind the skip rate at the end of training.
     """
-    survey = _survey(model, data, routing)
+    survey = _survey(model, data, routing, batch_size)
     probe = [] if survey is None else data.probe()
     surveys = SURVEYS[request.match]
     routing = replace(routing, survey=survey, surveys=surveys, probe=probe)
     trainer = Trainer(model, params, data.training(), request.seed, request.workdir, routing)
     log, kinds = trainer.run(), routing.terms
-    last = log[-max(1, round(ENDING * len(log))) :]
-    ended = {
-        kind: sum(entry[log_key("skip", kind)] for entry in last) / len(last) for kind in kinds
-    }
+    count = max(1, round(ENDING * len(log)))
+    ended = {}
+    for kind in kinds:
+        key = log_key("skip", kind)
+        last = [entry[key] for entry in log if key in entry][-count:]
+        ended[kind] = sum(last) / len(last)
     return {"training": thin(log), "trained_skip": ended}
 
 
 def _survey(
-    model: nn.Module, data: Data, routing: Routing
+    model: nn.Module, data: Data, routing: Routing, batch_size: int
 ) -> Callable[[], Mapping[str, float]] | None:
     """A function that gives the skip rate of inference on the probe documents, by kind.
 
@@ -69,7 +77,7 @@ def _survey(
 
     def survey() -> dict[str, float]:
         model.eval()
-        rates = zip(routing.terms, skip_rates(model, probe), strict=True)
+        rates = zip(routing.terms, skip_rates(model, probe, batch_size), strict=True)
         return {kind: float(skips @ routing.shares) for kind, skips in rates}
 
     return survey

@@ -37,6 +37,10 @@ from methods.core.training.snapshots import digest, read_snapshot, write_snapsho
 NOTHING = [[Document([0], 0)]]
 
 
+# In place of the sum of no weights, which divides zeros alone.
+TINY = 1e-9
+
+
 class DivergedError(ValueError):
     """Training ended because its loss was not finite."""
 
@@ -160,8 +164,9 @@ class Trainer:
         totals = torch.stack([self.objective.totals(rows) for rows in passes]).sum(dim=0)
         totals = totals.to(self.device, non_blocking=True)
         sum_over_processes(totals)
-        # A kind may have no position in this update: then its sums are 0, and so are its figures.
-        totals[1:].clamp_(min=1)
+        # A kind may have no position in this update: its sums are 0, and nothing is seen of it.
+        present = (totals[1::2] > 0).double()
+        totals[1:].clamp_(min=TINY)
         alphas = {kind: term.weight.alpha for kind, term in self.routing.terms.items()}
         sums = torch.zeros(1 + FIGURES * len(alphas), dtype=torch.float64, device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -174,7 +179,9 @@ class Trainer:
         sum_over_processes(shared)
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.params.clip)
         # Here alone the host waits for the device.
-        loss, *figures, signals, size = torch.cat([shared, norm.double()[None]]).tolist()
+        host = torch.cat([shared, norm.double()[None], present]).tolist()
+        loss, *figures, signals, size = host[: len(host) - len(alphas)]
+        seen = host[len(host) - len(alphas) :]
         # A signal to one process stops all of them after the same update.
         self.stopping = bool(signals)
         for group in self.optimizer.param_groups:
@@ -187,8 +194,11 @@ class Trainer:
             of_kind = {
                 "penalty": penalty, "skip": skip, "alpha": alphas[kind], "executed": executed,
             }  # fmt: skip
+            if seen[place]:
+                term.weight.observe(skip, soft_skip, progress)
+            else:
+                of_kind = {"alpha": alphas[kind]}
             entry |= {log_key(name, kind): value for name, value in of_kind.items()}
-            term.weight.observe(skip, soft_skip, progress)
         return entry
 
     def _micro_batches(self, documents: Sequence[Document]) -> list[Rows]:

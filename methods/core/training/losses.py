@@ -81,8 +81,11 @@ def score_answers(model: nn.Module, documents: Sequence[Document], batch_size: i
 
     Args:
         model: Causal LM in eval mode.
-        documents: Each of two tokens or more.
+        documents: Each of two tokens or more. Those that were cut before their answer do not count.
         batch_size: Documents per forward pass.
+
+    Raises:
+        ValueError: No document has a token of an answer.
     """
     device, head = next(model.parameters()).device, logits_of(model)
     losses, right = list[Tensor](), list[Tensor]()
@@ -104,8 +107,11 @@ def score_answers(model: nn.Module, documents: Sequence[Document], batch_size: i
             logits = head(part).float()
             losses.append(cross_entropy(logits, words, reduction="none").double())
             whole[document[logits.argmax(dim=-1) != words]] = False
-        right.append(whole)
-    return Answers(float(torch.cat(right).double().mean()), float(torch.cat(losses).mean()))
+        right.append(whole[predicting.any(dim=1)])
+    found = torch.cat(right)
+    if not len(found):
+        raise ValueError("no document has an answer within max_length; raise it")
+    return Answers(float(found.double().mean()), float(torch.cat(losses).mean()))
 
 
 def _chunk(hidden: Tensor, head: Head, targets: Tensor, weights: Tensor) -> Tensor:

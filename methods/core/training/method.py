@@ -13,7 +13,7 @@ from methods.base import Cost, Fitted, Method, Request
 from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data
 from methods.core.model.backbone import Backbone
-from methods.core.routing.calibration import HasThreshold, calibrate
+from methods.core.routing.calibration import BATCH, HasThreshold, calibrate
 from methods.core.routing.routed import birthplace, route, router_of
 from methods.core.routing.router import Router, Unit
 from methods.core.routing.steering import (
@@ -194,12 +194,14 @@ class RoutedMethod(Method):
         """Train the routed model in place."""
         terms = {kind: self._term(kind, plan) for kind in MATCH_KINDS[plan.request.match]}
         routing = Routing(plan.shares, terms, self.reserved, plan.structure)
-        plan.decisions |= train_routed(model, self.params, data, plan.request, routing)
+        plan.decisions |= train_routed(
+            model, self.params, data, plan.request, routing, self._probe_batch
+        )
 
     def calibrate(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """Calibrate the router's threshold to the budget, if there are both."""
         if plan.request.budget is not None and isinstance(router_of(model), HasThreshold):
-            plan.decisions |= calibrate(model, data, plan.shares, plan.request)
+            plan.decisions |= calibrate(model, data, plan.shares, plan.request, self._probe_batch)
 
     def shares(self, backbone: Backbone, budget: float | None) -> Tensor:
         """Each unit's share of the dense parameters (U,)."""
@@ -210,6 +212,11 @@ class RoutedMethod(Method):
         target = self.target(plan)
         penalty = self.penalty(kind, target, plan)
         return Term(FixedWeight(0.0) if penalty is None else self.weight(target), penalty)
+
+    @property
+    def _probe_batch(self) -> int:
+        """Probe documents per forward pass, in which pads must change nothing."""
+        return BATCH if self.batchable() else 1
 
     @property
     def _pinned(self) -> object:

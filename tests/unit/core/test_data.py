@@ -239,3 +239,11 @@ def test_too_few_calibration_documents_are_refused() -> None:
         data.calibration(rows=2, length=3)
     with pytest.raises(ValueError, match="1 calibration documents of at least 4 tokens"):
         data.calibration(length=4)
+
+
+def test_a_conversation_cut_before_the_assistant_is_all_prompt(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "w1 w2 w3 w4"}, {"role": "assistant", "content": "w5 w6"}]
+    (whole,) = read(jsonl(tmp_path, {"messages": turns}))
+    assert (whole.prompt, len(whole.answers)) == (0, 1)
+    (cut,) = read(tmp_path / "rows.jsonl", max_length=4)
+    assert (cut.prompt, cut.answers) == (4, ())

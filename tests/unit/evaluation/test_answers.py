@@ -40,8 +40,11 @@ def test_the_chosen_answer_follows_the_length_that_the_metric_divides_by() -> No
     assert chosen(task, item, "acc_norm") == 2
     assert chosen(task, sample(-1.0, -2.0, -1.9), "acc_norm") == 1
     assert chosen(task, sample(-1.0, -2.0, -1.9), "acc_bytes") == 2
-    # Scores without a context, which acc_mutual_info adds, choose nothing.
-    assert chosen(task, sample(-2.0, -1.0, -3.0, -0.1, -0.1, -0.1), "acc") == 1
+    # Scores without a context, which acc_mutual_info adds, choose nothing by acc.
+    item = sample(-2.0, -1.0, -3.0, -1.9, -0.1, -2.0)
+    assert chosen(task, item, "acc") == 1
+    # It takes the choice that its context makes likelier by most.
+    assert chosen(task, item, "acc_mutual_info") == 0
 
 
 @pytest.mark.parametrize(
@@ -49,13 +52,15 @@ def test_the_chosen_answer_follows_the_length_that_the_metric_divides_by() -> No
 )
 def test_a_guess_is_right_as_often_as_there_are_right_choices(target: Any, expected: float) -> None:
     task = Task(choices=("a", "b", "c", "d"))
-    assert guess(task, sample(0, 0, 0, 0, target=target)) == expected
+    assert guess(task, sample(0, 0, 0, 0, target=target), "acc") == expected
+    # A metric that counts something else knows no guess: webqs has every choice right.
+    assert guess(task, sample(0, 0, 0, 0, target=target), "exact_match") == 0
 
 
 @pytest.mark.parametrize("kind", ["generate_until", "loglikelihood"])
 def test_where_nothing_is_chosen_a_guess_scores_nothing(kind: str) -> None:
     assert chosen(Task(kind), sample(-1.0), "acc") == NO_CHOICE
-    assert guess(Task(kind), sample(-1.0)) == 0
+    assert guess(Task(kind), sample(-1.0), "acc") == 0
 
 
 def test_items_and_scores_carry_them(tmp_path: Path) -> None:

@@ -166,6 +166,10 @@ def test_the_command_finds_the_dense_model_and_reads_what_it_wrote(
     written = out.stat().st_mtime_ns
     call("fidelity", "--model", model, "--out", out, *words)
     assert out.stat().st_mtime_ns == written
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workflows.runtime.provenance.version", lambda package: "another")
+        call("fidelity", "--model", model, "--out", out, *words)
+    assert out.stat().st_mtime_ns != written
     write_jsonl(texts, [{"text": "w1 w2 w3"}])
     call("fidelity", "--model", model, "--out", out, *words)
     assert json.loads(out.read_text())["all"]["tokens"] == 3

@@ -347,3 +347,17 @@ def test_a_context_in_a_batch_begins_as_it_does_alone(model: Any) -> None:
     lm.generate_until(requests, disable_tqdm=True)
     # All but the last token of each, one BOS among them.
     assert lm.tallies["prompt"].tokens == 2 + 3 + 1 + 1
+
+
+def test_a_perplexity_does_not_follow_from_what_was_scored_before(
+    many: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text(" ".join(f"w{n}" for n in range(3, 30)))
+    plain = make_model(seed=0)
+    lm = harness(route(plain, PromptSkipper(plain)), 8)
+    text = parse_tasks(f"perplexity:{tmp_path / 'text.txt'}")
+    first = score(lm, text, [])
+    score(lm, [TaskEntry("toy_choice", limit=2)], [many])
+    again = score(lm, text, [])
+    assert again.scores == first.scores
+    assert counts(again.tallies) == counts(first.tallies)

@@ -16,6 +16,7 @@ from tests.toys.models import CONFIGS, cast, make_model, wrap
 from tests.toys.routed import VARIANTS, PromptSkipper, shake_variant
 from tests.toys.sharing import WINDOW, Request, ask, executed, make_lm, random_skip, same_answers
 from tests.toys.texts import ids_of, sentence
+from tests.unit.core.routing.test_eviction import evicting
 from workflows.evaluation import harness
 from workflows.evaluation.prefix import Answer, Row, by_context, continuations
 
@@ -232,3 +233,11 @@ def test_what_cannot_be_scored_is_refused(context: list[int], answer: list[int])
     lm = make_lm(make_model(), 4, share=True)
     with pytest.raises(ValueError, match=rf"context of {len(context)} .* of {len(answer)} tokens"):
         ask(lm, [(None, [1], [1]), (None, context, answer)])
+
+
+def test_an_evicting_layer_reads_no_pads_where_one_answer_ends_later() -> None:
+    model, contexts = evicting(), ids_of([10, 10], seed=6)
+    # Two tokens are the longest answer: its second pass holds one token of one row alone.
+    requests = [(("a", "x"), contexts[0], [3, 7]), (("b", "y"), contexts[1], [9])]
+    expected = ask(make_lm(model, 1, share=False), requests)
+    same_answers(ask(make_lm(model, 2, share=True), requests), expected)

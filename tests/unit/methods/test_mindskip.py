@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,12 +13,16 @@ from transformers import DynamicCache
 
 from methods import load_method
 from methods.base import Request
+from methods.core.data import Data, Document
 from methods.core.model.backbone import attention_norm, decoder, layers
+from methods.core.routing.calibration import skip_rates, weigh
 from methods.core.routing.router import Tokens
+from methods.core.training.method import Plan
 from methods.mindskip import mean_by, mean_use
 from tests.near import assert_near
 from tests.toys.models import make_model, wrap
 from tests.toys.routed import IDS, training_context
+from tests.toys.texts import ids_of
 
 ROUTED = [2, 3, 4, 5]
 DENSE = make_model()
@@ -168,3 +174,17 @@ def test_trained_are_the_vectors_alone() -> None:
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained == [f"model.router.vectors.{n}.weight" for n in range(len(ROUTED))]
     assert sum(p.numel() for p in model.model.router.parameters()) == len(ROUTED) * 32
+
+
+def test_a_sequence_is_calibrated_without_the_pads_of_a_batch() -> None:
+    method = load_method("mindskip-block", {"level": "sequence"})
+    model = point(built(level="sequence"))
+    texts = [Document(ids, 0) for ids in ids_of(list(range(3, 24)))]
+    data = cast(Data, SimpleNamespace(probe=lambda: texts))
+    plan = Plan(0.25, Request(0.25, 0, Path()), torch.full((4,), 0.25, dtype=torch.float64), {})
+    method.calibrate(model, data, plan)
+    alone = torch.stack([skip_rates(model, weigh([text], "pooled"))[0] for text in texts])
+    lengths = torch.arange(3, 24, dtype=torch.float64)[:, None]
+    expected = (alone * lengths).sum(dim=0) / lengths.sum()
+    assert plan.decisions["bypass_rates"] == pytest.approx(expected.tolist())
+    assert skip_rates(model, weigh(texts, "pooled"))[0].tolist() != pytest.approx(expected.tolist())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, quants
 from torch import Tensor
 
 from methods.core.model.backbone import load_backbone
@@ -138,3 +138,24 @@ def test_a_file_without_some_weights_is_refused(tmp_path: Path) -> None:
 
 def test_settings_lose_the_digits_that_float32_added() -> None:
     assert shortest(9.999999747378752e-06) == 1e-5
+
+
+@pytest.mark.parametrize(
+    "what", ["rope_freqs.weight", "llama.rope.scaling.type", "blk.0.attn_q.bias"]
+)
+def test_what_would_be_lost_is_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Writer(GGUFWriter):
+        def write_header_to_file(self, path: Path | None = None) -> None:
+            if "scaling" in what:
+                self.add_rope_scaling_type(RopeScalingType.LINEAR)
+            else:
+                self.add_tensor(what, np.ones(4, np.float32))
+            super().write_header_to_file(path)
+
+    monkeypatch.setattr(f"{__name__}.GGUFWriter", Writer)
+    file = write(tmp_path / "toy.gguf", make_model())
+    with pytest.raises(ValueError, match=f"holds {what}.*, which cannot be read"):
+        convert(file, out(tmp_path / "plain"))
+    assert list((tmp_path / "plain").iterdir()) == []

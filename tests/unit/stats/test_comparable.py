@@ -114,3 +114,15 @@ def test_the_code_of_records_by_part_holds_fits_and_scores() -> None:
         "methods/core": ["b", "c"], "methods/dense": ["m"], "methods/hero": ["m"],
         "methods/old": ["o"],
     }  # fmt: skip
+
+
+def test_seeds_of_a_line_have_one_choice_of_params() -> None:
+    scores = score("a", [1, 1])
+    one = record("hero", 0.2, scores, params={"updates": 1500, "old": 1})
+    other = record("hero", 0.2, scores, seed=43, params={"updates": 1500, "new": 2})
+    check_comparable(typed(dense(score("a", [1, 0])), one, other))
+    other["params"]["updates"] = 50
+    with pytest.raises(ValueError, match=r"'hero' was fitted with updates 1500 \(seed 42\) and 50"):
+        check_comparable(typed(dense(score("a", [1, 0])), one, other))
+    other["budget"] = 0.4
+    check_comparable(typed(dense(score("a", [1, 0])), one, other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,35 @@ def test_chunked_loss_equals_one_cross_entropy(monkeypatch: pytest.MonkeyPatch) 
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
     for one, other in zip(gradients, whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_document_cut_before_its_answer_is_neither_right_nor_wrong() -> None:
+    model, cut = make_model(), Document([4, 5, 6, 7], 4)
+    whole = Document([4, 5, 6, 7], 2, "", ((1, 3),))
+    assert score_answers(model, [cut, whole, cut]) == score_answers(model, [whole])
+    with pytest.raises(ValueError, match="no document has an answer within max_length"):
+        score_answers(model, [cut])
+
+
+def test_figures_of_a_kind_are_means_whatever_its_weights_add_up_to(tmp_path: Path) -> None:
+    texts = [Document(d.ids, 3, "long", ((2, len(d.ids) - 2),)) for d in documents(longest=12)]
+    logs = []
+    for weight in (0.01, 1.0):
+        trainer = trainer_for("hero", tmp_path / str(weight), texts, match="split", updates=1)
+        trainer.tasks = {"long": weight}
+        logs.append(trainer.run()[0])
+    for name in ("skip_answer", "penalty_answer", "executed_answer"):
+        assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-5)
+
+
+def test_an_update_without_answers_says_nothing_of_them(tmp_path: Path) -> None:
+    ids = documents(longest=12)[0].ids
+    texts = [Document(ids, len(ids)), Document(ids, 3, "", ((2, len(ids) - 2),))]
+    trainer = trainer_for("hero", tmp_path, texts, match="split", batch_tokens=len(ids), updates=6)
+    log = trainer.run()
+    alphas = [entry["alpha_answer"] for entry in log]
+    seen = ["skip_answer" in entry for entry in log]
+    assert set(seen) == {True, False}
+    moves = [before != after for before, after in pairwise(alphas)]
+    assert any(moves)
+    assert all(there for there, moved in zip(seen, moves, strict=False) if moved)
