@@ -1,10 +1,14 @@
 """Texts of a suite, and the tokens of those that rows are trained on."""
 
+# Not even as old inputs: new texts would make all fits of a costly suite run again.
+TEXT_CODE = SUITE.text_code() if SUITE.config["watch_code"] else []
+
 
 rule data:
     input:
         checked=ancient(CHECKED),
         source=lambda wildcards: inputs.source_files(SUITE, wildcards.part),
+        code=TEXT_CODE,
     output:
         "results/{suite}/data/{part}.jsonl",
     log:
@@ -35,6 +39,7 @@ if SUITE.own_parts:
         input:
             checked=ancient(CHECKED),
             backbone=inputs.backbone_files(SUITE, OWN_WRITER),
+            code=TEXT_CODE,
         output:
             f"results/{{suite}}/data/{{part,{'|'.join(SUITE.own_parts)}}}.jsonl",
         log:
@@ -62,6 +67,7 @@ rule tokens:
     input:
         data="results/{suite}/data/training.jsonl",
         tokenizer=tokenizer,
+        code=TEXT_CODE,
     output:
         directory("results/{suite}/tokens/{backbone}/training.tokens"),
     log:
@@ -92,6 +98,7 @@ if SUITE.probes_tasks:
             tasks=SUITE.probe_task_files(),
             files=inputs.probe_files(SUITE),
             checked=ancient(CHECKED),
+            code=TEXT_CODE,
         output:
             "results/{suite}/data/probe.jsonl",
         log:

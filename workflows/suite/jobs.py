@@ -175,6 +175,15 @@ class Suite:
         step = ROOT / "workflows" / "steps" / "time.py"
         return relative([*code_files("workflows/timing"), step])
 
+    def text_code(self) -> list[str]:
+        """The files whose change makes texts, probe and tokens again."""
+        core = [ROOT / "methods" / "core" / f"{name}.py" for name in ("chat", "data", "tokens")]
+        steps = [
+            ROOT / "workflows" / "steps" / f"{name}.py" for name in ("data", "texts", "tokens")
+        ]
+        probe = [ROOT / "workflows" / name for name in ("steps/probe.py", "evaluation/probe.py")]
+        return relative([*core, *steps, *probe, *code_files("workflows/demo")])
+
     def task_data_files(self) -> list[str]:
         """What the prepare stage writes for every task of the hub."""
         return [f"results/{self.name}/tasks/{task}.json" for task in self.hub_tasks]

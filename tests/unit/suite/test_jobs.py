@@ -193,6 +193,14 @@ def test_a_fit_watches_its_own_file_and_the_core(root: Path) -> None:
     assert all((ROOT / name).is_file() for name in job.code())
 
 
+def test_texts_stand_on_the_code_that_reads_and_draws_them(root: Path) -> None:
+    code = read_suite(config(), root).text_code()
+    assert {"methods/core/data.py", "workflows/steps/tokens.py", "workflows/demo/corpus.py"} < {
+        *code
+    }
+    assert all((ROOT / name).is_file() for name in code)
+
+
 def test_an_evaluation_watches_tasks_and_what_they_share(root: Path) -> None:
     code = read_suite(config(), root).evaluation_code()
     tasks = "workflows/evaluation/tasks/demo"
