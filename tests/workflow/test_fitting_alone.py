@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 
 import pytest
 
-from methods import find_row
-from methods.core.training.snapshots import NAME as SNAPSHOT
 from tests import steps
 from workflows.runtime import provenance
-from workflows.steps.fit import drop_snapshot_of_other_code
 
 STEPS = ("fit", "cost", "data", "time", "tokens", "train_backbone", "tune")
 
@@ -36,19 +32,3 @@ def test_a_record_names_the_versions_of_what_is_installed(monkeypatch: pytest.Mo
     found = provenance.provenance([])["versions"]
     assert "lm_eval" not in found
     assert {"python", "torch", "transformers"} <= set(found)
-
-
-def test_a_snapshot_of_other_code_is_not_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row, snapshot = find_row("hero"), tmp_path / "work" / SNAPSHOT
-    drop_snapshot_of_other_code(snapshot.parent, row)
-    snapshot.touch()
-    drop_snapshot_of_other_code(snapshot.parent, row)
-    assert snapshot.is_file()
-    monkeypatch.setattr("workflows.steps.fit.code_hash", lambda part: f"edited {part}")
-    drop_snapshot_of_other_code(snapshot.parent, row)
-    assert not snapshot.exists()
-    snapshot.touch()
-    drop_snapshot_of_other_code(snapshot.parent, row)
-    assert snapshot.is_file()

@@ -8,6 +8,8 @@ apply to the backbone or the budget, the folder says why and the exit status is 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import time
 from dataclasses import replace
@@ -20,13 +22,12 @@ from methods import Row, find_row, load_method
 from methods.base import Method, Request
 from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import parse_json, read_json, write_json
+from methods.core.jsonfile import parse_json
 from methods.core.model.card import CARD, read_card, write_card
 from methods.core.model.checkpoint import describe, open_backbone, save
 from methods.core.training.snapshots import NAME as SNAPSHOT
 from workflows.records.card import rows_of
 from workflows.records.record import PROTOCOLS
-from workflows.runtime.files import whole_file
 from workflows.runtime.processes import process_group, start_processes
 from workflows.runtime.program import (
     add_machine_arguments,
@@ -109,14 +110,13 @@ def main() -> None:
     check_data(args, row)
     set_up_torch(args.threads)
     workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
-    request = Request(budget, args.seed, workdir, args.match, args.lender)
-    if os.environ.get("RANK", "0") == "0":
-        drop_snapshot_of_other_code(workdir, row)
+    request = Request(budget, args.seed, workdir / code_of(row), args.match, args.lender)
     with process_group(args.device, args.out) as (device, folder):
         fit(args, method, request, device, folder)
     if os.environ.get("RANK", "0") == "0":
-        # The folder is complete. A later fit could only continue this snapshot by mistake.
-        (workdir / SNAPSHOT).unlink(missing_ok=True)
+        # The folder is complete. A later fit could only continue a snapshot by mistake.
+        for snapshot in workdir.glob(f"*/{SNAPSHOT}"):
+            snapshot.unlink()
         print(f"wrote {args.out}")
 
 
@@ -135,16 +135,10 @@ def check_data(args: argparse.Namespace, row: Row) -> None:
         raise ValueError(f"no training file was given (--train), and '{row.name}' needs one")
 
 
-def drop_snapshot_of_other_code(workdir: Path, row: Row) -> None:
-    """Remove a snapshot whose updates other code made, since a card names one code alone."""
+def code_of(row: Row) -> str:
+    """A digest of the code of a fit. Only the same code continues a snapshot: a card names one."""
     code = {part: code_hash(part) for part in fit_parts(row)} | {"torch": torch.__version__}
-    file, snapshot = workdir / "code.json", workdir / SNAPSHOT
-    if snapshot.is_file() and file.is_file() and read_json(file) != code:
-        print(f"{snapshot} is of other code: the fit starts anew", flush=True)
-        snapshot.unlink()
-    workdir.mkdir(parents=True, exist_ok=True)
-    with whole_file(file) as part:
-        write_json(part, code)
+    return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def json_object(text: str, name: str, example: str) -> dict[str, Any]:

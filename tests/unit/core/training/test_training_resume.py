@@ -95,14 +95,14 @@ def test_a_step_that_is_told_to_stop_continues(
     assert ended.value.code == 143
     assert "interrupted; the snapshot after update 2 continues" in capfd.readouterr().err
     assert not (tmp_path / "made").exists()
-    assert (tmp_path / "made.checkpoints" / NAME).is_file()
+    assert list((tmp_path / "made.checkpoints").glob(f"*/{NAME}"))
     made = fit("lora", llama, tmp_path / "made", *given)
     for file in ("decisions.json", "trained.safetensors"):
         assert (made / file).read_bytes() == (whole / file).read_bytes()
 
 
-@pytest.mark.parametrize("part", ["train", "probe"])
-def test_a_fit_on_edited_data_begins_anew(
+@pytest.mark.parametrize("part", ["train", "probe", "code"])
+def test_a_fit_on_edited_data_or_by_edited_code_begins_anew(
     part: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The survey of the probe texts steers what training goes on with."""
@@ -114,9 +114,13 @@ def test_a_fit_on_edited_data_begins_anew(
         signal_in(patch, 6, signal.SIGTERM)
         with pytest.raises(SystemExit):
             fit("hero", llama, tmp_path / "made", *given)
-    assert (tmp_path / "made.checkpoints" / NAME).is_file()
-    file = files["training" if part == "train" else part]
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[::2]))
+    assert list((tmp_path / "made.checkpoints").glob(f"*/{NAME}"))
+    if part == "code":
+        monkeypatch.setattr("methods.core.training.loop.learning_rate", lambda *_: 0.01)
+        monkeypatch.setattr("workflows.steps.fit.code_hash", lambda part: f"edited {part}")
+    else:
+        file = files["training" if part == "train" else part]
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[::2]))
     made = fit("hero", llama, tmp_path / "made", *given)
     whole = fit("hero", llama, tmp_path / "whole", *given)
     for name in ("decisions.json", "trained.safetensors"):
