@@ -47,6 +47,9 @@ def train_routed(
 
     Returns:
         Decisions of the fit: the training log, and by kind the skip rate at the end of training.
+
+    Raises:
+        ValueError: No update had a token of a kind.
     """
     survey = _survey(model, data, routing, batch_size)
     probe = [] if survey is None else data.probe()
@@ -59,6 +62,8 @@ def train_routed(
     for kind in kinds:
         key = log_key("skip", kind)
         last = [entry[key] for entry in log if key in entry][-count:]
+        if not last:
+            raise ValueError(f"no update had {kind} tokens; raise batch_tokens or updates")
         ended[kind] = sum(last) / len(last)
     return {"training": thin(log), "trained_skip": ended}
 

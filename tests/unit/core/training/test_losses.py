@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from methods.core.data import Document
+from methods.base import Request
+from methods.core.data import Data, Document
 from methods.core.routing.routed import route
 from methods.core.routing.steering import FixedWeight, Term
 from methods.core.training import losses
+from methods.core.training.fit import train_routed
 from methods.core.training.loop import Trainer
 from methods.core.training.losses import lm_loss_sum, score_answers
 from methods.core.training.objective import Routing
@@ -192,3 +196,14 @@ def test_an_update_without_answers_says_nothing_of_them(tmp_path: Path) -> None:
     moves = [before != after for before, after in pairwise(alphas)]
     assert any(moves)
     assert all(there for there, moved in zip(seen, moves, strict=False) if moved)
+
+
+def test_a_fit_that_never_met_an_answer_is_refused(tmp_path: Path) -> None:
+    ids = documents(longest=12)[0].ids
+    texts = [Document(ids, len(ids))] * 50 + [Document(ids, 3, "", ((2, len(ids) - 2),))]
+    data = cast(Data, SimpleNamespace(training=lambda: texts, probe=lambda: texts))
+    params = TrainingParams(updates=1, batch_tokens=len(ids))
+    routing = trainer_for("hero", tmp_path, texts, match="split").routing
+    model = build_row("hero")
+    with pytest.raises(ValueError, match="no update had answer tokens; raise batch_tokens"):
+        train_routed(model, params, data, Request(0.25, 1, tmp_path / "w", "split"), routing)
