@@ -84,8 +84,8 @@ def check(file: Path) -> None:
         raise ValueError(
             f"{file} holds a model of architecture '{kind}' (known: {', '.join(ARCHITECTURES)})"
         )
-
-    for odd in _unread(reader, name):
+    odd = next(_unread(reader, name), None)
+    if odd is not None:
         raise ValueError(f"{file} holds {odd}, which cannot be read: the model would be another")
 
 

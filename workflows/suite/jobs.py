@@ -177,12 +177,10 @@ class Suite:
 
     def text_code(self) -> list[str]:
         """The files whose change makes texts, probe and tokens again."""
-        core = [ROOT / "methods" / "core" / f"{name}.py" for name in ("chat", "data", "tokens")]
-        steps = [
-            ROOT / "workflows" / "steps" / f"{name}.py" for name in ("data", "texts", "tokens")
-        ]
-        probe = [ROOT / "workflows" / name for name in ("steps/probe.py", "evaluation/probe.py")]
-        return relative([*core, *steps, *probe, *code_files("workflows/demo")])
+        core = (f"methods/core/{name}.py" for name in ("chat", "data", "tokens"))
+        steps = (f"workflows/steps/{name}.py" for name in ("data", "probe", "texts", "tokens"))
+        parts = [*core, *steps, "workflows/evaluation/probe.py", "workflows/demo"]
+        return relative([file for part in parts for file in code_files(part)])
 
     def task_data_files(self) -> list[str]:
         """What the prepare stage writes for every task of the hub."""

@@ -179,9 +179,8 @@ class Trainer:
         sum_over_processes(shared)
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.params.clip)
         # Here alone the host waits for the device.
-        host = torch.cat([shared, norm.double()[None], present]).tolist()
-        loss, *figures, signals, size = host[: len(host) - len(alphas)]
-        seen = host[len(host) - len(alphas) :]
+        host = torch.cat([present, shared, norm.double()[None]]).tolist()
+        seen, (loss, *figures, signals, size) = host[: len(alphas)], host[len(alphas) :]
         # A signal to one process stops all of them after the same update.
         self.stopping = bool(signals)
         for group in self.optimizer.param_groups:
