@@ -67,7 +67,7 @@ from methods.core.model.backbone import (
 from methods.core.model.card import read_card
 from methods.core.model.checkpoint import DECISIONS
 from methods.core.model.checkpoint import load as load_fitted
-from methods.core.model.families import Sublayer, factor_of
+from methods.core.model.families import Sublayer, embedding_factor, factor_of
 from methods.core.model.ledger import Rates
 from methods.core.model.shapes import ATTENTION, FFN, candidate_layers
 from methods.core.routing.calibration import (
@@ -148,14 +148,15 @@ __all__ = [
     "Widths", "add_lora", "add_output_biases", "aim_of", "attention", "attention_kinds",
     "attention_masks", "attention_norm", "attention_units", "batches", "block_units", "by_rows",
     "calibrate", "calibrate_threshold", "candidate_layers", "check_least", "check_protect", "count",
-    "decide_gates", "decoder", "evicting_units", "factor_of", "ffn", "ffn_entry", "ffn_norm",
-    "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_passes", "greedy_rounds",
-    "hashed_noise", "last_module", "lay_out", "layer_gradients", "layers", "layers_alike",
-    "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise", "lora_sizes",
-    "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow", "narrow_reason",
-    "nearest", "nearest_ranks", "norm_behind", "observe", "perplexities", "projection_weights",
-    "projections", "read_card", "read_json", "remove_layers", "remove_sublayers", "replace_layers",
-    "route", "routed_layers", "router_of", "sample_gates", "score_answers", "seed_for", "shortfall",
-    "slice_stream", "sliced_parameters", "squared_use", "sublayer_size", "task_weights", "thin",
-    "uniform_hash", "unit_shares", "unit_sizes", "unremovable", "weigh", "widths", "write",
+    "decide_gates", "decoder", "embedding_factor", "evicting_units", "factor_of", "ffn",
+    "ffn_entry", "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_passes",
+    "greedy_rounds", "hashed_noise", "last_module", "lay_out", "layer_gradients", "layers",
+    "layers_alike", "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise",
+    "lora_sizes", "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow",
+    "narrow_reason", "nearest", "nearest_ranks", "norm_behind", "observe", "perplexities",
+    "projection_weights", "projections", "read_card", "read_json", "remove_layers",
+    "remove_sublayers", "replace_layers", "route", "routed_layers", "router_of", "sample_gates",
+    "score_answers", "seed_for", "shortfall", "slice_stream", "sliced_parameters", "squared_use",
+    "sublayer_size", "task_weights", "thin", "uniform_hash", "unit_shares", "unit_sizes",
+    "unremovable", "weigh", "widths", "write",
 ]  # fmt: skip

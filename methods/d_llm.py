@@ -186,6 +186,11 @@ class DLLM(RoutedMethod):
                 omegas[kind] = self.params.omega
             else:
                 rest = 1 - reserved_share(data.training(), self.reserved, kind)
+                if rest <= 0:
+                    raise ValueError(
+                        f"no {kind} token of the training texts is beyond the {self.reserved} that "
+                        "D-LLM reserves; take longer texts, or a smaller param 'reserved'"
+                    )
                 omegas[kind] = omega_for(budget / rest, plan.shares, backbone.layer_count)
         plan.decisions |= {"omega": omegas}
 

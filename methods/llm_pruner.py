@@ -112,7 +112,11 @@ class LLMPruner(Method):
                 raise ValueError(f"param 'ratio' is {self.ratio}, must be at least 0 and below 1")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Neither a budget nor param ``ratio`` is set, or heads cannot be removed."""
+        """Neither a budget nor param ``ratio`` is set, heads cannot be removed, or gradients are in
+        float16.
+        """
+        if self.params.importance not in MAGNITUDES and backbone.model.dtype is torch.float16:
+            return "gradients underflow in float16, load the backbone in bfloat16 or float32"
         if reason := narrow_reason(backbone.model):
             return reason
         if request.budget is None and self.params.ratio is None:

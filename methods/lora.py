@@ -89,7 +89,7 @@ class Lora(Method):
                 ValueError: A number is too small, or two params say how much to train.
             """
             super().__post_init__()
-            check_least(self, 1, "rank", "parameters")
+            check_least(self, 1, "rank", "parameters", "alpha")
             if self.rank is not None and self.parameters is not None:
                 raise ValueError(
                     f"params 'rank' ({self.rank}) and 'parameters' ({self.parameters}) exclude "

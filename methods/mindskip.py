@@ -114,6 +114,11 @@ class MindSkip(RoutedMethod):
                 )
             if self.target_capacity is not None and self.gradient_scale is None:
                 raise ValueError("param 'target_capacity' needs param 'gradient_scale'")
+            if self.target_capacity is not None and self.micro_tokens:
+                raise ValueError(
+                    "param 'target_capacity' is about all tokens of an update, which param "
+                    "'micro_tokens' divides: set one of them to null, the other to 0"
+                )
 
     knob = "gradient_scale"
 

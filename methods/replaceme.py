@@ -26,6 +26,7 @@ from methods.api import (
     ffn_writer,
     generator,
     layers,
+    layers_shortfall,
     layers_to_remove,
     norm_behind,
     observe,
@@ -114,6 +115,8 @@ class ReplaceMe(Method):
             return "a norm follows what its FFNs write, so the matrix cannot be merged into them"
         if request.budget is None and self.params.layers is None:
             return "neither a budget nor param 'layers' says how many layers to remove"
+        if request.budget is not None and self.params.layers is None:
+            return layers_shortfall(backbone, request.budget)
         return None
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:

@@ -23,6 +23,7 @@ from methods.api import (
     attention_norm,
     by_rows,
     decoder,
+    embedding_factor,
     factor_of,
     ffn,
     ffn_norm,
@@ -223,7 +224,8 @@ class Stream:
         look_up = decoder(model).embed_tokens
         assert isinstance(look_up, nn.Embedding)
         batches = list(data.calibration())
-        states = [look_up(batch.ids.to(model.device)).cpu() for batch in batches]
+        factor = embedding_factor(model.config)
+        states = [(factor * look_up(batch.ids.to(model.device))).cpu() for batch in batches]
         return cls(states, [batch.valid for batch in batches])
 
     def advance(

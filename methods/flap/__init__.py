@@ -111,17 +111,17 @@ class FLAP(Method):
                 raise ValueError(f"param 'remove_heads' is {self.remove_heads}, must be at least 0")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Neither a budget nor param ``ratio`` is set, or the budget is out of reach."""
-        if self.params.ratio is not None:
-            return None
-        if request.budget is None:
-            return "neither a budget nor param 'ratio' says how much to remove"
+        """Heads cannot be removed, no budget and no ratio is set, or the budget is out of reach."""
         size, total = widths(layers(backbone.model)[0]), backbone.layer_count
         heads = total * (size.key_value_heads - 1)
         if self.params.structure in ("AL-MM", "UL-MM"):
             heads = min(heads, self.params.remove_heads)
         if heads and (reason := narrow_reason(backbone.model)):
             return reason
+        if self.params.ratio is not None:
+            return None
+        if request.budget is None:
+            return "neither a budget nor param 'ratio' says how much to remove"
         most = self._skip(backbone, heads, total * (size.channels - 1))
         return shortfall("heads and channels in reach", most, request.budget)
 

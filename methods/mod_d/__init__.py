@@ -142,7 +142,14 @@ class MoDD(RoutedMethod):
         return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """No layer to route, modules too small for the budget, or no budget and no capacity."""
+        """No layer to route, modules too small for the budget, or no budget and no capacity; or
+        under ``match: split`` not all answer tokens of an update are in one pass.
+        """
+        if request.match == "split" and self.params.micro_tokens:
+            return (
+                "under match 'split' the answer tokens of an update compete with each other, which "
+                "param 'micro_tokens' would divide: set it to 0"
+            )
         if not self.layers(backbone, request.budget):
             return f"none of the {backbone.layer_count} layers is left between the protected ones"
         return super().skip_reason(backbone, request)

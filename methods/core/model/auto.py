@@ -72,4 +72,6 @@ def _device(device_map: Any) -> str:
         if set(device_map) != {""}:
             raise ValueError(f"device_map {device_map} spreads a model that goes to one device")
         device_map = device_map[""]
+    if isinstance(device_map, int):
+        return f"cuda:{device_map}"
     return "cpu" if device_map is None else str(device_map)

@@ -10,6 +10,8 @@ it by :func:`methods.load_model`.
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,10 +119,30 @@ def is_plain(model: PreTrainedModel) -> bool:
     return odd_part(model, stock) is None
 
 
-def odd_part(model: torch.nn.Module, other: torch.nn.Module) -> str | None:
-    """The first module of another type, or parameter of another shape, than in ``other``."""
+def odd_part(
+    model: torch.nn.Module, other: torch.nn.Module, settings: Collection[str] = ()
+) -> str | None:
+    """The first part that is not as in ``other``.
+
+    Args:
+        model: Any model.
+        other: One that should be like it.
+        settings: Names of attributes whose values must be equal where a module has them.
+
+    Returns:
+        Name of a module of another type, of a parameter of another shape, or of an attribute.
+    """
     modules = [{name: type(module) for name, module in m.named_modules()} for m in (model, other)]
     shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, other)]
-    pairs: list[list[dict[str, Any]]] = [modules, shapes]
+    values = [
+        {
+            f"{place}.{name}": json.dumps(value)
+            for place, module in m.named_modules()
+            for name, value in vars(module).items()
+            if name in settings
+        }
+        for m in (model, other)
+    ]
+    pairs: list[list[dict[str, Any]]] = [modules, shapes, values]
     odd = (name for a, b in pairs for name in sorted({*a, *b}) if a.get(name) != b.get(name))
     return next(odd, None)

@@ -42,6 +42,8 @@ from methods.core.model.pretrained import (
 from methods.core.model.tensors import read_tensors
 from methods.discovery import load_method
 
+# Attributes by which routers decide, set by a fit; a card has them, the weights do not.
+ROUTING = ("threshold", "tau", "levels", "skips")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -207,8 +209,8 @@ def _card_of_now(card: Card, model: PreTrainedModel, config: dict[str, Any]) -> 
 def _check_described(model: PreTrainedModel, method: Method, card: Card, folder: Path) -> None:
     """Refuse a model that its card does not rebuild."""
     try:
-        odd = odd_part(model, _rebuild(method, card, folder))
-        reason = None if odd is None else f"'{odd}' is of another type or shape"
+        odd = odd_part(model, _rebuild(method, card, folder), ROUTING)
+        reason = None if odd is None else f"'{odd}' is of another type, shape or value"
     except ValueError as error:
         reason = str(error)
     if reason is not None:

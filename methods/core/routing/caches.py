@@ -1,8 +1,8 @@
 """Caches for evicting layers, in which a token that skips a layer leaves no key and value.
 
-So each sequence of a batch has its own number of keys in such a layer. ``EvictingCache`` grows with
-each call. ``StaticEvictingCache`` has fixed room, and each of its evicting layers counts the keys
-of each sequence on the device.
+So each sequence of a batch has its own number of keys in such a layer. An ``EvictingLayer`` grows
+with each call; it may stand in any cache. ``StaticEvictingCache`` has fixed room, and each of its
+evicting layers counts the keys of each sequence on the device.
 """
 
 from __future__ import annotations
@@ -12,26 +12,46 @@ from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import DynamicCache, PreTrainedConfig, StaticCache, StaticLayer
+from transformers import Cache, DynamicLayer, PreTrainedConfig, StaticCache, StaticLayer
 
 
-class EvictingCache(DynamicCache):
-    """A cache whose evicting layers hold only executed tokens, padded within each call.
+class EvictingLayer(DynamicLayer):
+    """Keys and values of executed tokens alone, padded within each call.
 
-    ``columns``: layer -> (B, P) int64, the place of each stored key in the whole sequence, -1 for
-    padding. The first layer never evicts, so its length is that of the sequence.
+    ``columns`` (B, P) int64: the place of each stored key in the whole sequence, -1 for padding.
     """
 
-    def __init__(self, config: PreTrainedConfig) -> None:
-        super().__init__(config=config)
-        self.columns: dict[int, Tensor] = {}
+    is_croppable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns: Tensor | None = None
+
+    def record(self, keys: Tensor) -> Tensor:
+        """Note the places of this call's keys (B, m); returns those of all keys (B, P)."""
+        self.columns = keys if self.columns is None else torch.cat([self.columns, keys], dim=1)
+        return self.columns
 
     def reorder_cache(self, beam_idx: LongTensor) -> None:
         """Put sequences into the order of a beam search."""
         super().reorder_cache(beam_idx)
-        self.columns = {
-            n: c.index_select(0, beam_idx.to(c.device)) for n, c in self.columns.items()
-        }
+        self._take_columns(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some sequences."""
+        super().batch_select_indices(indices)
+        self._take_columns(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sequence."""
+        super().batch_repeat_interleave(repeats)
+        if self.columns is not None:
+            self.columns = self.columns.repeat_interleave(repeats, dim=0)
+
+    def reset(self) -> None:
+        """Drop everything."""
+        super().reset()
+        self.columns = None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse: the last tokens are not in every layer. Assisted decoding calls this.
@@ -40,6 +60,31 @@ class EvictingCache(DynamicCache):
             ValueError: Always.
         """
         raise ValueError("a cache with evicted tokens cannot be cropped: decode without assistance")
+
+    def _take_columns(self, rows: Tensor) -> None:
+        if self.columns is not None:
+            self.columns = self.columns[rows.to(self.columns.device)]
+
+
+def evict_from(cache: Cache, total: int, evicting: Collection[int]) -> None:
+    """Give an empty cache the layers that evicting layers need; one of fixed room then grows.
+
+    Args:
+        cache: Changed in place, so that its owner goes on with it.
+        total: Number of layers.
+        evicting: The layers that evict.
+
+    Raises:
+        ValueError: It holds keys already, those of tokens that skip such a layer too.
+    """
+    if any(isinstance(layer, EvictingLayer) for layer in cache.layers):
+        return
+    if cache.get_seq_length() or isinstance(cache, StaticEvictingCache):
+        raise ValueError(
+            f"evicting layers cannot go on with a {type(cache).__name__} of another model or of "
+            "static decoding: start with a new one"
+        )
+    cache.layers = [EvictingLayer() if n in evicting else DynamicLayer() for n in range(total)]
 
 
 class StaticEvictingLayer(StaticLayer):
@@ -78,7 +123,7 @@ class StaticEvictingLayer(StaticLayer):
 
 
 class StaticEvictingCache(StaticCache):
-    """A static cache that continues from prompts in an :class:`EvictingCache`.
+    """A static cache that continues from prompts in a cache with evicting layers.
 
     Args:
         config: Of the backbone.
@@ -93,10 +138,10 @@ class StaticEvictingCache(StaticCache):
         for number in evicting:
             self.layers[number] = StaticEvictingLayer(max_cache_len)
 
-    def take(self, prompts: EvictingCache) -> None:
+    def take(self, prompts: Cache) -> None:
         """Copy the content of ``prompts`` into this cache, whose tensors stay where they are."""
         pairs: list[tuple[Any, Any]] = list(zip(self.layers, prompts.layers, strict=True))
-        for number, (layer, source) in enumerate(pairs):
+        for layer, source in pairs:
             keys, values = source.keys, source.values
             if not source.is_initialized:
                 # No token executed this layer.
@@ -106,7 +151,7 @@ class StaticEvictingCache(StaticCache):
             length = keys.shape[2]
             layer.keys[:, :, :length] = keys
             layer.values[:, :, :length] = values
-            columns = prompts.columns.get(number)
+            columns = source.columns if isinstance(source, EvictingLayer) else None
             layer.cumulative_length.copy_(
                 torch.tensor(length) if columns is None else (columns >= 0).sum(dim=1)
             )

@@ -105,7 +105,7 @@ def weigh(documents: Sequence[Document], *kinds: str) -> WeightedDocuments:
 def _counts(document: Document) -> Tensor:
     """The number of scored tokens that each position (T,) stands for."""
     of_prompt, of_rest = document.counts
-    counts = torch.full((len(document.ids),), of_rest)
+    counts = torch.full((len(document.ids),), float(of_rest))
     counts[: document.prompt] = of_prompt
     return counts
 

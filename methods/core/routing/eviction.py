@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from methods.core.routing.attend import ExecutingTokens, executing_tokens, put, take
-from methods.core.routing.caches import EvictingCache
+from methods.core.routing.caches import EvictingLayer
 from methods.core.routing.decisions import Decision
 from methods.kernels.choose import one_token
 
@@ -94,34 +94,34 @@ def run_evicting(
         assert decision.scale is not None
         after = layer(hidden, key_weights=decision.scale, **arguments)
         return hidden + (after - hidden) * decision.scale[..., None].to(hidden.dtype)
-    cache = arguments["past_key_values"]
-    if cache is not None and one_token(hidden) and not _has_pads(cache, number):
+    cache, given = arguments["past_key_values"], arguments["attention_mask"]
+    store: EvictingLayer | None = None if cache is None else cache.layers[number]
+    if store is not None and one_token(hidden) and given is None and not _has_pads(store):
         if not bool(decision.execute & valid):
             return hidden
-        # All keys in the cache of this layer are earlier tokens.
-        after = layer(hidden, **arguments | {"attention_mask": None})
-        _record(cache, number, torch.full((1, 1), cache.get_seq_length() - 1))
+        # All keys of this layer are earlier tokens.
+        after = layer(hidden, **arguments)
+        store.record(torch.full((1, 1), cache.get_seq_length() - 1, device=hidden.device))
         return after
     chosen = executing_tokens(decision.execute & valid)
     if chosen.places.shape[1] == 0:
         return hidden
-    after = layer(take(hidden, chosen.places), **_arguments_of(number, chosen, hidden, arguments))
+    after = layer(take(hidden, chosen.places), **_arguments_of(store, chosen, hidden, arguments))
     return put(after, chosen, hidden)
 
 
-def _has_pads(cache: EvictingCache, number: int) -> bool:
-    """Whether a layer's cache has columns without a token, as a batch leaves them."""
-    columns = cache.columns.get(number)
-    return columns is not None and bool((columns < 0).any())
+def _has_pads(store: EvictingLayer) -> bool:
+    """Whether a layer's keys have columns without a token, as a batch leaves them."""
+    return store.columns is not None and bool((store.columns < 0).any())
 
 
 def _arguments_of(
-    number: int, chosen: ExecutingTokens, hidden: Tensor, arguments: dict[str, Any]
+    store: EvictingLayer | None, chosen: ExecutingTokens, hidden: Tensor, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of the layer for the executing tokens; records which keys its cache gets."""
+    """The arguments of the layer for the executing tokens; records which keys ``store`` gets."""
     places, live = chosen
     batch, length = hidden.shape[:2]
-    cache: EvictingCache | None = arguments["past_key_values"]
+    cache, given = arguments["past_key_values"], arguments["attention_mask"]
     positions = arguments["position_ids"].expand(batch, length)
     # The sequence is as long as the cache of the first layer, which has this call's keys already.
     past = 0 if cache is None else cache.get_seq_length() - length
@@ -129,12 +129,14 @@ def _arguments_of(
     keys = torch.where(live, queries, -1)
     document = (positions == 0).cumsum(dim=1).gather(1, places)
     mask = torch.ones(1, dtype=torch.bool, device=hidden.device)
-    if cache is None:
+    if store is None:
         # Tokens of packed documents read their own document alone.
         mask = document[:, :, None] == document[:, None, :]
     else:
-        keys = _record(cache, number, keys)
+        keys = store.record(keys)
     mask = mask & (keys[:, None, :] >= 0) & (keys[:, None, :] <= queries[:, :, None])
+    if given is not None:
+        mask = mask & _seen(given[:, 0].expand(batch, -1, -1), places, keys.clamp(min=0))
     # Padding among the queries reads every key: a query without keys would give NaN.
     mask = mask | ~live[:, :, None]
     cosine, sine = arguments["position_embeddings"]
@@ -145,8 +147,8 @@ def _arguments_of(
     }
 
 
-def _record(cache: EvictingCache, number: int, keys: Tensor) -> Tensor:
-    """Record this call's keys (B, m) of a layer; returns the columns of all its keys (B, P)."""
-    stored = cache.columns.get(number, keys[:, :0])
-    cache.columns[number] = torch.cat([stored, keys], dim=1)
-    return cache.columns[number]
+def _seen(mask: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Which keys (B, P) each query (B, m) reads by a mask (B, T, C), (B, m, P) bool."""
+    rows = mask.gather(1, queries[:, :, None].expand(-1, -1, mask.shape[2]))
+    part = rows.gather(2, keys[:, None].expand(-1, queries.shape[1], -1))
+    return part if part.dtype == torch.bool else part >= 0

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from methods.core.model.backbone import decoder
 from methods.core.model.families import embedding_factor
-from methods.core.routing.caches import EvictingCache, StaticEvictingCache
+from methods.core.routing.caches import StaticEvictingCache, evict_from
 from methods.core.routing.decisions import Decider, Decision
 from methods.core.routing.eviction import IMPLEMENTATION
 from methods.core.routing.inputs import (
@@ -104,10 +104,16 @@ class RoutedDecoder(nn.Module):
 
         Raises:
             ValueError: Attention weights are asked for, or ``input_ids`` and ``inputs_embeds`` are
-                both given, or neither.
+                both given, or neither; or layers evict and attention is not theirs.
         """
         check_call(self.config, input_ids, inputs_embeds, kwargs)
         options = Options.take(kwargs)
+        implementation = self.config._attn_implementation
+        if self.router.evicts and not options.capturable and implementation != IMPLEMENTATION:
+            raise ValueError(
+                f"evicting layers need the attention '{IMPLEMENTATION}', which loading sets, not "
+                f"'{implementation}'"
+            )
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self._embedding_factor != 1.0:
             hidden = hidden * self._embedding_factor
@@ -116,7 +122,7 @@ class RoutedDecoder(nn.Module):
         needs_cache = use_cache or options.capturable or past_key_values is not None
         cache = None
         if needs_cache:
-            cache = self._cache(past_key_values, options.capturable, attention_mask)
+            cache = self._cache(past_key_values, options.capturable)
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past)[None]
@@ -141,6 +147,9 @@ class RoutedDecoder(nn.Module):
         self, hidden: Tensor, mask: Mask, cache: Cache | None, positions: Tensor
     ) -> list[dict[str, Any]]:
         """The arguments that each layer has for itself: its mask and its rotary positions."""
+        static = isinstance(cache, StaticEvictingCache)
+        if self.router.evicts and cache is not None and not static:
+            mask = _first_columns(mask, int(cache.get_seq_length()) + hidden.shape[1])
         masks = attention_masks(self.config, hidden, mask, cache, positions)
         rotary = rotary_positions(self.rotary_emb, self.config, hidden, positions)
         return [
@@ -193,25 +202,23 @@ class RoutedDecoder(nn.Module):
         super()._apply(fn, recurse=False)
         return self
 
-    def _cache(self, cache: Cache | None, capturable: bool, mask: Mask) -> Cache:
+    def _cache(self, cache: Cache | None, capturable: bool) -> Cache:
         """The cache of this call: the caller's, or a new one.
 
         Raises:
             ValueError: The router evicts, and the caller's cache cannot hold its keys and values.
         """
-        if not self.router.evicts:
-            return DynamicCache(config=self.config) if cache is None else cache
-        expected = StaticEvictingCache if capturable else EvictingCache
-        if isinstance(cache, expected):
+        if capturable and self.router.evicts:
+            if not isinstance(cache, StaticEvictingCache):
+                raise ValueError(
+                    f"evicting layers are captured with a StaticEvictingCache, not with "
+                    f"{type(cache).__name__}"
+                )
             return cache
-        # A mask (B, 1, T, C) has a column for each place of the static cache that came with it, so
-        # that cache cannot be replaced by a new one.
-        fixed = isinstance(cache, StaticCache) and isinstance(mask, Tensor) and mask.dim() == 4
-        if capturable or fixed or (cache is not None and cache.get_seq_length()):
-            raise ValueError(
-                f"evicting layers go on with {expected.__name__}, not with {type(cache).__name__}"
-            )
-        return EvictingCache(self.config)
+        cache = DynamicCache(config=self.config) if cache is None else cache
+        if self.router.evicts:
+            evict_from(cache, len(self.layers), {unit.layer for unit in self.router.units})
+        return cache
 
     @property
     def _recomputes(self) -> bool:
@@ -222,6 +229,11 @@ class RoutedDecoder(nn.Module):
         if self._recomputes:
             return checkpoint(layer, hidden, use_reentrant=False, **arguments)
         return layer(hidden, **arguments)
+
+
+def _first_columns(mask: Mask, number: int) -> Mask:
+    """The mask for so many columns; one made for a static cache, which now grows, has more."""
+    return mask[..., :number] if isinstance(mask, Tensor) and mask.dim() == 4 else mask
 
 
 def _output(

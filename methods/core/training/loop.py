@@ -72,6 +72,7 @@ class Trainer:
         if not self.parameters:
             raise ValueError("nothing to train: no parameter asks for a gradient")
         self.device = next(iter(self.parameters.values())).device
+        switch_off_dropout(self.model)
         self._set_checkpointing()
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.parameters, self.params), fused=True
@@ -243,6 +244,20 @@ class Trainer:
         for kind, term in self.routing.terms.items():
             term.weight.restore(state["weights"][kind])
         return int(state["done"])
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Set the backbone's own dropout to 0: no seed reaches its masks, and no row adds any.
+
+    Args:
+        model: Causal LM of transformers, whose attentions hold the share as a number.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "residual_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 def thin(log: list[dict[str, float]], most: int = 200) -> list[dict[str, float]]:

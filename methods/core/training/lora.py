@@ -37,6 +37,8 @@ def nearest_ranks(sizes: Mapping[str, int], parameters: int) -> Ranks:
         ValueError: The nearest total is further away than ``TOLERANCE``.
     """
     each = sum(sizes.values())
+    if not each:
+        raise ValueError("the layers that LoRA trains have none of its matrices (param 'modules')")
     low, names = max(1, parameters // each), list(sizes)
     best, total, wider = 0, low * each, low * each
     for number, name in enumerate(reversed(names), 1):

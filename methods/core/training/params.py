@@ -17,7 +17,7 @@ class TrainingParams:
         lora_rate: Learning rate of LoRA's matrices, relative to that of other parameters.
         schedule: How the learning rate changes after the warm-up.
         warmup: Share of the updates in which the learning rate rises.
-        weight_decay: Of matrices; vectors and scalars never decay.
+        weight_decay: Of matrices, those of one row too; biases, norms and scalars never decay.
         clip: Largest gradient norm.
         row_length: Tokens per packed row; 0: one document per row.
         micro_tokens: Most positions of a forward pass, pads included; 0: an update is one pass.

@@ -76,6 +76,14 @@ def test_a_changed_model_without_a_card_is_not_saved(row: str, llama: Path, tmp_
     assert not (tmp_path / "saved").exists()
 
 
+def test_a_model_whose_routing_was_changed_is_not_saved(skipping: Path, tmp_path: Path) -> None:
+    model = load_model(skipping)
+    model.model.router.skips = 2.5
+    with pytest.raises(ValueError, match="'model.router.skips' is of another type, shape or value"):
+        model.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
 METHODS_FIRST = """
 import sys, methods
 assert not {"torch", "transformers"} & set(sys.modules), "importing methods must stay cheap"
@@ -239,7 +247,7 @@ def adapt(model: Any) -> None:
             {},
             r"not what skipbench.json says of it: 'model.layers.\d.*; undo the change",
         ),
-        (adapt, {}, "'model.layers.0.self_attn.q_proj' is of another type or shape; undo"),
+        (adapt, {}, "'model.layers.0.self_attn.q_proj' is of another type, shape or value; undo"),
         (lambda model: model.double(), {}, "is in torch.float64, and weights must be in float32"),
         (lambda model: None, {"variant": "fp16"}, "option 'variant' is not taken"),
     ],

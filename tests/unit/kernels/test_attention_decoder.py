@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from methods.core.model.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
+from methods.core.routing.caches import EvictingLayer
 from methods.core.routing.routed import route
 from methods.core.routing.router import (
     Context,
@@ -56,14 +57,14 @@ class Chosen(Router):
 
 def fixed(cache: Any, mask: Tensor) -> list[AttentionCache]:
     """The cache of a prompt by layer, in fixed room; what counts for nothing is NaN."""
-    pads, columns = (mask == 0).sum(1), getattr(cache, "columns", {})
+    pads = (mask == 0).sum(1)
     made = []
-    for number, layer in enumerate(cache.layers):
+    for layer in cache.layers:
         length = layer.keys.shape[2]
         room = (*layer.keys.shape[:2], CAPACITY, layer.keys.shape[3])
         live, stored, first = mask.bool(), torch.tensor(length, device=DEVICE), pads
-        if number in columns:
-            live = columns[number] >= 0
+        if isinstance(layer, EvictingLayer):
+            live = layer.columns >= 0
             stored, first = live.sum(1, dtype=torch.int32), None
         parts = []
         for part in (layer.keys, layer.values):
@@ -140,8 +141,8 @@ def test_steps_equal_those_of_the_routed_decoder(
         skipped += int((~eager.executed).sum())
     assert skipped > 5
     if kind == "evicting":
-        columns = eager.past_key_values.columns
-        for number, stored in columns.items():
+        for number in gates:
+            stored = eager.past_key_values.layers[number].columns
             assert torch.equal(caches[number].stored, (stored >= 0).sum(1, dtype=torch.int32))
 
 

@@ -12,7 +12,7 @@ from methods import load_method
 from methods.base import Request
 from methods.core.model.backbone import count
 from methods.core.model.ledger import Ledger, Tally
-from tests.toys.models import wrap
+from tests.toys.models import make_model, wrap
 from tests.toys.texts import calibration_data
 from tests.unit.methods.test_flap import TEXTS, fit, make
 
@@ -102,5 +102,9 @@ def test_what_does_not_fit_is_said() -> None:
     assert reason(0.7) is None
     assert "heads and channels in reach hold" in str(reason(0.9))
     assert "in reach hold" in str(reason(0.7, structure="AL-MM"))
+    normed = wrap(make_model("olmo2"))
+    for params in ({"ratio": 0.2}, {}):
+        said = load_method("flap", params).skip_reason(normed, Request(0.2, 0, Path()))
+        assert "norm" in str(said)
     with pytest.raises(ValueError, match="'released', which needs two calibration documents"):
         fit(make(), TEXTS[:1], fluctuation="released")

@@ -165,6 +165,9 @@ def test_the_penalty_is_linear_and_silent_below_a_capacity() -> None:
 def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match="'target_capacity' needs param 'gradient_scale'"):
         load_method("mindskip", {"target_capacity": 0.5})
+    params = {"target_capacity": 0.5, "gradient_scale": 1.0, "micro_tokens": 64}
+    with pytest.raises(ValueError, match="'micro_tokens' divides"):
+        load_method("mindskip", params)
     with pytest.raises(ValueError, match="'target_capacity' is 1.5, must be between 0 and 1"):
         load_method("mindskip", {"target_capacity": 1.5, "gradient_scale": 1.0})
 

@@ -271,6 +271,10 @@ def test_a_pinned_capacity_is_not_calibrated(tmp_path: Path) -> None:
 
 def test_what_does_not_apply_and_what_is_refused(tmp_path: Path) -> None:
     dense, method = wrap(make_model()), load_method("mod-d")
+    parted = load_method("mod-d", {"micro_tokens": 64})
+    split = Request(0.1, 1, tmp_path, "split")
+    assert "'micro_tokens' would divide" in parted.skip_reason(dense, split)
+    assert method.skip_reason(dense, split) is None
     assert "neither a budget nor 'capacity'" in method.skip_reason(
         dense, Request(None, 1, tmp_path)
     )

@@ -124,6 +124,13 @@ def test_principal_directions_by_hand() -> None:
     assert vectors.abs().tolist() == [[1, 0], [0, 1]]
 
 
+def test_calibration_begins_with_what_enters_the_first_layer() -> None:
+    model, data = make_scaled("granite", embedding_multiplier=12.0), slicing_texts()
+    for batch, states in zip(data.calibration(), Stream.embed(model, data).states, strict=True):
+        entering = model(batch.ids, output_hidden_states=True).hidden_states[0]
+        assert torch.equal(states, entering)
+
+
 def test_pads_and_batches_change_nothing() -> None:
     fits = [
         fit_slicegpt(make_scaled(dtype=torch.float64), data=data).decisions["eigenvalues"]

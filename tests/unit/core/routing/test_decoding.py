@@ -287,5 +287,5 @@ def test_what_cannot_be_is_said() -> None:
         StaticDecoder(make_model(), 3, 14).prefill(IDS)
     with pytest.raises(ValueError, match="new_tokens is 0"):
         generate(make_model(), IDS, new_tokens=0)
-    with pytest.raises(ValueError, match="go on with StaticEvictingCache, not with NoneType"):
+    with pytest.raises(ValueError, match="with a StaticEvictingCache, not with NoneType"):
         shake_variant("d-llm").model(IDS[:, :1], capturable=True)

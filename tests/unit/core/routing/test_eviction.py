@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import DynamicCache, StaticCache
 
 from methods.core.model.backbone import attention, decoder, ffn, ffn_norm, layers
-from methods.core.routing.caches import EvictingCache
 from methods.core.routing.eviction import EPS, attend_with_key_weights
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Gate, Router, Tokens, evicting_units
@@ -111,7 +111,7 @@ def test_cached_steps_equal_the_full_forward(kind: str, sequences: int, pads: in
     assert cache.get_seq_length() == pads + 12
     # What is stored is what ran, per sequence, padded to the longest.
     for unit, number in enumerate(range(1, len(layers(model)))):
-        for row, kept in enumerate(cache.columns[number]):
+        for row, kept in enumerate(cache.layers[number].columns):
             assert torch.equal(kept[kept >= 0] - pads, ran[row, unit].nonzero()[:, 0])
         assert cache.layers[number].keys.shape[2] == ran[:, unit].sum(dim=1).max() < 12
 
@@ -290,7 +290,7 @@ def test_nobody_executing_leaves_the_stream_as_it_is() -> None:
         decoder(first).load_state_dict(decoder(dense).state_dict(), strict=False)
         expected = decoder(first)(IDS).last_hidden_state
     torch.testing.assert_close(output.last_hidden_state, expected)
-    assert isinstance(output.past_key_values, EvictingCache)
+    assert not any(layer.is_initialized for layer in output.past_key_values.layers[1:])
     assert output.past_key_values.get_seq_length() == 12
 
 
@@ -298,5 +298,73 @@ def test_another_cache_with_tokens_is_refused() -> None:
     dense = make_model()
     with torch.no_grad():
         cache = dense(IDS[:, :4], use_cache=True).past_key_values
-        with pytest.raises(ValueError, match="with EvictingCache, not with DynamicCache"):
+        with pytest.raises(ValueError, match="cannot go on with a DynamicCache of another model"):
             evicting()(IDS[:, 4:], past_key_values=cache, use_cache=True)
+
+
+def step_by_step(model: Any, cache: Any) -> Tensor:
+    """Logits of every token in a loop that holds its own cache and never looks at the output's."""
+    parts = [model(IDS[:, :5], past_key_values=cache, use_cache=True).logits]
+    for t in range(5, IDS.shape[1]):
+        mask = torch.ones(2, t + 1, dtype=torch.int64)
+        step = model(IDS[:, t : t + 1], attention_mask=mask, past_key_values=cache, use_cache=True)
+        parts.append(step.logits)
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("kind", ["lazy", "dynamic", "static"])
+@torch.no_grad()
+def test_the_cache_of_the_caller_is_the_one_that_grows(kind: str) -> None:
+    model = evicting()
+    config = model.config
+    made = {
+        "lazy": lambda: DynamicCache(),
+        "dynamic": lambda: DynamicCache(config=config),
+        "static": lambda: StaticCache(config=config, max_cache_len=20),
+    }
+    cache = made[kind]()
+    assert_near(step_by_step(model, cache), model(IDS, use_cache=False).logits)
+    assert cache.get_seq_length() == IDS.shape[1]
+
+
+@torch.no_grad()
+def test_sequences_of_a_cache_may_be_chosen_repeated_and_dropped() -> None:
+    model = evicting()
+    full = model(IDS, use_cache=False).logits
+
+    def rest(change: str, value: Any, rows: list[int]) -> None:
+        cache = model(IDS[:, :7], use_cache=True).past_key_values
+        getattr(cache, change)(value)
+        assert_near(model(IDS[rows, 7:], past_key_values=cache).logits, full[rows, 7:])
+
+    rest("batch_select_indices", torch.tensor([1]), [1])
+    rest("batch_select_indices", torch.tensor([1, 0, 1]), [1, 0, 1])
+    rest("reorder_cache", torch.tensor([1, 0]), [1, 0])
+    rest("batch_repeat_interleave", 2, [0, 0, 1, 1])
+    cache = model(IDS[:, :7], use_cache=True).past_key_values
+    cache.reset()
+    assert_near(model(IDS, past_key_values=cache).logits, full)
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+@torch.no_grad()
+def test_a_mask_of_the_caller_hides_keys(use_cache: bool) -> None:
+    """Two documents in a row, told by the mask alone."""
+    model, length = evicting(), IDS.shape[1]
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    mask[5:, :5] = False
+    other = IDS.clone()
+    other[:, :5] += 24
+    first, second = (
+        model(ids, attention_mask=mask[None, None], use_cache=use_cache).logits[:, 5:]
+        for ids in (IDS, other)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(model(IDS).logits[:, 5:], model(other).logits[:, 5:])
+
+
+def test_another_attention_is_refused() -> None:
+    model = evicting()
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="which loading sets, not 'eager'"):
+        model(IDS)

@@ -143,6 +143,8 @@ def test_a_number_of_parameters_out_of_reach_is_refused() -> None:
         ValueError, match=r"on these 2 matrices trains 500 .*, and 200 at the least"
     ):
         nearest_ranks({"a": 100, "b": 100}, 549)
+    with pytest.raises(ValueError, match="have none of its matrices"):
+        nearest_ranks({}, 549)
     with pytest.raises(ValueError, match=r"'rank' \(2\) and 'parameters' \(9\) exclude each other"):
         built(parameters=9)
 

@@ -269,3 +269,22 @@ def test_a_fit_shows_how_it_goes(
     assert trainer.tokens == used
     # Finished updates, the time they took and the time that is left.
     assert re.search(r"training: 100%.* 3/3 \[\d\d:\d\d<00:00", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {"attention_dropout": 0.5}),
+        ("phi3", {"attention_dropout": 0.5, "resid_pdrop": 0.5}),
+        ("seed_oss", {"attention_dropout": 0.5, "residual_dropout": 0.5}),
+    ],
+)
+@torch.no_grad()
+def test_dropout_of_the_backbone_is_off(
+    kind: str, changes: dict[str, float], tmp_path: Path
+) -> None:
+    model, ids = make_model(kind, **changes), torch.arange(12)[None]
+    expected = model(ids).logits
+    assert not torch.equal(model.train()(ids).logits, expected)
+    trainer_for("lora", tmp_path, model=model)
+    assert torch.equal(model.train()(ids).logits, expected)
