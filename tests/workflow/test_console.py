@@ -165,3 +165,17 @@ def test_arguments_are_refused_before_weights_are_read(
     places |= {f"OUT{end}": str(tmp_path / f"out{end}") for end in ("", ".json", ".yaml", ".md")}
     words = [places.get(word, word.replace("DATA/", f"{places['DATA']}/")) for word in command]
     assert said in refuse(*words)
+
+
+@pytest.mark.parametrize(("command", "offline"), [("fetch", "None"), ("fit", "1")])
+def test_a_command_that_brings_models_may_ask_the_hub(
+    command: str, offline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    code = (
+        "import os, runpy, sys\n"
+        f"sys.argv = ['skipbench', {command!r}, '--help']\n"
+        "try: runpy.run_module('workflows.console', run_name='__main__')\n"
+        "except SystemExit: print(os.environ.get('HF_HUB_OFFLINE'))"
+    )
+    assert steps.python("-c", code).stdout.splitlines()[-1] == offline

@@ -22,6 +22,14 @@ def explain(made: Path, capfd: pytest.CaptureFixture[str], *words: str) -> str:
     return capfd.readouterr().out
 
 
+def test_a_row_without_a_budget_is_held_against_every_line_in_focus(
+    made: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = explain(made, capfd, "--row", "lora", "--task", "left")
+    for budget in (25, 40):
+        assert f"minus hero at {budget} %" in said
+
+
 def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--row", "hero", "--budget", "0.25", "--task", "left", "--seed", "43"]
     said = " ".join(explain(made, capfd, *words).split())
@@ -35,7 +43,7 @@ def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) ->
     prompts = 100 * run["rates"]["prompt"]["skip"]
     assert f"{prompts:.2f} % on prompt tokens, {sum(skips) / 2:.2f} % on answer tokens" in said
     assert f"record {file}" in said
-    assert "test split, 0 shots" in said
+    assert "the split that the task scores, 0 shots" in said
     assert "committed; methods/core c, methods/hero m; lm_eval" in said
     solved = {}
     for name, path in (("mine", file), ("base", made / "a/toy/dense/b0/s42/record.json")):

@@ -14,6 +14,8 @@ from methods.base import Request
 from tests import steps
 from workflows import ROOT
 from workflows.steps.tune import (
+    DIVERGED,
+    Try,
     _identity,
     best_try,
     enter,
@@ -51,6 +53,18 @@ def suite() -> Suite:
 def test_trained_rows_and_healed_ones_are_tuned_but_no_variants(suite: Suite) -> None:
     assert [job.row for job in jobs_to_tune(suite, None)] == ["healed", "hero", "lora"]
     assert [job.row for job in jobs_to_tune(suite, ["hero-no-history"])] == ["hero-no-history"]
+
+
+def test_a_rate_that_diverges_meets_no_budget(suite: Suite) -> None:
+    job = jobs_to_tune(suite, ["hero"])[0]
+
+    def attempt(**choice: Any) -> Try:
+        if choice["learning_rate"] == 0.1:
+            return {**choice, "right": 0.0, "loss": DIVERGED}
+        return {**choice, "right": 0.2, "loss": 4.0, "skip": 0.01}
+
+    with pytest.raises(ValueError, match="hero: no try meets the budget 0.25"):
+        tune(job, (0.001, 0.1), (), attempt)
 
 
 def test_a_rate_at_which_nothing_is_skipped_cannot_win(suite: Suite) -> None:

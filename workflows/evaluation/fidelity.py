@@ -178,7 +178,9 @@ def measure(
     routed = isinstance(decoder(model), RoutedDecoder)
     tallies = {kind: Tally(ledger) for kind in SUMS}
     lines: dict[str, list[Tensor]] = {kind: [] for kind in SUMS}
-    for batch, _, answers in weigh(documents, "pooled").batches(batch_size):
+    # In any batch size the same texts get a line.
+    texts = [document for document in documents if len(document.ids) > 1 or document.answers]
+    for batch, _, answers in weigh(texts, "pooled").batches(batch_size):
         marks = {"all": _has_next(batch.valid), "answer": answers > 0}
         counted = marks["all"] | marks["answer"]
         if not counted.any():

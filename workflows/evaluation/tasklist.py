@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,21 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
         "--task-data", type=Path, metavar="DIR",
         help="what the prepare stage left of each task; default: none",
     )  # fmt: skip
+
+
+def add_limit_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--limit``, which :func:`limited` takes."""
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="first N items of each task, an entry may have fewer; default: all",
+    )
+
+
+def limited(entries: Iterable[TaskEntry], limit: int | None) -> list[TaskEntry]:
+    """The entries with at most so many items each; None: as they are."""
+    return [entry if limit is None else entry.at_most(limit) for entry in entries]
 
 
 def task_folders(args: argparse.Namespace) -> list[Path]:

@@ -129,8 +129,12 @@ def read_record(file: Path) -> Record:
     return to_record(read_json(file), str(file))
 
 
-def read_speeds(file: Path) -> list[dict[str, Any]]:
-    """The measurements of a run, as the time step wrote them.
+def read_speeds(file: Path, weights: str | None) -> list[dict[str, Any]] | None:
+    """The measurements of a run, as the time step wrote them; None if they are of another model.
+
+    Args:
+        file: What the step wrote.
+        weights: Hash of the run's fitted weights.
 
     Raises:
         ValueError: The file is not JSON, or a line lacks what tables show.
@@ -138,7 +142,7 @@ def read_speeds(file: Path) -> list[dict[str, Any]]:
     entries = read_json(file)
     _check("speed", entries, str(file))
     lines: list[dict[str, Any]] = entries["lines"]
-    return lines
+    return lines if entries.get("weights_hash", weights) == weights else None
 
 
 def read_decisions(file: Path) -> dict[str, Any]:

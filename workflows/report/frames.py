@@ -36,7 +36,9 @@ def make_frames(results: Results, spread: SeedSpread | None = None) -> Frames:
         "speeds": speed_frame(results.panels, results.speeds),
         "noise": noise_frame(results.panels, results.repeats, results.repeat_items),
     }
-    retain = with_seed_deviation(retain_frame(results.panels), results.records, spread)
+    retain = with_seed_deviation(
+        retain_frame(results.panels), results.records, results.settings["retain_tasks"], spread
+    )
     order = order_frame(retain, known_backbones(results.panels))
     frames["paper_order"], frames["paper_agreement"] = order, agreement_frame(order)
     return {

@@ -20,6 +20,7 @@ from workflows.report.page_data import page_data
 from workflows.report.paper.show import without_record
 from workflows.report.render import html_table
 from workflows.report.results import Results
+from workflows.report.seeds import fits
 from workflows.stats.comparable import code_by_part
 
 PAGES = ROOT / "workflows" / "report"
@@ -154,6 +155,7 @@ def source(results: Results, cautions: Sequence[str]) -> dict[str, Any]:
         "reference_row": results.settings["reference_row"],
         "tokens": records[0].rates["all"].tokens,
         "limits": sorted({s.n for record in records for s in record.scores if s.k is not None}),
+        "fits": fits(records),
         "backbones": {
             record.backbone.name: {
                 name: getattr(record.backbone, name) for name in ("parameters", "layers", "hash")

@@ -42,6 +42,7 @@ class Results:
         repeat_items: Index of a repeat -> its frame of items.
         speeds: Measured times of runs.
         missing: Runs of the suite without a record, by row and budget, and why some failed.
+        other_models: Runs whose times are of an earlier model, so that no table shows them.
     """
 
     place: str
@@ -54,6 +55,7 @@ class Results:
     repeat_items: dict[int, pd.DataFrame]
     speeds: Speeds
     missing: list[str]
+    other_models: list[str]
 
     def name_of(self, file: Path) -> str:
         """What people call a file of the folder."""
@@ -105,15 +107,21 @@ def _read(folder: Path, name: str) -> Results:
     tasks = _retain_tasks(settings["retain_tasks"], every)
     panels = make_panels(records, items, tasks, settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
-    speeds = _read_speeds(records, files)
+    speeds, others = _read_speeds(records, files)
     return Results(
-        name, folder, settings, records, files, panels, repeats, repeat_items, speeds, missing
-    )
+        name, folder, settings, records, files, panels, repeats, repeat_items, speeds, missing,
+        others,
+    )  # fmt: skip
 
 
 def gaps(results: Results) -> list[str]:
     """Sentences on what tables lack: runs without a record, and tasks that do not count."""
     sentences = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
+    if results.other_models:
+        files = ", ".join(results.other_models)
+        sentences.append(
+            f"Times of an earlier model are left out: {files}; delete them to time again."
+        )
     every = [*results.records, *results.repeats]
     rows: dict[tuple[str, str], list[str]] = {}
     for record in every:
@@ -230,10 +238,18 @@ def _position(record: Record, order: dict[str, int]) -> tuple[Any, ...]:
     return (record.backbone.name, budget, place, record.row, record.seed)
 
 
-def _read_speeds(records: Sequence[Record], files: Sequence[Path]) -> Speeds:
-    """The measurements of the runs that were timed."""
+def _read_speeds(records: Sequence[Record], files: Sequence[Path]) -> tuple[Speeds, list[str]]:
+    """The measurements of the runs that were timed, and the files that are of other models."""
+    speeds, others = {}, []
     pairs = [(record, file.with_name(SPEED)) for record, file in zip(records, files, strict=True)]
-    return {key(record): read_speeds(file) for record, file in pairs if file.is_file()}
+    for record, file in pairs:
+        if file.is_file():
+            lines = read_speeds(file, record.weights_hash)
+            if lines is None:
+                others.append("/".join(file.parts[-5:]))
+            else:
+                speeds[key(record)] = lines
+    return speeds, others
 
 
 def _check_twins(records: Sequence[Record], files: Sequence[Path]) -> None:
@@ -309,4 +325,5 @@ def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
             f"{folder / 'suite.json'}: retain_tasks must be a list of names, reference_row a name"
         )
     check_one_split(settings["retain_tasks"])
+    settings["retain_tasks"] = list(dict.fromkeys(settings["retain_tasks"]))
     return settings

@@ -6,6 +6,8 @@ It comes from a published suite with several seeds, whose folder is an option of
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +30,30 @@ class SeedSpread(NamedTuple):
         name: Its folder, for people.
         retain: Its retain frame; the deviation is in ``retain_std``.
         updates: Updates of its trained rows; None where its source does not say.
+        source: What its source.json says of backbones, tasks of the Retain and params.
     """
 
     name: str
     retain: pd.DataFrame
     updates: int | None
+    source: Mapping[str, Any]
+
+    def of(self, fits: Mapping[str, str], tasks: Sequence[str]) -> dict[str, float]:
+        """Name of a line -> its deviation, where it was fitted and is scored alike there.
+
+        Args:
+            fits: See :func:`fits`.
+            tasks: Of the Retain.
+        """
+        if set(tasks) != set(self.source["retain_tasks"]):
+            return {}
+        there = self.source.get("fits", {})
+        names = [_name(*(line[key] for key in KEYS)) for line in self.retain.to_dict("records")]
+        return {
+            name: deviation
+            for name, deviation in zip(names, self.retain["retain_std"], strict=True)
+            if name in fits and there.get(name) == fits[name] and not pd.isna(deviation)
+        }
 
     def label(self, settings: Mapping[str, Any]) -> str:
         """``reports/reference/headline (1,500 updates there, 600 here)``.
@@ -76,28 +97,52 @@ def read_spread(folder: Path | None) -> SeedSpread | None:
     own = folder.resolve()
     name = own.relative_to(ROOT) if own.is_relative_to(ROOT) else folder
     return SeedSpread(
-        name.as_posix(), pd.read_csv(file), settings.get("training", {}).get("updates")
+        name.as_posix(), pd.read_csv(file), settings.get("training", {}).get("updates"), settings
     )
 
 
+def fits(records: Sequence[Record]) -> dict[str, str]:
+    """Name of a line -> digest of backbone and params; the number of updates may differ."""
+    digests = {}
+    for record in records:
+        params = {name: value for name, value in record.params.items() if name != "updates"}
+        text = json.dumps([record.backbone.hash, params], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        target = None if record.budget is None else 100 * record.budget
+        # A row without a protocol is a line of the tables of both.
+        for match in [record.match] if record.match else ("pooled", "split"):
+            digests[_name(record.backbone.name, target, match, record.row)] = digest
+    return digests
+
+
 def with_seed_deviation(
-    retain: pd.DataFrame, records: Sequence[Record], spread: SeedSpread | None
+    retain: pd.DataFrame,
+    records: Sequence[Record],
+    tasks: Sequence[str],
+    spread: SeedSpread | None,
 ) -> pd.DataFrame:
     """The retain frame with ``seed_std``, in points, for trained rows that ran one seed.
 
-    Where no deviation is known the note says so.
+    A deviation counts if it is of the same backbone, params and tasks of the Retain. Where none is
+    known the note says so.
     """
     trained_rows = {
         (record.backbone.name, record.row)
         for record in records
         if record.fit is not None and record.fit.trained_parameters
     }
-    published = retain.head(0) if spread is None else spread.retain
-    there = retain[KEYS].merge(published[[*KEYS, "retain_std"]], on=KEYS, how="left")["retain_std"]
+    known = {} if spread is None else spread.of(fits(records), tasks)
     deviations, notes = [], []
-    for line, deviation in zip(retain.to_dict("records"), there, strict=True):
+    for line in retain.to_dict("records"):
+        deviation = known.get(_name(*(line[key] for key in KEYS)))
         alone = line["seeds"] == 1 and (line["backbone"], line["row"]) in trained_rows
-        silent = ["between seeds: not known"] if alone and pd.isna(deviation) else []
+        silent = ["between seeds: not known"] if alone and deviation is None else []
         deviations.append(deviation if alone else None)
         notes.append("; ".join(filter(None, [line["note"], *silent])))
     return retain.assign(seed_std=pd.Series(deviations, dtype=float), note=notes)
+
+
+def _name(backbone: str, target: float | None, match: str, row: str) -> str:
+    """``demo/25/pooled/hero``."""
+    percent = "-" if target is None or pd.isna(target) else f"{target:g}"
+    return f"{backbone}/{percent}/{match}/{row}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -30,16 +31,26 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def resumable_folder(folder: Path) -> Iterator[Path]:
+def resumable_folder(folder: Path, origin: str) -> Iterator[Path]:
     """As :func:`whole_folder`, but after an error the files stay, and the next call continues.
+
+    Args:
+        folder: To be written.
+        origin: What it is made from; files of another origin are deleted.
 
     Raises:
         ValueError: ``folder`` exists already, or its parent is a file.
     """
     _check_new(folder)
     _check_parents(folder)
-    temporary = folder.parent / f".{folder.name}.part"
-    temporary.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(origin.encode()).hexdigest()[:8]
+    temporary, start = folder.parent / f".{folder.name}.{digest}.part", f".{folder.name}."
+    for other in list(folder.parent.iterdir()):
+        of_fetch = other.name.startswith(start) and other.name.endswith(".part")
+        if of_fetch and len(other.name) == len(temporary.name) and other != temporary:
+            shutil.rmtree(other)
+    temporary.mkdir(exist_ok=True)
     try:
         yield temporary
     finally:

@@ -90,8 +90,14 @@ def check(file: Path) -> None:
 
 
 def _unread(reader: Any, architecture: str) -> Iterator[str]:
-    """What transformers would leave out without a word: rotary scaling, and a Llama's biases."""
+    """What transformers would leave out without a word: rotary scaling, by its old name too, a view
+    of later tokens, and a Llama's biases.
+    """
     for field in reader.fields:
+        if field.endswith(".rope.scale_linear") and _field(reader, field) != 1.0:
+            yield f"{field} = {_field(reader, field)}"
+        if field.endswith(".attention.causal") and not _field(reader, field):
+            yield f"{field} = false"
         if ".rope.scaling." in field and field.endswith((".type", ".factor")):
             value = _field(reader, field)
             if value not in ("none", 1.0):

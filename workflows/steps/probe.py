@@ -16,8 +16,10 @@ from workflows.evaluation.loading import reasons_not_to_run
 from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.tasklist import (
     OWN_TASKS,
+    add_limit_argument,
     add_task_arguments,
     check_names,
+    limited,
     parse_tasks,
     task_folders,
 )
@@ -39,6 +41,7 @@ def arguments() -> argparse.Namespace:
         help="whose chat template tasks with one take; default: none",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draw of documents")
+    add_limit_argument(parser)
     parser.add_argument(
         "--share-prefix", action="store_true",
         help="a context is scored, and counts, once for all its answers",
@@ -51,9 +54,9 @@ def main() -> None:
     """Check the arguments, build the rows, write them."""
     args = arguments()
     check_place(args.out, ".jsonl")
-    check_positive(args, "rows")
+    check_positive(args, "rows", "limit")
     folders = task_folders(args)
-    entries = parse_tasks(args.tasks)
+    entries = limited(parse_tasks(args.tasks), args.limit)
     check_names(entries, [OWN_TASKS, *folders])
     tokenizer = None
     if args.backbone is not None:

@@ -38,8 +38,10 @@ from workflows.evaluation.store import FIDELITY, HASHES, ScoreStore, kept
 from workflows.evaluation.tasklist import (
     OWN_TASKS,
     TaskEntry,
+    add_limit_argument,
     add_task_arguments,
     check_names,
+    limited,
     parse_tasks,
     task_folders,
 )
@@ -86,12 +88,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
     add_task_arguments(parser)
-    parser.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="first N items of each task, an entry may have fewer; default: all",
-    )
+    add_limit_argument(parser)
     parser.add_argument("--batch-size", type=int, default=16, help="sequences per pass")
     parser.add_argument(
         "--max-length", type=int, help="context window, at most the config's; default: that"
@@ -165,8 +162,7 @@ def evaluate(
     if card.not_applicable is not None:
         return record, None
     checkpoint = load_any(args.model, args.backbone, device)
-    if args.limit is not None:
-        entries = [entry.at_most(args.limit) for entry in entries]
+    entries = limited(entries, args.limit)
     lm = CountingLM(
         **harness_arguments(checkpoint),
         batch_size=args.batch_size,
@@ -254,7 +250,7 @@ def conditions(args: argparse.Namespace, lm: CountingLM, device: str, start: flo
     return Evaluation(
         batch_size=args.batch_size,
         equal_lengths=not lm.batchable,
-        share_prefix=lm.share_prefix,
+        share_prefix=lm.share_prefix and lm.batchable,
         max_length=lm.max_length,
         end_tokens=sorted(lm.ends),
         device=device,

@@ -200,6 +200,7 @@ def write(
         "lines": lines,
         "left": rest,
         "peak_memory_mb": peak_memory_mb(),
+        "weights_hash": None if args.model is None else read_card(args.model).weights_hash,
         **made_by,
     }
     with whole_file(args.out) as file:

@@ -64,6 +64,8 @@ Try = Mapping[str, Any]
 PLACE = ("budget", "match")
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 PARTS = ("training", "validation", "probe")
+# The loss that stands for a try that diverged.
+DIVERGED = 1e9
 
 
 def arguments() -> argparse.Namespace:
@@ -246,8 +248,8 @@ def tune(
 
 
 def meets(job: Job, attempt: Try) -> bool:
-    """Whether a try meets the job's budget."""
-    return met(job.budget, attempt.get("skip", job.budget))
+    """Whether a try meets the job's budget; one that diverged has no answers."""
+    return attempt["loss"] < DIVERGED and met(job.budget, attempt.get("skip", job.budget))
 
 
 def best_try(job: Job, tries: Sequence[Try]) -> Try:
@@ -290,7 +292,7 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
             outcome["skip"] = round(skip, 4)
     except DivergedError as error:
         print(f"{job.row} at {name}: {error}")
-        answers = Answers(0.0, 1e9)
+        answers = Answers(0.0, DIVERGED)
     outcome |= {"right": round(answers.right, 5), "loss": round(answers.loss, 5)}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(try_file, outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,14 +120,37 @@ def check_timing(config: Mapping[str, Any]) -> None:
 
 
 def check_fidelity(config: Mapping[str, Any]) -> None:
-    """Rows are compared with the dense model on texts.
+    """Rows are compared with the dense model on texts that no other part of the data holds.
 
     Raises:
-        ValueError: The part of the data is no text.
+        ValueError: The part of the data is no text, or another part may have its texts.
     """
-    source = config["data"].get("fidelity", {}).get("source", "")
+    data = config["data"]
+    if "fidelity" not in data:
+        return
+    own = data["fidelity"]
+    source = own["source"]
     if source.endswith(".npy"):
         raise ValueError(f"suite config, data.fidelity: {source} holds ids, and it needs texts")
+    # The backbone writes other texts for each part, a world others for training and calibration.
+    others = set(data) - {"fidelity"}
+    if source == SELF or source in PRESETS:
+        others &= set() if source == SELF else {"validation", "probe"}
+    for part in sorted(others):
+        if _same_texts(data[part], own):
+            raise ValueError(
+                f"suite config, data.fidelity: data.{part} takes texts of {source} too; give both "
+                "the same seed, and skip and rows of texts that lie apart"
+            )
+
+
+def _same_texts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two parts of the data may hold one text."""
+    if any(one.get(key) != other.get(key) for key in ("source", "revision", "split", "column")):
+        return False
+    first, last = sorted((one, other), key=lambda spec: spec.get("skip", 0))
+    end = first.get("skip", 0) + first.get("rows", math.inf)
+    return first.get("seed") != last.get("seed") or end > last.get("skip", 0)
 
 
 def check_paths(config: Mapping[str, Any], root: Path) -> None:

@@ -47,8 +47,8 @@ def score(suite: Suite, job: Job, batch_size: int | None = None) -> str:
     words = ["--suite", suite.name, "--backbone-name", job.backbone, "--row", job.row]
     words += ["--batch-size", str(batch_size or suite.config["batch_size"])]
     length = suite.config["backbones"][job.backbone].get("max_length")
-    for flag, value in (("--max-length", length), ("--limit", suite.config.get("limit"))):
-        words += [flag, str(value)] if value is not None else []
+    words += [] if length is None else ["--max-length", str(length)]
+    words += _limit(suite)
     # Scored again for the noise floor, the reference is not compared with itself.
     words += _fidelity(suite, job) if batch_size is None else []
     return shlex.join([*words, *_shared(suite), *_task_dir(suite)])
@@ -70,7 +70,7 @@ def probe(suite: Suite) -> str:
     tasks = json.dumps(suite.probe_tasks, sort_keys=True)
     words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
     words += ["--seed", str(source["seed"]), "--backbone", suite.backbone_folder(first)]
-    return shlex.join([*words, *_shared(suite), *_task_dir(suite)])
+    return shlex.join([*words, *_limit(suite), *_shared(suite), *_task_dir(suite)])
 
 
 def texts(suite: Suite, part: str) -> str:
@@ -93,6 +93,12 @@ def timing(suite: Suite) -> str:
     modes = "prefill,decode,training" if "training" in cases else "prefill,decode"
     words = [word for key in cases for word in (f"--{key}", str(cases[key]))]
     return shlex.join(["--modes", modes, *words])
+
+
+def _limit(suite: Suite) -> list[str]:
+    """The most items of a task: an argument of the steps that score, and that weigh tasks."""
+    limit = suite.config.get("limit")
+    return [] if limit is None else ["--limit", str(limit)]
 
 
 def _shared(suite: Suite) -> list[str]:

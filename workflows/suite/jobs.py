@@ -145,9 +145,9 @@ class Suite:
         return [part for part, data in self.config["data"].items() if data["source"] == SELF]
 
     def noise_files(self) -> list[str]:
-        """Records of the reference at other batch sizes, beside its own."""
+        """Records of the reference, at its lowest budget, at other batch sizes; beside its own."""
         first: dict[str, str] = {}
-        for job in self.jobs:
+        for job in sorted(self.jobs, key=lambda job: job.budget or 0.0):
             if job.row == self.config["reference_row"]:
                 first.setdefault(job.backbone, job.folder)
         sizes = self.config["noise_batch_sizes"]

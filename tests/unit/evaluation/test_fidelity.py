@@ -135,6 +135,15 @@ def test_texts_without_an_answer_have_no_distance_on_answers() -> None:
     assert list(result.sums) == list(result.as_json()["distances"]) == ["all"]
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_text_without_a_position_has_no_line_in_any_batch(batch_size: int) -> None:
+    model = make_model()
+    ledger = Ledger.of(model, count(model), len(layers(model)))
+    texts = [Document([3], 0), Document([3, 4], 0), Document([5, 4, 3], 0)]
+    found = measure(model, model, ledger, texts, batch_size)
+    assert found.sums["all"]["tokens"].tolist() == [1, 2]
+
+
 def test_the_hash_of_texts_follows_tokens_and_answers() -> None:
     model = make_model()
     ledger = Ledger.of(model, count(model), len(layers(model)))

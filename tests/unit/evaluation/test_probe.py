@@ -20,7 +20,7 @@ from tests.toys.sharing import make_lm
 from tests.toys.texts import VOCABULARY, make_tokenizer, sentence, write_jsonl
 from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.score import pool, score
-from workflows.evaluation.tasklist import TaskEntry
+from workflows.evaluation.tasklist import TaskEntry, limited
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content }} w9 {% endfor %}"
@@ -120,6 +120,15 @@ def test_the_probe_counts_tokens_as_the_harness_does(share: bool, tmp_path: Path
     np.testing.assert_allclose(1 - found.numpy(), ran, rtol=1e-6)
     prompts = {document.counts[0] for document in documents}
     assert prompts == ({1 / 3, 1.0} if share else {1.0, 3.0})
+
+
+def test_a_task_counts_as_many_items_as_are_scored(tmp_path: Path) -> None:
+    folder = write_task(tmp_path)
+    (few,) = limited([TaskEntry("made")], 3)
+    (own,) = limited([TaskEntry("made", limit=2)], 3)
+    for entry, items in ((few, 3), (own, 2)):
+        counts = [row["counts"] for row in probe_rows([entry], [folder], 100)]
+        assert counts == [[items / len(TRAIN)] * 2] * len(counts)
 
 
 def test_so_many_documents_are_drawn_under_the_seed(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests import steps
+from tests import records, steps
 from tests.records import NASTY, TOKENS, write_full_suite
 from workflows.report.frames import make_frames
 from workflows.report.page import embed
 from workflows.report.page_data import MOST, POINTS, page_data, shown_decision
 from workflows.report.published import REFERENCE
 from workflows.report.results import read_results
-from workflows.report.seeds import read_spread
+from workflows.report.seeds import SeedSpread, fits, read_spread
 
 Data = dict[str, Any]
 
@@ -159,6 +159,24 @@ def test_fits_behind_a_deviation_between_seeds_are_told_where_they_differ() -> N
     label = "reports/reference/headline (1,500 updates there, 600 here)"
     assert spread.label({"training": {"updates": 600}}) == label
     assert spread.label({"training": {"updates": 1500}}) == spread.label({}) == spread.name
+
+
+def test_a_deviation_counts_where_backbone_params_and_tasks_are_those_of_the_seeds() -> None:
+    published = {"backbone": "toy", "target": 25.0, "match": "pooled", "row": "hero"}
+    lines = pd.DataFrame([published | {"retain_std": 2.0}])
+    record = records.record(
+        "hero", 0.25, records.score("a", [1]), params={"gamma": 1, "updates": 1500}
+    )
+    (there,) = records.typed(record)
+    spread = SeedSpread("made", lines, 1500, {"retain_tasks": ["a"], "fits": fits([there])})
+
+    def known(tasks: list[str], **changes: Any) -> list[float]:
+        (here,) = records.typed(record | changes)
+        return list(spread.of(fits([here]), tasks).values())
+
+    assert known(["a"]) == known(["a"], params={"gamma": 1, "updates": 9}) == [2.0]
+    assert known(["b"]) == known(["a"], params={"gamma": 2, "updates": 1500}) == []
+    assert known(["a"], backbone=record["backbone"] | {"hash": "f" * 16}) == []
 
 
 def test_a_folder_that_is_no_published_suite_of_several_seeds_is_refused(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from workflows import ROOT
-from workflows.runtime.files import whole_file, whole_folder
+from workflows.runtime.files import resumable_folder, whole_file, whole_folder
 
 WRITER = """
 import sys
@@ -70,3 +70,22 @@ def test_a_block_that_fails_leaves_nothing(kind: str, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), whole(kind, tmp_path / "out"):
         raise RuntimeError
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_goes_on_with_files_of_its_own_origin_alone(tmp_path: Path) -> None:
+    def begin(origin: str) -> list[str]:
+        found = list[str]()
+        with suppress(KeyboardInterrupt), resumable_folder(tmp_path / "m", origin) as folder:
+            found += sorted(file.name for file in folder.iterdir())
+            (folder / f"part of {origin}").touch()
+            raise KeyboardInterrupt
+        return found
+
+    assert begin("first") == []
+    assert begin("first") == ["part of first"]
+    assert begin("second") == []
+    assert len(list(tmp_path.iterdir())) == 1
+    with resumable_folder(tmp_path / "m", "second"):
+        pass
+    assert [file.name for file in (tmp_path / "m").iterdir()] == ["part of second"]
+    assert len(list(tmp_path.iterdir())) == 1

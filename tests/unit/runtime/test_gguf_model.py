@@ -141,7 +141,14 @@ def test_settings_lose_the_digits_that_float32_added() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["rope_freqs.weight", "llama.rope.scaling.type", "blk.0.attn_q.bias"]
+    "what",
+    [
+        "rope_freqs.weight",
+        "llama.rope.scaling.type",
+        "llama.rope.scale_linear",
+        "llama.attention.causal",
+        "blk.0.attn_q.bias",
+    ],
 )
 def test_what_would_be_lost_is_refused(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +157,10 @@ def test_what_would_be_lost_is_refused(
         def write_header_to_file(self, path: Path | None = None) -> None:
             if "scaling" in what:
                 self.add_rope_scaling_type(RopeScalingType.LINEAR)
+            elif what.endswith("scale_linear"):
+                self.add_float32(what, 4.0)
+            elif what.endswith("causal"):
+                self.add_bool(what, False)
             else:
                 self.add_tensor(what, np.ones(4, np.float32))
             super().write_header_to_file(path)

@@ -32,6 +32,7 @@ def test_equal_runs_pass() -> None:
         ({"shots": 5}, r"with different numbers of demonstrations of 'a' \(0 and 5\)"),
         ({"n": 3}, r"on different numbers of items of 'a' \(2 and 3\)"),
         ({"chat_template": True}, r"with and without a chat template on 'a' \(False and True\)"),
+        ({"chance": 0.5}, r"with different chances of 'a' \(0.25 and 0.5\)"),
         (
             {"higher_is_better": False},
             r"with more and with less as better on 'a' \(True and False\)",

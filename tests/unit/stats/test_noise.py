@@ -41,7 +41,7 @@ def test_the_noise_floor_by_hand() -> None:
 
 
 def test_noise_of_another_row_is_refused() -> None:
-    for wrong in (run("hero", 30), dense() | {"seed": 7}):
+    for wrong in (run("hero", 30), dense() | {"seed": 7}, dense() | {"budget": 0.4}):
         plain, items = split(wrong)
         sentence = f"noise record of row '{plain.row}', seed {plain.seed}, on 'toy' is not of"
         with pytest.raises(ValueError, match=sentence):

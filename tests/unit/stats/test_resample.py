@@ -16,6 +16,7 @@ from workflows.stats.resample import (
     bootstrap,
     difference,
     interval,
+    mean_of_tasks,
     paired_difference,
 )
 
@@ -188,6 +189,25 @@ def test_degrees_of_freedom_of_a_difference_are_those_of_welch() -> None:
     assert (one - one).freedom == 8
     assert (one - single).freedom == 4
     assert (single - single).draws(0, "here") == [0]
+
+
+def test_seeds_of_the_reference_enter_a_mean_over_it_by_welch() -> None:
+    """Where items are not at chance, what is left is the classical formula for a ratio."""
+    lines = {
+        "dense": [{"a": np.ones(50)}],
+        "hero": [{"a": np.full(50, score)} for score in (0.5, 0.6, 0.7)],
+        "row": [{"a": np.full(50, score)} for score in (0.40, 0.44)],
+    }
+    samples = bootstrap(lines, "dense", ["a"], 10_000)
+    found = mean_of_tasks(samples, "row", ["a"], "hero")
+    own = np.var([0.40 / 0.6, 0.44 / 0.6], ddof=1) / 2
+    theirs = np.var([0.42 / 0.5, 0.42 / 0.6, 0.42 / 0.7], ddof=1) / 3
+    freedom = int((own + theirs) ** 2 / (own**2 / 1 + theirs**2 / 2))
+    width = stats.t.ppf(0.975, freedom) * (own + theirs) ** 0.5
+    assert found.value == pytest.approx(0.42 / 0.6)
+    assert interval(found.draws) == pytest.approx((0.7 - width, 0.7 + width), rel=1e-3)
+    assert mean_of_tasks(samples, "row", ["a"], "dense").error.between < own + theirs
+    assert mean_of_tasks(samples, "hero", ["a"], "hero").error.freedom == 2
 
 
 def test_what_cannot_be_resampled_is_refused() -> None:

@@ -93,3 +93,19 @@ def test_rows_without_a_target_are_timed_as_well(tmp_path: Path) -> None:
     steps.report_tables(results, tmp_path / "report")
     assert set(pd.read_csv(tmp_path / "report/tables/speeds.csv")["row"]) == {"dense", "lora"}
     assert "1.25" in (tmp_path / "report/tables/retain.md").read_text()
+
+
+def test_times_of_an_earlier_model_are_left_out(tmp_path: Path) -> None:
+    results = write_suite(tmp_path / "results")
+    lines = [line("prefill", "8x64", 0.8, 0.75)]
+    files = sorted(results.glob("*/hero/b25/*/record.json"))
+    for file, weights in zip(files, ("another", None), strict=False):
+        own = json.loads(file.read_text())["weights_hash"]
+        speed = {"lines": lines, "weights_hash": weights or own}
+        file.with_name("speed.json").write_text(json.dumps(speed))
+    steps.report_tables(results, tmp_path / "report")
+    frame = pd.read_csv(tmp_path / "report/tables/speeds.csv")
+    assert frame["row"].tolist() == ["hero"]
+    place = files[0].parent.relative_to(results).as_posix()
+    page = (tmp_path / "report/index.html").read_text()
+    assert f"Times of an earlier model are left out: {place}/speed.json" in page

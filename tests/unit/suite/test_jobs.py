@@ -238,6 +238,10 @@ def test_a_suite_gives_the_parts_it_has(root: Path) -> None:
     assert suite.data_files(job) == {"calibration": "ids.npy", "probe": probe}
     assert suite.prepared_files() == [probe, *suite.task_data_files()]
     assert "--rows 8 --seed 0 --backbone toy" in commands.probe(suite)
+    assert "--limit" not in commands.probe(suite)
+    short = read_suite(config(rows=["dense", "hero"], data=data, limit=30), root)
+    for words in (commands.probe(short), commands.score(short, short.jobs[0])):
+        assert "--limit 30" in words
 
 
 def test_a_task_that_is_added_stays_out_of_a_probe_that_is_made(
@@ -260,7 +264,10 @@ def test_a_task_that_is_added_stays_out_of_a_probe_that_is_made(
 
 
 def test_texts_of_fidelity_go_to_the_score_step_alone(root: Path) -> None:
-    data = {part: {"source": "text.txt"} for part in ("probe", "fidelity")}
+    data = {
+        "probe": {"source": "text.txt", "rows": 2},
+        "fidelity": {"source": "text.txt", "skip": 2},
+    }
     changes = {"rows": ["dense", "hero"], "max_length": 64, "noise_batch_sizes": [8]}
     suite = read_suite(config(data=data, **changes), root)
     file = "results/tiny/data/fidelity.jsonl"

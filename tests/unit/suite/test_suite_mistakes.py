@@ -72,6 +72,7 @@ WRONG = [
         "tasks: Retain needs a task beside perplexity",
     ),
     ({"retain_tasks": ["boolq", "arc_easy"]}, "retain_tasks: 'arc_easy' is not scored"),
+    ({"retain_tasks": ["boolq", "boolq"]}, "retain_tasks: ['boolq', 'boolq'] has non-unique"),
     ({"reference_row": "lora"}, "reference_row: 'lora' is not among the rows"),
     (
         {"rows": ["dense", "lora", "shortgpt"], "focus": "hero"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,29 @@ def test_the_texts_of_fidelity_are_in_no_other_part(
 def test_neither_fits_nor_the_tune_step_read_the_texts_of_fidelity(suite: Suite) -> None:
     assert {*tune.PARTS} <= {*DATA_PARTS}
     assert all(FIDELITY not in suite.data_files(job) for job in suite.jobs)
+
+
+@pytest.mark.parametrize(
+    ("other", "fidelity", "overlap"),
+    [
+        ({"rows": 50}, {"skip": 50}, False),
+        ({"rows": 51}, {"skip": 50}, True),
+        ({"skip": 98}, {"skip": 50, "rows": 48}, False),
+        ({"skip": 97}, {"skip": 50, "rows": 48}, True),
+        ({}, {"skip": 50, "rows": 48}, True),
+        ({"rows": 50, "seed": 1}, {"skip": 50}, True),
+        ({"rows": 51, "column": "messages"}, {"skip": 50}, False),
+    ],
+)
+def test_parts_of_one_source_that_may_hold_texts_of_fidelity_are_refused(
+    other: dict[str, Any], fidelity: dict[str, Any], overlap: bool
+) -> None:
+    data = {
+        part: {"source": "hub:own/texts", **spec}
+        for part, spec in (("training", other), ("fidelity", fidelity))
+    }
+    config = read_configs(["demo"])
+    config["data"] |= data
+    said = "data.fidelity: data.training takes texts of hub:own/texts too"
+    with pytest.raises(ValueError, match=said) if overlap else nullcontext():
+        read_suite(config)
