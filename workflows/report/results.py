@@ -215,10 +215,13 @@ def _run(job: Job) -> tuple[str, ...]:
 
 
 def _label_runs(missing: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
-    """Runs without a record, as row, budget and seeds; budgets without any record by themselves."""
-    labels = {job.label for job in missing} - {job.label for job in jobs if job not in missing}
-    names: dict[str, list[str]] = {f"all of {label}": [] for label in sorted(labels)}
-    for job in (job for job in missing if job.label not in labels):
+    """Runs without a record, by row; a budget or a seed without any record stands by itself."""
+    rest = [job for job in jobs if job not in missing]
+    labels = {job.label for job in missing} - {job.label for job in rest}
+    seeds = {job.seed for job in missing} - {job.seed for job in rest}
+    whole = [*sorted(labels), *(f"s{seed}" for seed in sorted(seeds))]
+    names: dict[str, list[str]] = {f"all of {part}": [] for part in whole}
+    for job in (job for job in missing if job.label not in labels and job.seed not in seeds):
         names.setdefault(f"{job.row} {job.label}", []).append(f"s{job.seed}")
     return [" ".join([name, *seeds]) for name, seeds in names.items()]
 

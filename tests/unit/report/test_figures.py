@@ -116,7 +116,7 @@ def test_without_above_chance_it_has_no_figure(suite_data: Data) -> None:
     assert draw(replace(suite_data, retain=retain.assign(above_chance=np.nan)), 2) == {}
     assert draw(replace(suite_data, retain=retain.drop(columns="above_chance")), 2) == {}
     # Frames that were committed before the measure lack its columns, or have them empty.
-    assert draw(reference("headline"), 2) == {}
+    assert draw(reference("parts"), 2) == {}
 
 
 def test_many_rows_stand_on_several_sheets_in_both_measures() -> None:
@@ -144,16 +144,18 @@ def test_the_frontier_is_what_nothing_beats() -> None:
         assert on != any(beaten)
 
 
-def test_rows_of_one_budget_have_no_frontier_and_of_several_one_row_at_each() -> None:
-    def legend_and_band(suite: str) -> tuple[set[str], list[Any]]:
-        figure = one("retain_over_skip", reference(suite))
+def test_rows_of_one_budget_have_no_frontier_and_of_several_one_row_at_each(
+    suite_data: Data,
+) -> None:
+    def legend_and_band(data: Data) -> tuple[set[str], list[Any]]:
+        figure = one("retain_over_skip", data)
         bands = [line for axis in figure.axes for line in axis.lines if line.get_linewidth() > 3]
         return {text.get_text() for text in figure.legends[0].get_texts()}, bands
 
-    texts, bands = legend_and_band("demo")
+    texts, bands = legend_and_band(reference("demo"))
     assert "frontier" not in texts
     assert not bands
-    texts, bands = legend_and_band("headline")
+    texts, bands = legend_and_band(suite_data)
     assert "frontier" in texts
     for band in bands:
         # A row that lies off its budget has a skip of its own.
@@ -290,9 +292,12 @@ def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
     assert axis.lines[0].get_xdata()[0] == 1.5
 
 
-def test_both_protocols_stand_beside_each_other() -> None:
-    data = reference("headline")
-    for axis, target in zip(one("protocols", data).axes, (25, 40), strict=True):
+@pytest.mark.parametrize(("suite", "targets"), [("headline", [25]), (None, [25, 40])])
+def test_both_protocols_stand_beside_each_other(
+    suite: str | None, targets: list[int], suite_data: Data
+) -> None:
+    data = suite_data if suite is None else reference(suite)
+    for axis, target in zip(one("protocols", data).axes, targets, strict=True):
         lines = data.retain[data.retain["target"] == target].dropna(subset="retain")
         pooled, split = (
             lines[lines["match"] == match].set_index("title") for match in ("pooled", "split")

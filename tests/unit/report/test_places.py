@@ -96,7 +96,7 @@ def test_what_any_part_names_and_none_has_is_missing(tmp_path: Path) -> None:
     first = part(tmp_path / "first", [42], config())
     second = part(tmp_path / "second", [44], config(seeds=[44, 45]))
     results = read_results(first, second)
-    assert gaps(results) == ["No record yet: random-skip b25 s43 s45."]
+    assert gaps(results) == ["No record yet: all of s43, all of s45."]
     assert results.settings["seeds"] == [44, 45]
     # Dense is not stochastic: its later run stands for the earlier, though of another seed.
     runs = [(run.row, run.seed) for run in results.records]
@@ -105,7 +105,7 @@ def test_what_any_part_names_and_none_has_is_missing(tmp_path: Path) -> None:
     assert gaps(read_results(tmp_path / "published")) == gaps(results)
     third = part(tmp_path / "third", [43], config(seeds=[43]))
     again = read_results(tmp_path / "published", third)
-    assert gaps(again) == ["No record yet: random-skip b25 s45."]
+    assert gaps(again) == ["No record yet: all of s45."]
 
 
 def test_places_that_make_no_table_are_refused(tmp_path: Path) -> None:
