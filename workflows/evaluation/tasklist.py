@@ -124,11 +124,9 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
 def add_limit_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--limit``, which :func:`limited` takes."""
     parser.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
+        "--limit", type=int, metavar="N",
         help="first N items of each task, an entry may have fewer; default: all",
-    )
+    )  # fmt: skip
 
 
 def limited(entries: Iterable[TaskEntry], limit: int | None) -> list[TaskEntry]:
