@@ -122,7 +122,12 @@ from methods.core.surgery.layers import (
     sublayer_size,
     unit_sizes,
 )
-from methods.core.surgery.layerwise import LayerGradients, layer_gradients, observe
+from methods.core.surgery.layerwise import (
+    LayerGradients,
+    gradient_reason,
+    layer_gradients,
+    observe,
+)
 from methods.core.surgery.sliced import (
     by_rows,
     ffn_writer,
@@ -149,14 +154,14 @@ __all__ = [
     "attention_masks", "attention_norm", "attention_units", "batches", "block_units", "by_rows",
     "calibrate", "calibrate_threshold", "candidate_layers", "check_least", "check_protect", "count",
     "decide_gates", "decoder", "embedding_factor", "evicting_units", "factor_of", "ffn",
-    "ffn_entry", "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms", "generator", "greedy_passes",
-    "greedy_rounds", "hashed_noise", "last_module", "lay_out", "layer_gradients", "layers",
-    "layers_alike", "layers_shortfall", "layers_to_remove", "load_fitted", "logistic_noise",
-    "lora_sizes", "mean_deviation", "merge_layers", "missing_biases", "module_units", "narrow",
-    "narrow_reason", "nearest", "nearest_ranks", "norm_behind", "observe", "perplexities",
-    "projection_weights", "projections", "read_card", "read_json", "remove_layers",
-    "remove_sublayers", "replace_layers", "route", "routed_layers", "router_of", "sample_gates",
-    "score_answers", "seed_for", "shortfall", "slice_stream", "sliced_parameters", "squared_use",
-    "sublayer_size", "task_weights", "thin", "uniform_hash", "unit_shares", "unit_sizes",
-    "unremovable", "weigh", "widths", "write",
+    "ffn_entry", "ffn_norm", "ffn_units", "ffn_writer", "fuse_norms", "generator",
+    "gradient_reason", "greedy_passes", "greedy_rounds", "hashed_noise", "last_module", "lay_out",
+    "layer_gradients", "layers", "layers_alike", "layers_shortfall", "layers_to_remove",
+    "load_fitted", "logistic_noise", "lora_sizes", "mean_deviation", "merge_layers",
+    "missing_biases", "module_units", "narrow", "narrow_reason", "nearest", "nearest_ranks",
+    "norm_behind", "observe", "perplexities", "projection_weights", "projections", "read_card",
+    "read_json", "remove_layers", "remove_sublayers", "replace_layers", "route", "routed_layers",
+    "router_of", "sample_gates", "score_answers", "seed_for", "shortfall", "slice_stream",
+    "sliced_parameters", "squared_use", "sublayer_size", "task_weights", "thin", "uniform_hash",
+    "unit_shares", "unit_sizes", "unremovable", "weigh", "widths", "write",
 ]  # fmt: skip

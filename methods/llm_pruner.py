@@ -20,6 +20,7 @@ from methods.api import (
     Request,
     Widths,
     check_least,
+    gradient_reason,
     layer_gradients,
     layers,
     narrow,
@@ -115,8 +116,9 @@ class LLMPruner(Method):
         """Neither a budget nor param ``ratio`` is set, heads cannot be removed, or gradients are in
         float16.
         """
-        if self.params.importance not in MAGNITUDES and backbone.model.dtype is torch.float16:
-            return "gradients underflow in float16, load the backbone in bfloat16 or float32"
+        by_gradients = self.params.importance not in MAGNITUDES
+        if by_gradients and (reason := gradient_reason(backbone.model)):
+            return reason
         if reason := narrow_reason(backbone.model):
             return reason
         if request.budget is None and self.params.ratio is None:

@@ -115,9 +115,9 @@ class ReplaceMe(Method):
             return "a norm follows what its FFNs write, so the matrix cannot be merged into them"
         if request.budget is None and self.params.layers is None:
             return "neither a budget nor param 'layers' says how many layers to remove"
-        if request.budget is not None and self.params.layers is None:
-            return layers_shortfall(backbone, request.budget)
-        return None
+        if request.budget is None or self.params.layers is not None:
+            return None
+        return layers_shortfall(backbone, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Choose the run of layers, fit the matrix, merge it and remove the run."""

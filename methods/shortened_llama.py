@@ -24,6 +24,7 @@ from methods.api import (
     attention_norm,
     check_least,
     ffn_norm,
+    gradient_reason,
     layer_gradients,
     layers,
     layers_to_remove,
@@ -128,9 +129,7 @@ class ShortenedLlama(Method):
         reason = unremovable(backbone, request.budget, self.params.layers, free)
         if reason is not None:
             return reason
-        if self.params.criterion == "taylor" and backbone.model.dtype == torch.float16:
-            return "gradients underflow in float16, load the backbone in bfloat16 or float32"
-        return None
+        return gradient_reason(backbone.model) if self.params.criterion == "taylor" else None
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Score the layers on the calibration documents and delete the lowest."""

@@ -179,12 +179,10 @@ def measure(
     tallies = {kind: Tally(ledger) for kind in SUMS}
     lines: dict[str, list[Tensor]] = {kind: [] for kind in SUMS}
     # In any batch size the same texts get a line.
-    texts = [document for document in documents if len(document.ids) > 1 or document.answers]
+    texts = [document for document in documents if len(document.ids) > 1 or document.answer_tokens]
     for batch, _, answers in weigh(texts, "pooled").batches(batch_size):
         marks = {"all": _has_next(batch.valid), "answer": answers > 0}
         counted = marks["all"] | marks["answer"]
-        if not counted.any():
-            continue
         ids, places = batch.ids.to(device), counted.to(device)
         dense = decoder(reference)(input_ids=ids, use_cache=False).last_hidden_state[places]
         extra = {"context": Context(answers=answers.to(device))} if routed else {}

@@ -127,7 +127,7 @@ class CountingLM(HFLM):
         )
         self.ledger = ledger
         self.batchable = batchable
-        self.share_prefix = share_prefix
+        self.share_prefix = share_prefix and batchable
         model.generation_config = greedy(model)
         # lm-eval's own end of text also ends a text: lm-eval passes it as a stop string.
         self.ends = {*end_tokens(model), self.eot_token_id} - {None}
@@ -192,7 +192,7 @@ class CountingLM(HFLM):
         A batch has one length where pads would change routes, and one column of the first answer
         token where the router reads the marks.
         """
-        if self.share_prefix and self.batchable:
+        if self.share_prefix:
             return answer_requests(self, requests, bool(options.get("disable_tqdm")))
 
         def length(request: tuple[Any, list[int], list[int]]) -> int:

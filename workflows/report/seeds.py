@@ -29,13 +29,11 @@ class SeedSpread(NamedTuple):
     Args:
         name: Its folder, for people.
         retain: Its retain frame; the deviation is in ``retain_std``.
-        updates: Updates of its trained rows; None where its source does not say.
-        source: What its source.json says of backbones, tasks of the Retain and params.
+        source: Its source.json: tasks of the Retain, digests of fits, training.
     """
 
     name: str
     retain: pd.DataFrame
-    updates: int | None
     source: Mapping[str, Any]
 
     def of(self, fits: Mapping[str, str], tasks: Sequence[str]) -> dict[str, float]:
@@ -61,9 +59,9 @@ class SeedSpread(NamedTuple):
         Args:
             settings: Of the suite that is shown, as in source.json.
         """
-        here = settings.get("training", {}).get("updates")
-        if self.updates and here and self.updates != here:
-            return f"{self.name} ({self.updates:,} updates there, {here:,} here)"
+        here, there = (each.get("training", {}).get("updates") for each in (settings, self.source))
+        if there and here and there != here:
+            return f"{self.name} ({there:,} updates there, {here:,} here)"
         return self.name
 
 
@@ -96,9 +94,7 @@ def read_spread(folder: Path | None) -> SeedSpread | None:
         raise ValueError(f"{file} is missing")
     own = folder.resolve()
     name = own.relative_to(ROOT) if own.is_relative_to(ROOT) else folder
-    return SeedSpread(
-        name.as_posix(), pd.read_csv(file), settings.get("training", {}).get("updates"), settings
-    )
+    return SeedSpread(name.as_posix(), pd.read_csv(file), settings)
 
 
 def fits(records: Sequence[Record]) -> dict[str, str]:

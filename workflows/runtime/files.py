@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import os
 import shutil
@@ -45,10 +46,9 @@ def resumable_folder(folder: Path, origin: str) -> Iterator[Path]:
     _check_parents(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(origin.encode()).hexdigest()[:8]
-    temporary, start = folder.parent / f".{folder.name}.{digest}.part", f".{folder.name}."
-    for other in list(folder.parent.iterdir()):
-        of_fetch = other.name.startswith(start) and other.name.endswith(".part")
-        if of_fetch and len(other.name) == len(temporary.name) and other != temporary:
+    temporary = folder.parent / f".{folder.name}.{digest}.part"
+    for other in folder.parent.glob(f".{glob.escape(folder.name)}.{'[0-9a-f]' * 8}.part"):
+        if other != temporary:
             shutil.rmtree(other)
     temporary.mkdir(exist_ok=True)
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,7 @@ def from_package(name: str, spec: dict[str, Any], folder: Path) -> dict[str, Any
     with _nothing_of_a_refusal(folder):
         wheel = download(name, folder)
         sha256 = file_facts(wheel)["sha256"]
-        if spec.get("sha256", sha256) != sha256:
-            raise ValueError(f"the wheel of {name} has the sha256 {sha256}, not {spec['sha256']}")
+        _check_hash(f"the wheel of {name}", sha256, spec)
         place = folder / "package"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
@@ -105,11 +104,15 @@ def from_file(name: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     file = Path(name)
     if not file.is_file():
         raise ValueError(f"--source gguf:{name}: there is no such file")
-    sha256 = file_facts(file)["sha256"]
-    if spec.get("sha256", sha256) != sha256:
-        raise ValueError(f"{name} has the sha256 {sha256}, not {spec['sha256']}")
+    if "sha256" in spec:
+        _check_hash(name, file_facts(file)["sha256"], spec)
     with _nothing_of_a_refusal(folder):
         return write_model(file, folder)
+
+
+def _check_hash(what: str, sha256: str, spec: Mapping[str, Any]) -> None:
+    if spec.get("sha256", sha256) != sha256:
+        raise ValueError(f"{what} has the sha256 {sha256}, not {spec['sha256']}")
 
 
 def write_model(model: Path, folder: Path) -> dict[str, Any]:

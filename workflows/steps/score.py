@@ -250,7 +250,7 @@ def conditions(args: argparse.Namespace, lm: CountingLM, device: str, start: flo
     return Evaluation(
         batch_size=args.batch_size,
         equal_lengths=not lm.batchable,
-        share_prefix=lm.share_prefix and lm.batchable,
+        share_prefix=lm.share_prefix,
         max_length=lm.max_length,
         end_tokens=sorted(lm.ends),
         device=device,

@@ -130,8 +130,10 @@ def main() -> None:
             torch.use_deterministic_algorithms(False)
         bench = Bench(device, args.rounds, args.warmup)
         pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
-        rows = [find_row(args.method)] if args.method else rows_of(read_card(args.model))
+        card = read_card(args.model) if args.model else None
+        rows = rows_of(card) if card else [find_row(args.method)]
         made_by = provenance([*fit_parts(*rows), "workflows/timing"])
+        made_by["weights_hash"] = card.weights_hash if card else None
         rest = len(pieces)
         write(args, made_by, device, lines, rest)
         for piece in pieces:
@@ -200,7 +202,6 @@ def write(
         "lines": lines,
         "left": rest,
         "peak_memory_mb": peak_memory_mb(),
-        "weights_hash": None if args.model is None else read_card(args.model).weights_hash,
         **made_by,
     }
     with whole_file(args.out) as file:

@@ -133,10 +133,8 @@ def check_fidelity(config: Mapping[str, Any]) -> None:
     if source.endswith(".npy"):
         raise ValueError(f"suite config, data.fidelity: {source} holds ids, and it needs texts")
     # The backbone writes other texts for each part, a world others for training and calibration.
-    others = set(data) - {"fidelity"}
-    if source == SELF or source in PRESETS:
-        others &= set() if source == SELF else {"validation", "probe"}
-    for part in sorted(others):
+    made = {SELF: (), **dict.fromkeys(PRESETS, ("validation", "probe"))}
+    for part in set(made.get(source, data)) & set(data) - {"fidelity"}:
         if _same_texts(data[part], own):
             raise ValueError(
                 f"suite config, data.fidelity: data.{part} takes texts of {source} too; give both "

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
 
 from methods.core.data import Batch
 from methods.core.model.backbone import decoder, layers, projection_weights
@@ -38,6 +39,13 @@ class Call(NamedTuple):
 
     hidden: Tensor
     options: dict[str, Any]
+
+
+def gradient_reason(model: PreTrainedModel) -> str | None:
+    """Why gradients of a model say nothing, or None."""
+    if model.dtype is torch.float16:
+        return "gradients underflow in float16, load the backbone in bfloat16 or float32"
+    return None
 
 
 def layer_gradients(

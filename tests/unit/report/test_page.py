@@ -168,7 +168,7 @@ def test_a_deviation_counts_where_backbone_params_and_tasks_are_those_of_the_see
         "hero", 0.25, records.score("a", [1]), params={"gamma": 1, "updates": 1500}
     )
     (there,) = records.typed(record)
-    spread = SeedSpread("made", lines, 1500, {"retain_tasks": ["a"], "fits": fits([there])})
+    spread = SeedSpread("made", lines, {"retain_tasks": ["a"], "fits": fits([there])})
 
     def known(tasks: list[str], **changes: Any) -> list[float]:
         (here,) = records.typed(record | changes)
