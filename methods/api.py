@@ -143,6 +143,7 @@ from methods.core.training.method import Lora, Plan, RoutedMethod
 from methods.core.training.objective import MATCH_KINDS
 from methods.core.training.packing import lay_out
 from methods.core.training.params import TrainingParams
+from methods.core.training.processes import sum_over_processes
 
 __all__ = [
     "ATTENTION", "DECISIONS", "FFN", "MATCH_KINDS", "MIXED_KINDS", "WRITERS", "Backbone", "Batch",
@@ -162,6 +163,6 @@ __all__ = [
     "norm_behind", "observe", "perplexities", "projection_weights", "projections", "read_card",
     "read_json", "remove_layers", "remove_sublayers", "replace_layers", "route", "routed_layers",
     "router_of", "sample_gates", "score_answers", "seed_for", "shortfall", "slice_stream",
-    "sliced_parameters", "squared_use", "sublayer_size", "task_weights", "thin", "uniform_hash",
-    "unit_shares", "unit_sizes", "unremovable", "weigh", "widths", "write",
+    "sliced_parameters", "squared_use", "sublayer_size", "sum_over_processes", "task_weights",
+    "thin", "uniform_hash", "unit_shares", "unit_sizes", "unremovable", "weigh", "widths", "write",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,7 +155,7 @@ class DifferenceRouter(SlimRouter):
 @torch.no_grad()
 def correlations(
     backbone: Backbone, documents: Sequence[Document], routed: Sequence[int]
-) -> list[dict[str, float]]:
+) -> list[dict[str, float | None]]:
     """How similar the changes by attention and by FFN are in a dense model.
 
     This is the observation that the paper starts from.
@@ -166,7 +167,7 @@ def correlations(
 
     Returns:
         Per layer: ``cosine``: the mean over tokens of the cosine between both changes; ``lengths``:
-        the correlation of their lengths over tokens.
+        the correlation of their lengths over tokens, None where one part writes alike for all.
     """
     changes: dict[tuple[int, str], Tensor] = {}
 
@@ -196,7 +197,13 @@ def correlations(
     return [
         {
             "cosine": float(torch.cat(cosines[number]).mean()),
-            "lengths": float(torch.corrcoef(torch.cat(lengths[number], dim=1))[0, 1]),
+            "lengths": _correlation(torch.cat(lengths[number], dim=1)),
         }
         for number in routed
     ]
+
+
+def _correlation(lengths: Tensor) -> float | None:
+    """Pearson's correlation of two rows (2, N); None where one of them is constant."""
+    value = float(torch.corrcoef(lengths)[0, 1])
+    return None if math.isnan(value) else value

@@ -55,8 +55,8 @@ class LaCo(Method):
         C: Layers per merge. None: C - 1 divides the number of layers to remove and needs at least
             two merges; of such C the nearest to L / 8 (the paper's 4 of 32), of two the larger.
             With C = 2 both formulas are equal.
-        H: The first trial merges the last C of layers 0 to H - 1. None: L - 1, as the notebook's
-            39 of 40.
+        H: The first trial merges the last C of layers 0 to H - 1. None: L - 1, as the
+            notebook's 39 of 40, and at least C.
         Lw: Lowest layer to merge into; 0 in the notebook.
         I: How far l falls after a merge; 1 in the notebook.
         T: Threshold. None: the highest that removes the number of layers, by halving [0, 1]; if
@@ -172,11 +172,11 @@ class LaCo(Method):
             ValueError: The first window does not lie inside the model.
         """
         params = self.params
-        high = total - 1 if params.H is None else params.H
         width = params.C
         if width is None:
             assert target is not None
             width = merge_width(target, total)
+        high = max(width, total - 1) if params.H is None else params.H
         if not width <= high <= total:
             raise ValueError(f"param 'H' is {high}, must be from C = {width} to {total}")
         return Settings(width, high, params.Lw, params.I, params.T or 0.0)

@@ -35,6 +35,7 @@ from methods.api import (
     generator,
     layers,
     router_of,
+    sum_over_processes,
 )
 
 UNITS: Mapping[str, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
@@ -250,4 +251,9 @@ def mean_use(soft: Tensor, weights: Tensor, capacity: float | None) -> Tensor:
         capacity: A layer counts only what exceeds this share; None: everything.
     """
     use = (soft * weights[:, None]).sum(dim=(0, 2))
-    return (use if capacity is None else torch.relu(use - capacity * weights.sum())).sum()
+    if capacity is None:
+        return use.sum()
+    excess = use - capacity * weights.sum()
+    total = excess.detach().clone()
+    sum_over_processes(total)
+    return (excess * (total > 0)).sum()

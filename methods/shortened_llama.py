@@ -197,7 +197,13 @@ class ShortenedLlama(Method):
         """The score of one weight from its salience, (out, in) or (D,), float32."""
         powers = salience.abs().pow(self.params.norm)
         outputs = powers.sum(1) if powers.dim() == 2 else powers
-        return float(REDUCTIONS[self.params.weight_reduction](outputs.double()))
+        score = float(REDUCTIONS[self.params.weight_reduction](outputs.double()))
+        if score == 0 and bool((outputs > 0).all()):
+            raise ValueError(
+                "param 'weight_reduction' is prod: the product over a matrix is below what float64 "
+                "holds; set it to sum, mean or max"
+            )
+        return score
 
 
 def scorable_weights(layer: nn.Module) -> dict[str, nn.Parameter]:

@@ -137,7 +137,7 @@ def block_influence(backbone: Backbone, data: Data, last_layer: str, distance: s
 def _distance(before: Tensor, after: Tensor, distance: str) -> Tensor:
     """Distance of two states (n, D) per token: 1 - cos or arccos(cos) / pi."""
     norms = before.norm(dim=-1) * after.norm(dim=-1)
-    cosine = torch.where(norms > 0, (before * after).sum(-1) / norms, 0.5)
+    cosine = torch.where(norms == 0, 0.5, (before * after).sum(-1) / norms)
     if distance == "angular":
         return torch.arccos(cosine.clamp(-1, 1)) / math.pi
     return 1.0 - cosine

@@ -128,8 +128,7 @@ class FfnSkipLlm(Method):
             return "neither a budget nor param 'tau' says how much to skip"
         total = backbone.layer_count
         values = self._alternatives(total)
-        widest = Setting(min(values["first"]), min(values["last"]), max(values["run_length"]))
-        most = widest.most_skips(total) * count(ffn(layers(backbone.model)[0]))
+        most = widest(values).most_skips(total) * count(ffn(layers(backbone.model)[0]))
         return shortfall("skippable FFNs", most / backbone.parameters, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
@@ -187,6 +186,11 @@ class FfnSkipLlm(Method):
         if self.params.warmup is not None:
             return int(self.params.warmup)
         return max(1, round(0.05 * sum(len(d.ids) for d in documents) / len(documents)))
+
+
+def widest(values: Mapping[str, Sequence[int]]) -> Setting:
+    """The setting that may skip most FFNs."""
+    return Setting(min(values["first"]), min(values["last"]), max(values["run_length"]))
 
 
 class Trial(NamedTuple):
@@ -256,7 +260,10 @@ class Study:
     def choose(
         self, setting: Setting, values: Mapping[str, Sequence[int]], trial: Trial
     ) -> Setting:
-        """The best setting, chosen field by field among those that can reach the budget."""
+        """The best setting, chosen field by field among those that can reach the budget.
+
+        Where only all fields together reach it, the widest.
+        """
 
         def merit(one: Setting) -> tuple[bool, float, float]:
             result = self.results[one]
@@ -267,7 +274,7 @@ class Study:
                 self._try(other, trial)
             if self.results:
                 setting = max(self.results, key=merit)
-        return setting
+        return setting if self.results else widest(values)
 
     def _try(self, setting: Setting, trial: Trial) -> None:
         """Search tau for the budget and measure the answers."""

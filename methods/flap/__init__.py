@@ -217,8 +217,10 @@ METRICS: Mapping[str, Callable[[Statistics, Tensor], Tensor]] = {
 
 def standardise(salience: Tensor) -> Tensor:
     """Scores (C,) with mean 0 and standard deviation 1; zeros if all are equal."""
+    if len(salience) == 1:
+        return torch.zeros_like(salience)
     deviation, spread = salience - salience.mean(), salience.std()
-    return deviation / spread if spread > 0 else torch.zeros_like(salience)
+    return torch.zeros_like(salience) if spread == 0 else deviation / spread
 
 
 class Units(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,8 @@ from scipy import stats
 
 from tests import steps
 from tests.records import write_suite
+from workflows.records.archive import ARCHIVE
+from workflows.report.results import read_results
 from workflows.stats.resample import bootstrap, interval
 
 
@@ -28,6 +31,25 @@ def test_a_row_without_a_budget_is_held_against_every_line_in_focus(
     said = explain(made, capfd, "--row", "lora", "--task", "left")
     for budget in (25, 40):
         assert f"minus hero at {budget} %" in said
+
+
+def test_two_lines_of_a_row_have_differences_of_their_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = write_suite(tmp_path / "results")
+    pinned = results / "toy/hero/bfree/s42/record.json"
+    shutil.copytree(results / "toy/hero/b40/s42", pinned.parent)
+    pinned.write_text(json.dumps(json.loads(pinned.read_text()) | {"budget": None, "match": None}))
+    ends = {}
+    for budget in ((), ("--budget", "0.25")):
+        capfd.readouterr()
+        words = ["--suite", "made", "--results", results, "--row", "hero", "--task", "left"]
+        steps.call("explain", *words, *budget)
+        said = capfd.readouterr().out
+        ends[budget] = re.findall(r"minus dense(?: at (\d+) %)? +([+-][\d.]+) points", said)
+    (own,), (matched,) = ends.values()
+    assert (own[0], matched[0]) == ("", "25")
+    assert own[1] != matched[1]
 
 
 def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -112,11 +134,41 @@ def test_the_commands_are_those_of_the_suite(
     assert given["--model"] == f"{run}/model"
     assert json.loads(given["--tasks"]) == config["tasks"]
     assert (given["--batch-size"], given["--out"]) == ("16", f"{run}/record.json")
+    # As the rule scores a suite without a GPU.
+    fixed = ("--task-data", "--device", "--threads")
+    assert [given[name] for name in fixed] == ["results/made/tasks", "cpu", "1"]
     assert fit_line[:3] == ["snakemake", "--cores", "1"]
     # By its path: which rule fits a row depends on the suite.
     assert fit_line[-4:] == ["--forcerun", f"{run}/model", "--", f"{run}/record.json"]
+    assert fit_line[3:5] == ["--configfile", str(results / "suite.json")]
     # The suite lists one budget and two seeds, so the other records are out of it.
     assert "40 %" not in said
+
+
+def test_of_packed_results_the_suite_of_the_run_is_taken_out_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = write_suite(tmp_path / "results")
+    config = {
+        "suite": "made", "backbones": {"toy": {"path": "workflows/demo/backbone"}},
+        "rows": ["dense", "hero"], "budgets": [0.25], "seeds": [42, 43, 44],
+        "tasks": ["left", "right"],
+    }  # fmt: skip
+    later = config | {"rows": ["dense"], "derive": {"own": {"from": "lora", "params": {}}}}
+    (results / "earlier").mkdir()
+    for file, content in (("earlier/000.json", config), ("suite.json", later)):
+        (results / file).write_text(json.dumps(content))
+    read_results(results).write_archive(tmp_path / "published" / ARCHIVE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workflows.suite.jobs.check_names", lambda *_: None)
+        words = ["--row", "hero", "--budget", "0.25", "--task", "left"]
+        place = ["--suite", "made", "--results", tmp_path / "published"]
+        capfd.readouterr()
+        steps.call("explain", *place, *words)
+    fit_line = capfd.readouterr().out.splitlines()[-1]
+    archive = f"tar -xJf {tmp_path}/published/{ARCHIVE} -C results/made earlier/000.json"
+    assert f"mkdir -p results/made && {archive} && snakemake" in fit_line
+    assert "--configfile results/made/earlier/000.json" in fit_line
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,18 @@ def test_publishing_writes_every_frame_and_the_readmes(published: Path) -> None:
     assert "batch size 8 moves 2 of 140 items" in text
 
 
+def test_what_a_suite_makes_no_longer_goes(tmp_path: Path) -> None:
+    for matches in (("pooled", "split"), ("pooled",)):
+        results = write_suite(tmp_path / "-".join(matches), matches)
+        steps.call("publish", "--results", results, "--reference", tmp_path / "reference")
+        steps.report_tables(results, tmp_path / "page")
+        shown = {file.stem for file in (tmp_path / "reference/made").glob("*.svg")}
+        assert ("protocols" in shown) == (len(matches) == 2)
+        split = [*(tmp_path / "page/tables").glob("*_split.*")]
+        assert bool(split) == (len(matches) == 2)
+    assert (tmp_path / "page/tables/retain.md").is_file()
+
+
 def test_the_table_of_each_protocol_holds_its_lines_with_the_marks_of_the_report(
     published: Path,
 ) -> None:

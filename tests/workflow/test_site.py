@@ -66,6 +66,20 @@ def test_frames_come_back_as_the_report_made_them(reports: Path) -> None:
     assert str(frames["costs"]["trained_parameters"].dtype) == "Int64"
 
 
+def test_the_index_names_the_reference_of_each_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.steps.site.RESULTS", tmp_path / "results")
+    results = write_suite(tmp_path / "results/made")
+    shutil.rmtree(results / "toy/dense/b0/s42/noise")  # of a reference
+    settings = {"suite": "made", "retain_tasks": ["left"], "reference_row": "lora"}
+    (results / "suite.json").write_text(json.dumps(settings))
+    steps.report_tables(results, tmp_path / "reports/made")
+    steps.call("site", "--reports", tmp_path / "reports")
+    for page in ("index.html", "made/index.html"):
+        assert "% of the scores of lora" in (tmp_path / "reports" / page).read_text()
+
+
 def test_a_folder_without_pages_or_with_half_of_the_tables_is_refused(
     tmp_path: Path, reports: Path, refuse: steps.Refuse
 ) -> None:

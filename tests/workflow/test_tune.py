@@ -13,19 +13,9 @@ import yaml
 from methods.base import Request
 from tests import steps
 from workflows import ROOT
-from workflows.steps.tune import (
-    DIVERGED,
-    Try,
-    _identity,
-    best_try,
-    enter,
-    jobs_to_tune,
-    layer_sets,
-    meets,
-    try_once,
-    tune,
-)
+from workflows.steps.tune import _identity, jobs_to_tune, layer_sets, try_once
 from workflows.suite.jobs import Suite, read_suite
+from workflows.suite.tries import DIVERGED, Try, best_try, enter, meets, tune
 
 TRAINING = {"updates": 2, "batch_tokens": 128, "row_length": 64}
 CONFIG = {

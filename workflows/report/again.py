@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workflows.report.places import read_suite_file
+from methods.core.jsonfile import read_json
+from workflows.records.archive import ARCHIVE
+from workflows.report.places import suite_files
+from workflows.report.results import Results
 from workflows.runtime.errors import sentence
 from workflows.suite import commands
+from workflows.suite.job import Job
 from workflows.suite.jobs import Suite, read_suite
 
 
@@ -17,42 +22,57 @@ class Again:
     """Commands that make the runs of a results folder again.
 
     Args:
-        suite: The suite of the folder; None where it cannot be read here.
-        reason: Why it cannot.
+        suites: Those that made the folder and can be read here, each with its file; the last first.
+        results: Of the folder.
+        reason: Why no suite, or one of them, cannot be read.
     """
 
-    suite: Suite | None
-    reason: str = ""
+    suites: Sequence[tuple[Suite, Path]]
+    results: Results
+    reason: str
 
     @classmethod
-    def of(cls, folder: Path) -> Again:
-        """For the suite of a folder, from its suite.json."""
-        try:
-            return cls(read_suite(read_suite_file(folder)))
-        except (ValueError, KeyError) as error:
-            return cls(None, sentence(error))
+    def of(cls, results: Results) -> Again:
+        """For the suites that made a folder."""
+        suites, reason = [], "its own is not there"
+        for file in reversed(suite_files(results.folder)):
+            try:
+                suites.append((read_suite(read_json(file)), file))
+            except (ValueError, KeyError) as error:
+                reason = sentence(error)
+        return cls(suites, results, reason)
 
     def of_file(self, file: Path) -> dict[str, str]:
         """The command that scores the model of a record, and the one that fits and scores it."""
         *_, backbone, row, label, seed, _ = file.parts
-        if self.suite is None:
-            return self._none(self.reason)
-        try:
-            job = self.suite.find(backbone, row, label, seed)
-        except (ValueError, KeyError) as error:
-            return self._none(sentence(error))
-        record, model = f"{job.folder}/record.json", f"{job.folder}/model"
-        config = f"results/{self.suite.name}/suite.json"
-        again = ["snakemake", "--cores", "1", "--configfile", config, "--forcerun", model]
-        score = (
-            f"python -m workflows.steps.score --model {model} --tasks "
-            f"{shlex.quote(self.suite.tasks_json)} {commands.score(self.suite, job)} "
-            f"--out {record}"
-        )
-        return {
-            "command": score,
-            "command, fit": shlex.join([*again, "--", record]),
-        }
-
-    def _none(self, reason: str) -> dict[str, str]:
+        for suite, config in self.suites:
+            try:
+                job = suite.find(backbone, row, label, seed)
+            except KeyError:
+                continue
+            return {"command": _score(suite, job), "command, fit": self._fit(suite, job, config)}
+        reason = f"{self.results.place} has no suite with it" if self.suites else self.reason
         return {"command": f"no suite here makes this run ({reason}); see its record"}
+
+    def _fit(self, suite: Suite, job: Job, config: Path) -> str:
+        """The command that fits and scores; of packed results the suite is taken out first."""
+        place, first = Path(self.results.place), ""
+        if place != self.results.folder:
+            member, folder = config.relative_to(self.results.folder), Path("results", suite.name)
+            archive = place / ARCHIVE if place.is_dir() else place
+            words = ["tar", "-xJf", str(archive), "-C", str(folder), str(member)]
+            first = f"mkdir -p {folder} && {shlex.join(words)} && "
+            config = folder / member
+        words = ["snakemake", "--cores", "1", "--configfile", str(config)]
+        words += ["--forcerun", f"{job.folder}/model", "--", f"{job.folder}/record.json"]
+        return first + shlex.join(words)
+
+
+def _score(suite: Suite, job: Job) -> str:
+    """The command of the score rule."""
+    return (
+        f"python -m workflows.steps.score --model {job.folder}/model --tasks "
+        f"{shlex.quote(suite.tasks_json)} {commands.score(suite, job)} "
+        f"--task-data results/{suite.name}/tasks --device {suite.device} --threads 1 "
+        f"--out {job.folder}/record.json"
+    )

@@ -127,7 +127,7 @@ def _behind(results: Results) -> dict[str, Any]:
     data: dict[str, Any] = {"runs": {}, "run_of": {}, "items": {}, "prompts": {}}
     pairs = [(panel, line) for panel in results.panels for line in panel.done]
     most = max(1, min(MOST, TEXTS // (2 * sum(len(line.runs[0]) for _, line in pairs))))
-    commands = Again.of(results.folder)
+    commands = Again.of(results)
     texts: dict[Path, Texts] = {}
     for panel, line in pairs:
         file = files[id(line.first)]

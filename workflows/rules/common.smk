@@ -17,8 +17,7 @@ TIMED = f"{FILES}\n    {{TIME_LEFT:{{log}}}}"
 RESOURCES = SUITE.config["resources"]
 # A job that trains nothing runs on one device.
 GPU = min(1, RESOURCES["gpu"])
-# Without a GPU in the suite jobs stay on the CPU, so that a machine with a GPU gives the same bits.
-DEVICE = "auto" if RESOURCES["gpu"] else "cpu"
+DEVICE = SUITE.device
 
 
 def model(group):

@@ -68,10 +68,21 @@ def _columns(measurement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_speed(retain: pd.DataFrame, speeds: pd.DataFrame) -> pd.DataFrame:
-    """The retain frame with columns ``prefill`` and ``decode``: speed in the first case of each."""
+    """The retain frame with columns ``prefill`` and ``decode``: speed in the first case of each.
+
+    On a backbone all rows have one case; a row that was not timed in it has no speed.
+    """
     columns = {}
     for mode in ("prefill", "decode"):
-        first = speeds[speeds["mode"] == mode].drop_duplicates(KEYS)
+        timed = speeds[speeds["mode"] == mode]
+        cases = {name: _first_case(own) for name, own in timed.groupby("backbone")}
+        first = timed[timed["case"] == timed["backbone"].map(cases)].drop_duplicates(KEYS)
         speed = retain[KEYS].merge(first[[*KEYS, "speed"]], on=KEYS, how="left")["speed"]
         columns[mode] = speed.astype(float).round(3).tolist()
     return retain.assign(**columns)
+
+
+def _first_case(timed: pd.DataFrame) -> str:
+    """The first case of the row that has most: of a large case a GPU may lack the memory."""
+    cases = [own["case"].tolist() for _, own in timed.groupby(KEYS, dropna=False, sort=False)]
+    return str(max(cases, key=len)[0])

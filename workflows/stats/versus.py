@@ -42,6 +42,13 @@ def difference_frame(panels: Sequence[Panel], focus: str | None) -> pd.DataFrame
     return frame.assign(p_holm=p.transform(lambda p: holm(p.to_numpy())))
 
 
+def differences_of(line: Line, panel: Panel, focus: str | None) -> pd.DataFrame:
+    """The lines of :func:`difference_frame` of one line; a row may have several at one target."""
+    frame = difference_frame([panel], focus)
+    owners = [one for one, _ in _pairs(panel, focus) for _ in panel.samples]
+    return frame[[one is line for one in owners]]
+
+
 def _pairs(panel: Panel, focus: str | None) -> Iterator[tuple[Line, Line]]:
     """Each line with the reference, and with the row in focus at its target.
 

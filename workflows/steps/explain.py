@@ -25,7 +25,7 @@ from workflows.stats.budget import answer_skip, prompt_skip
 from workflows.stats.distances import KL
 from workflows.stats.lines import Line, Panel, headline_items
 from workflows.stats.resample import interval
-from workflows.stats.versus import difference_frame
+from workflows.stats.versus import differences_of
 
 # Of a score -> in words.
 SPLITS = {"test": "the split that the task scores", "validation": "validation split"}
@@ -63,12 +63,13 @@ def main() -> None:
         **fidelity_texts(panel, line, record),
         **difference_texts(panel, line, args.task, results.settings["focus"]),
         **item_texts(results, panel, file, score),
-        **Again.of(results.folder).of_file(file),
+        **Again.of(results).of_file(file),
     }
+    width = max(14, *(len(name) + 1 for name in parts))
     for name, text in parts.items():
         wrapped = textwrap.wrap(text, 92, break_long_words=False, break_on_hyphens=False)
         lines = [text] if name.startswith("command") else wrapped
-        print(f"{name:<14}" + f"\n{'':<14}".join(lines))
+        print(f"{name:<{width}}" + f"\n{'':<{width}}".join(lines))
 
 
 def find_panel(results: Results, backbone: str | None, match: str | None) -> Panel:
@@ -203,13 +204,9 @@ def fidelity_texts(panel: Panel, line: Line, record: Record) -> dict[str, str]:
 
 def difference_texts(panel: Panel, line: Line, task: str, focus: str | None) -> dict[str, str]:
     """The differences of this row on this task from the reference and from the row in focus."""
-    frame = difference_frame([panel], focus)
-    differences = frame[(frame["row"] == line.row) & (frame["measure"] == task)]
+    differences = differences_of(line, panel, focus)
     texts = {}
-    for cells in differences.to_dict("records"):
-        target = cells["target"] if line.budget is None else 100 * line.budget
-        if target != cells["target"] and not pd.isna(cells["target"]):
-            continue
+    for cells in differences[differences["measure"] == task].to_dict("records"):
         at = "" if pd.isna(cells["target"]) else f" at {cells['target']:g} %"
         texts[f"minus {cells['against']}{at}"] = (
             f"{cells['difference']:+.2f} points (95 %: {cells['low']:+.2f} to {cells['high']:+.2f})"

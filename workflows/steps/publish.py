@@ -91,15 +91,20 @@ def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) 
 
 
 def draw_figures(folder: Path) -> None:
-    """Write the figures of ``SHOWN`` that the published frames have data for."""
+    """Write the figures of ``SHOWN`` that the published frames have data for, no older ones."""
     retain, differences = (
         pd.read_csv(folder / f"{name}.csv") for name in ("retain", "differences")
     )
     data = Data(retain, differences, pd.DataFrame())
+    drawn = set()
     with use():
         for name, figure in drawings(data, 2, SHOWN):
+            drawn.add(f"{name}.svg")
             with whole_file(folder / f"{name}.svg") as file:
                 figure.savefig(file, format="svg", metadata=METADATA["svg"])
+    for file in (file for name in SHOWN for file in folder.glob(f"{name}*.svg")):
+        if file.name not in drawn:
+            file.unlink()
 
 
 if __name__ == "__main__":

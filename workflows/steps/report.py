@@ -54,9 +54,14 @@ def main() -> None:
         print(f"caution: {sentence}", file=sys.stderr)
     for name, frame in frames.items():
         write_text(args.out / "tables" / f"{name}.csv", frame.to_csv(index=False))
+    written = set()
     for table in (table for group in tables.values() for table in group):
-        write_text(args.out / "tables" / f"{table.name}.md", markdown(table, sentences))
-        write_text(args.out / "tables" / f"{table.name}.tex", latex(table, sentences))
+        for ending, form in ((".md", markdown), (".tex", latex)):
+            written.add(f"{table.name}{ending}")
+            write_text(args.out / "tables" / f"{table.name}{ending}", form(table, sentences))
+    for file in (args.out / "tables").glob("*.*"):
+        if file.suffix in (".md", ".tex") and file.name not in written:
+            file.unlink()  # of an earlier form of the suite
     layers = layer_frame(results.records)
     runs = run_frames(results.records, results.files)
     draw_all(

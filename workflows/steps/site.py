@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from workflows import ROOT
 from workflows.report.lead import Frames, verdict
 from workflows.report.page import asset, environment, page
+from workflows.report.places import read_suite_file
 from workflows.report.published import read_frames
 from workflows.report.seeds import read_spread
 from workflows.report.tables import frame_tables
 from workflows.runtime.files import write_text
 from workflows.runtime.program import run, step_parser
+
+RESULTS = ROOT / "results"
 
 
 def arguments() -> argparse.Namespace:
@@ -38,8 +42,12 @@ def main() -> None:
     if not pages and not sources:
         raise ValueError(f"--reports {args.reports} holds no page of a suite")
     entries = [
-        entry(file.parent, args.reports, read_frames(file.parent / "tables")) for file in pages
-    ]
+        entry(
+            file.parent, args.reports, read_frames(file.parent / "tables"),
+            read_suite_file(RESULTS / file.parent.name),
+        )
+        for file in pages
+    ]  # fmt: skip
     references, spread = [], read_spread(None)
     for file in sources:
         frames, origin = read_frames(file.parent), json.loads(file.read_text(encoding="utf-8"))
@@ -47,7 +55,7 @@ def main() -> None:
         home = "../../index.html"
         text = page(frames, frame_tables(frames), origin, home=home, seeds_of=seeds_of)
         write_text(file.parent / "index.html", text)
-        references.append(entry(file.parent, args.reports, frames))
+        references.append(entry(file.parent, args.reports, frames, origin))
     index = environment().get_template("suites.html").render(
         parts=[("Made here", entries), ("Published", references)], style=asset("page.css")
     )  # fmt: skip
@@ -55,13 +63,15 @@ def main() -> None:
     print(f"wrote {args.reports / 'index.html'}: {len(entries)} made, {len(references)} published")
 
 
-def entry(folder: Path, reports: Path, frames: Frames) -> dict[str, Any]:
-    """The entry of a suite in the index."""
+def entry(
+    folder: Path, reports: Path, frames: Frames, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The entry of a suite in the index; its settings name the reference row."""
     retain = frames["retain"]
     return {
         "suite": folder.name,
         "link": f"{folder.relative_to(reports).as_posix()}/index.html",
-        "verdict": verdict(frames, "dense"),
+        "verdict": verdict(frames, settings.get("reference_row", "dense")),
         "rows": retain["row"].nunique(),
         "backbones": list(dict.fromkeys(retain["backbone"])),
     }

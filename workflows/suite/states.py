@@ -93,7 +93,10 @@ def state_of(step: Step) -> State:
     if status is not None and status["status"] == "running" and _lives(status):
         reason, seconds = _silence(step, status), max(0.0, time.time() - status["began"])
         return State(step, "stalled" if reason else "running", reason, seconds)
-    if any(output.exists() for output in step.outputs):
+    failed = status is not None and status["status"] == "failed"
+    own, *later = step.outputs
+    # What an earlier model led to says nothing of one that failed.
+    if own.exists() or (not failed and any(output.exists() for output in later)):
         return State(step, "done")
     if status is None:
         return State(step, "waiting")

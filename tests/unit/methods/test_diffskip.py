@@ -171,6 +171,16 @@ def test_correlations_are_those_of_the_dense_changes() -> None:
         assert line["lengths"] == pytest.approx(float(torch.corrcoef(lengths)[0, 1]), abs=1e-5)
 
 
+def test_parts_that_write_alike_for_all_tokens_have_no_correlation() -> None:
+    model = make_model()
+    with torch.no_grad():
+        layers_of(model)[4].self_attn.o_proj.weight.zero_()
+    documents = [Document(ids, 1) for ids in ids_of([9, 5], 4)]
+    constant, other = correlations(wrap(model), documents, [4, 1])
+    assert constant["lengths"] is None
+    assert other["lengths"] is not None
+
+
 def test_sizes_at_8b() -> None:
     backbone = empty_backbone(shape_config("llama31_8b"))
     chosen = list(range(16, 32))

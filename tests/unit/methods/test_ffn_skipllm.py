@@ -240,6 +240,17 @@ def test_a_run_length_that_cannot_reach_the_budget_is_not_tried() -> None:
     assert tried == {8, 4}
 
 
+def test_a_budget_that_only_all_fields_together_reach_takes_the_widest_setting() -> None:
+    model = make_model(num_hidden_layers=12)
+    backbone = wrap(model)
+    one = sum(p.numel() for p in ffn(layers(model)[0]).parameters()) / backbone.parameters
+    reason = load_method("ffn-skipllm").skip_reason
+    assert reason(backbone, Request(8.9 * one, 0, Path())) is None
+    fitted = fit(8.9 * one, model=model)
+    assert fitted.decisions["choice"] == []
+    assert (fitted.structure["region"], fitted.structure["run_length"]) == ([1, 12], 8)
+
+
 def test_pinned_params_are_kept_and_nothing_is_searched() -> None:
     fitted = fit(0.25, tau=0.6, run_length=2, cold=[2, 1], warmup=4)
     expected = {"region": [2, 5], "run_length": 2, "warmup": 4, "tau": 0.6}

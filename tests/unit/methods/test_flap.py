@@ -226,6 +226,13 @@ def test_scores_have_mean_0_and_deviation_1_and_no_scale() -> None:
     assert standardise(torch.ones(4)).tolist() == [0, 0, 0, 0]
 
 
+def test_scores_that_are_no_numbers_are_not_equal_ones() -> None:
+    values = torch.tensor([1.0, float("nan"), 2.0], dtype=torch.float64)
+    assert standardise(values).isnan().all()
+    assert standardise(torch.ones(3)).tolist() == [0.0, 0.0, 0.0]
+    assert standardise(torch.ones(1)).tolist() == [0.0]
+
+
 def kept_units(fitted: Fitted) -> set[tuple[str, int, int]]:
     return {
         (kind, number, unit)

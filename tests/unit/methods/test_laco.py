@@ -273,6 +273,10 @@ def test_wrong_numbers_are_refused_by_name(params: dict[str, Any]) -> None:
         load_method("laco", params)
 
 
+def test_two_layers_are_a_window() -> None:
+    assert fit(make(2), layers=1).decisions["groups"] == [[0, 1]]
+
+
 @pytest.mark.parametrize("high", [2, 9])
 def test_a_first_window_outside_the_model_is_refused(high: int) -> None:
     with pytest.raises(ValueError, match=f"param 'H' is {high}, must be from C = 3 to 8"):

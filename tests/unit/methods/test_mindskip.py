@@ -162,6 +162,19 @@ def test_the_penalty_is_linear_and_silent_below_a_capacity() -> None:
     assert float(mean_use(soft, counted, 0.8)) == pytest.approx(3 - 0.8 * 3)
 
 
+def test_a_capacity_is_about_the_tokens_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft = torch.stack([torch.ones(2, 4), torch.zeros(2, 4)]).requires_grad_()
+    counted = torch.ones(2, 4)
+    whole = mean_use(soft, counted, 0.3)
+    (slope,) = torch.autograd.grad(whole, soft)
+    total = soft.detach().sum(dim=(0, 2)) - 0.3 * counted.sum()
+    monkeypatch.setattr("methods.mindskip.sum_over_processes", lambda values: values.copy_(total))
+    parts = [mean_use(soft[[n]], counted[[n]], 0.3) for n in range(2)]
+    assert float(sum(parts)) == pytest.approx(float(whole))
+    (slopes,) = torch.autograd.grad(sum(parts), soft)
+    assert torch.equal(slopes, slope)
+
+
 def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match="'target_capacity' needs param 'gradient_scale'"):
         load_method("mindskip", {"target_capacity": 0.5})

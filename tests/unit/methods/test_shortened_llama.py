@@ -288,6 +288,14 @@ def test_a_score_that_is_no_number_is_refused() -> None:
         fit(model, EVEN, criterion="magnitude")
 
 
+def test_a_product_that_float64_does_not_hold_is_refused() -> None:
+    model = make_model(intermediate_size=512)
+    torch.nn.init.constant_(layers(model)[3].mlp.up_proj.weight, 1e-4)
+    said = "param 'weight_reduction' is prod: the product over a matrix is below what float64 holds"
+    with pytest.raises(ValueError, match=said):
+        fit(model, EVEN, criterion="magnitude", weight_reduction="prod")
+
+
 def test_half_precision() -> None:
     float16 = wrap(make_model().half())
     request = Request(0.25, 0, Path())

@@ -118,6 +118,14 @@ def test_a_zero_state_counts_as_half() -> None:
     assert scores == [0.5] * 6
 
 
+def test_states_that_are_no_numbers_are_no_zero_states() -> None:
+    model = make_model()
+    with torch.no_grad():
+        layers(model)[2].mlp.down_proj.weight.fill_(float("nan"))
+    scores = block_influence(wrap(model), PaddedTexts(ids_of([9, 5])), "post_norm", "cosine")
+    assert [math.isnan(score) for score in scores] == [False] * 2 + [True] * 4
+
+
 def test_equal_scores_go_from_the_lower_layer() -> None:
     model = make_model()
     torch.nn.init.zeros_(model.get_input_embeddings().weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tests import steps
 from tests.records import write_suite
+from workflows.stats.speeds import with_speed
 
 
 def line(
@@ -74,6 +76,19 @@ def test_the_retain_table_shows_the_first_case_of_each_mode(report: Path) -> Non
     assert rows["Hero", "25"] == ("1.25", "0.80")
     assert {pair for name, pair in rows.items() if name != ("Hero", "25")} == {("–", "–")}
     assert "Prefill" not in (report / "tables/retain_split.md").read_text()
+
+
+def test_a_row_that_lacks_the_case_of_the_others_has_no_speed(tmp_path: Path) -> None:
+    results = write_suite(tmp_path / "results")
+    both = [line("prefill", case, 0.8, 0.75) for case in ("8x64", "1x64")]
+    for row, lines in (("dense", both[1:]), ("lora", both)):
+        (results / f"toy/{row}/b0/s42/speed.json").write_text(json.dumps({"lines": lines}))
+    steps.report_tables(results, tmp_path / "report")
+    frame = pd.read_csv(tmp_path / "report/tables/retain.csv")
+    speeds = pd.read_csv(tmp_path / "report/tables/speeds.csv")
+    shown = with_speed(frame, speeds).set_index("row")["prefill"]
+    assert shown["lora"] == 1.25
+    assert math.isnan(shown["dense"])
 
 
 def test_the_page_says_that_a_skip_rate_is_no_speed_up(report: Path) -> None:

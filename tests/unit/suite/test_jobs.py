@@ -346,6 +346,26 @@ def test_a_budget_may_run_the_first_seeds_only(root: Path) -> None:
     assert seeds == [("b25", 1), ("b25", 2), ("b25", 3), ("b40", 1), ("b40", 2)]
 
 
+def test_a_run_that_another_borrows_from_is_not_left_out(root: Path) -> None:
+    changes = {
+        "rows": ["dense", "hero"], "seeds": [1, 2, 3], "row_seeds": {"control": [3]},
+        "derive": {"control": {"from": "hero", "params": {}, "lender": "hero"}},
+    }  # fmt: skip
+    assert read_suite(config(**changes), root).jobs
+    said = "derive.control: 'hero' does not run its seed 3 at a budget of 0.25"
+    with pytest.raises(ValueError, match=said):
+        read_suite(config(**changes, budget_seeds={"0.25": 2}), root)
+
+
+def test_how_a_backbone_is_scored_does_not_fetch_it_again(root: Path) -> None:
+    path = {"path": "hub:some/model", "revision": "a" * 40}
+    sources = {
+        read_suite(config(backbones={"b": path | more}), root).hub_source("b")
+        for more in ({}, {"max_length": 128}, {"dtype": "bfloat16"})
+    }
+    assert sources == {json.dumps(path)}
+
+
 def test_rows_are_fitted_by_what_they_cost_and_kept_by_what_they_weigh(root: Path) -> None:
     rows = ["dense", "shortgpt", "hero", "lora", "d-llm"]
     suite = read_suite(config(rows=rows, first=["hero"], keep_models="trained"), root)

@@ -128,6 +128,15 @@ def test_a_model_that_went_once_it_was_scored_is_done(suite: Suite) -> None:
     assert [state_of(step).name for step in (fit, score)] == ["done", "done"]
 
 
+def test_a_fit_that_failed_is_not_done_by_an_older_record(suite: Suite) -> None:
+    step = steps(suite)["hero, 25 %, seed 42: fit"]
+    status(step, status="failed", reason="out of memory")
+    step.outputs[1].parent.mkdir(parents=True)
+    step.outputs[1].write_text("{}")
+    state = state_of(step)
+    assert (state.name, state.reason) == ("failed", "out of memory")
+
+
 def test_what_asks_for_a_look_is_told_in_full(suite: Suite) -> None:
     by_name = steps(suite)
     fits = [by_name[f"{run}: fit"] for run in ("dense, seed 42", "hero, 25 %, seed 42")]

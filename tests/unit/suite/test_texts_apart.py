@@ -81,6 +81,21 @@ def test_neither_fits_nor_the_tune_step_read_the_texts_of_fidelity(suite: Suite)
     assert all(FIDELITY not in suite.data_files(job) for job in suite.jobs)
 
 
+@pytest.mark.parametrize(("skip", "overlap"), [(1799, True), (1800, False)])
+def test_the_probe_of_a_world_counts_texts_of_which_an_item_has_several(
+    skip: int, overlap: bool
+) -> None:
+    config = read_configs(["demo"])
+    del config["data"]["validation"]
+    config["data"]["probe"] |= {"source": "demo", "skip": 900, "rows": 900}
+    config["data"]["fidelity"] |= {"source": "demo", "skip": skip, "rows": 450}
+    seed = config["data"]["probe"].get("seed")
+    config["data"]["fidelity"] |= {} if seed is None else {"seed": seed}
+    said = "data.fidelity: data.probe takes texts of demo too"
+    with pytest.raises(ValueError, match=said) if overlap else nullcontext():
+        read_suite(config)
+
+
 @pytest.mark.parametrize(
     ("other", "fidelity", "overlap"),
     [
