@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from methods.random_skip import RandomRouter
 from tests.toys.models import make_model
 from tests.toys.routed import PromptSkipper
 from tests.toys.sharing import executed, make_lm
-from tests.toys.tasks import make_tasks
 from tests.toys.texts import EOS, make_tokenizer
 from workflows.evaluation.harness import KINDS, CountingLM
 from workflows.evaluation.score import pool, rates_by_kind, score
@@ -27,13 +25,6 @@ from workflows.records import SAMPLE
 
 STOPS = ["w7", "w23 w", "w5"]
 Counts = dict[str, tuple[int, list[float]]]
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    """A routed toy that writes EOS, stop words and long answers."""
-    made = make_model(seed=0)
-    return route(made, RandomRouter(ffn_units(made, [1, 2, 3, 4, 5]), seed=9, skips=2.3))
 
 
 def harness(model: Any, batch_size: int, max_length: int | None = None) -> CountingLM:
@@ -101,11 +92,6 @@ def slow_generation(
             tokens, total = sums[kind]
             sums[kind] = (tokens + part.shape[1], total + part.sum(axis=1))
     return {kind: (tokens, total.tolist()) for kind, (tokens, total) in sums.items()}, ends
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tasks(tmp_path_factory.mktemp("many"), items=30)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
@@ -242,35 +228,6 @@ def test_a_plain_model_counts_tokens_and_skips_nothing(many: Path) -> None:
     assert scored.scores[0]["rates"]["all"]["tokens"] == sum(n for n, _ in routed.values())
 
 
-def test_perplexity_of_windows_by_hand(model: Any, tmp_path: Path) -> None:
-    ids = np.random.default_rng(0).integers(0, 60, 25).tolist()
-    file = tmp_path / "text.txt"
-    file.write_text(" ".join(f"w{n}" for n in ids))
-    lm = harness(model, 8, max_length=8)
-    scored = score(lm, parse_tasks(f"perplexity:{file}"), [])
-    losses, ran, last = [], np.zeros(5), np.zeros(5)
-    # Windows of 8, 8, 8 and 1; the last holds nothing to predict.
-    for start in (0, 8, 16):
-        window = ids[start : start + 8]
-        with torch.no_grad():
-            logs = model(torch.tensor([window])).logits[0].log_softmax(-1)
-        losses += [-float(logs[t, window[t + 1]]) for t in range(7)]
-        ran += executed(model, window)[:, :-1].sum(axis=1)
-        last += executed(model, window)[:, -1]
-    (result,) = scored.scores
-    assert result["value"] == pytest.approx(math.exp(sum(losses) / 21), rel=1e-5)
-    assert (result["n"], result["k"], result["higher_is_better"]) == (21, None, False)
-    assert counts(scored.tallies)["likelihood"] == (21, ran.tolist())
-    assert counts(scored.tallies)["prompt"] == (3, last.tolist())
-    assert len(scored.items[0]) == 3
-
-
-def test_a_text_of_one_token_has_no_perplexity(model: Any, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("w1")
-    with pytest.raises(ValueError, match="fewer than two tokens"):
-        score(harness(model, 1), parse_tasks(f"perplexity:{tmp_path / 'text.txt'}"), [])
-
-
 def test_an_unknown_metric_is_named(model: Any, many: Path) -> None:
     with pytest.raises(ValueError, match=r"no metric 'f1' \(it has: acc, acc_norm\)"):
         score(harness(model, 8), [TaskEntry("toy_choice", metric="f1", limit=2)], [many])
@@ -347,17 +304,3 @@ def test_a_context_in_a_batch_begins_as_it_does_alone(model: Any) -> None:
     lm.generate_until(requests, disable_tqdm=True)
     # All but the last token of each, one BOS among them.
     assert lm.tallies["prompt"].tokens == 2 + 3 + 1 + 1
-
-
-def test_a_perplexity_does_not_follow_from_what_was_scored_before(
-    many: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "text.txt").write_text(" ".join(f"w{n}" for n in range(3, 30)))
-    plain = make_model(seed=0)
-    lm = harness(route(plain, PromptSkipper(plain)), 8)
-    text = parse_tasks(f"perplexity:{tmp_path / 'text.txt'}")
-    first = score(lm, text, [])
-    score(lm, [TaskEntry("toy_choice", limit=2)], [many])
-    again = score(lm, text, [])
-    assert again.scores == first.scores
-    assert counts(again.tallies) == counts(first.tallies)
