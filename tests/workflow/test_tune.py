@@ -102,6 +102,28 @@ def test_rates_are_tried_once_and_the_best_reaches_its_row(
     assert {job.params["learning_rate"] for job in jobs if job.row == "lora"} == {best}
 
 
+def test_a_healed_row_is_tried_from_its_static_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    backbone = ROOT / "workflows/demo/backbone"
+    derive = {"healed": {"from": "slicegpt", "then": "lora", "params": {"rank": 2}}}
+    backbones = {"demo": {"path": str(backbone)}}
+    changes = {"backbones": backbones, "rows": ["dense", "slicegpt"], "derive": derive}
+    suite = read_suite({**CONFIG, **changes})
+    for part in ("training", "validation", "probe"):
+        source = suite.data_source(part)
+        steps.call("data", "--part", part, "--source", source, "--out", f"{part}.jsonl")
+    (job,) = jobs_to_tune(suite, None)
+    texts = ["--calibration", "training.jsonl", "--max-length", 256]
+    steps.fit("slicegpt", backbone, Path(suite.start_folder(job)), "--budget", 0.25, *texts)
+    Path("suite.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}))
+    fixed = ["--suite", "suite.yaml", "--data", ".", "--device", "cpu", "--out", "tuned.yaml"]
+    steps.call("tune", *fixed, "--grid", "0.001")
+    (chosen,) = yaml.safe_load(Path("tuned.yaml").read_text())["params"]["healed"]
+    assert chosen == {"budget": 0.25, "params": {"learning_rate": 0.001}}
+
+
 def test_a_try_is_known_by_what_it_follows_from(suite: Suite, tmp_path: Path) -> None:
     start = shutil.copytree(ROOT / "workflows/demo/backbone", tmp_path / "start")
     for part in ("training", "validation", "probe"):

@@ -171,7 +171,7 @@ def layer_sets(suite: Suite, job: Job) -> list[LayerSet]:
     """
     if "candidates" not in defaults(job.method) or "candidates" in job.params or job.lender:
         return []
-    count = start_of(suite, job).layer_count
+    count = backbone_of(suite, job).layer_count
 
     def differs(name: LayerSet) -> bool:
         return routed_layers(name, count, job.budget) != routed_layers("auto", count, job.budget)
@@ -186,12 +186,12 @@ def layer_sets(suite: Suite, job: Job) -> list[LayerSet]:
 def why_not(suite: Suite, job: Job, **choice: Any) -> str | None:
     """Why a row with these params cannot meet the budget of its job; None: it can."""
     method = load_method(job.method.name, {**job.params, **choice})
-    return method.skip_reason(start_of(suite, job), request_of(job))
+    return method.skip_reason(backbone_of(suite, job), request_of(job))
 
 
-def start_of(suite: Suite, job: Job) -> Backbone:
-    """The model that a job starts from, without its weights."""
-    folder = Path(suite.start_folder(job))
+def backbone_of(suite: Suite, job: Job) -> Backbone:
+    """The dense model of a job, without its weights."""
+    folder = Path(suite.backbone_folder(job.backbone))
     return empty_backbone(read_config(folder), folder)
 
 
@@ -250,7 +250,7 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
             skip = min((one["skip"] for one in trace), key=lambda one: abs(one - request.budget))
             outcome["skip"] = round(skip, 4)
         if job.match == "split" and isinstance(method, RoutedMethod):
-            shares = method.shares(start_of(suite, job), job.budget)
+            shares = method.shares(backbone_of(suite, job), job.budget)
             prompts = weigh(data.probe(), "prompt")
             batch_size = BATCH if method.batchable() else 1
             rates = skip_rates(fitted.model, prompts, batch_size)[0]
