@@ -25,8 +25,9 @@ from workflows.report.display import number
 from workflows.report.lead import Frames
 from workflows.report.published import SOURCE, read_frames
 from workflows.report.readme_table import published_tables
-from workflows.stats.budget import TOLERANCE
+from workflows.stats.budget import met
 from workflows.stats.resample import RETAIN
+from workflows.suite.tries import DIVERGED
 
 SUFFIX = ".md.jinja"
 PROJECT = f"project{SUFFIX}"
@@ -146,22 +147,20 @@ class Published:
         return {"hero": "the paper's", **best, "random-skip": "a control"}
 
 
-def answers_right(row: str, budget: float | None = None) -> tuple[float, float]:
+def answers_right(row: str, budget: float) -> tuple[float, float]:
     """Least and most percent of validation answers over the grid of learning rates, pooled.
 
     Args:
         row: As in the file of tries.
-        budget: Only tries for it that met it within a point; one that diverged has no skip.
+        budget: Of tries for it count those that met it within a point. A healed row's have no skip.
     """
     tries = yaml.safe_load(TRIES.read_text(encoding="utf-8"))["tries"][row]
     right = [
         one["right"]
         for one in tries
-        if budget is None
-        or (
-            (one["match"], one["budget"]) == ("pooled", budget)
-            and abs(one.get("skip", 0) - budget) <= TOLERANCE
-        )
+        if (one.get("match", "pooled"), one["budget"]) == ("pooled", budget)
+        and one["loss"] < DIVERGED
+        and met(budget, one.get("skip", budget))
     ]
     return 100 * min(right), 100 * max(right)
 

@@ -54,7 +54,11 @@ def arguments() -> argparse.Namespace:
         help="Hugging Face folder, or a static row's model for a trained row without a budget",
     )  # fmt: skip
     parser.add_argument("--revision", help="label of its version; default: what fetch noted")
-    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        help="float32, bfloat16 or float16; a compressed model keeps its own",
+    )
     parser.add_argument(
         "--budget",
         help="fraction of the dense parameters to skip, in (0, 1); default: none, as params stand",

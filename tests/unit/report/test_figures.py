@@ -292,12 +292,10 @@ def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
     assert axis.lines[0].get_xdata()[0] == 1.5
 
 
-@pytest.mark.parametrize(("suite", "targets"), [("headline", [25]), (None, [25, 40])])
-def test_both_protocols_stand_beside_each_other(
-    suite: str | None, targets: list[int], suite_data: Data
-) -> None:
+@pytest.mark.parametrize("suite", ["headline", None])
+def test_both_protocols_stand_beside_each_other(suite: str | None, suite_data: Data) -> None:
     data = suite_data if suite is None else reference(suite)
-    for axis, target in zip(one("protocols", data).axes, targets, strict=True):
+    for axis, target in zip(one("protocols", data).axes, [25, 40], strict=True):
         lines = data.retain[data.retain["target"] == target].dropna(subset="retain")
         pooled, split = (
             lines[lines["match"] == match].set_index("title") for match in ("pooled", "split")
