@@ -140,7 +140,7 @@ def test_the_commands_are_those_of_the_suite(
     assert fit_line[:3] == ["snakemake", "--cores", "1"]
     # By its path: which rule fits a row depends on the suite.
     assert fit_line[-4:] == ["--forcerun", f"{run}/model", "--", f"{run}/record.json"]
-    assert fit_line[3:5] == ["--configfile", str(results / "suite.json")]
+    assert fit_line[3:5] == ["--configfile", "results/made/suite.json"]
     # The suite lists one budget and two seeds, so the other records are out of it.
     assert "40 %" not in said
 

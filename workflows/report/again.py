@@ -56,14 +56,13 @@ class Again:
 
     def _fit(self, suite: Suite, job: Job, config: Path) -> str:
         """The command that fits and scores; of packed results the suite is taken out first."""
-        place, first = Path(self.results.place), ""
+        place, folder, first = Path(self.results.place), Path("results", suite.name), ""
+        member = config.relative_to(self.results.folder)
         if place != self.results.folder:
-            member, folder = config.relative_to(self.results.folder), Path("results", suite.name)
             archive = place / ARCHIVE if place.is_dir() else place
             words = ["tar", "-xJf", str(archive), "-C", str(folder), str(member)]
             first = f"mkdir -p {folder} && {shlex.join(words)} && "
-            config = folder / member
-        words = ["snakemake", "--cores", "1", "--configfile", str(config)]
+        words = ["snakemake", "--cores", "1", "--configfile", str(folder / member)]
         words += ["--forcerun", f"{job.folder}/model", "--", f"{job.folder}/record.json"]
         return first + shlex.join(words)
 

@@ -170,7 +170,7 @@ def test_a_capacity_is_about_the_tokens_of_all_processes(monkeypatch: pytest.Mon
     total = soft.detach().sum(dim=(0, 2)) - 0.3 * counted.sum()
     monkeypatch.setattr("methods.mindskip.sum_over_processes", lambda values: values.copy_(total))
     parts = [mean_use(soft[[n]], counted[[n]], 0.3) for n in range(2)]
-    assert float(sum(parts)) == pytest.approx(float(whole))
+    assert sum(parts).item() == pytest.approx(whole.item())
     (slopes,) = torch.autograd.grad(sum(parts), soft)
     assert torch.equal(slopes, slope)
 
