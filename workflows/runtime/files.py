@@ -7,7 +7,7 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -94,6 +94,13 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no text in UTF-8: {error}") from error
+
+
+def delete_others(folder: Path, patterns: Iterable[str], names: Container[str]) -> None:
+    """Delete the files of a folder that match a pattern and have none of the names."""
+    for file in (file for pattern in patterns for file in folder.glob(pattern)):
+        if file.name not in names:
+            file.unlink()
 
 
 def check_place(file: Path, ending: str = "") -> None:

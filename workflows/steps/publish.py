@@ -29,7 +29,7 @@ from workflows.report.published import REFERENCE, SOURCE
 from workflows.report.readme import page_of, render, templates
 from workflows.report.results import gaps, read_results
 from workflows.report.seeds import SeedSpread, add_spread_argument, read_spread
-from workflows.runtime.files import whole_file, write_text
+from workflows.runtime.files import delete_others, whole_file, write_text
 from workflows.runtime.program import run, step_parser
 
 PAPER = "paper/paper_above_chance.csv"
@@ -102,9 +102,7 @@ def draw_figures(folder: Path) -> None:
             drawn.add(f"{name}.svg")
             with whole_file(folder / f"{name}.svg") as file:
                 figure.savefig(file, format="svg", metadata=METADATA["svg"])
-    for file in (file for name in SHOWN for file in folder.glob(f"{name}*.svg")):
-        if file.name not in drawn:
-            file.unlink()
+    delete_others(folder, [f"{name}*.svg" for name in SHOWN], drawn)
 
 
 if __name__ == "__main__":

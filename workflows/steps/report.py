@@ -21,7 +21,7 @@ from workflows.report.render import latex, markdown
 from workflows.report.results import gaps, read_results
 from workflows.report.seeds import add_spread_argument, read_spread
 from workflows.report.tables import make_tables
-from workflows.runtime.files import write_text
+from workflows.runtime.files import delete_others, write_text
 from workflows.runtime.program import run, step_parser
 from workflows.stats.tables import layer_frame
 
@@ -59,9 +59,8 @@ def main() -> None:
         for ending, form in ((".md", markdown), (".tex", latex)):
             written.add(f"{table.name}{ending}")
             write_text(args.out / "tables" / f"{table.name}{ending}", form(table, sentences))
-    for file in (args.out / "tables").glob("*.*"):
-        if file.suffix in (".md", ".tex") and file.name not in written:
-            file.unlink()  # of an earlier form of the suite
+    # Those of an earlier form of the suite.
+    delete_others(args.out / "tables", ["*.md", "*.tex"], written)
     layers = layer_frame(results.records)
     runs = run_frames(results.records, results.files)
     draw_all(

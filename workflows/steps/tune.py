@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
+from torch import Tensor
 
 from methods import load_method
-from methods.base import Request
+from methods.base import Fitted, Method, Request
 from methods.core.budget import LAYER_SETS, LayerSet, routed_layers
 from methods.core.data import Data, check_file
 from methods.core.jsonfile import write_json
@@ -251,10 +252,7 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
             outcome["skip"] = round(skip, 4)
         if job.match == "split" and isinstance(method, RoutedMethod):
             shares = method.shares(backbone_of(suite, job), job.budget)
-            prompts = weigh(data.probe(), "prompt")
-            batch_size = BATCH if method.batchable() else 1
-            rates = skip_rates(fitted.model, prompts, batch_size)[0]
-            outcome["skip_prompt"] = round(float(rates @ shares), 4)
+            outcome["skip_prompt"] = prompt_skip(method, fitted, data, shares)
     except DivergedError as error:
         print(f"{job.row} at {name}: {error}")
         answers = Answers(0.0, DIVERGED)
@@ -264,6 +262,13 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     print(f"{job.row} at {name}: {outcome}", flush=True)
     return outcome
+
+
+def prompt_skip(method: Method, fitted: Fitted, data: Data, shares: Tensor) -> float:
+    """Skip on the prompts of the probe, a fraction; ``shares`` are of the dense parameters (U,)."""
+    batch_size = BATCH if method.batchable() else 1
+    rates = skip_rates(fitted.model, weigh(data.probe(), "prompt"), batch_size)[0]
+    return round(float(rates @ shares), 4)
 
 
 def _identity(

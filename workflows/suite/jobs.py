@@ -41,7 +41,7 @@ from workflows.suite.checks import (
 )
 from workflows.suite.config import protocols, with_defaults
 from workflows.suite.job import FIDELITY, Job, data_parts, relative
-from workflows.suite.table import TableLine, read_table
+from workflows.suite.table import TableLine, read_table, seeds_at
 
 PAGES = {".py", ".html", ".css", ".js", ".mplstyle", ".csv", ".yaml"}
 # File beside a probe that lists the tasks it was made of.
@@ -271,24 +271,7 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         for line in table.values()
         for job in _jobs(complete, backbone, line, table)
     ]
-    _check_others(jobs)
     return Suite(complete, entries, jobs)
-
-
-def _check_others(jobs: Sequence[Job]) -> None:
-    """The runs that others start or borrow from must be runs of the suite.
-
-    Raises:
-        ValueError: ``budget_seeds`` leaves one of them out.
-    """
-    keys = {job.key for job in jobs}
-    for job in jobs:
-        for other in filter(None, (job.start, job.lender)):
-            if other.key not in keys:
-                raise ValueError(
-                    f"suite config, derive.{job.row}: '{other.row}' does not run its seed "
-                    f"{job.seed} at a budget of {job.budget} (see budget_seeds)"
-                )
 
 
 def check_again(suite: Suite, root: Path = ROOT) -> None:
@@ -332,11 +315,3 @@ def _jobs(
         for match in (all_protocols if line.method.is_matched(budget) else all_protocols[:1])
         for seed in seeds_at(config, budget, line.seeds)
     ]
-
-
-def seeds_at(
-    config: Mapping[str, Any], budget: float | None, seeds: Sequence[int]
-) -> Sequence[int]:
-    """The seeds of a line that run at a budget: all, or the first few as ``budget_seeds`` says."""
-    numbers = {float(key): number for key, number in config["budget_seeds"].items()}
-    return seeds if budget is None else seeds[: numbers.get(budget)]

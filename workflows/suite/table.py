@@ -88,7 +88,7 @@ def read_table(
             _find(rows, name, "row_seeds")
     for line in table.values():
         for other in filter(None, (line.start, line.lender)):
-            _check_other(line, other, table)
+            _check_other(line, other, table, config)
     return table
 
 
@@ -108,7 +108,17 @@ def _seeds(name: str, row: Row, config: Mapping[str, Any]) -> list[int]:
     return seeds if row.stochastic else seeds[:1]
 
 
-def _check_other(line: TableLine, other: str, table: Mapping[str, TableLine]) -> None:
+def seeds_at(
+    config: Mapping[str, Any], budget: float | None, seeds: Sequence[int]
+) -> Sequence[int]:
+    """The seeds of a line that run at a budget: all, or the first few as ``budget_seeds`` says."""
+    numbers = {float(key): number for key, number in config["budget_seeds"].items()}
+    return seeds if budget is None else seeds[: numbers.get(budget)]
+
+
+def _check_other(
+    line: TableLine, other: str, table: Mapping[str, TableLine], config: Mapping[str, Any]
+) -> None:
     """The line that another starts or borrows from must run, at its budgets and under its seeds."""
     where = f"suite config, derive.{line.name}"
     if other not in table:
@@ -119,6 +129,13 @@ def _check_other(line: TableLine, other: str, table: Mapping[str, TableLine]) ->
     budgets = [budget for budget in line.budgets if budget not in table[other].budgets]
     if table[other].method.budgeted and budgets:
         raise ValueError(f"{where}: '{other}' does not run its budget {budgets[0]}")
+    for budget in line.budgets if table[other].method.stochastic else []:
+        own, others = (seeds_at(config, budget, one.seeds) for one in (line, table[other]))
+        if seeds := [seed for seed in own if seed not in others]:
+            raise ValueError(
+                f"{where}: '{other}' does not run its seed {seeds[0]} at a budget of {budget} "
+                "(see budget_seeds)"
+            )
 
 
 def _derived(
