@@ -4,7 +4,7 @@ A file in ``methods/`` is one paper. It holds one class that derives from :class
 :class:`RoutedMethod`; no other file changes. Its class attributes (``title`` and so on, see
 :class:`Method`) are literals, because they are read from the syntax tree: a job list imports no
 method and no torch. ``Params`` is a frozen dataclass; ``rows = {"name": {params}}`` makes several
-rows from one file.
+rows from one file. The three files of tests/examples use the names that most methods need.
 
 A **static** method changes the weights once:
 
@@ -22,7 +22,7 @@ A **routed** method lets a router decide per token; the base class fits, builds 
     target, weight, penalty                   training adds weight * penalty to the loss; a target
                                               is the skip rate that it aims at
     knob                                      name of the param that fixes how much is skipped, in
-                                              place of the budget
+                                              place of the budget; the default None: there is none
     parts                                     what tokens may skip, in the plural, for messages
 
 Both say in ``skip_reason`` why they cannot run on a backbone or at a budget. Where the default is

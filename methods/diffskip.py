@@ -78,6 +78,7 @@ class DiffSkip(RoutedMethod):
     stochastic = True
     budgeted = True
     causal = True
+    knob = "alpha"
 
     @dataclass(frozen=True)
     class Params(TrainingParams):

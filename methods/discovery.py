@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent
 NOT_METHODS = {"__init__", "api", "base", "core", "discovery", "kernels", "order", "registration"}
 # A method's class derives from one of these; methods.api exports them.
 BASES = {"Method", "RoutedMethod"}
+KINDS = ("reference", "static", "dynamic")
 LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "causal")
 
 
@@ -96,6 +97,10 @@ def _read_rows(text: str, module: str, path: Path) -> tuple[Row, ...]:
     missing = [name for name in LITERALS if name not in literals]
     if missing:
         raise ValueError(f"method file {path.name} lacks the literals: {', '.join(missing)}")
+    if literals["kind"] not in KINDS:
+        raise ValueError(
+            f"method file {path.name}: kind is {literals['kind']!r}, must be {', '.join(KINDS)}"
+        )
     params_of = literals.pop("rows", None) or {path.stem.replace("_", "-"): {}}
     return tuple(
         Row(name=name, module=module, path=path, params=params, **literals)

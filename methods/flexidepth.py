@@ -73,6 +73,7 @@ class FlexiDepth(RoutedMethod):
     stochastic = True
     budgeted = True
     causal = True
+    knob = "alpha"
 
     @dataclass(frozen=True)
     class Params(TrainingParams):

@@ -26,11 +26,11 @@ from methods.api import (
     ffn_writer,
     generator,
     layers,
-    layers_shortfall,
     layers_to_remove,
     norm_behind,
     observe,
     remove_layers,
+    unremovable,
     write,
 )
 
@@ -113,11 +113,7 @@ class ReplaceMe(Method):
         """No number of layers is set, or the matrix could not be merged."""
         if not isinstance(norm_behind(layers(backbone.model)[0], "ffn"), nn.Identity):
             return "a norm follows what its FFNs write, so the matrix cannot be merged into them"
-        if request.budget is None and self.params.layers is None:
-            return "neither a budget nor param 'layers' says how many layers to remove"
-        if request.budget is None or self.params.layers is not None:
-            return None
-        return layers_shortfall(backbone, request.budget)
+        return unremovable(backbone, request.budget, self.params.layers)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Choose the run of layers, fit the matrix, merge it and remove the run."""

@@ -21,9 +21,9 @@ from methods.api import (
     Request,
     decoder,
     layers,
-    layers_shortfall,
     layers_to_remove,
     remove_layers,
+    unremovable,
 )
 
 
@@ -67,11 +67,7 @@ class ShortGPT(Method):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """A reason if neither budget nor param ``layers`` is set, or the layers hold too little."""
-        if request.budget is None and self.params.layers is None:
-            return "neither a budget nor param 'layers' says how many layers to delete"
-        if request.budget is None or self.params.layers is not None:
-            return None
-        return layers_shortfall(backbone, request.budget)
+        return unremovable(backbone, request.budget, self.params.layers)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Score the layers on the calibration documents and delete the lowest."""

@@ -10,21 +10,10 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-STEPS = {
-    "rows": "rows",
-    "fetch": "fetch",
-    "fit": "fit",
-    "score": "score",
-    "fidelity": "fidelity",
-    "texts": "texts",
-    "report": "report",
-    "explain": "explain",
-    "compare": "compare",
-    "time": "time",
-    "plan": "plan",
-    "status": "status",
-    "tune": "tune",
-}
+COMMANDS = (
+    "rows", "fetch", "fit", "score", "fidelity", "texts", "report", "site", "explain", "compare",
+    "time", "plan", "status", "tune", "stock", "publish", "gpu", "lm_eval",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -33,18 +22,18 @@ def main() -> None:
     if command in ("-h", "--help"):
         print(usage())
         return
-    if command not in STEPS:
-        print(f"error: there is no command '{command}' ({', '.join(STEPS)})", file=sys.stderr)
+    if command not in COMMANDS:
+        print(f"error: there is no command '{command}' ({', '.join(COMMANDS)})", file=sys.stderr)
         raise SystemExit(2)
     sys.argv = [f"skipbench {command}", *sys.argv[2:]]
     # A step's package sets what libraries read when they are imported.
-    step = import_module(f"workflows.steps.{STEPS[command]}")
+    step = import_module(f"workflows.steps.{command}")
     step.run(step.main)
 
 
 def usage() -> str:
     """The commands with the first sentence of their steps."""
-    lines = [f"  {command:<8} {_sentence(step)}" for command, step in STEPS.items()]
+    lines = [f"  {command:<8} {_sentence(command)}" for command in COMMANDS]
     hint = "`skipbench COMMAND --help` lists a command's options."
     return "\n".join(["usage: skipbench COMMAND ...", "", *lines, "", hint])
 

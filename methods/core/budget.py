@@ -110,18 +110,18 @@ def layers_to_remove(
 
 
 def unremovable(
-    backbone: Backbone, budget: float | None, pinned: int | None, free: int
+    backbone: Backbone, budget: float | None, pinned: int | None, free: int | None = None
 ) -> str | None:
     """Why a budget cannot be met by removing ``free`` layers at most, or None.
 
-    A pinned number is not checked.
+    A pinned number is not checked. Without ``free`` all layers but one may go.
     """
     if pinned is not None:
         return None
     if budget is None:
         return "neither a budget nor param 'layers' says how many layers to delete"
     number, _ = layers_to_remove(backbone, budget, None)
-    if number > free:
+    if free is not None and number > free:
         return f"the budget takes {number} layers, param 'protect' leaves {free} to delete"
     return layers_shortfall(backbone, budget)
 

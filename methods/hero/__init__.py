@@ -96,6 +96,7 @@ class Hero(RoutedMethod):
     stochastic = True
     budgeted = True
     causal = True
+    knob = "alpha"
 
     @dataclass(frozen=True)
     class Params(TrainingParams):

@@ -181,6 +181,16 @@ def test_lengths_that_a_backbone_does_not_take(
     assert told == "max_length is 257, the model's window is 256 tokens"
 
 
+def test_a_row_that_trains_without_texts(refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:
+    config = {
+        "suite": "tiny", "backbones": {"toy": {"path": str(copy)}}, "rows": ["dense", "lora"],
+        "budgets": [0.25], "seeds": [1], "tasks": ["piqa"],
+    }  # fmt: skip
+    checking = ["--config", json.dumps(config), "--out", tmp_path / "suite.json"]
+    said = refuse("check", *checking)
+    assert said == "suite config, data: 'lora' trains, so it needs data.training"
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_one_weight_that_is_no_number(
     value: float, refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path

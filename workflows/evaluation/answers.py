@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,5 +41,45 @@ def guess(task: Any, sample: Mapping[str, Any], metric: str) -> float:
     """Probability that a random choice is right; 0 where the metric takes no choice."""
     if task.OUTPUT_TYPE != "multiple_choice" or metric not in {*_LENGTHS, "acc_mutual_info"}:
         return 0.0
-    right = sample["target"] if isinstance(sample["target"], list) else [sample["target"]]
-    return len(set(map(str, right))) / len(task.doc_to_choice(sample["doc"]))
+    return len(set(map(str, _targets(sample)))) / len(task.doc_to_choice(sample["doc"]))
+
+
+def check_targets(
+    tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> None:
+    """Refuse a task of which no item's answer is among its choices: every model would score 0.
+
+    Args:
+        tasks: Name -> task of lm-eval.
+        samples: Name -> lm-eval's log of its items.
+
+    Raises:
+        ValueError: There is such a task.
+    """
+    for name, items in samples.items():
+        task = tasks[name]
+        # Where contexts differ, the answer is their number; a function of the task's own may read
+        # answers in another way.
+        plain = task.OUTPUT_TYPE == "multiple_choice" and not getattr(task, "multiple_input", True)
+        if not plain or callable(task.config.process_results):
+            continue
+        pairs = [(_targets(item), task.doc_to_choice(item["doc"])) for item in items]
+        if pairs and not any(_is_choice(one, names) for own, names in pairs for one in own):
+            own, names = pairs[0]
+            raise ValueError(
+                f"task '{name}': no item's answer is among its choices; of the first it is {own}, "
+                f"the choices are {', '.join(map(str, names))}"
+            )
+
+
+def _targets(sample: Mapping[str, Any]) -> list[Any]:
+    target = sample["target"]
+    return list(target) if isinstance(target, list) else [target]
+
+
+def _is_choice(target: Any, choices: Sequence[str]) -> bool:
+    """Whether an answer is one of the choices, by its text or its number."""
+    if target in choices:
+        return True
+    number = str(target).strip()
+    return number.isdecimal() and int(number) < len(choices)

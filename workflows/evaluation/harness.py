@@ -74,7 +74,8 @@ class AnswerMarker:
         # Column of the first answer token of the current batch, which predicts the answer's first
         # token.
         self.first = 0
-        self.active = bool(getattr(router_of(model), "reads_kinds", False))
+        router = router_of(model)
+        self.active = router is not None and router.reads_kinds
         if self.active:
             inner = model.model
             assert isinstance(inner, nn.Module)

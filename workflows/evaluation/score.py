@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from methods.core.model.ledger import Rates, Tally
 from workflows.evaluation import sandbox
-from workflows.evaluation.answers import chosen, guess
+from workflows.evaluation.answers import check_targets, chosen, guess
 from workflows.evaluation.harness import ANSWER, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.loading import CannotRun, explained, load, task_manager
 from workflows.evaluation.perplexity import perplexity, prompt_digest
@@ -160,6 +160,7 @@ def run_task(
     if headline not in {key.split(",")[0] for key in metrics}:
         names = ", ".join(sorted({key.split(",")[0] for key in metrics}))
         raise ValueError(f"task '{entry.task}' has no metric '{headline}' (it has: {names})")
+    check_targets(tasks, samples)
     frames, scores = [], []
     primary = next(key for key in metrics if key.split(",")[0] == headline)
     for key in metrics:

@@ -95,11 +95,20 @@ class Builder:
         if frame["match"].nunique() > 1:
             self.add("Match", [number(value, "{}") for value in frame["match"]])
 
+    def spread(
+        self, frame: pd.DataFrame, head: str, name: str, marks: Sequence[Mark] | None = None
+    ) -> None:
+        """Add a column of numbers, each with its standard deviation."""
+        pairs = zip(frame[name], frame[f"{name}_std"], strict=True)
+        self.add(head, [plus(value, deviation) for value, deviation in pairs], marks)
+
     def skips(self, frame: pd.DataFrame, deviations: bool = False) -> None:
         """Add skip on prompt and on answer tokens."""
         for head, name in (("On prompts", "skip_prompt"), ("On answers", "skip_answer")):
-            spread = frame[f"{name}_std"] if deviations else [None] * len(frame)
-            self.add(head, [plus(v, s) for v, s in zip(frame[name], spread, strict=True)])
+            if deviations:
+                self.spread(frame, head, name)
+            else:
+                self.add(head, [plus(value, None) for value in frame[name]])
 
     def beside(self, frame: pd.DataFrame) -> None:
         """Add the measures beside Retain that the frame has."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from workflows.report.display import Builder, Table, line_id, number, plus, short_name, spans
+from workflows.report.display import Builder, Table, line_id, number, short_name, spans
 from workflows.report.suite_tables import (
     MARKED,
     MATCHES,
@@ -168,8 +168,7 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
     builder.columns |= columns_of
     _add_scores(builder, both)
     builder.group = "skip"
-    skips = [plus(v, s) for v, s in zip(both["skip"], both["skip_std"], strict=True)]
-    builder.add("Skip", skips)
+    builder.spread(both, "Skip", "skip")
     builder.skips(both)
     builder.numbers(both, {"Net": ("skip_net", "{:.2f}")})
     builder.group = "scores"
@@ -197,8 +196,7 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
 
 def _add_scores(builder: Builder, both: pd.DataFrame) -> None:
     """Add Retain with its spread, and the rank."""
-    retains = [plus(v, s) for v, s in zip(both["retain"], both["retain_std"], strict=True)]
-    builder.add("Retain", retains, retain_marks(both))
+    builder.spread(both, "Retain", "retain", retain_marks(both))
     builder.add("95 % interval", spans(both, "retain_low", "retain_high"))
     if both["seed_std"].notna().any():
         builder.numbers(both, {"Between seeds": ("seed_std", "± {:.2f}")})

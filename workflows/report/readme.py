@@ -31,7 +31,7 @@ from workflows.suite.tries import DIVERGED
 
 SUFFIX = ".md.jinja"
 PROJECT = f"project{SUFFIX}"
-COMMAND = "python -m workflows.steps.publish"
+COMMAND = "skipbench publish"
 # Answers that each learning rate of the grid gets right, by row.
 TRIES = ROOT / "workflows/suites/tuned/demo.yaml"
 

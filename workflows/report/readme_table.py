@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from workflows.report.display import Builder, Table, plus, spans
+from workflows.report.display import Builder, Table, spans
 from workflows.report.lead import Frames, retain_marks
 from workflows.report.render import escape_markdown, markdown
 from workflows.report.suite_tables import FLOOR, MARKED, MATCHES, SKIPS, definitions, notes
+from workflows.stats.speeds import KEYS
 
 
 def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> str:
@@ -47,18 +48,14 @@ def published_tables(frames: Frames, source: Mapping[str, Any], link: str) -> st
 
 def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
     """Retain of one protocol without the columns of tasks, with ranks."""
-    keys = ["backbone", "target", "match", "row"]
-    both = retain.merge(
-        ranks[[*keys, "rank", "rank_low", "rank_high", "tied"]], on=keys, how="left"
-    )
+    columns_of_rank = [*KEYS, "rank", "rank_low", "rank_high", "tied"]
+    both = retain.merge(ranks[columns_of_rank], on=KEYS, how="left")
     columns = Builder()
     columns.lead(both)
-    for head, name in (("Skip", "skip"), ("Retain", "retain")):
-        texts = [plus(v, s) for v, s in zip(both[name], both[f"{name}_std"], strict=True)]
-        columns.add(head, texts, retain_marks(both) if name == "retain" else None)
-        if name == "skip":
-            columns.skips(both)
-            columns.numbers(both, {"Net": ("skip_net", "{:.2f}")})
+    columns.spread(both, "Skip", "skip")
+    columns.skips(both)
+    columns.numbers(both, {"Net": ("skip_net", "{:.2f}")})
+    columns.spread(both, "Retain", "retain", retain_marks(both))
     columns.add("95 % interval", spans(both, "retain_low", "retain_high"))
     columns.beside(both)
     columns.numbers(both, {"Rank": ("rank", "{:.0f}")})

@@ -185,18 +185,20 @@ def _falling_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]
 def _files(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
     """Files of records, files of the noise floor, and the runs without a record.
 
-    Runs that the suite does not list are left out.
+    Runs that the suite does not list are left out; where no suite can be read every record counts.
     """
     files = sorted(folder.rglob("record.json"))
     beside = (f for f in folder.rglob("noise/batch*.json") if not f.name.endswith(DECISIONS))
     noise = sorted(sorted(beside), key=lambda file: (len(file.name), file.name))
     if not files:
         raise ValueError(f"{folder} holds no record.json")
-    try:
-        suites = [read_suite(config) for config in read_suites(folder) or [{}]]
-    except ValueError:
-        # Without a suite, or with one that cannot be read here, every record counts.
+    configs = read_suites(folder)
+    if not configs:
         return files, noise, []
+    try:
+        suites = [read_suite(config) for config in configs]
+    except ValueError as error:
+        return files, noise, [f"unknown, for the suite cannot be read here ({error})"]
     jobs = {job.key: job for suite in suites for job in suite.jobs}
     names = [f"{job.folder}/record.json" for job in jobs.values()]
     names += [file for suite in suites for file in suite.noise_files()]

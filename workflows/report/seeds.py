@@ -18,9 +18,9 @@ from methods.core.jsonfile import read_json
 from workflows import ROOT
 from workflows.records.record import Record
 from workflows.report.published import REFERENCE, SOURCE
+from workflows.stats.speeds import KEYS
 
 HEADLINE = REFERENCE / "headline"
-KEYS = ["backbone", "target", "match", "row"]
 
 
 class SeedSpread(NamedTuple):

@@ -13,7 +13,6 @@ from workflows.report.display import (
     has,
     number,
     p_texts,
-    plus,
     short_name,
     spans,
     task_name,
@@ -107,12 +106,10 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], seeds_of: str = "
 
     builder = Builder()
     builder.lead(frame)
-    skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
-    retains = [plus(v, s) for v, s in zip(frame["retain"], frame["retain_std"], strict=True)]
-    builder.add("Skip", skips)
+    builder.spread(frame, "Skip", "skip")
     builder.skips(frame)
     builder.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
-    builder.add("Retain", retains, column_marks(RETAIN))
+    builder.spread(frame, "Retain", "retain", column_marks(RETAIN))
     note = " ".join([*definitions(frame), SKIPS, MARKED])
     if frame["seed_std"].notna().any():
         builder.numbers(frame, {"Between seeds": ("seed_std", "± {:.2f}")})
@@ -221,8 +218,7 @@ def budget_table(frame: pd.DataFrame) -> Table:
     """Target and realised skip: by kind of token, net, by the authors' measure, its spread."""
     builder = Builder()
     builder.lead(frame)
-    skips = [plus(v, s) for v, s in zip(frame["skip"], frame["skip_std"], strict=True)]
-    builder.add("Realised", skips)
+    builder.spread(frame, "Realised", "skip")
     builder.skips(frame, deviations=True)
     heads = {
         "Net": "skip_net", "Authors' measure": "skip_authors", "Spread over tokens": "token_std",

@@ -15,7 +15,7 @@ import numpy as np
 
 from workflows.records.parts import Distance
 from workflows.records.record import Record
-from workflows.stats.resample import RESAMPLES, Sample, resample_means, sample_of
+from workflows.stats.resample import RESAMPLES, Sample, by_line, resample_means
 
 KL, AGREEMENT = "kl", "agreement"
 # Measure -> kind of token, and what is summed over the tokens of a text.
@@ -47,12 +47,9 @@ def distances(
         for name in (name for name, (own, _) in MEASURES.items() if own == kind):
             sums = np.array([getattr(run, MEASURES[name][1]) for run in runs], dtype=np.float64)
             means, sizes = resample_means(sums, tokens, resamples, seed, "fidelity")
-            points, replicates, start = sums.sum(axis=1) / tokens.sum(), means / sizes, 0
-            samples[name] = {}
-            for line, own in ((line, own) for line, own in parts.items() if own):
-                part = slice(start, start + len(own))
-                samples[name][line] = sample_of(points[part], replicates[part], seed, name, line)
-                start = part.stop
+            points, replicates = sums.sum(axis=1) / tokens.sum(), means / sizes
+            compared = {line: own for line, own in parts.items() if own}
+            samples[name] = by_line(compared, points, replicates, seed, name)
     return samples
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workflows.stats.resample import Run, Sample, resample_means, sample_of
+from workflows.stats.resample import Run, Sample, by_line, resample_means
 from workflows.stats.retain import Floats, Scores
 
 ABOVE, FLIPS, LOST, WON, CHANGED = "above_chance", "flips", "lost", "won", "changed"
@@ -141,8 +141,8 @@ def measure(
     values |= totals
     if right:
         values[FLIPS] = totals[LOST][0] + totals[WON][0], totals[LOST][1] + totals[WON][1]
-    by_line = {n: _by_line(lines, *values[n], seed, n) for n in used if n in values}
-    return Measures(by_line, used, small)
+    samples_of = {n: by_line(lines, *values[n], seed, n) for n in used if n in values}
+    return Measures(samples_of, used, small)
 
 
 def _above(
@@ -166,18 +166,6 @@ def _above(
         points.append(above_chance({t: own[t].points for t in tasks}, base, chances))
         replicates.append(above_chance({t: own[t].replicates for t in tasks}, drawn, chances))
     return {ABOVE: (np.concatenate(points), np.concatenate(replicates))}, float(small)
-
-
-def _by_line(
-    lines: Mapping[str, Sequence[Run]], points: Floats, replicates: Floats, seed: int, name: str
-) -> dict[str, Sample]:
-    """Line -> sample, from the values of all runs one after the other."""
-    samples, start = {}, 0
-    for line, runs in lines.items():
-        part = slice(start, start + len(runs))
-        samples[line] = sample_of(points[part], replicates[part], seed, name, line)
-        start = part.stop
-    return samples
 
 
 def _is_binary(values: Floats) -> bool:

@@ -30,6 +30,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,16 +132,11 @@ def bootstrap(
         ValueError: Runs differ in tasks or items, or the reference solves nothing of a task that
             enters Retain.
     """
-    ends = np.cumsum([len(runs) for runs in lines.values()])
-    parts = {
-        name: slice(end - len(runs), end)
-        for (name, runs), end in zip(lines.items(), ends, strict=True)
-    }
     first = next(iter(lines.values()))[0]
     points, replicates, base, base_replicates = {}, {}, {}, {}
     for task in dict.fromkeys([*retain_tasks, *first]):
         values = _stack(lines, task)
-        mean = values[parts[reference]].mean(axis=0)
+        mean = np.stack([run[task] for run in lines[reference]]).mean(axis=0)
         points[task], base[task] = values.mean(axis=1), float(mean.mean())
         replicates[task], base_means = resample_means(values, mean, resamples, seed, task)
         # Several runs make items of the reference fractions, so its mean in a resample may be tiny
@@ -149,12 +145,29 @@ def bootstrap(
     points[RETAIN] = retain({task: points[task] for task in retain_tasks}, base)
     replicates[RETAIN] = retain({task: replicates[task] for task in retain_tasks}, base_replicates)
     return {
-        measure: {
-            name: sample_of(values[part], replicates[measure][part], seed, measure, name)
-            for name, part in parts.items()
-        }
+        measure: by_line(lines, values, replicates[measure], seed, measure)
         for measure, values in points.items()
     }
+
+
+def by_line(
+    lines: Mapping[str, Sequence[Any]], points: Floats, replicates: Floats, seed: int, measure: str
+) -> dict[str, Sample]:
+    """Line -> sample of a measure, from its values for all runs one after the other.
+
+    Args:
+        lines: Name of a line -> its runs.
+        points: Values of the runs (R,).
+        replicates: Values on resampled items (R, B).
+        seed: Of all draws.
+        measure: Name of the measure.
+    """
+    samples, start = {}, 0
+    for line, runs in lines.items():
+        part = slice(start, start + len(runs))
+        samples[line] = sample_of(points[part], replicates[part], seed, measure, line)
+        start = part.stop
+    return samples
 
 
 def mean_of_tasks(
@@ -223,8 +236,8 @@ def paired_difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
 
 
 def interval(draws: Floats) -> tuple[float, float]:
-    """95 % percentile interval."""
-    low, high = np.quantile(draws, [0.025, 0.975])
+    """95 % percentile interval; sums of equal terms differ by their order, so ends are rounded."""
+    low, high = np.quantile(draws, [0.025, 0.975]).round(12)
     return float(low), float(high)
 
 

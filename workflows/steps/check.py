@@ -63,12 +63,14 @@ def check_windows(suite: Suite, backbone: str, window: int) -> None:
 
 
 def check_rows(suite: Suite) -> None:
-    """Build every row's params once.
+    """Build every row's params once, and see that a row that trains has texts to train on.
 
     Raises:
         ValueError: A name or a value does not fit; the message names the row.
     """
     for job in {job.row: job for job in suite.jobs}.values():
+        if job.method.trained and "training" not in suite.config["data"]:
+            raise ValueError(f"suite config, data: '{job.row}' trains, so it needs data.training")
         try:
             load_method(job.method.name, job.params)
         except ValueError as error:

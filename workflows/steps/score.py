@@ -146,6 +146,8 @@ def main() -> None:
             shutil.copyfile(args.model / DECISIONS, file)
     with whole_file(args.out) as file:
         write_json(file, value)
+    for task, headline in record.headlines.items():
+        print(f"{task}: {headline.metric} {headline.value:.4g} ({headline.n} items)")
     print(f"wrote {args.out}")
 
 

@@ -20,13 +20,6 @@ from workflows.suite.checks import check_budget
 VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-([^}]*))?\}")
 SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
-# Keys of earlier versions -> what does their work now.
-RETIRED = {
-    "params_from": "`lender: ROW` gives a control the fitted model whose rates it takes",
-    "scoring": "overlays/paper_literal lists the tasks on the validation splits of ARC",
-    "training_noise": "run the suite under other variables (ATEN_CPU_CAPABILITY=avx2) and another "
-    "name (--config suite=NAME), then hold both results folders against each other with `compare`",
-}
 
 
 def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
@@ -122,15 +115,6 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     complete = json.loads(json.dumps(with_base(config)))
-    if complete.get("scoring") == "standard":  # a default that old suite.json files still have
-        del complete["scoring"]
-    derived = complete.get("derive")
-    rows = derived.values() if isinstance(derived, dict) else []
-    keys = {key for mapping in (complete, *rows) if isinstance(mapping, dict) for key in mapping}
-    for key in (key for key in RETIRED if key in keys):
-        raise ValueError(f"suite config, {key}: this key is gone; {RETIRED[key]}")
-    if "each" in str(complete.get("match")):
-        raise ValueError("suite config, match: 'each' is called 'split' now")
     _fill(complete, schema, schema)
     errors = jsonschema.Draft202012Validator(schema).iter_errors(complete)
     error = next(iter(sorted(errors, key=lambda e: list(map(str, e.absolute_path)))), None)
@@ -139,7 +123,10 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
         allowed = ""
         if error.validator == "additionalProperties":
             allowed = f" (allowed: {', '.join(error.schema['properties'])})"
-        raise ValueError(f"suite config, {key}: {cut(error.message)}{allowed}")
+        said = f"{cut(error.message)}{allowed}"
+        if words := error.schema.get("description"):
+            said = f"{cut(repr(error.instance))} must be {words}"
+        raise ValueError(f"suite config, {key}: {said}")
     for budget in complete["budgets"]:
         check_budget("budgets", budget)
     return complete

@@ -52,15 +52,15 @@ def backbone_files(suite: Suite, name: str) -> list[str]:
     return _of_model(suite, name, *SETTINGS, *TOKENIZER, *WEIGHTS)
 
 
+def tokenizer_files(suite: Suite, name: str) -> list[str]:
+    """The same without weights: what turns texts into tokens."""
+    return _of_model(suite, name, *SETTINGS, *TOKENIZER)
+
+
 def origin_files(suite: Suite, name: str) -> list[str]:
     """The file here that a backbone is converted from, if it is one."""
     path = str(suite.config["backbones"][name]["path"])
     return [path.removeprefix("gguf:")] if path.startswith("gguf:") else []
-
-
-def tokenizer_files(suite: Suite, name: str) -> list[str]:
-    """The same without weights: what turns texts into tokens."""
-    return _of_model(suite, name, *SETTINGS, *TOKENIZER)
 
 
 def renew_models(suite: Suite) -> None:

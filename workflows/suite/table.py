@@ -123,6 +123,8 @@ def _check_other(
     where = f"suite config, derive.{line.name}"
     if other not in table:
         raise ValueError(f"{where}: '{other}' is not among the suite's rows")
+    if table[other].lender is not None:
+        raise ValueError(f"{where}: '{other}' has a lender itself")
     seeds = [seed for seed in line.seeds if seed not in table[other].seeds]
     if table[other].method.stochastic and seeds:
         raise ValueError(f"{where}: '{other}' does not run its seed {seeds[0]} (see row_seeds)")

@@ -57,7 +57,8 @@ class Work:
         router = router_of(model)
         shared = 0
         if router is not None and router.shared:
-            shared = (len(router.units) - 1) * (count(router) - sum(ledger.instead))
+            runs = len({unit.layer for unit in router.units})
+            shared = (runs - 1) * (count(router) - sum(ledger.instead))
         return cls(ledger, always, shared, head.numel(), widths)
 
     def saved(self, skipped: Tensor, instead: Tensor) -> float:

@@ -99,7 +99,11 @@ def decision_of(gate: Gate, execute: Tensor) -> Decision:
     assert gate.value is not None, "a gate that scales has a value"
     if gate.scale == "gate":
         return Decision(execute, torch.where(execute, gate.value, 1 - gate.value), gate.value)
-    # Straight-through: the value is 0 or 1, the gradient is that of the gate.
+    if gate.scale != "straight-through":
+        raise ValueError(
+            f"a gate's scale is {gate.scale!r}, must be a tensor, none, gate or straight-through"
+        )
+    # The value is 0 or 1, the gradient is that of the gate.
     hard = execute.to(gate.value.dtype) - gate.value.detach() + gate.value
     return Decision(execute, hard, hard, run_all=True)
 

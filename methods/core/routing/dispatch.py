@@ -3,7 +3,8 @@
 ``dispatch`` sorts the tokens, runs each branch on its own contiguous slice, and puts the results
 back in one step. The products are those of the library, on a GPU as on a CPU; for that the host
 waits for one number. ``dispatch_masked`` runs both branches on all tokens and selects. It is never
-faster than the dense model; tests compare ``dispatch`` with it.
+faster than the dense model; a GPU step that the host must not look into runs it where no kernel
+serves, and tests compare ``dispatch`` with it.
 """
 
 from __future__ import annotations

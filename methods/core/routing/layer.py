@@ -43,7 +43,7 @@ Decide = Callable[[Kind, Tensor | None], Decision]
 class Call(NamedTuple):
     """What the layers of one forward pass share.
 
-    ``capturable`` as in :meth:`methods.core.routing.routed.RoutedDecoder.forward`; ``valid`` (B, T)
+    ``capturable`` as in :class:`methods.core.routing.inputs.Options`; ``valid`` (B, T)
     is False on pads; ``arguments`` go to every layer.
     """
 

@@ -109,8 +109,13 @@ class Router(nn.Module, ABC):
     ties_execute: ClassVar[bool] = True
     # Whether a gate stores so much for the backward pass that a GPU recomputes it instead.
     heavy: ClassVar[bool] = False
-    # Whether all units use the same matrices, which then run once per unit.
+    # Whether all layers use the same matrices, which then run once per layer.
     shared: ClassVar[bool] = False
+
+    @property
+    def reads_kinds(self) -> bool:
+        """Whether it reads ``Context.answers``; only then scoring marks the answer tokens."""
+        return False
 
     @property
     def by_kernels(self) -> bool:

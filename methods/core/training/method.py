@@ -83,7 +83,7 @@ class RoutedMethod(Method):
             the structure. No size may depend on them.
     """
 
-    knob: ClassVar[str | None] = "alpha"
+    knob: ClassVar[str | None] = None
     stand_ins: ClassVar[Mapping[str, Any]] = {}
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from tests.toys import tasks as toy_tasks
 from tests.toys.models import make_model
 from tests.toys.sharing import make_lm
-from workflows.evaluation.answers import NO_CHOICE, chosen, guess
+from workflows.evaluation.answers import NO_CHOICE, check_targets, chosen, guess
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry, parse_tasks, read_entries
 
@@ -23,6 +24,8 @@ class Task:
     def __init__(self, kind: str = "multiple_choice", choices: tuple[str, ...] = ()) -> None:
         self.OUTPUT_TYPE = kind
         self.choices = choices
+        self.multiple_input = 0
+        self.config = SimpleNamespace(process_results=None)
 
     def doc_to_choice(self, doc: Any) -> list[str]:
         return list(self.choices)
@@ -80,6 +83,34 @@ def test_an_entry_may_state_its_chance(chance: float) -> None:
     assert read_entries([{"task": "a", "chance": 0.2}])[0] == TaskEntry("a", chance=0.2)
     with pytest.raises(ValueError, match="chance is at least 0 and below 1"):
         read_entries([{"task": "a", "chance": chance}])
+
+
+@pytest.mark.parametrize("target", [1, "1", "blue", ["green", "red"], [7, 0]])
+def test_an_answer_is_a_choice_or_its_number(target: Any) -> None:
+    task = Task(choices=("red", "blue"))
+    items = [sample(-1.0, -2.0, target=one) for one in ("lable", target)]
+    check_targets({"pets": task}, {"pets": items})
+
+
+@pytest.mark.parametrize("target", [2, "lable", "", -1, ["a", "b"], []])
+def test_a_task_whose_answers_match_no_choice_is_refused(target: Any) -> None:
+    task = Task(choices=("red", "blue"))
+    items = [sample(-1.0, -2.0, target=target)] * 2
+    with pytest.raises(ValueError, match="'pets': no item's answer is among .* are red, blue$"):
+        check_targets({"pets": task}, {"pets": items})
+    # The number of a context is no choice.
+    task.multiple_input = 2
+    check_targets({"pets": task}, {"pets": items})
+
+
+def test_a_misspelled_answer_column_ends_in_a_sentence(tmp_path: Path) -> None:
+    folder = toy_tasks.make_tasks(tmp_path / "tasks", items=4)
+    file = folder / "toy_choice.yaml"
+    text = file.read_text()
+    assert "{{answer}}" in text
+    file.write_text(text.replace("{{answer}}", "lable"))
+    with pytest.raises(ValueError, match="'toy_choice': no item's answer is among its choices"):
+        score(make_lm(make_model(), 4, share=False), parse_tasks("toy_choice"), [folder])
 
 
 def test_right_choices_are_those_that_score(tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ def test_what_is_read_equals_what_is_imported(name: str) -> None:
     assert isinstance(method, Method)
     for literal in LITERALS:
         assert getattr(row, literal) == getattr(type(method), literal)
-    assert row.kind in ("reference", "static", "dynamic")
     for key, value in row.params.items():
         assert getattr(method.params, key) == value
     row.title.format(**vars(method.params))
@@ -102,6 +101,12 @@ def test_base_core_and_hidden_files_are_no_methods(tmp_path: Path) -> None:
 def test_a_missing_literal_is_named(literal: str, tmp_path: Path) -> None:
     text = "\n".join(line for line in FILE.splitlines() if not line.startswith(f"    {literal} "))
     with pytest.raises(ValueError, match=rf"brand_new.py lacks the literals: {literal}$"):
+        discover(folder(tmp_path, brand_new=text))
+
+
+def test_an_unknown_kind_is_named(tmp_path: Path) -> None:
+    text = FILE.replace('kind = "static"', 'kind = "routed"')
+    with pytest.raises(ValueError, match="kind is 'routed', must be reference, static, dynamic$"):
         discover(folder(tmp_path, brand_new=text))
 
 

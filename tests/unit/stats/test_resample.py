@@ -42,6 +42,11 @@ def test_the_reference_against_itself_is_exactly_one() -> None:
     assert own.std is None
 
 
+def test_an_end_that_is_zero_but_for_the_order_of_a_sum_is_zero() -> None:
+    assert 0.1 + 0.2 - 0.3 > 0
+    assert interval(np.array([0.1 + 0.2 - 0.3, 1.0, 1.0, 1.0] * 10)) == (0.0, 1.0)
+
+
 def test_points_over_seeds_by_hand() -> None:
     base = {"a": items(10, 8), "b": items(10, 5)}
     own = sample(

@@ -55,7 +55,7 @@ def test_rows_are_timed_on_texts_of_the_suite(root: Path) -> None:
     for data in ({}, {"probe": {"source": "ids.npy"}}):
         with pytest.raises(ValueError, match=r"timing: it needs texts, data\.probe or data\.vali"):
             read_suite(config(timing={"prefill": "8x64"}, data=data), root)
-    with pytest.raises(ValueError, match=r"timing\.decode: '8' does not match"):
+    with pytest.raises(ValueError, match=r"timing\.decode: '8' must be SEQUENCESxTOKENS"):
         read_suite(config(timing={"decode": "8"}), root)
 
 

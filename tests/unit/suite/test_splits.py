@@ -86,13 +86,6 @@ def whole_task(folder: Path, task: str) -> dict[str, Any]:
     return included | task_file
 
 
-def test_the_old_key_is_refused_but_its_default_is_no_fault(plain: Suite) -> None:
-    """Every suite.json of that time says `standard`."""
-    assert read_suite({**plain.config, "scoring": "standard"}).config == plain.config
-    with pytest.raises(ValueError, match="scoring: this key is gone; overlays/paper_literal lists"):
-        read_suite(config("llama31_8b", scoring="paper-literal"))
-
-
 def test_two_splits_never_enter_one_retain(tmp_path: Path) -> None:
     check_one_split(["arc_easy", "arc_challenge", "piqa"])
     check_one_split(VALIDATION.values())

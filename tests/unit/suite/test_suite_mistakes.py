@@ -15,7 +15,7 @@ WRONG = [
     ({"budgtes": [0.25]}, "top level: .*'budgtes' was unexpected.* (allowed: suite, backbones, "),
     ({"suite": ...}, "top level: 'suite' is a required property"),
     ({"base": ["nope"]}, "base: there is no 'nope' (bases: demo, hub, paper)"),
-    ({"suite": "a b"}, "suite: 'a b' does not match"),
+    ({"suite": "a b"}, "suite: 'a b' must be letters, digits and _"),
     ({"backbones": {}}, "backbones: "),
     ({"backbones": {"toy": {}}}, "backbones.toy: 'path' is a required property"),
     ({"backbones": {"toy": {"path": "toy", "dtpye": "x"}}}, "backbones.toy: .*'dtpye'"),
@@ -118,11 +118,17 @@ WRONG = [
     ({"keep_models": "yes"}, "keep_models: 'yes' is not one of [True, False, 'trained']"),
     ({"first": ["heroo"]}, "first: there is no row 'heroo'"),
     (
-        {"derive": {"x": {"from": "hero", "params_from": {"bypass_rates": "hero"}}}},
-        "params_from: this key is gone; `lender: ROW` gives a control the fitted model",
+        {"derive": {"x": {"from": "hero", "params": {"variant": "by-kind"}, "lender": "x"}}},
+        "derive.x: 'x' has a lender itself",
     ),
-    ({"match": ["pooled", "each"]}, "match: 'each' is called 'split' now"),
-    ({"training_noise": {}}, "training_noise: this key is gone; run the suite under .*`compare`"),
+    ({"rows": "dense"}, "rows: 'dense' must be all, {all_but: [...]}, or a list of rows"),
+    (
+        {"rows": ["dense", "dense"]},
+        "rows: ['dense', 'dense'] must be all, {all_but: [",
+    ),
+    ({"timing": {"decode": "8*128"}}, "timing.decode: '8*128' must be SEQUENCESxTOKENS"),
+    ({"seeds": [2**70]}, "seeds.0: 1180591620717411303424 is greater than the maximum"),
+    ({"seeds": "one"}, "seeds: 'one' must be a list of whole numbers from 0 to 4294967295"),
 ]
 
 

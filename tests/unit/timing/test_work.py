@@ -64,10 +64,10 @@ class Seen(TorchFunctionMode):
         return output
 
 
-def hero() -> Any:
+def hero(**params: Any) -> Any:
     dense = make_model("llama", hidden_size=64, intermediate_size=176)
     structure = {"layers": [3, 4, 5], "seed": 0, "threshold": 0.5}
-    model: Any = load_method("hero").build(wrap(dense), structure)
+    model: Any = load_method("hero", params).build(wrap(dense), structure)
     return model.eval()
 
 
@@ -89,6 +89,10 @@ def test_a_prompt_costs_what_its_matrices_multiply() -> None:
     assert work.prompt_flops(closed, 2, 16) < found + scores
     sizes, rate = shape_of(model), 1 - float(forced.double().mean())
     assert prefill_flops(sizes, 2, 16, rate) == pytest.approx(found + scores, rel=SMALL)
+
+
+def test_a_gate_that_decides_for_attention_and_ffn_counts_once() -> None:
+    assert Work.of(hero(unit="block")).again == Work.of(hero()).again > 0
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])

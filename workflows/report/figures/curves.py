@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from workflows.report.figures.data import Data
-from workflows.report.figures.lines import KEYS, line_names, of_run, parts, with_part
+from workflows.report.figures.lines import line_names, of_run, parts, with_part
 from workflows.report.figures.style import NO_TITLE, SMALL, WIDTHS, Margins, sheet, text_width
+from workflows.stats.speeds import KEYS
 
 MOST = 8  # lines that one panel tells apart
 HANDLE = 0.45  # inches of a line in the legend with its gaps

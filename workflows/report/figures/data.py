@@ -14,7 +14,7 @@ import pandas as pd
 from workflows.records.files import read_decisions
 from workflows.records.parts import Route
 from workflows.records.record import Record
-from workflows.report.figures.lines import KEYS
+from workflows.stats.speeds import KEYS
 from workflows.stats.tables import unit_title
 
 LEAD = [*KEYS, "title", "kind"]

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-KEYS = ["backbone", "target", "match", "row"]
+from workflows.stats.speeds import KEYS
+
 ORDER = ("match", "target", "part")
 VARIANTS = "variants"
 # At most so many sheets of one figure.

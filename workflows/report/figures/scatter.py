@@ -22,7 +22,7 @@ from workflows.report.figures.labels import (
     right_margin,
     sides,
 )
-from workflows.report.figures.lines import KEYS, panel_title, with_part
+from workflows.report.figures.lines import panel_title, with_part
 from workflows.report.figures.style import (
     GREY,
     KINDS,
@@ -37,6 +37,7 @@ from workflows.report.figures.style import (
     text_width,
 )
 from workflows.stats.budget import TOLERANCE
+from workflows.stats.speeds import KEYS
 
 MOST = 16  # rows that one panel names legibly
 LISTED = 60  # rows that fit a column of a page below each other

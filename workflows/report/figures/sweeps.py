@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from workflows.report.figures.data import Data
-from workflows.report.figures.lines import KEYS
 from workflows.report.figures.style import KINDS, NO_TITLE, Margins, mark, sheet
+from workflows.stats.speeds import KEYS
 
 LEAST = 2  # values that make a sweep
 STYLES = ("-", "--", ":", "-.")

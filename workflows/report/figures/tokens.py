@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from workflows.report.figures.data import Data
 from workflows.report.figures.heat import paint
-from workflows.report.figures.lines import KEYS, line_names, of_run, parts, with_part
+from workflows.report.figures.lines import line_names, of_run, parts, with_part
 from workflows.report.figures.style import GREY, Margins, sheet
+from workflows.stats.speeds import KEYS
 
 MOST = 8
 TOKENS = {1: 30, 2: 64}  # that can be read at a paper's width

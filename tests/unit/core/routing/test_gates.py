@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,12 @@ def test_hard_gates_are_exactly_zero_or_one() -> None:
         decision = decision_of(Gate(soft, "straight-through"), execute)
         assert torch.equal(decision.scale, execute.float())
         assert torch.equal(decision.soft, execute.float())
+
+
+def test_an_unknown_scale_is_named() -> None:
+    scale: Any = "straight"
+    with pytest.raises(ValueError, match="scale is 'straight', must be a tensor, none, gate or "):
+        decision_of(Gate(torch.ones(2), scale), torch.ones(2, dtype=torch.bool))
 
 
 def test_ties_execute() -> None:
