@@ -143,7 +143,7 @@ from methods.core.training.method import Lora, Plan, RoutedMethod
 from methods.core.training.objective import MATCH_KINDS
 from methods.core.training.packing import lay_out
 from methods.core.training.params import TrainingParams
-from methods.core.training.processes import sum_over_processes
+from methods.core.training.processes import rank_and_world, sum_over_processes
 
 __all__ = [
     "ATTENTION", "DECISIONS", "FFN", "MATCH_KINDS", "MIXED_KINDS", "WRITERS", "Backbone", "Batch",
@@ -160,9 +160,10 @@ __all__ = [
     "layer_gradients", "layers", "layers_alike", "layers_shortfall", "layers_to_remove",
     "load_fitted", "logistic_noise", "lora_sizes", "mean_deviation", "merge_layers",
     "missing_biases", "module_units", "narrow", "narrow_reason", "nearest", "nearest_ranks",
-    "norm_behind", "observe", "perplexities", "projection_weights", "projections", "read_card",
-    "read_json", "remove_layers", "remove_sublayers", "replace_layers", "route", "routed_layers",
-    "router_of", "sample_gates", "score_answers", "seed_for", "shortfall", "slice_stream",
-    "sliced_parameters", "squared_use", "sublayer_size", "sum_over_processes", "task_weights",
-    "thin", "uniform_hash", "unit_shares", "unit_sizes", "unremovable", "weigh", "widths", "write",
+    "norm_behind", "observe", "perplexities", "projection_weights", "projections", "rank_and_world",
+    "read_card", "read_json", "remove_layers", "remove_sublayers", "replace_layers", "route",
+    "routed_layers", "router_of", "sample_gates", "score_answers", "seed_for", "shortfall",
+    "slice_stream", "sliced_parameters", "squared_use", "sublayer_size", "sum_over_processes",
+    "task_weights", "thin", "uniform_hash", "unit_shares", "unit_sizes", "unremovable", "weigh",
+    "widths", "write",
 ]  # fmt: skip

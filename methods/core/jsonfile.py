@@ -16,11 +16,14 @@ def parse_json(text: str | bytes, where: object) -> Any:
         where: Its name, for the message.
 
     Raises:
-        ValueError: It is not JSON, or a number is NaN or infinite.
+        ValueError: It is not JSON, a number is NaN or infinite, or a text holds half a character.
     """
     try:
         plain = text.decode("utf-8") if isinstance(text, bytes) else text
-        return json.loads(plain, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(plain, parse_float=_finite, parse_constant=_finite)
+        if "\\ud" in plain.lower():
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not valid JSON: {error}") from error
 

@@ -128,11 +128,19 @@ def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> 
 
     Returns:
         The number of documents.
+
+    Raises:
+        ValueError: A document says what its tokens stand for, as a probe's may.
     """
     starts, firsts = array("q", [0]), array("q", [0])
     runs, facts, tasks = array("i"), array("i"), dict[str, int]()
     with (folder / "ids.bin").open("wb") as stream:
-        for document in documents:
+        for number, document in enumerate(documents, 1):
+            if document.counts != (1, 1):
+                raise ValueError(
+                    f"document {number} has 'counts', which a folder of tokens does not keep: "
+                    "give the .jsonl itself"
+                )
             stream.write(np.asarray(document.ids, dtype=np.int32).tobytes())
             starts.append(starts[-1] + len(document.ids))
             for run in document.answers:

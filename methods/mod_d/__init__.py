@@ -31,6 +31,7 @@ from methods.api import (
     decoder,
     generator,
     module_units,
+    rank_and_world,
     router_of,
     weigh,
 )
@@ -145,10 +146,12 @@ class MoDD(RoutedMethod):
         """No layer to route, modules too small for the budget, or no budget and no capacity; or
         under ``match: split`` not all answer tokens of an update are in one pass.
         """
-        if request.match == "split" and self.params.micro_tokens:
+        divided = ["param 'micro_tokens'"] if self.params.micro_tokens else []
+        divided += ["several processes"] if rank_and_world()[1] > 1 else []
+        if request.match == "split" and divided:
             return (
                 "under match 'split' the answer tokens of an update compete with each other, which "
-                "param 'micro_tokens' would divide: set it to 0"
+                f"{' and '.join(divided)} would divide"
             )
         if not self.layers(backbone, request.budget):
             return f"none of the {backbone.layer_count} layers is left between the protected ones"

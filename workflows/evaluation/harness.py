@@ -171,18 +171,19 @@ class CountingLM(HFLM):
         check_finite([float(value) for value, _ in answers], "log-likelihood of a request")
         return answers
 
-    def _count_requests(self, lengths: Sequence[int]) -> None:
+    def _count_requests(self, lengths: Sequence[int], what: str = "prompt") -> None:
         """Count requests, and those that do not fit into the context window.
 
         Args:
             lengths: Tokens of each request.
+            what: What has so many tokens, for the message.
 
         Raises:
             ValueError: No request fits.
         """
         if lengths and min(lengths) > self.max_length:
             raise ValueError(
-                f"every prompt is longer than the context window of {self.max_length} tokens"
+                f"every {what} is longer than the context window of {self.max_length} tokens"
             )
         self.requests += len(lengths)
         self.long_requests += sum(length > self.max_length for length in lengths)
@@ -225,7 +226,8 @@ class CountingLM(HFLM):
         settings = [normalize_gen_kwargs(r.args[1], self.max_gen_toks) for r in requests]
         limits = [kwargs["max_gen_toks"] for kwargs in settings]
         self._count_requests(
-            [length + limit for length, limit in zip(lengths, limits, strict=True)]
+            [length + limit for length, limit in zip(lengths, limits, strict=True)],
+            "prompt with the tokens to generate (max_gen_toks)",
         )
         begins = Encoder(self.tokenizer).begins
         has_bos = [begins(request.args[0]) for request in requests]

@@ -112,6 +112,7 @@ class ScoreStore:
         if self._digests.get(entry.task, digest) != digest:
             raise ValueError(f"a file of task '{entry.task}' changed while it was scored")
         file, frame = self._files(entry)
+        file.unlink(missing_ok=True)
         with whole_file(frame) as temporary:
             result.items.to_parquet(temporary, index=False)
         tallies = {

@@ -228,6 +228,8 @@ def _entry(item: Any) -> TaskEntry:
             raise ValueError(f"task entry {item!r}: {key} must be of type {kind.__name__}")
     if keys.get("limit", 1) < 1 or keys.get("num_fewshot", 0) < 0:
         raise ValueError(f"task entry {item!r}: limit is at least 1, num_fewshot at least 0")
+    if not isinstance(keys.get("config", {}).get("dataset_kwargs", {}), Mapping):
+        raise ValueError(f"task entry {item!r}: dataset_kwargs must be of type dict")
     if not 0 <= keys.get("chance", 0) < 1:
         raise ValueError(f"task entry {item!r}: chance is at least 0 and below 1")
     return TaskEntry(**keys)

@@ -321,6 +321,8 @@ def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         "retain_tasks": without_second_split(dict.fromkeys(tasks)),
         "reference_row": "dense",
     }
+    if not settings["retain_tasks"] and not suite_files(folder):
+        raise ValueError(f"{folder}: no task was scored whose metric is better where it is higher")
     settings |= read_suite_file(folder)
     rows = {record.row for record in records}
     settings.setdefault("focus", default_focus(rows, settings["reference_row"]))

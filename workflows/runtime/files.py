@@ -22,7 +22,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     _check_new(folder)
     temporary = _sibling(folder)
     temporary.mkdir()
-    with _lock(temporary):
+    with _lock(temporary, folder):
         try:
             yield temporary
             temporary.rename(folder)
@@ -40,7 +40,7 @@ def resumable_folder(folder: Path, origin: str) -> Iterator[Path]:
         origin: What it is made from; files of another origin are deleted.
 
     Raises:
-        ValueError: ``folder`` exists already, or its parent is a file.
+        ValueError: ``folder`` exists already, another process writes it, or its parent is a file.
     """
     _check_new(folder)
     _check_parents(folder)
@@ -49,14 +49,16 @@ def resumable_folder(folder: Path, origin: str) -> Iterator[Path]:
     temporary = folder.parent / f".{folder.name}.{digest}.part"
     for other in folder.parent.glob(f".{glob.escape(folder.name)}.{'[0-9a-f]' * 8}.part"):
         if other != temporary:
-            shutil.rmtree(other)
+            with _lock(other, folder):
+                shutil.rmtree(other)
     temporary.mkdir(exist_ok=True)
-    try:
-        yield temporary
-    finally:
-        with suppress(OSError):
-            temporary.rmdir()  # fails unless it is empty
-    temporary.rename(folder)
+    with _lock(temporary, folder):
+        try:
+            yield temporary
+        finally:
+            with suppress(OSError):
+                temporary.rmdir()  # fails unless it is empty
+        temporary.rename(folder)
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def whole_file(file: Path) -> Iterator[Path]:
     check_place(file)
     temporary = _sibling(file)
     temporary.touch()
-    with _lock(temporary):
+    with _lock(temporary, file):
         try:
             yield temporary
             temporary.replace(file)
@@ -141,14 +143,14 @@ def _sibling(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     sibling = path.parent / f".{path.name}.part"
     if sibling.exists():
-        with _lock(sibling):
+        with _lock(sibling, path):
             shutil.rmtree(sibling) if sibling.is_dir() else sibling.unlink()
     return sibling
 
 
 @contextmanager
-def _lock(temporary: Path) -> Iterator[None]:
-    """Lock a file or folder for the length of the block; the lock of a killed process is free.
+def _lock(temporary: Path, target: Path) -> Iterator[None]:
+    """Lock what becomes ``target`` for the block; the lock of a killed process is free.
 
     Raises:
         ValueError: Another process has locked it.
@@ -158,7 +160,6 @@ def _lock(temporary: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        target = temporary.with_name(temporary.name.removeprefix(".").removesuffix(".part"))
         raise ValueError(
             f"{target} is being written by another process; wait for its end"
         ) from None

@@ -52,14 +52,18 @@ def differences_of(line: Line, panel: Panel, focus: str | None) -> pd.DataFrame:
 def _pairs(panel: Panel, focus: str | None) -> Iterator[tuple[Line, Line]]:
     """Each line with the reference, and with the row in focus at its target.
 
-    A row in focus without a target meets every line; other references meet it at every target.
+    A row in focus meets a line with its own at the same target, else with the one without a target;
+    references meet it at every target.
     """
     others = [line for line in panel.done if line is not panel.reference]
     yield from ((line, panel.reference) for line in others)
-    for other, line in product(others, others):
-        same = other.budget in (None, line.budget) or line.first.kind == "reference"
-        if other.row == focus and same and line is not other:
-            yield line, other
+    rivals = [line for line in others if line.row == focus]
+    for line in others:
+        at = [one for one in rivals if one.budget == line.budget]
+        at = at or [one for one in rivals if one.budget is None]
+        if line.first.kind == "reference":
+            at = rivals
+        yield from ((line, other) for other in at if other is not line)
 
 
 def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from methods.core.data import check_file
+from methods.core.data import check_texts
 from workflows.evaluation.fidelity import SUMS, compare, identity, reference_of
 from workflows.evaluation.models import describe_model, load_any, model_identity
 from workflows.evaluation.store import kept
@@ -60,7 +60,7 @@ def main() -> None:
     args = arguments()
     check_place(args.out, ".json")
     check_positive(args, "batch_size", "max_length")
-    check_file(args.texts, "--texts")
+    check_texts(args.texts, "--texts")
     reference = reference_of(args.model, args.reference)
     set_up_torch(args.threads)
     card = describe_model(args.model)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from methods.core.data import check_file
+from methods.core.data import check_texts
 from methods.core.jsonfile import write_json
 from methods.core.model.checkpoint import Loaded
 from workflows.evaluation.fidelity import compare, reference_of
@@ -126,7 +126,7 @@ def main() -> None:
         raise ValueError("--tasks names no task")
     check_positive(args, "limit", "batch_size", "max_length", "fidelity_length")
     if args.fidelity is not None:
-        check_file(args.fidelity, "--fidelity")
+        check_texts(args.fidelity, "--fidelity")
         args.reference = reference_of(args.model, args.reference or args.backbone)
     elif args.reference is not None:
         raise ValueError("--reference needs --fidelity, the texts to compare on")

@@ -59,7 +59,7 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
         ValueError: Another family, quantized weights, a value of the wrong type, or a size below 1.
     """
     family = raw.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
             f"{where}: model_type {family!r} is not supported (allowed: {', '.join(FAMILIES)})"
         )

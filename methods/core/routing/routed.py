@@ -233,6 +233,8 @@ class RoutedDecoder(nn.Module):
 
 def _first_columns(mask: Mask, number: int) -> Mask:
     """The mask for so many columns; one made for a static cache, which now grows, has more."""
+    if isinstance(mask, dict):
+        return {kind: _first_columns(part, number) for kind, part in mask.items()}  # type: ignore[misc]
     return mask[..., :number] if isinstance(mask, Tensor) and mask.dim() == 4 else mask
 
 

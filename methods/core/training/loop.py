@@ -120,6 +120,11 @@ class Trainer:
                     saved = now
                 if self.stopping:
                     self._stop(update + 1)
+            # A signal that came after the last update's own look.
+            late = torch.tensor(float(self.notice.number), device=self.device)
+            sum_over_processes(late)
+            if late:
+                self._stop(total)
         self.model.eval()
         return self.log
 
@@ -165,9 +170,9 @@ class Trainer:
         totals = torch.stack([self.objective.totals(rows) for rows in passes]).sum(dim=0)
         totals = totals.to(self.device, non_blocking=True)
         sum_over_processes(totals)
-        # A kind may have no position in this update: its sums are 0, and nothing is seen of it.
+        # A kind, or the loss, may have no position in this update: nothing is seen of it.
         present = (totals[1::2] > 0).double()
-        totals[1:].clamp_(min=TINY)
+        totals.clamp_(min=TINY)
         alphas = {kind: term.weight.alpha for kind, term in self.routing.terms.items()}
         sums = torch.zeros(1 + FIGURES * len(alphas), dtype=torch.float64, device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -232,7 +237,8 @@ class Trainer:
         ]
         frozen = [p for p in self.model.parameters() if not p.requires_grad]
         structure, number = self.routing.structure, len(self.documents)
-        settings = repr((self.params, self.seed, shapes, budgets, structure, number))
+        params = {n: v for n, v in vars(self.params).items() if n != "snapshot_minutes"}
+        settings = repr((params, self.seed, shapes, budgets, structure, number))
         return digest(settings, chain(self.documents, self.routing.probe), frozen)
 
     def _resume(self) -> int:

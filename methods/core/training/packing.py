@@ -174,6 +174,8 @@ def _row(documents: Row, width: int, prompt_weight: float, tasks: Mapping[str, f
     weights, prompting, answers = np.zeros((3, width), dtype=np.float32)
     for document in documents:
         start, count = len(ids), len(document.ids)
+        if not count:
+            continue
         ids += document.ids
         positions += range(count)
         last = start + count - 1

@@ -197,6 +197,14 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
         read(file)
 
 
+def test_half_a_character_is_named_with_its_line(tmp_path: Path) -> None:
+    """A text that was cut inside an emoji."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "w1 \\ud83d\\ude00"}\n{"text": "w1 \\ud83d"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 2 is not valid JSON: .*ud83d"):
+        read(file)
+
+
 def test_text_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no tokenizer"):
         read(jsonl(tmp_path, {"text": "w1"}), tokenizer=None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from methods.core.data import Data
-from methods.core.tokens import TokenFile
+from methods.core.tokens import Document, TokenFile, write_tokens
 from tests import steps
 from tests.toys.texts import make_tokenizer, write_jsonl
 
@@ -49,6 +49,12 @@ def test_documents_are_those_of_the_rows(made: tuple[Path, Path]) -> None:
     assert [len(document.answers) for document in folder] == [1, 1, 2, 1, 1]
     with pytest.raises(IndexError):
         folder[5]
+
+
+def test_what_tokens_of_a_probe_stand_for_is_not_lost(tmp_path: Path) -> None:
+    texts = [Document([3, 4], 1), Document([3, 4], 1, counts=(0.5, 2.0))]
+    with pytest.raises(ValueError, match="document 2 has 'counts', which a folder of tokens does"):
+        write_tokens(texts, tmp_path, "any")
 
 
 def test_a_fit_on_the_folder_is_that_on_the_rows(

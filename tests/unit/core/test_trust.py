@@ -52,6 +52,12 @@ def test_a_family_of_its_own_code_is_refused(copy: Path) -> None:
     assert not (copy / "ran").exists()
 
 
+def test_a_family_that_is_no_name_is_refused(copy: Path) -> None:
+    change(copy / "config.json", model_type=["llama"])
+    with pytest.raises(ValueError, match=r"model_type \['llama'\] is not supported"):
+        load_backbone(copy)
+
+
 @pytest.mark.parametrize("name", ["../other.safetensors", "/other.safetensors", "a/b.safetensors"])
 def test_shards_lie_beside_their_index(name: str, copy: Path) -> None:
     shutil.copyfile(copy / "model.safetensors", copy.parent / "other.safetensors")

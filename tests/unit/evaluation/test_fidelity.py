@@ -185,5 +185,8 @@ def test_the_command_finds_the_dense_model_and_reads_what_it_wrote(
     refuse = Refuse(capfd, tmp_path)
     sentence = refuse("fidelity", "--model", backbone, "--out", plain, *words)
     assert "say with --reference which one is dense" in sentence
+    tokens = ["--texts", tmp_path / "texts.tokens"]
+    sentence = refuse("fidelity", "--model", model, "--out", plain, *tokens)
+    assert sentence == f"--texts {tokens[1]} must end in .jsonl"
     call("fidelity", "--model", backbone, "--reference", backbone, "--out", plain, *words)
     assert json.loads(plain.read_text())["all"]["kl"] == 0

@@ -278,6 +278,13 @@ def test_a_window_that_cuts_every_prompt_is_refused(model: Any, many: Path) -> N
         score(harness(model, 4, max_length=1), entries, [many])
 
 
+def test_the_tokens_to_generate_count_as_well(model: Any, many: Path) -> None:
+    lm = harness(model, 4, max_length=8)
+    requests = [Instance("generate_until", {}, ("w1 w2", {"max_gen_toks": 7}), 0)]
+    with pytest.raises(ValueError, match="every prompt with the tokens to generate"):
+        lm.generate_until(requests)
+
+
 def test_what_is_no_number_is_not_scored(model: Any, many: Path) -> None:
     with torch.no_grad():
         model.lm_head.weight[3, 0] = torch.nan

@@ -43,6 +43,20 @@ def test_what_was_stored_is_read_back_to_the_bit(ledger: Ledger, tmp_path: Path)
     assert back.tallies["prompt"].rates() == written.tallies["prompt"].rates()
 
 
+def test_items_of_a_run_that_was_killed_are_not_taken_for_those_of_another(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the items and the file that says that they are complete."""
+    before, after = (ScoreStore(tmp_path, ledger, {"batch_size": n}) for n in (4, 8))
+    before.write(ENTRY, result(ledger))
+    after.read(ENTRY)
+    with monkeypatch.context() as patch:
+        patch.setattr("workflows.evaluation.store.write_json", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            after.write(ENTRY, result(ledger))
+    assert before.read(ENTRY) is None
+
+
 @pytest.mark.parametrize(
     ("identity", "entry"),
     [

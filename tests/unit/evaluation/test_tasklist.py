@@ -59,6 +59,7 @@ def test_json_entries_keep_every_key() -> None:
         ('[{"task": "piqa", "limit": 0}]', "limit is at least 1"),
         ('[{"task": "piqa", "num_fewshot": "5"}]', "num_fewshot must be of type int"),
         ('[{"task": "piqa", "config": []}]', "config must be of type dict"),
+        ('[{"task": "piqa", "config": {"dataset_kwargs": 1}}]', "dataset_kwargs must be of type"),
     ],
 )
 def test_malformed_entries_are_named(text: str, message: str) -> None:

@@ -269,12 +269,18 @@ def test_a_pinned_capacity_is_not_calibrated(tmp_path: Path) -> None:
     assert {(e["penalty"], e["alpha"]) for e in fitted.decisions["training"]} == {(0.0, 0.0)}
 
 
-def test_what_does_not_apply_and_what_is_refused(tmp_path: Path) -> None:
+def test_what_does_not_apply_and_what_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dense, method = wrap(make_model()), load_method("mod-d")
     parted = load_method("mod-d", {"micro_tokens": 64})
     split = Request(0.1, 1, tmp_path, "split")
     assert "'micro_tokens' would divide" in parted.skip_reason(dense, split)
     assert method.skip_reason(dense, split) is None
+    with monkeypatch.context() as patch:
+        patch.setattr("methods.mod_d.rank_and_world", lambda: (0, 2))
+        assert "which several processes would divide" in method.skip_reason(dense, split)
+        assert method.skip_reason(dense, Request(0.1, 1, tmp_path)) is None
     assert "neither a budget nor 'capacity'" in method.skip_reason(
         dense, Request(None, 1, tmp_path)
     )

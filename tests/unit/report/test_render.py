@@ -247,6 +247,13 @@ def test_without_any_task_of_the_retain_there_is_no_table(tmp_path: Path) -> Non
         read_results(tmp_path)
 
 
+def test_without_a_suite_a_text_alone_makes_no_table(tmp_path: Path) -> None:
+    falls = {"metric": "word_perplexity", "higher_is_better": False, "k": None}
+    write_run(tmp_path, dense(score("text", [2.5, 3.5], **falls)))
+    with pytest.raises(ValueError, match="no task was scored whose metric is better where it is"):
+        read_results(tmp_path)
+
+
 def test_a_headline_that_falls_as_it_improves_stays_out_of_the_retain(tmp_path: Path) -> None:
     falls = {"metric": "word_perplexity", "higher_is_better": False, "k": None}
     write_run(tmp_path, dense(score("a", [1, 0]), score("text", [2.5, 3.5], **falls)))

@@ -17,17 +17,24 @@ WRITER = """
 import sys
 from pathlib import Path
 from workflows.runtime.files import {kind}
-with {kind}(Path(sys.argv[1])) as there:
+with {call} as there:
     print("writes", flush=True)
     sys.stdin.read()
     there.write_text("first") if there.is_file() else (there / "x").write_text("first")
 """
 
 
+CALLS = {
+    "whole_file": "whole_file(Path(sys.argv[1]))",
+    "whole_folder": "whole_folder(Path(sys.argv[1]))",
+    "resumable_folder": "resumable_folder(Path(sys.argv[1]), 'a')",
+}
+
+
 @contextmanager
 def writer(kind: str, path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process within its block, until its input closes."""
-    command = [sys.executable, "-c", WRITER.format(kind=kind), str(path)]
+    command = [sys.executable, "-c", WRITER.format(kind=kind, call=CALLS[kind]), str(path)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -36,10 +43,11 @@ def writer(kind: str, path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def whole(kind: str, path: Path) -> AbstractContextManager[Path]:
-    return {"whole_file": whole_file, "whole_folder": whole_folder}[kind](path)
+    kinds = {"whole_file": whole_file, "whole_folder": whole_folder}
+    return resumable_folder(path, "b") if kind == "resumable_folder" else kinds[kind](path)
 
 
-@pytest.mark.parametrize("kind", ["whole_file", "whole_folder"])
+@pytest.mark.parametrize("kind", list(CALLS))
 def test_what_another_process_writes_is_left_to_it(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "out"
     with writer(kind, path) as other:

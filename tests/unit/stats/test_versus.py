@@ -107,6 +107,16 @@ def test_a_row_in_focus_without_a_target_meets_every_line() -> None:
     assert met == [("cut", 25), ("x", 0), ("cut", 40)]
 
 
+def test_a_row_in_focus_meets_a_line_once() -> None:
+    """With its line at the same target; with the one without a target where it has no other."""
+    runs = [dense(), run("hero", "most", budget=None), run("hero", "half"), run("cut", "few")]
+    frame = difference_frame(panels(*runs, run("cut", "half", budget=0.4)), "hero")
+    main = frame[(frame["measure"] == "retain") & (frame["against"] == "hero")]
+    met = list(zip(main["row"], main["target"].fillna(0), strict=True))
+    assert met == [("cut", 25), ("cut", 40)]
+    assert main["difference"].tolist() == pytest.approx([-100 * (0.5 - 0.125) / 2, -12.5])
+
+
 def test_holm_runs_over_the_rows_of_one_target_and_measure() -> None:
     runs = [dense(), run("x", "most"), run("y", "half"), run("z", "most", budget=0.4)]
     frame = difference_frame(panels(*runs), "hero")

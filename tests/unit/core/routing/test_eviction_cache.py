@@ -11,6 +11,7 @@ from transformers import DynamicCache, StaticCache
 
 from tests.near import assert_near
 from tests.toys.models import make_model
+from tests.toys.routed import shake_variant
 from tests.unit.core.routing.test_eviction import IDS, evicting
 
 
@@ -63,6 +64,20 @@ def test_the_cache_of_the_caller_is_the_one_that_grows(kind: str) -> None:
     cache = made[kind]()
     assert_near(step_by_step(model, cache), model(IDS, use_cache=False).logits)
     assert cache.get_seq_length() == IDS.shape[1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@torch.no_grad()
+def test_a_padded_batch_is_written_with_a_static_cache(kind: str) -> None:
+    """A family with kinds of attention has a mask for each, as wide as the cache."""
+    model = shake_variant("d-llm", kind)
+    mask = torch.ones_like(IDS)
+    mask[1, :3] = 0
+    given: dict[str, Any] = {"do_sample": False, "max_new_tokens": 4, "attention_mask": mask}
+    given |= {"eos_token_id": None, "pad_token_id": 0}
+    grown = model.generate(IDS, **given)
+    given |= {"cache_implementation": "static", "disable_compile": True}
+    assert torch.equal(model.generate(IDS, **given), grown)
 
 
 @torch.no_grad()

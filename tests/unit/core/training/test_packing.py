@@ -47,6 +47,13 @@ def test_rows_by_hand() -> None:
     assert rows.weights.tolist() == [[0.25, 1.0, 0.0, 0.25, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0]]
 
 
+def test_a_document_without_tokens_changes_no_row() -> None:
+    texts = [Document([11, 12, 13], 2), Document([31, 32], 2)]
+    with_empty = [Document([], 0), texts[0], Document([], 0), texts[1]]
+    for ours, theirs in zip(lay_out(with_empty, 6, 0.25), lay_out(texts, 6, 0.25), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_of_a_conversation_all_but_the_assistants_words_weigh_less() -> None:
     # 11 predicts 12, the first word of an answer; 13 its end; 14 what is asked next.
     chat = Document([10, 11, 12, 13, 14, 15, 16], 0, "", ((1, 3), (4, 6)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 from array import array
 from itertools import islice
@@ -14,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from methods.core.data import Document
 from methods.core.routing.steering import Gates
 from methods.core.training.interruption import SIGNALS, Interrupted
-from methods.core.training.loop import DivergedError
+from methods.core.training.loop import DivergedError, Trainer
 from methods.core.training.packing import plan
 from methods.core.training.params import TrainingParams
 from methods.core.training.snapshots import NAME, digest
@@ -99,6 +101,40 @@ def test_a_step_that_is_told_to_stop_continues(
     made = fit("lora", llama, tmp_path / "made", *given)
     for file in ("decisions.json", "trained.safetensors"):
         assert (made / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_a_signal_behind_the_last_update_ends_the_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer_for("lora", tmp_path / "whole").run()
+    stopped = trainer_for("lora", tmp_path / "parts")
+    snapshot = Trainer._snapshot
+
+    def write(self: Trainer, done: int) -> None:
+        snapshot(self, done)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_snapshot", write)
+        with pytest.raises(Interrupted, match=f"snapshot after update {len(whole)} continues"):
+            stopped.run()
+    assert trainer_for("lora", tmp_path / "parts").run() == whole
+
+
+def test_a_run_goes_on_with_another_time_between_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_clock(monkeypatch)
+    killed = trainer_for("lora", tmp_path, snapshot_minutes=3)
+    updates = interrupt_and_follow(monkeypatch, 4, killed.run)
+    trainer_for("lora", tmp_path, snapshot_minutes=5).run()
+    assert updates == [3, 4, 5]
+
+
+def test_an_update_in_which_nothing_is_predicted_is_no_divergence(tmp_path: Path) -> None:
+    trainer = trainer_for("lora", tmp_path, prompt_weight=0.0)
+    entry = trainer._update(0, [Document(array("i", [3, 4, 5]), 3)])
+    assert entry["loss"] == 0
 
 
 @pytest.mark.parametrize("part", ["train", "probe", "code"])
