@@ -15,10 +15,11 @@ import yaml
 
 from tests import steps
 from tests.records import code, suite, write_run, write_suite
+from tests.stale import stale
 from tests.workflow.conftest import checkout_files
 from workflows import ROOT
 from workflows.report import FRAMES
-from workflows.report.published import REFERENCE, SOURCE, stale
+from workflows.report.published import REFERENCE, SOURCE
 from workflows.report.readme import COMMAND, page_of, render, templates
 from workflows.runtime.provenance import code_hash
 from workflows.suite.jobs import Suite, read_suite
