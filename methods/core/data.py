@@ -290,17 +290,6 @@ def check_file(path: Path, purpose: str) -> None:
         raise ValueError(f"{purpose} file {path} must end in .jsonl, {SUFFIX} or .npy")
 
 
-def check_texts(path: Path, option: str) -> None:
-    """Check that a file of texts exists and is .jsonl.
-
-    Raises:
-        ValueError: It is not.
-    """
-    if path.suffix != ".jsonl":
-        raise ValueError(f"{option} {path} must end in .jsonl")
-    check_file(path, option)
-
-
 def _are_counts(value: Any) -> bool:
     """Whether a value may be the ``counts`` of a row."""
     return (

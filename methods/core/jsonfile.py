@@ -21,7 +21,7 @@ def parse_json(text: str | bytes, where: object) -> Any:
     try:
         plain = text.decode("utf-8") if isinstance(text, bytes) else text
         value = json.loads(plain, parse_float=_finite, parse_constant=_finite)
-        if "\\ud" in plain.lower():
+        if "\\ud" in plain or "\\uD" in plain:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
     except (ValueError, RecursionError) as error:

@@ -29,6 +29,16 @@ def ids(data_files: dict[str, Path]) -> Path:
     return data_files["ids"]
 
 
+def checking(backbone: Path, folder: Path, **changes: Any) -> list[Any]:
+    """What the check step is given for a suite of one backbone."""
+    config = {
+        "suite": "tiny", "backbones": {"toy": {}}, "rows": ["dense"], "budgets": [0.25],
+        "seeds": [1], "tasks": ["piqa"],
+    } | changes  # fmt: skip
+    config["backbones"]["toy"]["path"] = str(backbone)
+    return ["--config", json.dumps(config), "--out", folder / "suite.json"]
+
+
 def fit(backbone: Path, out: Path, row: str = "shortgpt", budget: str = "0.25") -> list[Any]:
     return ["--method", row, "--backbone", backbone, "--budget", budget, "--out", out]
 
@@ -126,12 +136,7 @@ def test_a_damaged_backbone(
     assert said in refuse("fit", *fit(copy, tmp_path / "out"), "--calibration", ids)
     scoring = ["--model", copy, "--tasks", "piqa", "--out", tmp_path / "record.json"]
     assert said in refuse("score", *scoring)
-    config = {
-        "suite": "tiny", "backbones": {"toy": {"path": str(copy)}}, "rows": ["dense"],
-        "budgets": [0.25], "seeds": [1], "tasks": ["piqa"],
-    }  # fmt: skip
-    checking = ["--config", json.dumps(config), "--out", tmp_path / "suite.json"]
-    assert said in refuse("check", *checking)
+    assert said in refuse("check", *checking(copy, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -169,25 +174,14 @@ def test_wrong_calibration_ids(
 def test_lengths_that_a_backbone_does_not_take(
     changes: dict[str, Any], said: str, refuse: steps.Refuse, copy: Path, tmp_path: Path
 ) -> None:
-    config = {
-        "suite": "tiny", "backbones": {"toy": {}}, "rows": ["dense"], "budgets": [0.25],
-        "seeds": [1], "tasks": ["piqa"],
-    } | changes  # fmt: skip
-    config["backbones"]["toy"]["path"] = str(copy)
-    checking = ["--config", json.dumps(config), "--out", tmp_path / "suite.json"]
-    assert refuse("check", *checking) == said
+    assert refuse("check", *checking(copy, tmp_path, **changes)) == said
     length = ["--max-length", "257", "--out", tmp_path / "record.json"]
     told = refuse("score", "--model", copy, "--tasks", "piqa", *length)
     assert told == "max_length is 257, the model's window is 256 tokens"
 
 
 def test_a_row_that_trains_without_texts(refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:
-    config = {
-        "suite": "tiny", "backbones": {"toy": {"path": str(copy)}}, "rows": ["dense", "lora"],
-        "budgets": [0.25], "seeds": [1], "tasks": ["piqa"],
-    }  # fmt: skip
-    checking = ["--config", json.dumps(config), "--out", tmp_path / "suite.json"]
-    said = refuse("check", *checking)
+    said = refuse("check", *checking(copy, tmp_path, rows=["dense", "lora"]))
     assert said == "suite config, data: 'lora' trains, so it needs data.training"
 
 

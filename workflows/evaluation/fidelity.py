@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from methods.core.data import Data
+from methods.core.data import Data, check_file
 from methods.core.model.backbone import decoder, load_backbone
 from methods.core.model.card import CARD
 from methods.core.model.checkpoint import Loaded, dense_folder
@@ -96,6 +96,17 @@ class Fidelity:
             for kind, sums in self.sums.items()
         }
         return {"texts": self.texts, "distances": distances}
+
+
+def check_texts(path: Path, option: str) -> None:
+    """Check that a file of texts exists and is .jsonl.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if path.suffix != ".jsonl":
+        raise ValueError(f"{option} {path} must end in .jsonl")
+    check_file(path, option)
 
 
 def reference_of(model: Path, reference: Path | None) -> Path:

@@ -13,8 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from methods.core.data import check_texts
-from workflows.evaluation.fidelity import SUMS, compare, identity, reference_of
+from workflows.evaluation.fidelity import SUMS, check_texts, compare, identity, reference_of
 from workflows.evaluation.models import describe_model, load_any, model_identity
 from workflows.evaluation.store import kept
 from workflows.records.card import rows_of

@@ -20,10 +20,9 @@ from typing import Any
 
 import pandas as pd
 
-from methods.core.data import check_texts
 from methods.core.jsonfile import write_json
 from methods.core.model.checkpoint import Loaded
-from workflows.evaluation.fidelity import compare, reference_of
+from workflows.evaluation.fidelity import check_texts, compare, reference_of
 from workflows.evaluation.fidelity import identity as fidelity_identity
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.loading import reasons_not_to_run
