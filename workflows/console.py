@@ -12,7 +12,7 @@ from pathlib import Path
 
 COMMANDS = (
     "rows", "fetch", "fit", "score", "fidelity", "texts", "report", "site", "explain", "compare",
-    "time", "plan", "status", "tune", "stock", "publish", "gpu", "lm_eval",
+    "time", "cost", "plan", "status", "tune", "stock", "publish", "gpu", "lm_eval",
 )  # fmt: skip
 
 

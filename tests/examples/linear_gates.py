@@ -34,6 +34,7 @@ class LinearGates(RoutedMethod):
     stochastic = True
     budgeted = True
     causal = True
+    knob = "alpha"
 
     @dataclass(frozen=True)
     class Params(TrainingParams):

@@ -151,10 +151,11 @@ def answers_right(row: str, budget: float) -> tuple[float, float]:
     """Least and most percent of validation answers over the grid of learning rates, pooled.
 
     Args:
-        row: As in the file of tries.
+        row: As in the file of tries. Tries at its first length count: all rows have these.
         budget: Of tries for it count those that met it within a point. A healed row's have no skip.
     """
     tries = yaml.safe_load(TRIES.read_text(encoding="utf-8"))["tries"][row]
+    tries = [one for one in tries if one["updates"] == tries[0]["updates"]]
     right = [
         one["right"]
         for one in tries

