@@ -31,7 +31,6 @@ class QuietTokens(RoutedMethod):
     stochastic = False
     budgeted = True
     causal = True
-    knob = None
 
     def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
         """FFNs."""
