@@ -144,10 +144,16 @@ class MoDD(RoutedMethod):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """No layer to route, modules too small for the budget, or no budget and no capacity; or
-        under ``match: split`` not all answer tokens of an update are in one pass.
+        under ``match: split`` not all answer tokens of an update are in one pass, or inference
+        would let all tokens compete with each other.
         """
         divided = ["param 'micro_tokens'"] if self.params.micro_tokens else []
         divided += ["several processes"] if rank_and_world()[1] > 1 else []
+        if request.match == "split" and self.params.inference == "topk":
+            return (
+                "under match 'split' answer tokens compete apart in training, which param "
+                "'inference' 'topk' does not repeat"
+            )
         if request.match == "split" and divided:
             return (
                 "under match 'split' the answer tokens of an update compete with each other, which "

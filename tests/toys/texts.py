@@ -100,6 +100,7 @@ def make_data(folder: Path) -> dict[str, Path]:
             for _ in range(size)
         ]
         files[split] = write_jsonl(folder / f"{split}.jsonl", rows)
-    probes = [{"fed": sentence(rng, int(rng.integers(6, 13)))} for _ in range(24)]
+    texts = [sentence(rng, int(rng.integers(6, 13))) for _ in range(24)]
+    probes = [{"prompt": " ".join(text.split()[:-3]), "fed": text} for text in texts]
     files["probe"] = write_jsonl(folder / "probe.jsonl", probes)
     return files

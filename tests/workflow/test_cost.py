@@ -40,7 +40,10 @@ def test_a_finished_row_is_not_fitted_again(shape: str, tmp_path: Path) -> None:
     (kept,) = (tmp_path / "work").rglob("shortgpt*.json")
     marked = json.loads(kept.read_text()) | {"seconds": 1234.5}
     kept.write_text(json.dumps(marked))
+    del marked["identity"]
     assert measure(shape, "shortgpt", tmp_path) == {"shortgpt": marked}
+    kept.write_text(json.dumps(marked | {"identity": {"threads": 2}}))
+    assert measure(shape, "shortgpt", tmp_path)["shortgpt"]["seconds"] != 1234.5
 
 
 def test_a_trained_row_is_refused(shape: str, refuse: steps.Refuse, tmp_path: Path) -> None:

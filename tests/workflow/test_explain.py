@@ -88,6 +88,26 @@ def test_a_number_is_explained(made: Path, capfd: pytest.CaptureFixture[str]) ->
     assert "of 12 texts" in said
 
 
+def test_a_run_whose_seeds_were_not_all_compared_and_whose_score_is_a_text(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = write_suite(tmp_path / "results")
+    for file in results.rglob("*.json"):
+        run = json.loads(file.read_text())
+        if "not_run" not in run:
+            continue
+        for one in run.get("scores", []):
+            one["split"] = "text"
+        if file.parent.name == "s44":
+            run.pop("fidelity", None)
+        file.write_text(json.dumps(run))
+    words = ["--suite", "made", "--results", results, "--row", "hero", "--budget", "0.25"]
+    steps.call("explain", *words, "--task", "left")
+    said = " ".join(capfd.readouterr().out.split())
+    assert "scored all of the text, 0 shots" in said
+    assert re.search(r"KL [\d.]+ nats, top-1 agreement", said)
+
+
 def test_the_interval_is_the_tables(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said = explain(made, capfd, "--row", "lora", "--task", "right")
     runs = {}

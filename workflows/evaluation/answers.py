@@ -16,6 +16,9 @@ _LENGTHS: Mapping[str, Callable[[str], float]] = {
     "acc_bytes": lambda text: float(len(text.encode("utf-8"))),
 }
 
+# Metrics of lm-eval's tasks by which an item is right or wrong, 1 or 0.
+RIGHT_OR_WRONG = (*_LENGTHS, "acc_mutual_info", "exact_match", "em", "pass@1", "pass_at_1")
+
 
 def chosen(task: Any, sample: Mapping[str, Any], metric: str) -> int:
     """Number of the choice that a metric takes as the model's answer, or ``NO_CHOICE``.

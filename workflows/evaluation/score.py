@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from methods.core.model.ledger import Rates, Tally
 from workflows.evaluation import sandbox
-from workflows.evaluation.answers import check_targets, chosen, guess
+from workflows.evaluation.answers import RIGHT_OR_WRONG, check_targets, chosen, guess
 from workflows.evaluation.harness import ANSWER, KINDS, CountingLM, simple_evaluate
 from workflows.evaluation.loading import CannotRun, explained, load, task_manager
 from workflows.evaluation.perplexity import perplexity, prompt_digest
@@ -188,7 +188,7 @@ def run_task(
                 "higher_is_better": more,
                 "value": value,
                 **_spread(frame["value"]),
-                "chance": _chance(entry, frame),
+                "chance": chance_of(entry, metric, frame),
                 "shots": int(shots),
                 "split": entry.split,
                 "chat_template": entry.chat_template,
@@ -242,14 +242,15 @@ def _items(
     return frame.assign(item=range(len(frame)))
 
 
-def _chance(entry: TaskEntry, items: pd.DataFrame) -> float | None:
-    """The score of a guess: what the entry says, else the mean over items that are right or wrong.
+def chance_of(entry: TaskEntry, metric: str, items: pd.DataFrame) -> float | None:
+    """The score of a guess: what the entry says, else the mean over items, by ``metric`` alone.
 
-    Items with other values have none: nothing says what a guess would get.
+    None for a metric that is not known to say right or wrong: nothing says what a guess would get.
+    The values of a run decide nothing, so that all runs have the same.
     """
     if entry.chance is not None:
         return entry.chance
-    return float(items["guess"].mean()) if items["value"].isin([0.0, 1.0]).all() else None
+    return float(items["guess"].mean()) if metric in RIGHT_OR_WRONG else None
 
 
 def _number(metric: str, value: Any) -> float:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -84,18 +85,23 @@ class ScoreStore:
     task_folders: Sequence[Path] = ()
     data_folder: Path | None = None
     contents: Contents = field(default_factory=Contents)
-    # Task -> digest when its scores were looked for.
+    # Task -> digest when its scores were looked for, and when that was.
     _digests: dict[str, str] = field(default_factory=dict, init=False)
+    _began: dict[str, float] = field(default_factory=dict, init=False)
+    # Task -> seconds that an earlier evaluation took for its scores.
+    earlier: dict[str, float] = field(default_factory=dict, init=False)
 
     def read(self, entry: TaskEntry) -> TaskScores | None:
         """The stored scores of an entry; None if there are none or anything has changed."""
         digest = self._digests[entry.task] = self._digest(entry)
+        self._began[entry.task] = perf_counter()
         file, frame = self._files(entry)
         if not file.is_file() or not frame.is_file():
             return None
         stored = read_json(file)
         if stored["identity"] != digest:
             return None
+        self.earlier[entry.task] = stored["seconds"]
         tallies = {
             kind: Tally(self.ledger, sums["tokens"], np.array(sums["executed"]), sums["squares"])
             for kind, sums in stored["tallies"].items()
@@ -119,9 +125,12 @@ class ScoreStore:
             kind: {"tokens": t.tokens, "executed": t.executed.tolist(), "squares": t.saved_squares}
             for kind, t in result.tallies.items()
         }
+        now = perf_counter()
+        seconds = now - self._began.get(entry.task, now)
         # Written last: this file says that the frame beside it is complete.
         with whole_file(file) as temporary:
-            write_json(temporary, {"identity": digest, "scores": result.scores, "tallies": tallies})
+            value = {"identity": digest, "scores": result.scores, "tallies": tallies}
+            write_json(temporary, value | {"seconds": seconds})
         self.contents.save()
 
     def _files(self, entry: TaskEntry) -> tuple[Path, Path]:

@@ -101,7 +101,8 @@ def unpack(file: Path, folder: Path) -> None:
         reader = lzma.LZMADecompressor(lzma.FORMAT_XZ)
         content = reader.decompress(file.read_bytes(), max_length=MOST)
         if not reader.eof:
-            raise ValueError(f"it does not end within {MOST:,} bytes")
+            cut = reader.needs_input
+            raise ValueError("it is cut" if cut else f"it does not end within {MOST:,} bytes")
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             for entry in tar:
                 _unpack_entry(tar, entry, folder)

@@ -130,7 +130,8 @@ def gaps(results: Results) -> list[str]:
     rows_with_scores = {record.row for record in every if record.done}
     for (task, reason), names in rows.items():
         of = "" if set(names) == rows_with_scores else f" for {', '.join(dict.fromkeys(names))}"
-        sentences.append(f"{task} is in no table because it was not run{of}: {reason}.")
+        counted = "; the skip of rows that ran it counts its tokens" if of else ""
+        sentences.append(f"{task} is in no table because it was not run{of}: {reason}{counted}.")
     if perplexities := _falling_tasks(results.settings["retain_tasks"], every):
         sentences.append(
             f"Retain leaves out {', '.join(perplexities)}: of the headline metric less is better."

@@ -102,7 +102,8 @@ def fits(records: Sequence[Record]) -> dict[str, str]:
     digests = {}
     for record in records:
         params = {name: value for name, value in record.params.items() if name != "updates"}
-        text = json.dumps([record.backbone.hash, params], sort_keys=True)
+        start = [] if record.start is None else [dict(record.start.params)]
+        text = json.dumps([record.backbone.hash, params, *start], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         target = None if record.budget is None else 100 * record.budget
         # A row without a protocol is a line of the tables of both.

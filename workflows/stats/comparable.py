@@ -69,13 +69,17 @@ def _check_seeds(records: Sequence[Record]) -> None:
     for record in records:
         line = (record.backbone.name, record.row, record.budget, record.match)
         first = lines.setdefault(line, record)
-        for name in sorted(first.params.keys() & record.params.keys()):
-            values = first.params[name], record.params[name]
-            if values[0] != values[1]:
-                raise ValueError(
-                    f"row '{record.row}' was fitted with {name} {values[0]} (seed {first.seed}) "
-                    f"and {values[1]} (seed {record.seed}); fit one of them again"
-                )
+        pairs = [(first.params, record.params)]
+        if first.start is not None and record.start is not None:
+            pairs.append((first.start.params, record.start.params))
+        for ours, theirs in pairs:
+            for name in sorted(ours.keys() & theirs.keys()):
+                if ours[name] != theirs[name]:
+                    raise ValueError(
+                        f"row '{record.row}' was fitted with {name} {ours[name]} (seed "
+                        f"{first.seed}) and {theirs[name]} (seed {record.seed}); fit one of them "
+                        "again"
+                    )
 
 
 def _columns(record: Record) -> Iterator[tuple[Any, Score, Mapping[str, str]]]:

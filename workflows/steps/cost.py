@@ -9,10 +9,11 @@ Rows run the fit step one after the other, each in its own process, on the same 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from platform import node
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from methods.core.model.backbone import shape_config
 from methods.core.model.card import read_card
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
+from workflows.evaluation.store import kept
 from workflows.runtime.files import check_place, whole_file, whole_folder
 from workflows.runtime.program import (
     add_machine_arguments,
@@ -34,7 +36,7 @@ from workflows.runtime.program import (
     set_up_torch,
     step_parser,
 )
-from workflows.runtime.provenance import fit_parts, provenance
+from workflows.runtime.provenance import code_hash, fit_parts, provenance
 from workflows.suite.job import data_parts, data_words
 
 
@@ -81,7 +83,7 @@ def main() -> None:
     report = {
         "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
         "weights_mb": round(sum(f.stat().st_size for f in backbone.iterdir()) / 2**20, 1),
-        "rows": {row: fit(row, backbone, ids, home, args) for row in rows},
+        "rows": {row: cost_of(row, backbone, ids, home, args) for row in rows},
         **provenance(fit_parts(*map(find_row, rows))),
     }
     with whole_file(args.out) as file:
@@ -98,16 +100,23 @@ def write_backbone(args: argparse.Namespace, folder: Path) -> None:
         model.save_pretrained(part)
 
 
-def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespace) -> Any:
-    """What the fit step measured for one row, seconds and MB; the model is deleted.
+def cost_of(
+    row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespace
+) -> dict[str, Any]:
+    """What the fit step measured for one row, seconds and MB; kept for the same code and machine.
 
     Raises:
         ValueError: The row does not fit, or its fit failed.
     """
-    cost_file = home / f"{row}-{ids.stem}-{args.budget:g}.json"
-    if cost_file.is_file():
-        return json.loads(cost_file.read_text(encoding="utf-8"))
-    out = home / row
+    code = {part: code_hash(part) for part in fit_parts(find_row(row))}
+    identity = {"code": code, "device": args.device, "threads": args.threads, "host": node()}
+    file = home / f"{row}-{ids.stem}-{args.budget:g}.json"
+    cost = kept(file, identity, partial(fit, row, backbone, ids, home / row, args))
+    return {name: value for name, value in cost.items() if name != "identity"}
+
+
+def fit(row: str, backbone: Path, ids: Path, out: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Run the fit step; the model is deleted."""
     command = [sys.executable, "-m", "workflows.steps.fit", "--method", row]
     command += ["--backbone", str(backbone), "--budget", str(args.budget)]
     command += data_words(dict.fromkeys(data_parts(find_row(row)), ids))
@@ -119,12 +128,10 @@ def fit(row: str, backbone: Path, ids: Path, home: Path, args: argparse.Namespac
     card = read_card(out)
     if card.fit is None:
         raise ValueError(f"row '{row}' does not apply: {card.not_applicable}")
-    cost = card.fit | {"commit": card.provenance["commit"]}
-    write_json(cost_file, cost)
     for file in out.iterdir():
         file.unlink()
     out.rmdir()
-    return cost
+    return {**card.fit, "commit": card.provenance["commit"]}
 
 
 if __name__ == "__main__":

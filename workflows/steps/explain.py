@@ -28,7 +28,11 @@ from workflows.stats.resample import interval
 from workflows.stats.versus import differences_of
 
 # Of a score -> in words.
-SPLITS = {"test": "the split that the task scores", "validation": "validation split"}
+SPLITS = {
+    "test": "the split that the task scores",
+    "validation": "validation split",
+    "text": "all of the text",
+}
 
 
 def arguments() -> argparse.Namespace:
@@ -192,9 +196,14 @@ def fidelity_texts(panel: Panel, line: Line, record: Record) -> dict[str, str]:
     clauses = []
     for kind, distance in record.fidelity.distances.items():
         tokens, measure = names[kind]
-        low, high = interval(panel.distances[measure][line.name].draws)
+        # The tables leave out a line of which only some seeds were compared.
+        whole = panel.distances[measure].get(line.name)
+        spread = ""
+        if whole is not None:
+            low, high = interval(whole.draws)
+            spread = f" (95 % over all seeds: {low:.4f} to {high:.4f})"
         clauses.append(
-            f"KL {distance.mean_kl:.4f} nats (95 % over all seeds: {low:.4f} to {high:.4f}), top-1 "
+            f"KL {distance.mean_kl:.4f} nats{spread}, top-1 "
             f"agreement {100 * distance.mean_agreement:.2f} %, skip {100 * distance.skip:.2f} % "
             f"over {sum(distance.tokens):,} {tokens}"
         )

@@ -26,6 +26,7 @@ from methods.core.jsonfile import parse_json
 from methods.core.model.card import CARD, read_card, write_card
 from methods.core.model.checkpoint import describe, open_backbone, save
 from methods.core.training.snapshots import NAME as SNAPSHOT
+from methods.core.training.snapshots import earlier_seconds
 from workflows.records.card import rows_of
 from workflows.records.record import PROTOCOLS
 from workflows.runtime.processes import process_group, start_processes
@@ -53,7 +54,7 @@ def arguments() -> argparse.Namespace:
         "--backbone", required=True, type=Path, metavar="DIR",
         help="Hugging Face folder, or a static row's model for a trained row without a budget",
     )  # fmt: skip
-    parser.add_argument("--revision", help="label of its version; default: what fetch noted")
+    parser.add_argument("--revision", help="label of its version, where fetch noted none")
     parser.add_argument(
         "--dtype",
         default="float32",
@@ -191,9 +192,10 @@ def fit(
     reset_peak_memory()
     began = time.perf_counter()
     result = method.fit(backbone, data, request)
+    seconds = time.perf_counter() - began + earlier_seconds(request.workdir)
     names = STEERED if method.kind == "dynamic" else ()
     cost = {
-        "seconds": round(time.perf_counter() - began, 2),
+        "seconds": round(seconds, 2),
         "peak_memory_mb": peak_memory_mb(),
         "device": device,
         "threads": args.threads,

@@ -196,7 +196,9 @@ def evaluate(
             dense=checkpoint.ledger.dense_layers,
             removed=removed_layers(card),
         ),
-        evaluation=conditions(args, lm, device, start),
+        evaluation=conditions(
+            args, lm, device, time.perf_counter() - start + sum(store.earlier.values())
+        ),
         routes=[Route(**route) for route in routes(lm, items)] if lm.log.routed else [],
     )
     if args.fidelity is not None:
@@ -246,8 +248,8 @@ def with_skip(record: Record, checkpoint: Loaded, scores: Scores) -> Record:
     )
 
 
-def conditions(args: argparse.Namespace, lm: CountingLM, device: str, start: float) -> Evaluation:
-    """How the model was scored, and what that took since ``start``."""
+def conditions(args: argparse.Namespace, lm: CountingLM, device: str, seconds: float) -> Evaluation:
+    """How the model was scored, and how long that took."""
     return Evaluation(
         batch_size=args.batch_size,
         equal_lengths=not lm.batchable,
@@ -256,7 +258,7 @@ def conditions(args: argparse.Namespace, lm: CountingLM, device: str, start: flo
         end_tokens=sorted(lm.ends),
         device=device,
         threads=args.threads,
-        seconds=round(time.perf_counter() - start, 2),
+        seconds=round(seconds, 2),
         peak_memory_mb=peak_memory_mb(),
     )
 

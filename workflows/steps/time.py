@@ -45,6 +45,7 @@ from methods.core.model.folder import window_of
 from methods.core.model.pieces import compile_pieces
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
+from methods.core.routing.routed import router_of
 from methods.core.training.lora import fold_lora
 from workflows.records.card import rows_of
 from workflows.runtime.devices import claim_device
@@ -252,6 +253,10 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     if card.not_applicable is not None:
         return
     checkpoint = load(args.model, device=bench.device)
+    router = router_of(checkpoint.model)
+    if router is not None and router.reads_kinds:
+        print(f"'{card.row}' must be told which tokens are answer tokens: no line", flush=True)
+        return
     dtype = card.first.backbone.dtype
     dense = load_backbone(dense_folder(args.model), dtype, bench.device).model
     check_window(args, dense.config)

@@ -36,7 +36,7 @@ from methods import load_method
 from methods.base import Fitted, Method, Request
 from methods.core.budget import LAYER_SETS, LayerSet, routed_layers
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import write_json
+from methods.core.jsonfile import read_json, write_json
 from methods.core.model.backbone import Backbone, empty_backbone
 from methods.core.model.checkpoint import open_backbone
 from methods.core.model.folder import hash_folder, read_config
@@ -231,7 +231,7 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
     folder = args.workdir / suite.name / job.row / f"{name}-{identity}"
     try_file = folder / "try.json"
     if try_file.is_file():
-        return dict(json.loads(try_file.read_text(encoding="utf-8")))
+        return read_json(try_file)
     backbone = open_backbone(start, device=args.device, **opened)
     data = Data(
         tokenizer=backbone.tokenizer,
@@ -257,8 +257,8 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
         print(f"{job.row} at {name}: {error}")
         answers = Answers(0.0, DIVERGED)
     outcome |= {"right": round(answers.right, 5), "loss": round(answers.loss, 5)}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(try_file, outcome)
+    with whole_file(try_file) as file:
+        write_json(file, outcome)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     print(f"{job.row} at {name}: {outcome}", flush=True)
     return outcome

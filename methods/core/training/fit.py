@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from methods.base import Request
-from methods.core.data import Data
+from methods.core.data import Data, check_kinds
 from methods.core.routing.calibration import BATCH, HasThreshold, skip_rates, weigh
 from methods.core.routing.routed import router_of
 from methods.core.training.loop import Trainer, thin
@@ -78,6 +78,8 @@ def _survey(
     aimless = any(term.weight.target is None for term in routing.terms.values())
     if aimless or not isinstance(router_of(model), HasThreshold):
         return None
+    if "prompt" in routing.terms:
+        check_kinds("probe", data.probe())
     probe = weigh(data.probe(), *routing.terms)
 
     def survey() -> dict[str, float]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -82,6 +82,8 @@ class Trainer:
         self.rank, self.world = rank_and_world()
         self.log: list[dict[str, float]] = []
         self.notice, self.stopping, self.tokens = Notice(), False, 0
+        # Seconds of the parts of this run before it was continued, and when this part began.
+        self.earlier, self.began = 0.0, perf_counter()
 
     def _set_checkpointing(self) -> None:
         if isinstance(self.model.model, RoutedDecoder):
@@ -219,6 +221,7 @@ class Trainer:
 
     def _snapshot(self, done: int) -> None:
         state = {"log": self.log, "done": done, "identity": self._identity}
+        state |= {"earlier": self.earlier, "seconds": self.earlier + perf_counter() - self.began}
         state["weights"] = {k: term.weight.state() for k, term in self.routing.terms.items()}
         write_snapshot(self.workdir, self.parameters, self.optimizer, state)
         with (self.workdir / "training.jsonl").open("w", encoding="utf-8") as stream:
@@ -246,7 +249,7 @@ class Trainer:
         state = read_snapshot(self.workdir, self.parameters, self.optimizer, self._identity)
         if state is None:
             return 0
-        self.log = state["log"]
+        self.log, self.earlier = state["log"], state["seconds"]
         for kind, term in self.routing.terms.items():
             term.weight.restore(state["weights"][kind])
         return int(state["done"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from methods.base import Cost, Fitted, Method, Request
 from methods.core.budget import routed_layers, unmet
-from methods.core.data import Data
+from methods.core.data import Data, check_kinds
 from methods.core.model.backbone import Backbone
 from methods.core.routing.calibration import BATCH, HasThreshold, calibrate
 from methods.core.routing.routed import birthplace, route, router_of
@@ -145,6 +145,8 @@ class RoutedMethod(Method):
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Prepare, build, train and calibrate."""
+        if self.trained and request.match == "split":
+            check_kinds("training", data.training())
         layers = self.layers(backbone, request.budget)
         plan = Plan(
             request.budget,

@@ -77,6 +77,14 @@ def read_snapshot(
     return state
 
 
+def earlier_seconds(folder: Path) -> float:
+    """How long the run whose last snapshot is in ``folder`` trained before it was continued."""
+    if not (folder / NAME).is_file():
+        return 0.0
+    with safe_open(folder / NAME, framework="pt") as stored:
+        return float(json.loads(stored.metadata()["state"])["earlier"])
+
+
 def digest(settings: str, documents: Iterable[Document], frozen: Sequence[Tensor]) -> str:
     """The identity of a run: equal for runs that may continue each other's snapshots.
 

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.toys import tasks as toy_tasks
 from tests.toys.models import make_model
 from tests.toys.sharing import make_lm
 from workflows.evaluation.answers import NO_CHOICE, check_targets, chosen, guess
-from workflows.evaluation.score import score
+from workflows.evaluation.score import chance_of, score
 from workflows.evaluation.tasklist import TaskEntry, parse_tasks, read_entries
 
 
@@ -76,6 +77,17 @@ def test_items_and_scores_carry_them(tmp_path: Path) -> None:
     assert set(items["choice"]) <= {0, 1, 2}
     assert len(set(items["choice"])) > 1
     assert (result.items[1]["choice"] == NO_CHOICE).all()
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("acc", 0.25), ("em", 0.25), ("f1", None)])
+@pytest.mark.parametrize("values", [[0, 0], [1, 0], [0.5, 1]])
+def test_the_values_of_a_run_do_not_decide_its_chance(
+    metric: str, expected: float | None, values: list[float]
+) -> None:
+    """A run that has every f1 at 0 would else be compared with one that has halves."""
+    items = pd.DataFrame({"guess": [0.25, 0.25], "value": values})
+    assert chance_of(TaskEntry("a"), metric, items) == expected
+    assert chance_of(TaskEntry("a", chance=0.5), metric, items) == 0.5
 
 
 @pytest.mark.parametrize("chance", [1.0, -0.1, 2])

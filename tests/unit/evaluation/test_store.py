@@ -39,6 +39,7 @@ def test_what_was_stored_is_read_back_to_the_bit(ledger: Ledger, tmp_path: Path)
     assert back is not None
     assert back.scores == written.scores
     pd.testing.assert_frame_equal(back.items, written.items)
+    assert store.earlier[ENTRY.task] > 0
     assert back.tallies["prompt"].tokens == 7
     assert back.tallies["prompt"].rates() == written.tallies["prompt"].rates()
 

@@ -236,6 +236,16 @@ def test_initial_values() -> None:
     assert bool((executed.sum(dim=2) == 6).all())
 
 
+def test_topk_is_not_matched_for_answers() -> None:
+    method = load_method("mod-d", {"inference": "topk"})
+    reasons = [
+        method.skip_reason(wrap(make_model()), Request(0.2, 1, Path(), match))
+        for match in ("pooled", "split")
+    ]
+    assert reasons[0] is None
+    assert "param 'inference' 'topk' does not repeat" in str(reasons[1])
+
+
 @pytest.mark.parametrize("variant", ["mod-d", "mod-d-topk"])
 def test_a_budget_becomes_a_capacity(variant: str, tmp_path: Path) -> None:
     fitted = fit(variant, tmp_path, 0.2)

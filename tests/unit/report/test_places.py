@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests.records import dense, record, score, write_full_suite, write_run
+from tests.records import dense, record, score, typed, write_full_suite, write_run
 from workflows import ROOT
 from workflows.records.archive import ARCHIVE, LEFT_OUT
+from workflows.report.figures.data import curve_frame
 from workflows.report.frames import make_frames
 from workflows.report.results import gaps, read_results
 
@@ -92,6 +93,13 @@ def part(folder: Path, written: list[int], suite: dict[str, Any], task: str = "d
     return folder
 
 
+def test_an_archive_that_was_cut_is_named(made: Path, tmp_path: Path) -> None:
+    whole = (made / "archive" / ARCHIVE).read_bytes()
+    (tmp_path / ARCHIVE).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is no whole archive of records: it is cut"):
+        read_results(tmp_path)
+
+
 def test_what_any_part_names_and_none_has_is_missing(tmp_path: Path) -> None:
     first = part(tmp_path / "first", [42], config())
     second = part(tmp_path / "second", [44], config(seeds=[44, 45]))
@@ -128,3 +136,12 @@ def test_a_damaged_archive_is_refused_by_its_name(damage: str, made: Path, tmp_p
     (tmp_path / ARCHIVE).write_bytes({"cut": half, "other": b"no archive"}.get(damage, content))
     with pytest.raises(ValueError, match=rf"{ARCHIVE} is no whole archive of records: "):
         read_results(tmp_path)
+
+
+def test_curves_under_split_are_those_of_answer_tokens(tmp_path: Path) -> None:
+    run = record("hero", 0.25, score("a", [1, 1, 0]), match="split")
+    file = write_run(tmp_path, run)
+    point = {"update": 0, "loss": 2.0, "skip_prompt": 0.1, "skip_answer": 0.2, "alpha_answer": 3.0}
+    file.with_suffix(".decisions.json").write_text(json.dumps({"training": [point]}))
+    (line,) = curve_frame([(typed(run)[0], file)]).to_dict("records")
+    assert (line["skip"], line["alpha"]) == (20.0, 3.0)

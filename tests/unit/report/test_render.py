@@ -205,12 +205,13 @@ def test_a_task_that_was_not_run_is_told_with_its_reason(tmp_path: Path) -> None
     changes = {"not_run": [{"task": "code", "reason": "bubblewrap is not installed"}]}
     write_run(tmp_path, dense(score("a", [1, 0]), **changes))
     write_run(tmp_path, record("cut", 0.25, score("a", [1, 1]), **changes))
-    sentence = "code is in no table because it was not run{}: bubblewrap is not installed."
-    assert gaps(read_results(tmp_path)) == [sentence.format("")]
+    sentence = "code is in no table because it was not run{}: bubblewrap is not installed{}."
+    assert gaps(read_results(tmp_path)) == [sentence.format("", "")]
     here = {"budget": 0.4, "not_run": []}
     write_run(tmp_path, record("other", 0.4, score("a", [0, 1]), score("code", [1, 0]), **here))
     results = read_results(tmp_path)
-    assert gaps(results) == [sentence.format(" for dense, cut")]
+    counted = "; the skip of rows that ran it counts its tokens"
+    assert gaps(results) == [sentence.format(" for dense, cut", counted)]
     frames = make_frames(results)
     assert dict(frames["retain"].set_index("row")["retain"]) == {
         "dense": 100.0, "cut": 200.0, "other": 100.0,

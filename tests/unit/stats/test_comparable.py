@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.records import dense, not_applicable, record, score, typed
+from workflows.report.seeds import fits
 from workflows.stats.comparable import (
     check_comparable,
     code_by_part,
@@ -127,3 +128,17 @@ def test_seeds_of_a_line_have_one_choice_of_params() -> None:
         check_comparable(typed(dense(score("a", [1, 0])), one, other))
     other["budget"] = 0.4
     check_comparable(typed(dense(score("a", [1, 0])), one, other))
+
+
+def test_seeds_of_a_healed_line_start_from_one_choice_of_params() -> None:
+    def healed(seed: int, layers: int) -> dict[str, Any]:
+        start = {"row": "shortgpt", "params": {"layers": layers}, "seed": 42}
+        labels = {"kind": "static", "match": None, "start": start}
+        return record("shortgpt+lora", 0.2, score("a", [1, 1]), seed=seed, **labels)
+
+    runs = [healed(42, 3), healed(43, 3)]
+    check_comparable(typed(dense(score("a", [1, 0])), *runs))
+    with pytest.raises(ValueError, match=r"'shortgpt\+lora' was fitted with layers 3 \(seed 42\)"):
+        check_comparable(typed(dense(score("a", [1, 0])), *runs, healed(44, 4)))
+    same, other = (fits(typed(healed(42, layers))) for layers in (3, 4))
+    assert same != other

@@ -91,7 +91,7 @@ def curve_frame(runs: Sequence[tuple[Record, Path]]) -> pd.DataFrame:
     """The log of training, of each line's first seed that has its decisions.
 
     Columns: those of ``CURVES``; ``skip`` in percent of the dense parameters, ``alpha`` (weight of
-    the penalty) and ``skip`` empty where nothing is routed.
+    the penalty) and ``skip`` empty where nothing is routed; under ``split`` of answer tokens.
     """
     curves: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record, file in runs:
@@ -100,7 +100,9 @@ def curve_frame(runs: Sequence[tuple[Record, Path]]) -> pd.DataFrame:
         if name in curves:
             continue
         lines = [
-            lead | {key: point.get(key) for key in ("update", "loss", "skip", "alpha")}
+            lead
+            | {key: point.get(key) for key in ("update", "loss")}
+            | {key: point.get(key, point.get(f"{key}_answer")) for key in ("skip", "alpha")}
             for point in read_decisions(file).get("training", [])
         ]
         if lines:

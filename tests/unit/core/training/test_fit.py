@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from methods import load_method
 from methods.base import Request
 from methods.core.data import Document
 from methods.core.routing.routed import route
@@ -17,7 +18,7 @@ from methods.core.training import fit
 from methods.core.training.loop import Trainer
 from methods.core.training.objective import MATCH_KINDS, Routing
 from methods.core.training.params import TrainingParams
-from tests.toys.models import make_model
+from tests.toys.models import make_model, wrap
 from tests.toys.training import ByNumber, hero_penalty, trainer_for
 
 # Unit 0 (a tenth of the parameters) is skipped by odd ids, unit 1 (two tenths) by those below 4.
@@ -55,6 +56,25 @@ def fitted(
     params = TrainingParams(updates=updates, batch_tokens=8, row_length=0, learning_rate=1e-9)
     fit.train_routed(model, params, Data(), Request(budget, 1, workdir, match), routing)
     return weights
+
+
+@pytest.mark.parametrize("part", ["training", "probe"])
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [(Document([4, 1, 50], 1, "b", [(0, 2)]), "prompts"), (Document([4, 1, 50], 0), "answers")],
+)
+def test_split_is_refused_before_training_where_a_kind_has_no_token(
+    part: str, text: Document, missing: str, tmp_path: Path
+) -> None:
+    class Lacking(Data):
+        pass
+
+    setattr(Lacking, part, lambda self: [text])
+    method = load_method("hero", {"updates": 1})
+    request = Request(0.2, 1, tmp_path, "split")
+    words = f"match 'split' needs {part} documents with {missing}"
+    with pytest.raises(ValueError, match=words):
+        method.fit(wrap(make_model()), Lacking(), request)
 
 
 @pytest.mark.parametrize(

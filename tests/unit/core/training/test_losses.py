@@ -169,7 +169,10 @@ def test_chunked_loss_equals_one_cross_entropy(monkeypatch: pytest.MonkeyPatch) 
 def test_a_document_cut_before_its_answer_is_neither_right_nor_wrong() -> None:
     model, cut = make_model(), Document([4, 5, 6, 7], 4)
     whole = Document([4, 5, 6, 7], 2, "", ((1, 3),))
-    assert score_answers(model, [cut, whole, cut]) == score_answers(model, [whole])
+    beside, alone = (score_answers(model, documents) for documents in ([cut, whole, cut], [whole]))
+    assert beside.right == alone.right
+    # A batch of another shape may round otherwise.
+    assert beside.loss == pytest.approx(alone.loss, rel=1e-5)
     with pytest.raises(ValueError, match="no document has an answer within max_length"):
         score_answers(model, [cut])
 

@@ -21,7 +21,7 @@ from methods.core.training.interruption import SIGNALS, Interrupted
 from methods.core.training.loop import DivergedError, Trainer
 from methods.core.training.packing import plan
 from methods.core.training.params import TrainingParams
-from methods.core.training.snapshots import NAME, digest
+from methods.core.training.snapshots import NAME, digest, earlier_seconds
 from tests.steps import fit
 from tests.toys.texts import documents, make_data
 from tests.toys.training import (
@@ -52,6 +52,9 @@ def test_killed_and_resumed_equals_undisturbed(
     assert updates == [3, 4, 5]
     assert resumed.log == whole.log
     same_bits(values(whole), values(resumed))
+    # Seconds of all parts, which the costs of a fit count.
+    assert earlier_seconds(tmp_path / "whole") == 0
+    assert earlier_seconds(tmp_path / "parts") == resumed.earlier > 0
     assert any(not torch.equal(start[name], value) for name, value in values(whole).items())
     lines = (tmp_path / "parts/training.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == whole.log
