@@ -305,20 +305,6 @@ def _middle(document: Document, length: int) -> Document:
     return Document(document.ids[start : start + length], 0)
 
 
-def check_kinds(part: str, documents: Sequence[Document]) -> None:
-    """Under ``match: split`` prompts and answers have a rate each, so a part must have both.
-
-    Raises:
-        ValueError: No document has a token of one of them.
-    """
-    for name, spans in (("prompts", "prompting"), ("answers", "answers")):
-        if not any(getattr(document, spans) for document in documents):
-            raise ValueError(
-                f"match 'split' needs {part} documents with {name} (prompt and completion, or "
-                "messages)"
-            )
-
-
 def task_weights(documents: Sequence[Document]) -> dict[str, float]:
     """Task -> weight of each of its answer tokens, so that every task counts the same.
 

@@ -144,8 +144,7 @@ class MoDD(RoutedMethod):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """No layer to route, modules too small for the budget, or no budget and no capacity; or
-        under ``match: split`` not all answer tokens of an update are in one pass, or inference
-        would let all tokens compete with each other.
+        under ``match: split`` answer tokens do not compete with each other alone.
         """
         divided = ["param 'micro_tokens'"] if self.params.micro_tokens else []
         divided += ["several processes"] if rank_and_world()[1] > 1 else []

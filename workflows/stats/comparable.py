@@ -69,17 +69,22 @@ def _check_seeds(records: Sequence[Record]) -> None:
     for record in records:
         line = (record.backbone.name, record.row, record.budget, record.match)
         first = lines.setdefault(line, record)
-        pairs = [(first.params, record.params)]
-        if first.start is not None and record.start is not None:
-            pairs.append((first.start.params, record.start.params))
-        for ours, theirs in pairs:
-            for name in sorted(ours.keys() & theirs.keys()):
-                if ours[name] != theirs[name]:
-                    raise ValueError(
-                        f"row '{record.row}' was fitted with {name} {ours[name]} (seed "
-                        f"{first.seed}) and {theirs[name]} (seed {record.seed}); fit one of them "
-                        "again"
-                    )
+        for name, ours, theirs in _shared_params(first, record):
+            if ours != theirs:
+                raise ValueError(
+                    f"row '{record.row}' was fitted with {name} {ours} (seed {first.seed}) "
+                    f"and {theirs} (seed {record.seed}); fit one of them again"
+                )
+
+
+def _shared_params(first: Record, record: Record) -> Iterator[tuple[str, Any, Any]]:
+    """Name and both values of each param that two runs of a line have, their starts' too."""
+    pairs = [(first.params, record.params)]
+    if first.start is not None and record.start is not None:
+        pairs.append((first.start.params, record.start.params))
+    for ours, theirs in pairs:
+        for name in sorted(ours.keys() & theirs.keys()):
+            yield name, ours[name], theirs[name]
 
 
 def _columns(record: Record) -> Iterator[tuple[Any, Score, Mapping[str, str]]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from methods.base import Request
-from methods.core.data import Data, check_kinds
+from methods.core.data import Data, Document
 from methods.core.routing.calibration import BATCH, HasThreshold, skip_rates, weigh
 from methods.core.routing.routed import router_of
 from methods.core.training.loop import Trainer, thin
@@ -66,6 +66,20 @@ def train_routed(
             raise ValueError(f"no update had {kind} tokens; raise batch_tokens or updates")
         ended[kind] = sum(last) / len(last)
     return {"training": thin(log), "trained_skip": ended}
+
+
+def check_kinds(part: str, documents: Sequence[Document]) -> None:
+    """Under ``match: split`` prompts and answers have a rate each, so a part must have both.
+
+    Raises:
+        ValueError: No document has a token of one of them.
+    """
+    for name, spans in (("prompts", "prompting"), ("answers", "answers")):
+        if not any(getattr(document, spans) for document in documents):
+            raise ValueError(
+                f"match 'split' needs {part} documents with {name} (prompt and completion, or "
+                "messages)"
+            )
 
 
 def _survey(

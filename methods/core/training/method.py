@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from methods.base import Cost, Fitted, Method, Request
 from methods.core.budget import routed_layers, unmet
-from methods.core.data import Data, check_kinds
+from methods.core.data import Data
 from methods.core.model.backbone import Backbone
 from methods.core.routing.calibration import BATCH, HasThreshold, calibrate
 from methods.core.routing.routed import birthplace, route, router_of
@@ -29,7 +29,7 @@ from methods.core.routing.steering import (
     squared_use,
     unit_shares,
 )
-from methods.core.training.fit import SURVEYS, train_routed
+from methods.core.training.fit import SURVEYS, check_kinds, train_routed
 from methods.core.training.lora import add_lora
 from methods.core.training.objective import MATCH_KINDS, Routing
 
