@@ -54,7 +54,9 @@ def arguments() -> argparse.Namespace:
         "--backbone", required=True, type=Path, metavar="DIR",
         help="Hugging Face folder, or a static row's model for a trained row without a budget",
     )  # fmt: skip
-    parser.add_argument("--revision", help="label of its version, where fetch noted none")
+    parser.add_argument(
+        "--revision", help="label of its version where fetch noted none; default: none"
+    )
     parser.add_argument(
         "--dtype",
         default="float32",
