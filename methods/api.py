@@ -24,6 +24,7 @@ A **routed** method lets a router decide per token; the base class fits, builds 
     knob                                      name of the param that fixes how much is skipped, in
                                               place of the budget; the default None: there is none
     parts                                     what tokens may skip, in the plural, for messages
+    stand_ins, reserved, batchable, authors_skip    rarely: see RoutedMethod and Method
 
 Both say in ``skip_reason`` why they cannot run on a backbone or at a budget. Where the default is
 wrong, ``cost`` says what a fit takes, so that a suite can be planned. A method never counts,

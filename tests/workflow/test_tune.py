@@ -14,6 +14,7 @@ from methods.base import Request
 from tests import steps
 from workflows import ROOT
 from workflows.steps.tune import _identity, jobs_to_tune, layer_sets, try_once
+from workflows.suite.job import Job
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.tries import DIVERGED, Try, best_try, enter, meets, tune
 
@@ -145,7 +146,7 @@ def test_a_row_is_tuned_for_each_budget_and_protocol_of_its_suite() -> None:
     assert places(["hero"], [0.4]) == [(0.4, "pooled"), (0.4, "split")]
     assert places(["lora"], [0.4]) == [(None, None)]
     assert places(["healed"]) == [(0.25, None), (0.4, None)]
-    with pytest.raises(ValueError, match=r"--budgets \[0.3\]: the suite has \[0.25, 0.4\]"):
+    with pytest.raises(ValueError, match=r"--budgets: the suite has no 0.3 \(\[0.25, 0.4\]\)"):
         jobs_to_tune(suite, ["hero"], [0.3])
 
 
@@ -227,6 +228,31 @@ def test_a_row_that_cannot_meet_its_budget_is_named_and_left_out(
     steps.call("tune", "--suite", file, "--data", tmp_path, "--device", "cpu", "--out", out)
     assert "mindskip at a budget of 0.25: no try, its attention targets" in capsys.readouterr().out
     assert not out.exists()
+
+
+def test_a_row_whose_tries_miss_its_budget_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def attempt(suite: Suite, job: Job, args: Namespace, **choice: Any) -> Try:
+        return {
+            **choice,
+            "updates": 2,
+            "right": 0.5,
+            "loss": 1.0,
+            "skip": 0.25 * (job.row != "hero"),
+        }
+
+    file, out = tmp_path / "suite.yaml", tmp_path / "tuned.yaml"
+    file.write_text(
+        yaml.safe_dump({**CONFIG, "rows": ["dense", "hero", "skipgpt-rt"], "derive": {}})
+    )
+    for part in ("training", "validation", "probe"):
+        (tmp_path / f"{part}.jsonl").touch()
+    monkeypatch.setattr("workflows.steps.tune.try_once", attempt)
+    with pytest.raises(SystemExit):
+        steps.call("tune", "--suite", file, "--data", tmp_path, "--device", "cpu", "--out", out)
+    assert steps.sentence(capfd.readouterr().err) == "hero: no try meets the budget 0.25"
+    assert list(yaml.safe_load(out.read_text())["params"]) == ["skipgpt-rt"]
 
 
 def test_a_set_that_wins_is_tried_at_the_rates_beside(suite: Suite) -> None:

@@ -185,6 +185,18 @@ def test_a_row_that_trains_without_texts(refuse: steps.Refuse, copy: Path, tmp_p
     assert said == "suite config, data: 'lora' trains, so it needs data.training"
 
 
+def test_a_param_that_is_wrong_for_one_budget_alone(
+    refuse: steps.Refuse, copy: Path, tmp_path: Path
+) -> None:
+    chosen = [{"budget": 0.25, "params": {"maks": 1}}, {"params": {}}]
+    tuned = tmp_path / "tuned.yaml"
+    tuned.write_text(json.dumps({"params": {"random-skip": chosen}}))
+    rows = {"rows": ["dense", "random-skip"], "budgets": [0.25, 0.4], "tuned": str(tuned)}
+    said = refuse("check", *checking(copy, tmp_path, **rows))
+    assert said.startswith("suite config, 'random-skip': ")
+    assert "maks" in said
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_one_weight_that_is_no_number(
     value: float, refuse: steps.Refuse, copy: Path, ids: Path, tmp_path: Path

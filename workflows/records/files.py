@@ -129,8 +129,9 @@ def read_record(file: Path) -> Record:
     return to_record(read_json(file), str(file))
 
 
-def read_speeds(file: Path, weights: str | None) -> list[dict[str, Any]] | None:
-    """The measurements of a run, as the time step wrote them; None if they are of another model.
+def read_speeds(file: Path, weights: str | None) -> dict[str, Any] | None:
+    """What the time step wrote of a run: ``lines``, and how many cases are ``left``; None if of
+    another model.
 
     Args:
         file: What the step wrote.
@@ -141,8 +142,7 @@ def read_speeds(file: Path, weights: str | None) -> list[dict[str, Any]] | None:
     """
     entries = read_json(file)
     _check("speed", entries, str(file))
-    lines: list[dict[str, Any]] = entries["lines"]
-    return lines if entries.get("weights_hash", weights) == weights else None
+    return entries if entries.get("weights_hash", weights) == weights else None
 
 
 def read_decisions(file: Path) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Results:
         speeds: Measured times of runs.
         missing: Runs of the suite without a record, by row and budget, and why some failed.
         other_models: Runs whose times are of an earlier model, so that no table shows them.
+        incomplete: Runs of which not all cases were timed.
     """
 
     place: str
@@ -56,6 +57,7 @@ class Results:
     speeds: Speeds
     missing: list[str]
     other_models: list[str]
+    incomplete: list[str]
 
     def name_of(self, file: Path) -> str:
         """What people call a file of the folder."""
@@ -107,10 +109,10 @@ def _read(folder: Path, name: str) -> Results:
     tasks = _retain_tasks(settings["retain_tasks"], every)
     panels = make_panels(records, items, tasks, settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
-    speeds, others = _read_speeds(records, files)
+    speeds, others, incomplete = _read_speeds(records, files)
     return Results(
         name, folder, settings, records, files, panels, repeats, repeat_items, speeds, missing,
-        others,
+        others, incomplete,
     )  # fmt: skip
 
 
@@ -121,6 +123,10 @@ def gaps(results: Results) -> list[str]:
         files = ", ".join(results.other_models)
         sentences.append(
             f"Times of an earlier model are left out: {files}; delete them to time again."
+        )
+    if results.incomplete:
+        sentences.append(
+            f"Not all cases were timed (see the logs): {', '.join(results.incomplete)}."
         )
     every = [*results.records, *results.repeats]
     rows: dict[tuple[str, str], list[str]] = {}
@@ -244,18 +250,21 @@ def _position(record: Record, order: dict[str, int]) -> tuple[Any, ...]:
     return (record.backbone.name, budget, place, record.row, record.seed)
 
 
-def _read_speeds(records: Sequence[Record], files: Sequence[Path]) -> tuple[Speeds, list[str]]:
-    """The measurements of the runs that were timed, and the files that are of other models."""
-    speeds, others = {}, []
+def _read_speeds(
+    records: Sequence[Record], files: Sequence[Path]
+) -> tuple[Speeds, list[str], list[str]]:
+    """The measurements of the runs that were timed; files of other models, and incomplete ones."""
+    speeds, others, incomplete = {}, [], []
     pairs = [(record, file.with_name(SPEED)) for record, file in zip(records, files, strict=True)]
     for record, file in pairs:
         if file.is_file():
-            lines = read_speeds(file, record.weights_hash)
-            if lines is None:
-                others.append("/".join(file.parts[-5:]))
-            else:
-                speeds[key(record)] = lines
-    return speeds, others
+            place, entries = "/".join(file.parts[-5:]), read_speeds(file, record.weights_hash)
+            if entries is None:
+                others.append(place)
+                continue
+            speeds[key(record)] = entries["lines"]
+            incomplete += [place] if entries.get("left") else []
+    return speeds, others, incomplete
 
 
 def _check_twins(records: Sequence[Record], files: Sequence[Path]) -> None:

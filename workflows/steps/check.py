@@ -6,6 +6,7 @@ Writes the complete config as results/{suite}/suite.json, which the report reads
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from methods import load_method
@@ -63,12 +64,12 @@ def check_windows(suite: Suite, backbone: str, window: int) -> None:
 
 
 def check_rows(suite: Suite) -> None:
-    """Build every row's params once, and see that a row that trains has texts to train on.
+    """Build all params of every row, and see that a row that trains has texts to train on.
 
     Raises:
         ValueError: A name or a value does not fit; the message names the row.
     """
-    for job in {job.row: job for job in suite.jobs}.values():
+    for job in {(job.row, json.dumps(job.params)): job for job in suite.jobs}.values():
         if job.method.trained and "training" not in suite.config["data"]:
             raise ValueError(f"suite config, data: '{job.row}' trains, so it needs data.training")
         try:

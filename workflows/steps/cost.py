@@ -9,6 +9,7 @@ Rows run the fit step one after the other, each in its own process, on the same 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -79,7 +80,8 @@ def main() -> None:
     ids = home / f"ids-{args.documents}x{args.length}.npy"
     vocabulary = shape_config(args.shape).vocab_size
     shape = (args.documents, args.length)
-    np.save(ids, np.random.default_rng(0).integers(0, vocabulary, shape))
+    with whole_file(ids) as part, part.open("wb") as stream:
+        np.save(stream, np.random.default_rng(0).integers(0, vocabulary, shape))
     report = {
         "command": {k: str(v) for k, v in vars(args).items() if v is not None and k != "out"},
         "weights_mb": round(sum(f.stat().st_size for f in backbone.iterdir()) / 2**20, 1),
@@ -116,7 +118,8 @@ def cost_of(
 
 
 def fit(row: str, backbone: Path, ids: Path, out: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Run the fit step; the model is deleted."""
+    """Run the fit step; the model is deleted, as is one that a killed call left."""
+    shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "workflows.steps.fit", "--method", row]
     command += ["--backbone", str(backbone), "--budget", str(args.budget)]
     command += data_words(dict.fromkeys(data_parts(find_row(row)), ids))
@@ -126,11 +129,9 @@ def fit(row: str, backbone: Path, ids: Path, out: Path, args: argparse.Namespace
     if process.returncode:
         raise ValueError(f"row '{row}' failed on shape '{args.shape}'; see its message above")
     card = read_card(out)
+    shutil.rmtree(out)
     if card.fit is None:
         raise ValueError(f"row '{row}' does not apply: {card.not_applicable}")
-    for file in out.iterdir():
-        file.unlink()
-    out.rmdir()
     return {**card.fit, "commit": card.provenance["commit"]}
 
 

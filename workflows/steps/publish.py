@@ -63,6 +63,8 @@ def main() -> None:
     if (args.reference / PAPER).parent.is_dir():
         write_text(args.reference / PAPER, above_frame().to_csv(index=False))
     pages = {page_of(file): render(file, args.reference) for file in templates(args.reference)}
+    if not pages and not args.results:
+        raise ValueError(f"--reference {args.reference} holds no README.md.jinja")
     for page, text in pages.items():
         write_text(page, text)
         print(f"wrote {page}")

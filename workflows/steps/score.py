@@ -137,6 +137,9 @@ def main() -> None:
     value = record.to_json()
     # Refuse a record that breaks the schema, before it is written.
     to_record(value)
+    # Those of an earlier model.
+    for name in ("items.parquet", DECISIONS):
+        args.out.with_suffix(f".{name}").unlink(missing_ok=True)
     if items is not None:
         with whole_file(args.out.with_suffix(".items.parquet")) as file:
             items.to_parquet(file, index=False)

@@ -6,8 +6,9 @@ of layers that hold the budget, at the best rate; if another set wins, also the 
 the tries whose model meets the budget, the best one gets the most answers of the validation split
 right (its likeliest tokens spell them); of equal ones, the one with the lowest loss on these
 answers. Under ``split`` a try that holds the budget on prompts too comes first. A row that cannot
-meet the budget is named and left out. Scored items are never used. A healed row starts from the
-static model that a run of the suite made. A control keeps the candidates of its lender.
+meet the budget is named and left out; if its tries missed it, the step ends with status 2. Scored
+items are never used. A healed row starts from the static model that a run of the suite made. A
+control keeps the candidates of its lender.
 
 The outcome is a small YAML file to commit, which suites read under `tuned:`. What it holds for
 other rows, budgets and protocols stays. --workdir keeps the tries, so that an interrupted call
@@ -60,7 +61,7 @@ from workflows.suite.config import read_configs
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.params import defaults
-from workflows.suite.tries import DIVERGED, Try, enter, read_outcome, tune
+from workflows.suite.tries import DIVERGED, BudgetMissedError, Try, enter, read_outcome, tune
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 PARTS = ("training", "validation", "probe")
@@ -72,7 +73,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--suite", required=True, metavar="FILE.yaml", help="or a name below workflows/suites"
     )
-    parser.add_argument("--rows", help="a,b; default: every trained row of the suite")
+    parser.add_argument("--rows", help="a,b; default: the trained rows that are no variants")
     parser.add_argument("--budgets", help="a,b, fractions; default: the suite's")
     parser.add_argument("--match", choices=get_args(Protocol), help="default: the suite's")
     parser.add_argument("--grid", default=",".join(map(str, GRID)), help="learning rates, a,b,c")
@@ -105,19 +106,27 @@ def main() -> None:
     check_starts(suite, jobs)
     for part in PARTS:
         check_file(args.data / f"{part}.jsonl", part)
-    outcome = read_outcome(args.out)
+    outcome, missed = read_outcome(args.out), []
     with claim_device(args.device) as args.device:
         for job in jobs:
             reason = why_not(suite, job)
             if reason is not None:
                 print(f"{job.row} at a budget of {job.budget}: no try, {reason}")
                 continue
-            tries = tune(job, rates, layer_sets(suite, job), partial(try_once, suite, job, args))
+            attempt = partial(try_once, suite, job, args)
+            try:
+                tries = tune(job, rates, layer_sets(suite, job), attempt)
+            except BudgetMissedError as error:
+                print(error)
+                missed.append(str(error))
+                continue
             enter(outcome, job, tries)
             with whole_file(args.out) as file:
                 text = yaml.safe_dump(outcome, sort_keys=False)
                 file.write_text(f"# Written by workflows.steps.tune.\n{text}", "utf-8")
             print(f"wrote {args.out}")
+    if missed:
+        raise ValueError("; ".join(missed))
 
 
 def numbers(text: str, option: str, form: str) -> list[float]:
@@ -143,8 +152,11 @@ def jobs_to_tune(
         budgets: Which budgets; None: all. A row without a budget has one job.
 
     Raises:
-        ValueError: One of ``rows`` is not a trained row of the suite, or no job is left.
+        ValueError: One of ``rows`` is not a trained row of the suite, or it has not a budget.
     """
+    for budget in budgets or ():
+        if budget not in suite.config["budgets"]:
+            raise ValueError(f"--budgets: the suite has no {budget} ({suite.config['budgets']})")
     trained = [job for job in suite.jobs if job.method.trained]
     names = list(dict.fromkeys(job.row for job in trained))
     if rows is None:
@@ -159,8 +171,6 @@ def jobs_to_tune(
         for job in trained:
             if job.row == row and (budgets is None or job.budget in (None, *budgets)):
                 chosen.setdefault((row, job.budget, job.match), job)
-    if not chosen:
-        raise ValueError(f"--budgets {budgets}: the suite has {suite.config['budgets']}")
     return list(chosen.values())
 
 

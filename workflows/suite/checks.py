@@ -179,6 +179,12 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
     for part, spec in config["data"].items():
         source = spec["source"]
         check_end(part, spec)
+        for key in ("skip", "rows") if source.endswith(".npy") else ():
+            if key in spec:
+                raise ValueError(
+                    f"suite config, data.{part}: {source} holds ids, which are taken as they are; "
+                    f"'{key}' chooses among texts"
+                )
         if source == SELF and len(config["backbones"]) > 1:
             raise ValueError(
                 f"suite config, data.{part}: texts of source '{SELF}' are one backbone's own, and "

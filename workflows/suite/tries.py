@@ -22,6 +22,10 @@ PLACE = ("budget", "match")
 DIVERGED = 1e9
 
 
+class BudgetMissedError(ValueError):
+    """No try of a row meets its budget."""
+
+
 def tune(
     job: Job, rates: Sequence[float], sets: Sequence[LayerSet], attempt: Callable[..., Try]
 ) -> list[Try]:
@@ -34,7 +38,7 @@ def tune(
         attempt: Fits with these params and returns the try.
 
     Raises:
-        ValueError: No try meets the budget.
+        BudgetMissedError: No try meets the budget.
     """
     own = {"candidates": "auto"} if sets else {}
     tries = [attempt(learning_rate=rate, **own) for rate in rates]
@@ -46,7 +50,7 @@ def tune(
         beside = [*sorted(rates)[max(0, place - 1) : place], *sorted(rates)[place + 1 : place + 2]]
         tries += [attempt(learning_rate=other, candidates=winner) for other in beside]
     if not meets(job, best_try(job, tries)):
-        raise ValueError(f"{job.row}: no try meets the budget {job.budget}")
+        raise BudgetMissedError(f"{job.row}: no try meets the budget {job.budget}")
     return tries
 
 

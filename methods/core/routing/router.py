@@ -175,7 +175,7 @@ class Router(nn.Module, ABC):
 
 
 def without_narrowing(change: Change) -> Change:
-    """The same change, but numbers of 32 bits and more keep their dtype and only move.
+    """The same change, but no number of 32 bits or more becomes narrower than 32 bits.
 
     Args:
         change: A conversion or a move that a module applies to its tensors.

@@ -13,6 +13,7 @@ import pytest
 
 from tests import steps
 from tests.records import write_suite
+from workflows.report.results import gaps, read_results
 from workflows.stats.speeds import with_speed
 
 
@@ -124,3 +125,8 @@ def test_times_of_an_earlier_model_are_left_out(tmp_path: Path) -> None:
     place = files[0].parent.relative_to(results).as_posix()
     page = (tmp_path / "report/index.html").read_text()
     assert f"Times of an earlier model are left out: {place}/speed.json" in page
+    assert "Not all cases were timed" not in page
+    kept = files[1].with_name("speed.json")
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"left": 2}))
+    (place,) = (one for one in gaps(read_results(results)) if one.startswith("Not all cases"))
+    assert kept.relative_to(results).as_posix() in place

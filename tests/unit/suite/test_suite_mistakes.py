@@ -103,6 +103,10 @@ WRONG = [
         {"data": {"fidelity": {"source": "ids.npy"}}},
         "data.fidelity: ids.npy holds ids, and it needs texts",
     ),
+    (
+        {"data": {"calibration": {"source": "ids.npy", "rows": 7}}},
+        "data.calibration: ids.npy holds ids, which are taken as they are; 'rows' chooses",
+    ),
     ({"limit": 0}, "limit: 0 is less than"),
     ({"data": {"calibration": {"source": "self"}}}, "data.calibration: rows must say how many"),
     (

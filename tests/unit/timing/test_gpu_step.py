@@ -68,9 +68,10 @@ def test_every_part_is_a_valid_command(tmp_path: Path, monkeypatch: pytest.Monke
     """As the step gives them, on a CPU and a toy; what takes long is left out."""
     commands, limits = list[list[str]](), list[float]()
 
-    def note(file: Path, command: list[str], timeout: float) -> None:
+    def note(file: Path, command: list[str], timeout: float) -> int:
         commands.append(command)
         limits.append(timeout)
+        return 0
 
     monkeypatch.setattr(gpu, "note", note)
     words = ["--device", "cpu", "--shape", "cpu_16", "--dtype", "float32", "--rounds", "1"]
@@ -88,6 +89,15 @@ def test_every_part_is_a_valid_command(tmp_path: Path, monkeypatch: pytest.Monke
         assert time.cases(args.decode)
         assert time.cases(args.prefill)
         assert time.cases(args.training)
+
+
+def test_a_part_that_fails_ends_the_step_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "note", lambda file, *_, **__: int(file.stem == "prefill.run"))
+    monkeypatch.setattr("sys.argv", ["gpu", "--out", str(tmp_path), "--device", "cpu"])
+    with pytest.raises(ValueError, match="^prefill failed; see the logs in "):
+        gpu.main()
 
 
 def test_time_that_is_up_begins_nothing(tmp_path: Path) -> None:

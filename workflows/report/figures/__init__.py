@@ -28,6 +28,7 @@ from workflows.report.figures.scatter import retain_over_skip, time_over_skip
 from workflows.report.figures.style import use
 from workflows.report.figures.sweeps import alpha_sweep, memory_width
 from workflows.report.figures.tokens import token_map
+from workflows.runtime.files import delete_others, whole_file
 
 # Name -> from the data and a number of columns, 1 or 2, to figures by the suffix of the name.
 FIGURES: Mapping[str, Callable[[Data, int], Mapping[str, Figure]]] = {
@@ -97,15 +98,20 @@ def _draw(data: Data, columns: int, folder: Path) -> None:
     """Every figure at one width."""
     below = folder / FOLDERS[columns]
     below.mkdir(parents=True, exist_ok=True)
+    drawn = set()
     with use():
         for name, figure in drawings(data, columns, FIGURES):
             _save(figure, below / name)
+            drawn |= {f"{name}.{kind}" for kind in METADATA}
+    # Those of an earlier form of the suite.
+    delete_others(below, [f"*.{kind}" for kind in METADATA], drawn)
 
 
 def _save(figure: Figure, file: Path) -> None:
     """One figure in every format; ``file`` without an ending."""
     for kind, metadata in METADATA.items():
-        figure.savefig(f"{file}.{kind}", metadata=metadata)
+        with whole_file(file.with_name(f"{file.name}.{kind}")) as part:
+            figure.savefig(part, format=kind, metadata=metadata)
 
 
 def _draw_silently(data: Data, columns: int, folder: Path) -> None:
