@@ -51,7 +51,15 @@ def sample_gates(difference: Tensor, noise: Tensor, temperature: float) -> tuple
 
 
 def decide_gates(difference: Tensor, threshold: float) -> Tensor:
-    """Decisions outside training: sigmoid(difference) >= threshold; a tie executes."""
+    """Decisions outside training: sigmoid(difference) >= threshold; a tie executes.
+
+    Args:
+        difference: Logit of running minus that of skipping, of any shape.
+        threshold: In (0, 1).
+
+    Returns:
+        Whether to run, in the shape of ``difference``.
+    """
     return difference >= math.log(threshold / (1 - threshold))
 
 

@@ -121,7 +121,15 @@ def attention_masks(
     cache: Cache | None,
     positions: Tensor,
 ) -> list[Any]:
-    """One attention mask per layer, full or sliding as the config says."""
+    """One attention mask per layer, full or sliding as the config says.
+
+    Args:
+        config: Of the backbone.
+        hidden: Embeddings of the new tokens (B, T, D).
+        mask: Padding (B, past + T), a whole mask (B, 1, T, past + T), or one per kind of attention.
+        cache: Keys and values of earlier tokens.
+        positions: Of the new tokens (B, T).
+    """
     kinds = attention_kinds(config)
     if isinstance(mask, dict):
         return [mask[kind] for kind in kinds]

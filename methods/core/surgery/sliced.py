@@ -220,7 +220,13 @@ def _times(matrix: Tensor, basis: Tensor) -> Tensor:
 
 
 def by_rows(matrix: Tensor, change: Callable[[Tensor], Tensor], width: int) -> Tensor:
-    """A matrix (n, width) whose rows are changed in float64; it has the dtype of ``matrix``."""
+    """A matrix (n, width) whose rows are changed in float64; it has the dtype of ``matrix``.
+
+    Args:
+        matrix: (n, m).
+        change: Makes rows (k, width) of rows (k, m), both float64, for every k.
+        width: Of the result.
+    """
     result = matrix.new_empty(len(matrix), width)
     for old, new in zip(matrix.split(ROWS), result.split(ROWS), strict=True):
         new.copy_(change(old.double()))
