@@ -46,6 +46,7 @@ from workflows.evaluation.tasklist import (
 )
 from workflows.evaluation.traces import routes
 from workflows.records import DECISIONS
+from workflows.records.archive import ITEMS
 from workflows.records.card import new_record, removed_layers, rows_of
 from workflows.records.files import to_record
 from workflows.records.parts import (
@@ -137,17 +138,21 @@ def main() -> None:
     value = record.to_json()
     # Refuse a record that breaks the schema, before it is written.
     to_record(value)
-    # Those of an earlier model.
-    for name in ("items.parquet", DECISIONS):
-        args.out.with_suffix(f".{name}").unlink(missing_ok=True)
+    item_file, decision_file = (args.out.with_suffix(f".{n}") for n in (ITEMS, DECISIONS))
+    decided = args.model / DECISIONS
     if items is not None:
-        with whole_file(args.out.with_suffix(".items.parquet")) as file:
+        with whole_file(item_file) as file:
             items.to_parquet(file, index=False)
-    if (args.model / DECISIONS).is_file():
-        with whole_file(args.out.with_suffix(f".{DECISIONS}")) as file:
-            shutil.copyfile(args.model / DECISIONS, file)
+    if decided.is_file():
+        with whole_file(decision_file) as file:
+            shutil.copyfile(decided, file)
     with whole_file(args.out) as file:
         write_json(file, value)
+    # Those of an earlier model that this one lacks.
+    if items is None:
+        item_file.unlink(missing_ok=True)
+    if not decided.is_file():
+        decision_file.unlink(missing_ok=True)
     for task, headline in record.headlines.items():
         print(f"{task}: {headline.metric} {headline.value:.4g} ({headline.n} items)")
     print(f"wrote {args.out}")
