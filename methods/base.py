@@ -197,7 +197,8 @@ def check_least(params: object, least: int, *names: str) -> None:
     for name in names:
         value = getattr(params, name)
         if value is not None and value < least:
-            raise ValueError(f"param '{name}' is {value}, must be at least {least} or null")
+            null = " or null" if getattr(type(params), name, None) is None else ""
+            raise ValueError(f"param '{name}' is {value}, must be at least {least}{null}")
 
 
 def check_protect(protect: tuple[int, int]) -> None:

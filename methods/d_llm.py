@@ -35,6 +35,7 @@ from methods.api import (
     aim_of,
     attention_kinds,
     block_units,
+    check_least,
     decide_gates,
     evicting_units,
     generator,
@@ -134,10 +135,8 @@ class DLLM(RoutedMethod):
                     f"param 'start_layer' is {self.start_layer}, must be at least 1 with eviction, "
                     "0 without"
                 )
-            if self.router_width is not None and self.router_width < 1:
-                raise ValueError(f"param 'router_width' is {self.router_width}, must be at least 1")
-            if self.reserved < 0:
-                raise ValueError(f"param 'reserved' is {self.reserved}, must be at least 0")
+            check_least(self, 1, "router_width", "rank", "lora_alpha")
+            check_least(self, 0, "reserved", "penalty_weight")
 
     knob = "omega"
     parts = "layers"
@@ -152,7 +151,7 @@ class DLLM(RoutedMethod):
         total, start = backbone.layer_count, self.params.start_layer
         if start is None:
             start = max(1, round(2 * total / 32))
-        if start >= total:
+        elif start >= total:
             raise ValueError(f"param 'start_layer' is {start}, the last layer is {total - 1}")
         return list(range(start, total))
 
@@ -190,6 +189,13 @@ class DLLM(RoutedMethod):
                     raise ValueError(
                         f"no {kind} token of the training texts is beyond the {self.reserved} that "
                         "D-LLM reserves; take longer texts, or a smaller param 'reserved'"
+                    )
+                held = rest * float(plan.shares.sum())
+                if held < budget:
+                    raise ValueError(
+                        f"a budget of {budget:.1%} is more than {kind} tokens may skip, "
+                        f"{held:.1%}: of each text D-LLM reserves {self.reserved} tokens; take "
+                        "longer texts, or a smaller param 'reserved'"
                     )
                 omegas[kind] = omega_for(budget / rest, plan.shares, backbone.layer_count)
         plan.decisions |= {"omega": omegas}

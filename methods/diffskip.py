@@ -95,6 +95,7 @@ class DiffSkip(RoutedMethod):
             """Check ranges."""
             super().__post_init__()
             check_least(self, 1, "router_width", "adapter_width")
+            check_least(self, 0, "alpha")
 
     def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
         """The FFN of each layer."""

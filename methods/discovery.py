@@ -20,7 +20,8 @@ NOT_METHODS = {"__init__", "api", "base", "core", "discovery", "kernels", "order
 # A method's class derives from one of these; methods.api exports them.
 BASES = {"Method", "RoutedMethod"}
 KINDS = ("reference", "static", "dynamic")
-LITERALS = ("title", "source", "kind", "trained", "stochastic", "budgeted", "causal")
+TEXTS = ("title", "source", "kind")
+LITERALS = (*TEXTS, "trained", "stochastic", "budgeted", "causal")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,11 @@ def discover(root: Path = ROOT) -> dict[str, Row]:
             continue
         if source.suffix != ".py" or not source.is_file():
             continue
-        for row in _read_rows(source.read_text(encoding="utf-8"), f"{root.name}.{name}", path):
+        try:
+            text = source.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"method file {path.name} is not in UTF-8: {error}") from error
+        for row in _read_rows(text, f"{root.name}.{name}", path):
             if row.name in rows:
                 where = rows[row.name].path.name
                 raise ValueError(f"row '{row.name}' is defined in {where} and in {path.name}")
@@ -101,6 +106,12 @@ def _read_rows(text: str, module: str, path: Path) -> tuple[Row, ...]:
         raise ValueError(
             f"method file {path.name}: kind is {literals['kind']!r}, must be {', '.join(KINDS)}"
         )
+    for name, value in literals.items():
+        kind = dict if name == "rows" else str if name in TEXTS else bool
+        if not isinstance(value, kind):
+            raise ValueError(
+                f"method file {path.name}: {name} is {value!r}, must be a {kind.__name__}"
+            )
     params_of = literals.pop("rows", None) or {path.stem.replace("_", "-"): {}}
     return tuple(
         Row(name=name, module=module, path=path, params=params, **literals)
@@ -111,7 +122,7 @@ def _read_rows(text: str, module: str, path: Path) -> tuple[Row, ...]:
 def _literal(value: ast.expr, name: str, path: Path) -> Any:
     try:
         return ast.literal_eval(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"method file {path.name}: '{name}' is not a literal") from error
 
 

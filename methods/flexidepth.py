@@ -90,6 +90,7 @@ class FlexiDepth(RoutedMethod):
             """Check ranges."""
             super().__post_init__()
             check_least(self, 1, "router_width", "adapter_width")
+            check_least(self, 0, "alpha")
 
     def units(self, backbone: Backbone, layers: list[int]) -> list[Unit]:
         """Attention and FFN of each layer, which share a decision."""

@@ -120,6 +120,8 @@ class LaCo(Method):
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """Nothing says how much to merge, or the layers are of different kinds."""
         params = self.params
+        if backbone.layer_count < 2:
+            return "it merges layers, and there is only one"
         if not layers_alike(backbone.config):
             return "its layers attend in different ways (layer_types), merging needs equal ones"
         if request.budget is None and params.layers is None and None in (params.C, params.T):

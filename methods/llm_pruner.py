@@ -26,6 +26,7 @@ from methods.api import (
     narrow,
     narrow_reason,
     nearest,
+    out_of_reach,
     projections,
     unit_sizes,
     widths,
@@ -123,7 +124,10 @@ class LLMPruner(Method):
             return reason
         if request.budget is None and self.params.ratio is None:
             return "neither a budget nor param 'ratio' says how much to remove"
-        return None
+        if self.params.ratio is not None:
+            return None
+        _, trace = self._ratio(backbone, self._span(backbone.layer_count), request.budget)
+        return out_of_reach("heads and channels in reach", trace, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Score heads and channels on the calibration documents and remove the lowest."""

@@ -25,6 +25,7 @@ from methods.api import (
     TrainingParams,
     Unit,
     aim_of,
+    check_least,
     decide_gates,
     generator,
     hashed_noise,
@@ -104,6 +105,8 @@ class SkipGPT(RoutedMethod):
             super().__post_init__()
             if self.sparsity is not None and not 0 < self.sparsity < 1:
                 raise ValueError(f"param 'sparsity' is {self.sparsity}, must be between 0 and 1")
+            check_least(self, 1, "rank", "lora_alpha")
+            check_least(self, 0, "penalty_weight")
 
     knob = "sparsity"
     parts = "modules"

@@ -32,6 +32,7 @@ from methods.api import (
     layers,
     nearest,
     norm_behind,
+    out_of_reach,
     slice_stream,
     sliced_parameters,
 )
@@ -113,7 +114,10 @@ class SliceGPT(Method):
             return "it folds norms into the matrices behind them, and here norms or factors follow"
         if request.budget is None and self.params.slice_fraction is None:
             return "neither a budget nor param 'slice_fraction' says how much to slice"
-        return None
+        if self.params.slice_fraction is not None:
+            return None
+        _, trace = self._width(backbone, request.budget)
+        return out_of_reach("directions in reach", trace, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Fuse the norms, then find and apply the cuts layer by layer."""

@@ -133,10 +133,11 @@ def split(run: Run) -> tuple[Record, pd.DataFrame]:
         {key: s[key] for key in ("task", "metric", "filter")}
         | {"item": n, "value": float(v), "choice": int(v)}
         for s in scores
-        for n, v in reversed(list(enumerate(s["items"])))
+        for n, v in enumerate(s["items"])
     ]
+    mixed = pd.DataFrame(lines).sample(frac=1, random_state=run["seed"] + len(run["row"]))
     plain = [{name: value for name, value in s.items() if name != "items"} for s in scores]
-    return to_record(run | ({"scores": plain} if scores else {})), pd.DataFrame(lines)
+    return to_record(run | ({"scores": plain} if scores else {})), mixed.reset_index(drop=True)
 
 
 def typed(*runs: Run) -> list[Record]:

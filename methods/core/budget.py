@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -37,6 +37,23 @@ def shortfall(what: str, share: float, budget: float) -> str | None:
     if share < budget:
         return f"its {what} hold {share:.1%} of the parameters, less than the budget"
     return None
+
+
+def out_of_reach(
+    what: str, trace: Sequence[Mapping[str, float]], budget: float | None
+) -> str | None:
+    """Why no setting of a search comes near a budget, or None.
+
+    Args:
+        what: The parts that the setting removes, in the plural.
+        trace: Of :func:`nearest`, by ascending skip. The last setting may be short of the budget by
+            half of its step at most, as rounding is.
+        budget: Fraction to skip.
+    """
+    skips = [row["skip"] for row in trace]
+    half = (skips[-1] - skips[-2]) / 2 if len(skips) > 1 else 0.0
+    assert budget is not None
+    return shortfall(what, skips[-1], budget) if skips[-1] + half < budget else None
 
 
 def unmet(

@@ -63,7 +63,7 @@ class Data:
     Args:
         tokenizer: Of the backbone; only texts need it.
         vocab_size: Of the backbone; ids are checked against it.
-        max_length: Documents are cut to this number of tokens.
+        max_length: Texts are cut to this number of tokens; ids (.npy) are taken as they are.
         window: The largest number of tokens that the backbone takes; documents are cut to it too.
             None: any number.
         calibration_file: .npy or .jsonl; None if the method needs none.
@@ -93,8 +93,8 @@ class Data:
         Args:
             batch_size: Documents per batch; None: all in one batch.
             rows: How many documents, from the first on; None: all.
-            length: How many tokens, from the middle of each document (after it is cut to
-                ``max_length``); shorter documents are left out. None: whole documents.
+            length: How many tokens, from the middle of each document (a text is cut to
+                ``max_length`` first); shorter documents are left out. None: whole documents.
 
         Raises:
             ValueError: There is no such file, it does not fit the vocabulary, or it has too few

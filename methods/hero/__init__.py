@@ -123,7 +123,7 @@ class Hero(RoutedMethod):
             """
             super().__post_init__()
             check_least(self, 1, "head_width", "memory_width")
-            check_least(self, 0, "lora_rank", "adapter_width")
+            check_least(self, 0, "lora_rank", "adapter_width", "alpha")
             if self.unit == "block" and self.variant in ("static", *RATES):
                 raise ValueError(f"param 'unit' is block, which variant '{self.variant}' lacks")
 

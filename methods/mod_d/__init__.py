@@ -28,6 +28,7 @@ from methods.api import (
     TrainingParams,
     Unit,
     WeightedDocuments,
+    check_least,
     decoder,
     generator,
     module_units,
@@ -109,9 +110,8 @@ class MoDD(RoutedMethod):
             super().__post_init__()
             if self.capacity is not None and not 0 < self.capacity <= 1:
                 raise ValueError(f"param 'capacity' is {self.capacity}, must be above 0, up to 1")
-            for name in ("protected_first", "protected_last"):
-                if getattr(self, name) < 0:
-                    raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 0")
+            check_least(self, 1, "rank", "lora_alpha")
+            check_least(self, 0, "protected_first", "protected_last", "membership_weight")
 
     knob = "capacity"
     parts = "modules"

@@ -17,7 +17,7 @@ from methods.core.routing.calibration import skip_rates, weigh
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
 from tests.contract.fits import BUDGET, BUDGETS, QUICK, SEED
-from tests.toys.texts import VOCABULARY
+from tests.toys.texts import VOCABULARY, write_jsonl
 from workflows.suite.job import data_parts
 
 ROWS = discover()
@@ -41,3 +41,16 @@ def test_answer_tokens_meet_the_budget(
     assert float(rates @ shares) == pytest.approx(budget, abs=0.05)
     if ROWS[row].trained:
         assert set(fitted.decisions["trained_skip"]) == {"prompt", "answer"}
+
+
+@pytest.mark.parametrize("row", ["hero", "mod-d"])
+def test_probe_texts_without_prompts_are_refused(
+    row: str, llama: Path, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    backbone = load_backbone(llama)
+    probe = write_jsonl(tmp_path / "probe.jsonl", [{"fed": "a b c"}])
+    data = Data(
+        backbone.tokenizer, VOCABULARY, 64, training_file=data_files["training"], probe_file=probe
+    )
+    with pytest.raises(ValueError, match="'split' needs probe documents with prompts"):
+        load_method(row).fit(backbone, data, Request(BUDGET, SEED, tmp_path, "split"))

@@ -16,6 +16,8 @@ rule time:
         f"{RUN}/speed.json",
     log:
         f"{LOG}/time.log",
+    benchmark:
+        f"{LOG}/time.tsv"
     # Models that are deleted once scored are timed before; models that stay, after all fits.
     priority: -1 if STAYS else 29
     conda:

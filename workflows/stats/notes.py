@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from workflows.stats.budget import (
     far_in_training,
+    met,
     misses,
     must_skip,
     one_way,
@@ -42,10 +43,17 @@ def twins(panel: Panel, line: Line) -> list[str]:
 
 
 def missed(line: Line, retain_tasks: Sequence[str]) -> str:
-    """By how much runs missed their budget; empty if all met it. Each run counts by itself."""
+    """By how much runs missed their budget; empty if all met it. Each run counts by itself.
+
+    Under ``split`` a row that meets the budget on answers, where all tasks weigh alike, can be off
+    it over all tokens; that is told too.
+    """
     misses_of: dict[str, list[float]] = {}
     for record in line.records:
-        for kind, excess in misses(record, retain_tasks).items():
+        found, skip = misses(record, retain_tasks), record.rates["all"].skip
+        if record.match == "split" and record.budget is not None and not met(record.budget, skip):
+            found["all tokens"] = skip - record.budget
+        for kind, excess in found.items():
             who = "" if kind == "all" else f"{kind} "
             side = "over" if excess > 0 else "under"
             misses_of.setdefault(f"{who}{side} budget by", []).append(abs(excess))

@@ -96,7 +96,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="share a trained fit, one GPU each"
     )
-    parser.add_argument("--workdir", type=Path, help="checkpoints; default: beside --out")
+    parser.add_argument(
+        "--workdir", type=Path, help="checkpoints of this fit alone; default: beside --out"
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the model")
     add_machine_arguments(parser)
     return parser.parse_args()

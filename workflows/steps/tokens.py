@@ -6,6 +6,7 @@ Writes a folder NAME.tokens, which fits map into memory instead of reading the .
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,17 +42,23 @@ def main() -> None:
     tokenizer = read_tokenizer(args.backbone, config)
     data = Data(tokenizer, config.vocab_size, args.max_length, window_of(config))
     with whole_folder(args.out) as folder:
-        number = write_tokens(with_progress(data.documents(args.data)), folder, data.encoding)
+        lengths = Counter[bool]()
+        documents = with_progress(data.documents(args.data), lengths)
+        number = write_tokens(documents, folder, data.encoding)
         if not number:
             raise ValueError(f"--data {args.data} holds no document")
+        if not lengths[True]:
+            raise ValueError(f"--data {args.data} holds no document of two tokens or more")
     print(f"wrote {args.out}: {number:,} documents")
 
 
-def with_progress(documents: Iterator[Document]) -> Iterator[Document]:
-    """The same documents under a progress bar."""
+def with_progress(documents: Iterator[Document], lengths: Counter[bool]) -> Iterator[Document]:
+    """The same documents under a progress bar; counts those of two tokens or more under True."""
     from tqdm import tqdm
 
-    yield from tqdm(documents, desc="tokenising", unit=" documents")
+    for document in tqdm(documents, desc="tokenising", unit=" documents"):
+        lengths[len(document.ids) > 1] += 1
+        yield document
 
 
 if __name__ == "__main__":

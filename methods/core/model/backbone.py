@@ -28,6 +28,7 @@ from methods.core.model.families import (
     Sublayer,
     factor_of,
     norms_of,
+    restore_scale,
     split_matrices,
 )
 from methods.core.model.finite import check_parameters
@@ -267,6 +268,7 @@ def convert(model: PreTrainedModel, dtype: Any) -> None:
     nn.Module.to(model, DTYPES[name])
     # In 16 bits the angles of late tokens would be wrong: a new module computes them again.
     inner.rotary_emb = type(rotary)(model.config)
+    restore_scale(inner.embed_tokens)
 
 
 def check_weights(path: Path, config: PreTrainedConfig) -> None:

@@ -86,9 +86,10 @@ def weigh(documents: Sequence[Document], *kinds: str) -> WeightedDocuments:
 
     The weight of a position is the number of scored tokens that it stands for
     (``Document.counts``). Weights of the kind ``"answer"`` are then scaled so that every task
-    counts the same.
+    counts the same. Documents without a token are left out.
     """
-    texts = sorted(documents, key=lambda document: len(document.ids))
+    with_tokens = [document for document in documents if len(document.ids)]
+    texts = sorted(with_tokens, key=lambda document: len(document.ids))
     tasks = task_weights(texts) if "answer" in kinds else {}
     pooled = [_counts(document) for document in texts]
     prompts, answers = ([torch.zeros(len(d.ids)) for d in texts] for _ in range(2))

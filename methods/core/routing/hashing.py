@@ -12,15 +12,16 @@ def uniform_hash(seed: int, lanes: Sequence[int], positions: Tensor, ids: Tensor
     """Uniform numbers in [0, 1) that depend on nothing but their arguments.
 
     Args:
-        seed: Of the run.
+        seed: Of the run; taken modulo 2^64.
         lanes: Numbers of U independent draws per token, such as numbers of layers or units.
-        positions: (B, T) int64.
-        ids: Token ids (B, T) int64.
+        positions: (B, T) integers.
+        ids: Token ids (B, T) integers.
 
     Returns:
         (B, U, T) float64: the upper 53 bits of chained rounds of the splitmix64 finaliser.
     """
-    mixed = torch.full_like(ids, seed)[:, None]
+    positions, ids = positions.long(), ids.long()
+    mixed = torch.full_like(ids, _signed(seed % 2**64))[:, None]
     # Filled on the device: a CUDA graph must not copy from the host.
     units = torch.cat([ids.new_full((1, 1), lane) for lane in lanes])
     for part in (units, positions[:, None], ids[:, None]):

@@ -92,8 +92,6 @@ def _survey(
     aimless = any(term.weight.target is None for term in routing.terms.values())
     if aimless or not isinstance(router_of(model), HasThreshold):
         return None
-    if "prompt" in routing.terms:
-        check_kinds("probe", data.probe())
     probe = weigh(data.probe(), *routing.terms)
 
     def survey() -> dict[str, float]:

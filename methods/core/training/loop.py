@@ -102,6 +102,9 @@ class Trainer:
             Interrupted: SIGTERM or SIGINT came; a snapshot was written after the current update.
         """
         done = self._resume()
+        if self.rank == 0 and done == self.params.updates:
+            # Only what followed the training was interrupted: all its seconds are earlier ones now.
+            self._snapshot(done)
         self.model.train()
         lengths = [len(document.ids) for document in self.documents]
         batches = islice(plan(lengths, self.params.batch_tokens, self.seed), done, None)

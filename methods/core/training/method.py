@@ -139,7 +139,9 @@ class RoutedMethod(Method):
         return lambda gates: squared_use(gates.soft, gates.counted)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Why the units cannot meet the budget, or that neither budget nor param is given."""
+        """No layer to route, units that cannot meet the budget, or neither budget nor param."""
+        if not self.layers(backbone, request.budget):
+            return f"it routes none of the {backbone.layer_count} layers"
         shares = self.shares(backbone, request.budget)
         return unmet(self._pinned, self.knob, self.parts, shares, request.budget)
 
@@ -147,6 +149,8 @@ class RoutedMethod(Method):
         """Prepare, build, train and calibrate."""
         if self.trained and request.match == "split":
             check_kinds("training", data.training())
+            if request.budget is not None and self._pinned is None:
+                check_kinds("probe", data.probe())
         layers = self.layers(backbone, request.budget)
         plan = Plan(
             request.budget,

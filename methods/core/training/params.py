@@ -50,7 +50,7 @@ class TrainingParams:
         for name in ("updates", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 1")
-        for name in ("micro_tokens", "snapshot_minutes"):
+        for name in ("weight_decay", "row_length", "micro_tokens", "snapshot_minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 0")
         for name in ("learning_rate", "lora_rate", "clip"):

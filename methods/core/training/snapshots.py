@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from methods.core.data import Document
 
 NAME = "snapshot.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+# By size in bytes.
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def write_snapshot(
@@ -67,6 +70,9 @@ def read_snapshot(
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged; remove it to start anew ({error})") from error
     if state["identity"] != identity:
+        warnings.warn(
+            f"{file} is of other params, data or weights: training starts anew", stacklevel=2
+        )
         return None
     for name, parameter in trained.items():
         with torch.no_grad():
@@ -91,11 +97,13 @@ def digest(settings: str, documents: Iterable[Document], frozen: Sequence[Tensor
     Args:
         settings: Everything that is small.
         documents: All that the run reads; their ids and other fields enter.
-        frozen: Weights that are not trained; only their sums enter.
+        frozen: Weights that are not trained. The sums of their bits enter, which no order of
+            summation changes: another number of threads may continue a run.
     """
     result = hashlib.sha256(settings.encode())
     for ids, *fields in documents:
         result.update(repr((len(ids), fields)).encode())
         result.update(np.asarray(ids, dtype=np.int32).tobytes())
-    result.update(repr([float(weight.detach().double().sum()) for weight in frozen]).encode())
+    bits = [weight.detach().view(INTEGERS[weight.element_size()]) for weight in frozen]
+    result.update(repr([int(numbers.sum(dtype=torch.int64)) for numbers in bits]).encode())
     return result.hexdigest()

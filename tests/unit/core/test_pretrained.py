@@ -15,12 +15,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from methods import load_method, load_model
-from methods.core.model.backbone import Backbone, load_backbone
+from methods.core.model.backbone import Backbone, convert, decoder, load_backbone
 from methods.core.model.checkpoint import dense_folder, load
 from methods.core.model.pretrained import is_plain
 from methods.core.surgery.layers import narrow, remove_layers
 from tests import steps
-from tests.toys.models import CONFIGS, make_backbone, untie
+from tests.toys.models import CONFIGS, make_backbone, make_model, untie
 from workflows.evaluation.models import load_any
 
 IDS = torch.arange(12)[None]
@@ -297,3 +297,11 @@ def test_a_compressed_folder_of_quantized_weights_is_refused(
         save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(ValueError, match=f"'{name}' is in .*: dequantize or convert the model"):
             load_model(tmp_path)
+
+
+def test_another_dtype_brings_the_exact_scale_of_embeddings() -> None:
+    model = make_model("gemma3")
+    exact = decoder(model).embed_tokens.embed_scale.item()
+    convert(model, torch.bfloat16)
+    convert(model, "float32")
+    assert decoder(model).embed_tokens.embed_scale.item() == exact

@@ -120,3 +120,6 @@ def test_wrong_names_and_empty_files_leave_nothing(
     where = ["--backbone", llama, "--data", empty, "--out"]
     assert "must end in .tokens" in refuse("tokens", *where, tmp_path / "rows.npy")
     assert "holds no document" in refuse("tokens", *where, tmp_path / "rows.tokens")
+    write_jsonl(empty, [{"fed": ""}])
+    said = refuse("tokens", *where, tmp_path / "rows.tokens")
+    assert said.endswith("holds no document of two tokens or more")

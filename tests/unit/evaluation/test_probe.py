@@ -136,6 +136,8 @@ def test_so_many_documents_are_drawn_under_the_seed(tmp_path: Path) -> None:
     entry = [TaskEntry("made")]
     found, again, other = (list(probe_rows(entry, [folder], 3, seed=n)) for n in (0, 0, 1))
     assert found == again != other
+    # Three stand for all that are scored.
+    assert [row["counts"] for row in found] == [[len(TEST) / 3] * 2] * len(found)
     for drawn in (found, other):
         assert len({row["prompt"] for row in drawn}) == 3
 

@@ -318,7 +318,7 @@ def test_what_does_not_apply_and_what_is_refused(tmp_path: Path) -> None:
     assert "sliding window" in method.skip_reason(sliding, Request(0.25, 1, tmp_path))
     keeping = load_method("d-llm", SIMPLE_D_LLM)
     assert keeping.skip_reason(sliding, Request(0.25, 1, tmp_path)) is None
-    wrong = {"omega": 1.0, "start_layer": 0, "reserved": -1, "router_width": 0}
+    wrong = {"omega": 1.0, "start_layer": 0, "reserved": -1, "router_width": 0, "lora_alpha": 0}
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"param '{name}'"):
             load_method("d-llm", {name: value})

@@ -62,6 +62,27 @@ def test_a_file_without_rows_is_one_row_named_after_it(tmp_path: Path) -> None:
     assert (row.title, row.kind, row.budgeted, row.stochastic) == ("New", "static", True, False)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('rows = ["a"]', "rows is .'a'., must be a dict"),
+        ("rows = {[]: 1}", "'rows' is not a literal"),
+        ('trained = "no"', "trained is 'no', must be a bool"),
+        ("title = 3", "title is 3, must be a str"),
+    ],
+)
+def test_a_literal_of_another_type_is_named(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"brand_new.py: {message}"):
+        discover(folder(tmp_path, brand_new=f"{FILE}    {line}\n"))
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    root = folder(tmp_path)
+    (root / "latin.py").write_bytes(FILE.encode() + "# é".encode("latin-1"))
+    with pytest.raises(ValueError, match="latin.py is not in UTF-8"):
+        discover(root)
+
+
 def test_rows_carry_their_params(tmp_path: Path) -> None:
     text = FILE + '    rows = {"a": {"x": 1}, "b": {"x": [2]}}\n'
     rows = discover(folder(tmp_path, brand_new=text))

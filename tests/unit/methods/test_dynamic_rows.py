@@ -225,3 +225,16 @@ def test_texts_that_compete_with_pads_are_scored_as_alone(
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["evaluation"]["equal_lengths"] != batchable
     assert [[part["value"], part["rates"]["all"]["skip"]] for part in record["scores"]] == alone
+
+
+@pytest.mark.parametrize(
+    ("row", "params"),
+    [("hero", {"candidates": "all-but-first", "alpha": 1e-3}), ("d-llm", {}), ("mod-d", {})],
+)
+def test_a_backbone_without_a_layer_to_route_is_told(
+    row: str, params: dict[str, Any], tmp_path: Path
+) -> None:
+    budget = None if params else 0.25
+    dense = wrap(make_model(num_hidden_layers=1))
+    reason = load_method(row, params).skip_reason(dense, Request(budget, 1, tmp_path))
+    assert reason is not None and "none of the 1 layers" in reason

@@ -246,6 +246,7 @@ def test_mixed_layer_types_are_refused() -> None:
     method = load_method("laco")
     request = Request(0.25, 0, Path())
     assert "layer_types" in method.skip_reason(wrap(make_model("qwen2")), request)
+    assert "only one" in method.skip_reason(wrap(make_model(num_hidden_layers=1)), request)
     assert method.skip_reason(wrap(make(kind="qwen2")), request) is None
     assert method.skip_reason(wrap(make_model("mistral")), request) is None
 

@@ -135,3 +135,14 @@ def test_impossible_params_are_refused(params: dict[str, Any], message: str) -> 
 def test_neither_budget_nor_ratio_is_not_applicable() -> None:
     reason = load_method("llm-pruner").skip_reason(wrap(make_four()), Request(None, 0, Path()))
     assert "how much to remove" in reason
+
+
+def test_a_budget_beyond_all_heads_and_channels_is_not_applicable() -> None:
+    method, dense = load_method("llm-pruner"), wrap(make_four())
+    reason = method.skip_reason(dense, Request(0.9, 0, Path()))
+    assert reason is not None and "heads and channels in reach hold" in reason
+    assert method.skip_reason(dense, Request(0.25, 0, Path())) is None
+    assert (
+        load_method("llm-pruner", {"ratio": 0.5}).skip_reason(dense, Request(0.9, 0, Path()))
+        is None
+    )

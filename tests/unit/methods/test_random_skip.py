@@ -58,6 +58,12 @@ def test_hash_equals_unsigned_arithmetic() -> None:
         assert fast[row, unit, column].item() == slow_hash(42, (5, 31)[unit], position, token)
 
 
+def test_hash_takes_ids_of_32_bits_and_any_seed() -> None:
+    ids = torch.tensor([[0, 1, 59, 128255]])
+    assert torch.equal(uniform_hash(42, [5], ids.int(), ids.int()), uniform_hash(42, [5], ids, ids))
+    assert torch.equal(uniform_hash(2**64 + 42, [5], ids, ids), uniform_hash(42, [5], ids, ids))
+
+
 def test_hash_copies_nothing_from_the_host() -> None:
     ids = torch.arange(4)[None]
     with Recorder() as recorder:

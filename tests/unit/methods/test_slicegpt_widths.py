@@ -56,6 +56,14 @@ def test_a_budget_takes_the_nearest_width(kind: str, budget: float, head: bool) 
     assert trace[32] < 0
 
 
+def test_a_budget_beyond_the_smallest_width_is_not_applicable() -> None:
+    dense, method = wrap(make_scaled("llama")), load_method("slicegpt", {"round_to": 16})
+    least = 1 - count(fit_slicegpt(make_scaled("llama"), 0.5, round_to=16).model) / dense.parameters
+    assert method.skip_reason(dense, Request(least, 0, Path())) is None
+    reason = method.skip_reason(dense, Request(0.97, 0, Path()))
+    assert reason is not None and f"directions in reach hold {least:.1%}" in reason
+
+
 def test_biases_of_writing_matrices_are_counted() -> None:
     model = make_scaled(attention_bias=True, mlp_bias=True)
     total = count(model)

@@ -83,6 +83,16 @@ def test_notes_count_runs_per_kind_of_token() -> None:
     assert frame(base, *runs, tasks=("a",))["note"].tolist() == ["", expected]
 
 
+@pytest.mark.parametrize(("skip", "note"), [(0.255, ""), (0.22, "all tokens under budget by 3.0")])
+def test_under_split_a_note_tells_a_skip_off_the_budget_over_all_tokens(
+    skip: float, note: str
+) -> None:
+    run = record("hero", 0.25, score("a", [1, 0], answers=0.25), match="split")
+    run["rates"] = rates(skip, prompt=0.25)
+    table = frame(records.dense(score("a", [1, 1])), run, tasks=("a",))
+    assert table["note"].tolist() == ["", note]
+
+
 def test_rows_of_two_protocols_share_no_panel_and_static_rows_stand_in_both() -> None:
     static = {"kind": "static", "stochastic": False}
     runs = [

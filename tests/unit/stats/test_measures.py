@@ -71,6 +71,18 @@ def test_lost_won_and_changed_items_are_counted() -> None:
     assert all(value(measures, name, "dense") == 0 for name in (LOST, WON, FLIPS, CHANGED))
 
 
+def test_flips_are_lost_and_won_items_in_every_draw() -> None:
+    samples = of({}).samples
+    both = samples[LOST]["row"].draws + samples[WON]["row"].draws
+    assert samples[FLIPS]["row"].draws == pytest.approx(both)
+    assert samples[WON]["row"].draws.any()
+
+
+def test_a_task_in_which_a_row_has_parts_of_items_has_no_flips() -> None:
+    measures = of({}, row=[{"a": [1, 0.5, 1, 1], "b": ROW["b"]}])
+    assert measures.tasks[FLIPS] == ["b"]
+
+
 def test_equal_scores_may_hide_other_answers() -> None:
     swapped = {"a": [0, 1, 1, 1], "b": [0, 1, 1, 1, 1]}
     measures = of({}, row=[swapped])

@@ -12,6 +12,7 @@ from tests import records
 from tests.records import record, score, typed
 from workflows.report.suite_tables import notes
 from workflows.stats.lines import Panel
+from workflows.stats.measures import ABOVE
 from workflows.stats.tables import (
     budget_frame,
     cost_frame,
@@ -147,6 +148,21 @@ def test_a_budget_missed_by_one_seed_is_noted_though_the_mean_meets_it() -> None
     table = frame(dense(), other(0.262), other(0.245, seed=43), other(0.238, seed=44))
     note = "over budget by 1.2 in 1 of 3 runs; under budget by 1.2 in 1 of 3 runs"
     assert table["note"].tolist() == ["", note]
+
+
+def test_tokens_of_a_score_are_those_of_its_task() -> None:
+    run = record("hero", 0.25, score("a", [1, 0]))
+    run["scores"][0]["rates"]["all"]["tokens"] = 7
+    assert score_frame(typed(run))["tokens"].tolist() == [7]
+
+
+def test_a_task_without_luck_enters_above_chance() -> None:
+    runs = [
+        records.dense(score("a", [1, 1, 1, 0] * 10, chance=0.0)),
+        record("hero", 0.25, score("a", [1, 0] * 20, chance=0.0)),
+    ]
+    (panel,) = panels(*runs, tasks=("a",))
+    assert panel.measures.tasks[ABOVE] == ["a"]
 
 
 def units(*executed: float) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from methods import load_method
 from methods.base import Request
 from methods.core.data import Document
 from methods.core.model.backbone import count
+from methods.core.routing import calibration
 from methods.core.routing.calibration import (
     calibrate_threshold,
     next_logit,
@@ -188,6 +189,16 @@ def test_calibration_meets_the_budget(budget: float) -> None:
     assert len(trace) <= 8
 
 
+def test_calibration_keeps_the_best_of_its_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    skips = iter([0.10, 0.24, *[0.40] * 8])
+    found = [torch.tensor([[skip]], dtype=torch.float64) for skip in skips]
+    monkeypatch.setattr(calibration, "skip_rates", lambda *_: found.pop(0))
+    router, share = ByHash(make_model()), torch.ones(1, dtype=torch.float64)
+    nothing: Any = None
+    trace, rates = calibrate_threshold(nothing, router, nothing, share, 0.25)
+    assert (len(trace), router.threshold, float(rates)) == (10, trace[1]["threshold"], 0.24)
+
+
 def test_calibration_leaves_a_threshold_that_fits() -> None:
     model = make_model()
     router = ByHash(model)
@@ -214,3 +225,8 @@ def test_calibration_leaves_a_threshold_that_fits() -> None:
 )
 def test_the_next_threshold(tries: list[tuple[float, float]], expected: float) -> None:
     assert next_logit(tries) == pytest.approx(expected)
+
+
+def test_documents_without_a_token_have_no_weight() -> None:
+    texts = [Document([], 0), Document([1, 2], 1), Document([], 0)]
+    assert weigh(texts, "pooled").documents == [texts[1]]

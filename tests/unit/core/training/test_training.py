@@ -212,6 +212,8 @@ def test_thinned_log_keeps_the_ends() -> None:
     [
         ("updates", 0),
         ("micro_tokens", -1),
+        ("row_length", -5),
+        ("weight_decay", -0.1),
         ("snapshot_minutes", -1.0),
         ("learning_rate", 0.0),
         ("lora_rate", 0.0),

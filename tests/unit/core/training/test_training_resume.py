@@ -124,6 +124,23 @@ def test_a_signal_behind_the_last_update_ends_the_run_too(
     assert trainer_for("lora", tmp_path / "parts").run() == whole
 
 
+def test_seconds_of_a_run_that_was_interrupted_behind_its_training_are_kept(tmp_path: Path) -> None:
+    first = trainer_for("lora", tmp_path)
+    first.run()
+    assert earlier_seconds(tmp_path) == 0
+    again = trainer_for("lora", tmp_path)
+    assert again.run() == first.log
+    assert earlier_seconds(tmp_path) == again.earlier > 0
+
+
+def test_the_identity_of_a_run_does_not_hang_on_the_order_of_sums() -> None:
+    weight = torch.randn(64, 96) * 0.02
+    shuffled = weight.flatten()[torch.randperm(weight.numel())]
+    for dtype in (torch.float32, torch.bfloat16):
+        assert digest("", [], [weight.to(dtype)]) == digest("", [], [shuffled.to(dtype)])
+        assert digest("", [], [weight.to(dtype)]) != digest("", [], [(weight * 1.01).to(dtype)])
+
+
 def test_a_run_goes_on_with_another_time_between_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
