@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -13,7 +14,9 @@ import yaml
 from methods.base import Request
 from tests import steps
 from workflows import ROOT
-from workflows.steps.tune import _identity, jobs_to_tune, layer_sets, try_once
+from workflows.demo.corpus import items
+from workflows.steps.tune import PARTS, _identity, jobs_to_tune, layer_sets, try_once
+from workflows.suite.config import read_configs
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.tries import DIVERGED, Try, best_try, enter, meets, tune
@@ -75,6 +78,18 @@ def test_right_answers_decide_and_the_loss_among_equals(suite: Suite) -> None:
         for rate, right, loss in ((1e-3, 0.5, 1.0), (1e-2, 0.6, 3.0), (1e-1, 0.6, 2.0))
     ]
     assert best_try(job, tries)["learning_rate"] == 1e-1
+
+
+def test_tuning_reads_no_scored_item(tmp_path: Path) -> None:
+    headline, read = read_suite(read_configs(["headline"])), set()
+    for part in PARTS:
+        file = tmp_path / f"{part}.jsonl"
+        steps.call("data", "--part", part, "--source", headline.data_source(part), "--out", file)
+        read |= {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
+    scored = {item["prompt"] for entry in headline.entries for item in items(entry.task, "test")}
+    assert len(read) > 10_000
+    assert len(scored) > 3000
+    assert not read & scored
 
 
 def test_rates_are_tried_once_and_the_best_reaches_its_row(
