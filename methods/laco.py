@@ -22,6 +22,7 @@ from methods.api import (
     Fitted,
     Method,
     Request,
+    check_least,
     decoder,
     layers,
     layers_alike,
@@ -111,11 +112,9 @@ class LaCo(Method):
             Raises:
                 ValueError: A number is out of its range.
             """
-            least = {"C": 2, "Lw": 0, "I": 1, "sentences": 1, "length": 1}
-            for name, low in least.items():
-                value = getattr(self, name)
-                if value is not None and value < low:
-                    raise ValueError(f"param '{name}' is {value}, must be at least {low}")
+            check_least(self, 2, "C")
+            check_least(self, 1, "I", "sentences", "length")
+            check_least(self, 0, "Lw")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """Nothing says how much to merge, or the layers are of different kinds."""

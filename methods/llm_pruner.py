@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,12 +122,12 @@ class LLMPruner(Method):
             return reason
         if reason := narrow_reason(backbone.model):
             return reason
-        if request.budget is None and self.params.ratio is None:
-            return "neither a budget nor param 'ratio' says how much to remove"
         if self.params.ratio is not None:
             return None
-        _, trace = self._ratio(backbone, self._span(backbone.layer_count), request.budget)
-        return out_of_reach("heads and channels in reach", trace, request.budget)
+        if request.budget is None:
+            return "neither a budget nor param 'ratio' says how much to remove"
+        steps, skip_of = self._search(backbone, self._span(backbone.layer_count))
+        return out_of_reach("heads and channels in reach", steps, skip_of, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Score heads and channels on the calibration documents and remove the lowest."""
@@ -178,22 +178,25 @@ class LLMPruner(Method):
         self, backbone: Backbone, span: range, budget: float | None
     ) -> tuple[float, list[dict[str, float]]]:
         """The ratio, and the trace of its search (empty if pinned)."""
-        layer = layers(backbone.model)[span.start]
-        size, pinned = widths(layer), self.params.ratio
+        pinned = self.params.ratio
         if pinned is not None:
-            if not _leaves_some(size, pinned):
+            if not _leaves_some(widths(layers(backbone.model)[span.start]), pinned):
                 raise ValueError(f"param 'ratio' is {pinned}, which would empty a layer")
             return pinned, []
         assert budget is not None
-        head, channel = unit_sizes(layer)
+        step, trace = nearest(*self._search(backbone, span), budget)
+        return step / GRID, [row | {"setting": row["setting"] / GRID} for row in trace]
+
+    def _search(self, backbone: Backbone, span: range) -> tuple[list[int], Callable[[int], float]]:
+        """The ratios that leave every layer something, in steps of 1 / GRID, and their skip."""
+        layer = layers(backbone.model)[span.start]
+        size, (head, channel) = widths(layer), unit_sizes(layer)
 
         def skip_of(step: int) -> float:
             heads, channels = removals(size, step / GRID)
             return len(span) * (heads * head + channels * channel) / backbone.parameters
 
-        steps = [step for step in range(GRID) if _leaves_some(size, step / GRID)]
-        step, trace = nearest(steps, skip_of, budget)
-        return step / GRID, [row | {"setting": row["setting"] / GRID} for row in trace]
+        return [step for step in range(GRID) if _leaves_some(size, step / GRID)], skip_of
 
     def _saliences(
         self, backbone: Backbone, data: Data, span: range

@@ -112,12 +112,11 @@ class SliceGPT(Method):
         behind = [norm_behind(layer, kind) for kind in ("attention", "ffn")]
         if factor_of(layer) != 1.0 or not all(isinstance(norm, nn.Identity) for norm in behind):
             return "it folds norms into the matrices behind them, and here norms or factors follow"
-        if request.budget is None and self.params.slice_fraction is None:
-            return "neither a budget nor param 'slice_fraction' says how much to slice"
         if self.params.slice_fraction is not None:
             return None
-        _, trace = self._width(backbone, request.budget)
-        return out_of_reach("directions in reach", trace, request.budget)
+        if request.budget is None:
+            return "neither a budget nor param 'slice_fraction' says how much to slice"
+        return out_of_reach("directions in reach", *self._search(backbone), request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Fuse the norms, then find and apply the cuts layer by layer."""
@@ -161,18 +160,28 @@ class SliceGPT(Method):
         self, backbone: Backbone, budget: float | None
     ) -> tuple[int, list[dict[str, float]]]:
         """D, and the trace of its search (empty if pinned)."""
+        full, pinned = int(backbone.config.hidden_size), self.params.slice_fraction
+        settings, skip_of = self._search(backbone)
+        if pinned is not None:
+            return width_for(full, pinned, self.params.round_to), []
+        assert budget is not None
+        return nearest(settings, skip_of, budget)
+
+    def _search(self, backbone: Backbone) -> tuple[range, Callable[[int], float]]:
+        """The widths to try, the largest first, and their skip.
+
+        Raises:
+            ValueError: ``round_to`` is above the number of directions.
+        """
         full, step = int(backbone.config.hidden_size), self.params.round_to
         if step > full:
             raise ValueError(f"param 'round_to' is {step}, the stream has {full} directions")
-        if self.params.slice_fraction is not None:
-            return width_for(full, self.params.slice_fraction, step), []
-        assert budget is not None
 
         def skip_of(width: int) -> float:
             last = width if self.params.do_slice_head else full
             return 1 - sliced_parameters(backbone.model, width, last) / backbone.parameters
 
-        return nearest(range(full - full % step, 0, -step), skip_of, budget)
+        return range(full - full % step, 0, -step), skip_of
 
     def _cuts(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -40,20 +40,19 @@ def shortfall(what: str, share: float, budget: float) -> str | None:
 
 
 def out_of_reach(
-    what: str, trace: Sequence[Mapping[str, float]], budget: float | None
+    what: str, settings: Sequence[int], skip_of: Callable[[int], float], budget: float
 ) -> str | None:
-    """Why no setting of a search comes near a budget, or None.
+    """Why no setting of a search (:func:`nearest`) comes near a budget, or None.
 
     Args:
-        what: The parts that the setting removes, in the plural.
-        trace: Of :func:`nearest`, by ascending skip. The last setting may be short of the budget by
-            half of its step at most, as rounding is.
+        what: The parts that a setting removes, in the plural.
+        settings: By ascending skip. The last one may be short of the budget by half of its step at
+            most, as rounding is.
+        skip_of: Skip rate of a setting.
         budget: Fraction to skip.
     """
-    skips = [row["skip"] for row in trace]
-    half = (skips[-1] - skips[-2]) / 2 if len(skips) > 1 else 0.0
-    assert budget is not None
-    return shortfall(what, skips[-1], budget) if skips[-1] + half < budget else None
+    before, most = (skip_of(setting) for setting in (settings[-2:][0], settings[-1]))
+    return shortfall(what, most, budget) if most + (most - before) / 2 < budget else None
 
 
 def unmet(

@@ -20,6 +20,7 @@ from tokenize import TokenError
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from methods.core.jsonfile import read_json
@@ -118,7 +119,9 @@ class TokenFile(Sequence[Document]):
         return Document(ids, prompt, self._tasks[task], tuple(map(tuple, runs)))
 
 
-def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> int:
+def write_tokens(
+    documents: Iterable[Document], folder: Path, encoding: str
+) -> npt.NDArray[np.int64]:
     """Write a folder that :class:`TokenFile` reads.
 
     Args:
@@ -127,7 +130,7 @@ def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> 
         encoding: See :func:`tokenized_by`.
 
     Returns:
-        The number of documents.
+        The number of tokens of each document (N,).
 
     Raises:
         ValueError: A document says what its tokens stand for, as a probe's may.
@@ -155,7 +158,7 @@ def write_tokens(documents: Iterable[Document], folder: Path, encoding: str) -> 
         np.save(folder / f"{name}.npy", tables[name])
     about = {"tasks": list(tasks), "encoding": encoding}
     (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
-    return len(starts) - 1
+    return np.diff(tables["starts"])
 
 
 def tokenized_by(tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> str:

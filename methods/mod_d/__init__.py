@@ -158,19 +158,16 @@ class MoDD(RoutedMethod):
                 "under match 'split' the answer tokens of an update compete with each other, which "
                 f"{' and '.join(divided)} would divide"
             )
-        if not self.layers(backbone, request.budget):
-            return f"none of the {backbone.layer_count} layers is left between the protected ones"
         return super().skip_reason(backbone, request)
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
         """The capacity: the param, or what the budget leaves to run of the probe documents."""
         capacity = self.params.capacity
         if capacity is None:
-            lengths = [len(document.ids) for document in data.probe()]
-            if plan.request.match == "split":
-                lengths = [n - d.answer_tokens for n, d in zip(lengths, data.probe(), strict=True)]
-            lengths = [length for length in lengths if length]
-            capacity = capacity_for(_share_to_run(plan), lengths, self.params.compare)
+            split = plan.request.match == "split"
+            lengths = [len(d.ids) - (d.answer_tokens if split else 0) for d in data.probe()]
+            own = [length for length in lengths if length]
+            capacity = capacity_for(_share_to_run(plan), own, self.params.compare)
         plan.structure |= {"capacity": capacity, "levels": None}
         plan.decisions["capacity"] = capacity
 
@@ -315,8 +312,7 @@ def measure_levels(
         split: Whether answer tokens compete apart; then the level is theirs.
     """
     device = next(model.parameters()).device
-    taus = [list[Tensor]() for _ in router.units]
-    values = [list[Tensor]() for _ in router.units]
+    taus, values = ([list[Tensor]() for _ in router.units] for _ in range(2))
     shares = list[Tensor]()
     weights = dict[int, Tensor]()
 

@@ -6,7 +6,6 @@ Writes a folder NAME.tokens, which fits map into memory instead of reading the .
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,23 +41,19 @@ def main() -> None:
     tokenizer = read_tokenizer(args.backbone, config)
     data = Data(tokenizer, config.vocab_size, args.max_length, window_of(config))
     with whole_folder(args.out) as folder:
-        lengths = Counter[bool]()
-        documents = with_progress(data.documents(args.data), lengths)
-        number = write_tokens(documents, folder, data.encoding)
-        if not number:
+        lengths = write_tokens(with_progress(data.documents(args.data)), folder, data.encoding)
+        if not len(lengths):
             raise ValueError(f"--data {args.data} holds no document")
-        if not lengths[True]:
+        if lengths.max() < 2:
             raise ValueError(f"--data {args.data} holds no document of two tokens or more")
-    print(f"wrote {args.out}: {number:,} documents")
+    print(f"wrote {args.out}: {len(lengths):,} documents")
 
 
-def with_progress(documents: Iterator[Document], lengths: Counter[bool]) -> Iterator[Document]:
-    """The same documents under a progress bar; counts those of two tokens or more under True."""
+def with_progress(documents: Iterator[Document]) -> Iterator[Document]:
+    """The same documents under a progress bar."""
     from tqdm import tqdm
 
-    for document in tqdm(documents, desc="tokenising", unit=" documents"):
-        lengths[len(document.ids) > 1] += 1
-        yield document
+    yield from tqdm(documents, desc="tokenising", unit=" documents")
 
 
 if __name__ == "__main__":

@@ -264,10 +264,9 @@ def convert(model: PreTrainedModel, dtype: Any) -> None:
     if name not in DTYPES:
         raise ValueError(f"dtype '{name}' is unknown (allowed: auto, {', '.join(DTYPES)})")
     inner = decoder(model)
-    rotary = inner.rotary_emb
     nn.Module.to(model, DTYPES[name])
     # In 16 bits the angles of late tokens would be wrong: a new module computes them again.
-    inner.rotary_emb = type(rotary)(model.config)
+    inner.rotary_emb = type(inner.rotary_emb)(model.config)
     restore_scale(inner.embed_tokens)
 
 

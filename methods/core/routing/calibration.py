@@ -88,8 +88,7 @@ def weigh(documents: Sequence[Document], *kinds: str) -> WeightedDocuments:
     (``Document.counts``). Weights of the kind ``"answer"`` are then scaled so that every task
     counts the same. Documents without a token are left out.
     """
-    with_tokens = [document for document in documents if len(document.ids)]
-    texts = sorted(with_tokens, key=lambda document: len(document.ids))
+    texts = sorted((d for d in documents if len(d.ids)), key=lambda d: len(d.ids))
     tasks = task_weights(texts) if "answer" in kinds else {}
     pooled = [_counts(document) for document in texts]
     prompts, answers = ([torch.zeros(len(d.ids)) for d in texts] for _ in range(2))

@@ -140,9 +140,9 @@ class RoutedMethod(Method):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """No layer to route, units that cannot meet the budget, or neither budget nor param."""
-        if not self.layers(backbone, request.budget):
-            return f"it routes none of the {backbone.layer_count} layers"
         shares = self.shares(backbone, request.budget)
+        if not len(shares):
+            return f"it routes none of the {backbone.layer_count} layers"
         return unmet(self._pinned, self.knob, self.parts, shares, request.budget)
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:

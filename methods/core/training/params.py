@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from methods.base import check_least
+
 
 @dataclass(frozen=True)
 class TrainingParams:
@@ -47,12 +49,8 @@ class TrainingParams:
         Raises:
             ValueError: A value is out of its range.
         """
-        for name in ("updates", "batch_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 1")
-        for name in ("weight_decay", "row_length", "micro_tokens", "snapshot_minutes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 0")
+        check_least(self, 1, "updates", "batch_tokens")
+        check_least(self, 0, "weight_decay", "row_length", "micro_tokens", "snapshot_minutes")
         for name in ("learning_rate", "lora_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"param '{name}' is {getattr(self, name)}, must be positive")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from tests import records
 from tests.records import record, score
 from workflows.report.suite_tables import rank_table
 from workflows.stats.lines import Panel
-from workflows.stats.ranking import ABOVE_COLUMNS, rank_frame
+from workflows.stats.ranking import ABOVE_COLUMNS, _places_of, rank_frame
+from workflows.stats.resample import Sample, SamplingError
 
 # Task -> chance. Dense leads chance on a by a tenth of all items, on b by half of them.
 CHANCES = {"a": 0.4, "b": 0.5}
@@ -92,3 +94,16 @@ def test_the_table_has_both_ranks() -> None:
     assert cells["Y"]["Behind the best above chance"] == "15.00"
     assert cells["X"]["Differs from the best above chance"] == "–"
     assert cells["Y"]["Differs from the best above chance"] == "yes, of one seed"
+
+
+def test_a_rank_has_a_95_percent_interval() -> None:
+    # In 30 of 1,000 draws two lines change places.
+    swapped = np.arange(1000) < 30
+    samples = [
+        Sample(np.array([draws[-1]]), np.array([draws]), SamplingError(np.array(draws)), draws)
+        for draws in (np.where(swapped, 0.1, 0.9), np.full(1000, 0.5))
+    ]
+    first, second = _places_of([SimpleNamespace(one_seed=False)] * 2, samples)  # type: ignore[list-item]
+    for place in (first, second):
+        assert (place["rank_low"], place["rank_high"]) == (1, 2)
+    assert first["first"] == pytest.approx(97)

@@ -18,7 +18,7 @@ from workflows.stats.measures import (
     has_signal,
     measure,
 )
-from workflows.stats.resample import bootstrap, interval
+from workflows.stats.resample import RETAIN, bootstrap, interval
 
 DENSE = {"a": [1, 1, 1, 0], "b": [1, 1, 1, 1, 0]}
 ROW = {"a": [1, 0, 1, 1], "b": [1, 1, 0, 0, 0]}
@@ -69,6 +69,12 @@ def test_lost_won_and_changed_items_are_counted() -> None:
     assert value(measures, CHANGED) == pytest.approx((2 / 4 + 2 / 5) / 2)
     assert ABOVE not in measures.samples
     assert all(value(measures, name, "dense") == 0 for name in (LOST, WON, FLIPS, CHANGED))
+
+
+def test_a_reference_of_several_runs_is_their_mean() -> None:
+    runs = [arrays({"a": [1, 1, 0, 0]}), arrays({"a": [1, 0, 0, 0]})]
+    retain = bootstrap({"ref": runs, "row": runs[:1]}, "ref", ["a"], 50)[RETAIN]["row"]
+    assert retain.value == pytest.approx(0.5 / 0.375)
 
 
 def test_flips_are_lost_and_won_items_in_every_draw() -> None:

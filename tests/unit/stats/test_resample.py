@@ -47,12 +47,6 @@ def test_an_end_that_is_zero_but_for_the_order_of_a_sum_is_zero() -> None:
     assert interval(np.array([0.1 + 0.2 - 0.3, 1.0, 1.0, 1.0] * 10)) == (0.0, 1.0)
 
 
-def test_a_reference_of_several_runs_is_their_mean() -> None:
-    runs = [{"a": items(4, 2)}, {"a": items(4, 1)}]
-    lines = {"ref": runs, "row": [{"a": items(4, 2)}]}
-    assert bootstrap(lines, "ref", ["a"], 50)[RETAIN]["row"].value == pytest.approx(0.5 / 0.375)
-
-
 def test_points_over_seeds_by_hand() -> None:
     base = {"a": items(10, 8), "b": items(10, 5)}
     own = sample(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from workflows.report.display import p_texts
 from workflows.report.suite_tables import rank_table
 from workflows.stats.lines import Panel
 from workflows.stats.paired import holm
-from workflows.stats.ranking import Mark, _places_of, marks, places, rank_frame
-from workflows.stats.resample import Sample, SamplingError
+from workflows.stats.ranking import Mark, marks, places, rank_frame
 from workflows.stats.versus import difference_frame, seed_pairs
 
 SOLVED = {
@@ -56,19 +54,6 @@ def test_a_rank_beside_a_best_row_of_one_seed_says_so() -> None:
     runs = [run("best", "most"), *(run("two", "half", seed=seed) for seed in (1, 2))]
     ranked = rank_frame(panels(dense(), *runs)).set_index("row")["one_seed"]
     assert ranked.to_dict() == {"best": True, "two": True}
-
-
-def test_a_rank_has_a_95_percent_interval() -> None:
-    # In 30 of 1,000 draws two lines change places.
-    swapped = np.arange(1000) < 30
-    samples = [
-        Sample(np.array([draws[-1]]), np.array([draws]), SamplingError(np.array(draws)), draws)
-        for draws in (np.where(swapped, 0.1, 0.9), np.full(1000, 0.5))
-    ]
-    first, second = _places_of([SimpleNamespace(one_seed=False)] * 2, samples)  # type: ignore[list-item]
-    for place in (first, second):
-        assert (place["rank_low"], place["rank_high"]) == (1, 2)
-    assert first["first"] == pytest.approx(97)
 
 
 def test_differences_by_hand() -> None:
