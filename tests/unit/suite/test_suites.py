@@ -26,6 +26,7 @@ PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
 LADDER = ("smollm2_135m", "qwen25_05b", "llama32_1b")
 # For one suite alone: its tasks are files of a machine, its first table and its second.
 REALDATA, CORE, RIVALS = "overlays/realdata", "overlays/smollm_core", "overlays/smollm_trained"
+SPLIT = "overlays/smollm_split"
 NAMES = sorted(f"overlays/{file.stem}" for file in (SUITES / "overlays").glob("*.yaml"))
 OVERLAYS = [name for name in NAMES if name not in (REALDATA, CORE, RIVALS)]
 SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
@@ -139,6 +140,13 @@ def test_the_core_of_the_real_suite_is_five_runs(no_search: None) -> None:
     assert "--limit 300" in commands.score(suite, suite.jobs[0])
 
 
+def test_under_split_the_real_suite_adds_hero_and_its_control(no_search: None) -> None:
+    core = {job.key for job in read_suite(read_configs(["smollm2_135m_instruct", CORE])).jobs}
+    jobs = read_suite(read_configs(["smollm2_135m_instruct", CORE, SPLIT])).jobs
+    added = {(job.row, job.match) for job in jobs if job.key not in core}
+    assert added == {("hero-three-quarters", "split"), ("random-skip", "split")}
+
+
 def test_rivals_on_the_real_model_train_as_many_parameters_as_hero(no_search: None) -> None:
     config = read_configs(["smollm2_135m_instruct", CORE, RIVALS])
     # The same shape, whose numbers need no download.
@@ -147,7 +155,7 @@ def test_rivals_on_the_real_model_train_as_many_parameters_as_hero(no_search: No
     hero = trained.pop("hero-three-quarters")
     rivals = {row: count for row, count in trained.items() if count}
     variants = {f"hero-three-quarters-{variant}" for variant in ("no-history", "same-size")}
-    assert set(rivals) == {*variants, "skipgpt-joint", "flap+lora", "shortened-ppl+lora"}
+    assert set(rivals) == {*variants, "lora", "skipgpt-joint", "flap+lora", "shortened-ppl+lora"}
     assert list(rivals.values()) == pytest.approx([hero] * len(rivals), rel=0.02)
 
 
