@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -241,8 +242,14 @@ def omega_for(budget: float, shares: Tensor, layers: int) -> float:
 def reserved_share(
     documents: Sequence[Document], reserved: int, kind: str, sample: int = 2000
 ) -> float:
-    """Share of a kind of tokens that are among the first ``reserved`` of their document."""
+    """Share of a kind of tokens that are among the first ``reserved`` of their document.
+
+    Over the first ``sample`` documents; if none has such a token, over the first that have.
+    """
+    held = {"pooled": "ids", "prompt": "prompting", "answer": "answers"}[kind]
     part = documents[:sample]
+    if not any(getattr(document, held) for document in part):
+        part = list(islice((one for one in documents if getattr(one, held)), sample))
     rows = lay_out(part, 0, 1.0, task_weights(part) if kind == "answer" else None)
     weights = rows.share(kind) * (rows.positions < reserved)
     return float(weights.sum() / rows.share(kind).sum())

@@ -111,9 +111,10 @@ class DiffSkip(RoutedMethod):
         )
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
-        """Note how the changes by attention and by FFN correlate."""
-        layers = plan.structure["layers"]
-        plan.decisions["correlation"] = correlations(backbone, data.probe(), layers)
+        """Note how the changes by attention and by FFN correlate; without a budget nothing."""
+        if plan.request.budget is not None:
+            layers = plan.structure["layers"]
+            plan.decisions["correlation"] = correlations(backbone, data.probe(), layers)
 
     def authors_skip(self, rates: Rates) -> float:
         """FFNs that were skipped over all layers."""

@@ -177,6 +177,8 @@ class LaCo(Method):
         if width is None:
             assert target is not None
             width = merge_width(target, total)
+        if width > total:
+            raise ValueError(f"param 'C' is {width}, must be at most {total}, the number of layers")
         high = max(width, total - 1) if params.H is None else params.H
         if not width <= high <= total:
             raise ValueError(f"param 'H' is {high}, must be from C = {width} to {total}")

@@ -233,10 +233,10 @@ def mean_by(groups: Tensor, values: Tensor) -> Tensor:
     The mean of v . z over tokens is v . (mean of z), so averaging the logits is enough.
 
     Args:
-        groups: Number of the group (B, T), within a row.
+        groups: Number of the group (B, T), within a row; from 0 to T.
         values: (B, T).
     """
-    size = int(groups.max()) + 1
+    size = groups.shape[1] + 1
     sums = values.new_zeros(len(values), size).scatter_add(1, groups, values)
     counts = values.new_zeros(len(values), size).scatter_add(1, groups, torch.ones_like(values))
     return (sums / counts.clamp(min=1)).gather(1, groups)

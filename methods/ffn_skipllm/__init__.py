@@ -135,7 +135,7 @@ class FfnSkipLlm(Method):
         """Choose the params that are None and calibrate tau on the probe documents."""
         values = self._alternatives(backbone.layer_count)
         turns = ffn_turns(backbone, data.calibration())
-        study = Study(self, backbone, turns, self._warmup(data.probe()))
+        study = Study(self, backbone, turns, self._warmup(data))
         decisions: dict[str, Any] = {"choice": []}
         setting = Setting(**{name: several[0] for name, several in values.items()})
         if self.params.tau is None and max(map(len, values.values())) > 1:
@@ -181,10 +181,11 @@ class FfnSkipLlm(Method):
             "last": [sixteenth, 0] if cold is None else [cold[1]],
         }
 
-    def _warmup(self, documents: Sequence[Document]) -> int:
-        """Param ``warmup``, or its default for these documents."""
+    def _warmup(self, data: Data) -> int:
+        """Param ``warmup``, or its default for the probe documents."""
         if self.params.warmup is not None:
             return int(self.params.warmup)
+        documents = data.probe()
         return max(1, round(0.05 * sum(len(d.ids) for d in documents) / len(documents)))
 
 

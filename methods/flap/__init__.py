@@ -116,6 +116,11 @@ class FLAP(Method):
         heads = total * (size.key_value_heads - 1)
         if self.params.structure in ("AL-MM", "UL-MM"):
             heads = min(heads, self.params.remove_heads)
+        if self.params.structure == "UL-MM" and self.params.remove_heads % total:
+            return (
+                f"param 'remove_heads' is {self.params.remove_heads}, and 'UL-MM' removes equally "
+                f"many in each of {total} layers"
+            )
         if heads and (reason := narrow_reason(backbone.model)):
             return reason
         if self.params.ratio is not None:

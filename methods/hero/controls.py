@@ -183,7 +183,7 @@ def lender_rates(
         Rates (R, K); by token the rows of :func:`count_rates`.
 
     Raises:
-        ValueError: The lender routes other layers, or its fit counted no rates.
+        ValueError: The lender routes other layers or units, or its fit counted no rates.
     """
     own = (read_card(folder).structure or {}).get("layers")
     if own != list(layers):
@@ -191,6 +191,11 @@ def lender_rates(
     if key == "unit":
         return [[rate] for rate in fitted_rates(folder, len(layers))]
     model = load_fitted(folder, device=device).model
+    units = router_of(model).units  # type: ignore[union-attr]
+    if [unit.layer for unit in units] != list(layers):
+        raise ValueError(
+            f"the lender {folder} has {len(units)} units, the control {len(layers)} FFNs"
+        )
     counts = count_rates(model, data.training()[:RATE_TEXTS])
     if key == "kind":
         return [list(both) for both in zip(*counts["kind_rates"], strict=True)]

@@ -146,14 +146,15 @@ class MoDD(RoutedMethod):
         """No layer to route, modules too small for the budget, or no budget and no capacity; or
         under ``match: split`` answer tokens do not compete with each other alone.
         """
+        split = request.match == "split" and self._pinned is None
         divided = ["param 'micro_tokens'"] if self.params.micro_tokens else []
         divided += ["several processes"] if rank_and_world()[1] > 1 else []
-        if request.match == "split" and self.params.inference == "topk":
+        if split and self.params.inference == "topk":
             return (
                 "under match 'split' answer tokens compete apart in training, which param "
                 "'inference' 'topk' does not repeat"
             )
-        if request.match == "split" and divided:
+        if split and divided:
             return (
                 "under match 'split' the answer tokens of an update compete with each other, which "
                 f"{' and '.join(divided)} would divide"

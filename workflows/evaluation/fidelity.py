@@ -114,14 +114,15 @@ def reference_of(model: Path, reference: Path | None) -> Path:
 
     Args:
         model: Compressed or plain folder.
-        reference: What was asked for; None: the dense model that ``model`` was made from.
+        reference: What was asked for, or a model made from it; None: the dense model that ``model``
+            was made from.
 
     Raises:
         ValueError: ``model`` is plain and nothing was asked for, or the dense model is not there.
     """
     if reference is None and not (model / CARD).is_file():
         raise ValueError(f"{model} is a plain model: say with --reference which one is dense")
-    return dense_folder(model) if reference is None else reference
+    return dense_folder(model if reference is None else reference)
 
 
 def identity(

@@ -245,12 +245,14 @@ def _items(
 def chance_of(entry: TaskEntry, metric: str, items: pd.DataFrame) -> float | None:
     """The score of a guess: what the entry says, else the mean over items, by ``metric`` alone.
 
-    None for a metric that is not known to say right or wrong: nothing says what a guess would get.
+    None for a metric that is not known to say right or wrong, and for one that a function of the
+    task's own makes: nothing says what a guess would get.
     The values of a run decide nothing, so that all runs have the same.
     """
     if entry.chance is not None:
         return entry.chance
-    return float(items["guess"].mean()) if metric in RIGHT_OR_WRONG else None
+    mean = float(items["guess"].mean(skipna=False))
+    return mean if metric in RIGHT_OR_WRONG and not math.isnan(mean) else None
 
 
 def _number(metric: str, value: Any) -> float:

@@ -179,6 +179,8 @@ def read_entries(raw: Sequence[Any]) -> list[TaskEntry]:
         entry = _entry(item)
         if entry.is_perplexity and not entry.file:
             raise ValueError(f"task entry {item!r}: a perplexity needs a text file")
+        if entry.file and not entry.is_perplexity:
+            raise ValueError(f"task entry {item!r}: file is only for a perplexity")
         if entry.split not in ("test", "validation"):
             raise ValueError(f"task entry {item!r}: split is test or validation")
         entries.append(entry)

@@ -13,7 +13,6 @@ from workflows.report.display import (
     spans,
 )
 from workflows.report.suite_tables import DISTANT, LEAST, add_tasks
-from workflows.stats.distances import SCALES
 from workflows.stats.resample import RETAIN
 from workflows.stats.speeds import KEYS
 
@@ -30,7 +29,7 @@ def comparison_table(frame: pd.DataFrame, equality: pd.DataFrame, folders: Seque
     builder.add("95 % interval", spans(main, "low", "high", "{:+.2f}"))
     builder.add("p", p_texts(main, "p"))
     _add_distances(builder, main, frame)
-    add_tasks(builder, main, frame[~frame["measure"].isin(SCALES)], "p")
+    add_tasks(builder, main, frame, "p")
     note = (
         f"A: {folders[0]}, B: {folders[1]}, match {' and '.join(frame['match'].unique())}. Task "
         "columns: points, B minus A; *: p below 5 % (single runs, which know the items alone: "

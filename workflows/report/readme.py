@@ -39,7 +39,7 @@ Line = dict[Any, Any]
 
 
 class Lead(NamedTuple):
-    """Points of Retain by which one row stands above another, with the 95 % interval."""
+    """By how much one row stands above another in a measure, with the 95 % interval."""
 
     points: float
     low: float
@@ -106,9 +106,11 @@ class Published:
         where = {"row": row, "match": match} | ({} if target is None else {"target": target})
         return self.line("retain", **where)
 
-    def lead(self, row: str, other: str, target: float, match: str = "pooled") -> Lead:
+    def lead(
+        self, row: str, other: str, target: float, match: str = "pooled", measure: str = RETAIN
+    ) -> Lead:
         """``row`` - ``other``; one of the two is an opponent in the frame of differences."""
-        where = {"target": target, "match": match, "measure": RETAIN}
+        where = {"target": target, "match": match, "measure": measure}
         if not self.lines("differences", row=row, against=other, **where):
             points, low, high = self.lead_of_line(row=other, against=row, **where)
             return Lead(-points, -high, -low)
@@ -233,4 +235,4 @@ def figure(value: Any) -> Any:
         return value
     if pd.isna(value):
         raise ValueError("a template quotes a number that its frame lacks")
-    return f"{value:.1f}"
+    return f"{value:z.1f}"

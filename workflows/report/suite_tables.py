@@ -17,8 +17,9 @@ from workflows.report.display import (
     spans,
     task_name,
 )
+from workflows.stats.distances import MEASURES as DISTANCES
 from workflows.stats.lines import Panel
-from workflows.stats.measures import ABOVE
+from workflows.stats.measures import ABOVE, MEASURES
 from workflows.stats.paired import LEVEL
 from workflows.stats.ranking import ABOVE_COLUMNS, RETAIN_COLUMNS, Mark, marks
 from workflows.stats.resample import RESAMPLES, RETAIN
@@ -186,14 +187,30 @@ def difference_table(frame: pd.DataFrame, against: str, title: str) -> Table:
     builder.add("95 % interval", spans(main, "low", "high", "{:+.1f}"))
     builder.add("p (Holm)", p_texts(main, "p_holm"))
     builder.add("Items needed", [number(n, "{:,.0f}") for n in main["items_needed"]])
+    _add_beside(builder, main, part)
     add_tasks(builder, main, part, "p_holm")
     note = (
         f"Points, row minus {title}. *: p below 5 % after Holm's correction over the rows of the "
         "target, not over the tasks (tasks of two single runs: exact McNemar test; else bootstrap "
         f"over items, and over seeds where a row has several). {LEAST} Items needed: to find a "
         "difference of one point of Retain in four of five cases, if only the items varied."
+        + " KL: nats per token, over resampled texts."
+        * ("KL" in builder.columns)
     )
     return builder.table(f"differences_{against}", f"Differences from {title}", note)
+
+
+def _add_beside(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame) -> None:
+    """Add the differences by Above chance and by KL that there are, each with its interval."""
+    heads = {
+        ABOVE: ("Above chance", "{:+.1f}"), "kl": ("KL", "{:+.3f}"),
+        "kl_answer": ("KL on answers", "{:+.3f}"),
+    }  # fmt: skip
+    for measure in (name for name in heads if (frame["measure"] == name).any()):
+        head, form = heads[measure]
+        same = main[KEYS].merge(frame[frame["measure"] == measure], on=KEYS, how="left")
+        builder.numbers(same, {head: ("difference", form)})
+        builder.add(f"95 % of {head}", spans(same, "low", "high", form))
 
 
 def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
@@ -281,7 +298,8 @@ def noise_table(frame: pd.DataFrame) -> Table:
 
 def add_tasks(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:
     """Differences of every task beside the lines of ``main``; * where ``p`` is below 5 %."""
-    for task in (name for name in dict.fromkeys(frame["measure"]) if name != RETAIN):
+    others = {RETAIN, *MEASURES, *DISTANCES}
+    for task in (name for name in dict.fromkeys(frame["measure"]) if name not in others):
         same = main[KEYS].merge(frame[frame["measure"] == task], on=KEYS, how="left")
         stars = ["*" if value < LEVEL else "" for value in same[p]]
         texts = [number(value, "{:+.1f}") for value in same["difference"]]

@@ -27,6 +27,8 @@ rule fetch_backbone:
 
 
 rule train_backbone:
+    input:
+        watched(SUITE.world_code()),
     output:
         directory("results/trained/{world}"),
     log:

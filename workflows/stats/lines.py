@@ -116,8 +116,13 @@ class Panel:
         return [line for line in self.lines if line.done]
 
     def sample(self, line: Line, measure: str) -> Sample | None:
-        """Of Retain, of a task, or of KL or agreement: None where these were not measured."""
-        return {**self.samples, **self.distances}[measure].get(line.name)
+        """Of Retain, of a task or of a measure beside Retain: None where it was not measured."""
+        return {**self.samples, **self.beside}[measure].get(line.name)
+
+    @property
+    def beside(self) -> dict[str, Mapping[str, Sample]]:
+        """Measure beside Retain -> line -> sample."""
+        return {**self.measures.samples, **self.distances}
 
     @property
     def texts(self) -> str | None:

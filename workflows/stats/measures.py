@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from workflows.stats.resample import Run, Sample, by_line, resample_means
 from workflows.stats.retain import Floats, Scores
 
-ABOVE, FLIPS, LOST, WON, CHANGED = "above_chance", "flips", "lost", "won", "changed"
+MEASURES = ABOVE, FLIPS, LOST, WON, CHANGED = "above_chance", "flips", "lost", "won", "changed"
 # A task has signal if the reference leads chance by more standard errors than this.
 ERRORS = 2.0
 # The smallest lead that a resample divides by, as a share of the lead.

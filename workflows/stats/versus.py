@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflows.stats.distances import MEASURES, SCALES
 from workflows.stats.lines import Line, Panel
 from workflows.stats.paired import holm, items_needed, mcnemar, sign_share
 from workflows.stats.resample import RETAIN, Run, difference, interval
@@ -18,19 +19,23 @@ from workflows.stats.retain import Floats
 def difference_frame(panels: Sequence[Panel], focus: str | None) -> pd.DataFrame:
     """Every row against the reference and against the row in focus, on Retain and on each task.
 
+    Against the row in focus on every measure beside Retain too; against the reference these are in
+    :func:`workflows.stats.tables.measure_frame`.
+
     Args:
         panels: What is compared.
         focus: Name of a row; None, or no row of a panel: the reference alone.
 
     Columns: backbone, target, match, row, title, against, measure, items, difference, low, high
-    (points, 95 %), won and lost (items, summed over seeds), test, p, p_holm (over the rows of one
-    backbone, target, protocol, opponent and measure), items_needed (to see one point).
+    (points, of KL nats per token; 95 %), won and lost (items, summed over seeds), test, p, p_holm
+    (over the rows of one backbone, target, protocol, opponent and measure), items_needed (to see
+    one point). Of KL and agreement, ``items`` are texts and ``items_needed`` is empty.
     """
     lines = [
         _difference(panel, line, other, measure)
         for panel in panels
         for line, other in _pairs(panel, focus)
-        for measure in panel.samples
+        for measure in _measures(panel, line, other)
     ]
     columns = (
         "backbone target match row title against measure items difference low high won lost test p "
@@ -45,7 +50,8 @@ def difference_frame(panels: Sequence[Panel], focus: str | None) -> pd.DataFrame
 def differences_of(line: Line, panel: Panel, focus: str | None) -> pd.DataFrame:
     """The lines of :func:`difference_frame` of one line; a row may have several at one target."""
     frame = difference_frame([panel], focus)
-    owners = [one for one, _ in _pairs(panel, focus) for _ in panel.samples]
+    pairs = _pairs(panel, focus)
+    owners = [one for one, other in pairs for _ in _measures(panel, one, other)]
     return frame[[one is line for one in owners]]
 
 
@@ -66,26 +72,44 @@ def _pairs(panel: Panel, focus: str | None) -> Iterator[tuple[Line, Line]]:
         yield from ((line, other) for other in at if other is not line)
 
 
+def _measures(panel: Panel, line: Line, other: Line) -> list[str]:
+    """What a pair is compared by."""
+    beside = {} if other is panel.reference else panel.beside
+    both = {line.name, other.name}
+    return [*panel.samples, *(name for name, by_line in beside.items() if both <= set(by_line))]
+
+
 def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str, Any]:
     """One line of the frame; ``line`` - ``other``."""
-    mine, theirs = (panel.samples[measure][part.name] for part in (line, other))
+    by_line = {**panel.samples, **panel.beside}[measure]
+    mine, theirs = (by_line[part.name] for part in (line, other))
     draws = difference(theirs, mine)
     low, high = interval(draws)
-    tasks = panel.retain_tasks if measure == RETAIN else [measure]
-    items = sum(len(line.runs[0][task]) for task in tasks)
-    error = float(np.std((mine.error - theirs.error).by_items))
+    scale = SCALES.get(measure, 100)
+    items = _items(panel, line, measure)
+    error = 0.0 if measure in SCALES else float(np.std((mine.error - theirs.error).by_items))
     target = other.budget if line.budget is None else line.budget
     return line.labels | {
         "target": None if target is None else 100 * target,
         "against": other.row,
         "measure": measure,
         "items": items,
-        "difference": 100 * (mine.value - theirs.value),
-        "low": 100 * low,
-        "high": 100 * high,
+        "difference": scale * (mine.value - theirs.value),
+        "low": scale * low,
+        "high": scale * high,
         **test_columns(line, other, measure, draws),
         "items_needed": items_needed(error, items) if error > 0 else None,
     }
+
+
+def _items(panel: Panel, line: Line, measure: str) -> int:
+    """Items of the tasks of a measure, or texts."""
+    if measure in SCALES:
+        fidelities = (record.fidelity for record in line.records)
+        kind, _ = MEASURES[measure]
+        return next(len(one.distances[kind].tokens) for one in fidelities if one is not None)
+    tasks = {RETAIN: panel.retain_tasks, **panel.measures.tasks}.get(measure, [measure])
+    return sum(len(line.runs[0][task]) for task in tasks)
 
 
 def test_columns(line: Line, other: Line, measure: str, draws: Floats) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from methods.core.model.backbone import check_weights
 from methods.core.model.folder import read_config, read_tokenizer, window_of
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import run, step_parser
+from workflows.suite.checks import is_local
 from workflows.suite.jobs import Suite, read_suite
 from workflows.timing.cases import check_length
 
@@ -36,6 +37,9 @@ def main() -> None:
     check_rows(suite)
     for name in suite.config["backbones"]:
         folder = Path(suite.backbone_folder(name))
+        if not folder.is_dir() and not is_local(suite.config["backbones"][name]["path"]):
+            # The prepare stage makes it, and the suite is checked again then.
+            continue
         config = read_config(folder)
         check_windows(suite, name, window_of(config))
         check_weights(folder, config)

@@ -25,7 +25,7 @@ from workflows.runtime.program import (
     set_up_torch,
     step_parser,
 )
-from workflows.suite.job import DATA_PARTS
+from workflows.suite.job import DATA_PARTS, FIDELITY
 
 
 def arguments() -> argparse.Namespace:
@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-length", type=int, default=1024, help="most tokens of a document")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument(
-        "--part", choices=DATA_PARTS, default="calibration",
+        "--part", choices=(*DATA_PARTS, FIDELITY), default="calibration",
         help="of a suite's data; each part has texts of its own",
     )  # fmt: skip
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.jsonl", help="rows")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -153,11 +154,24 @@ def _of_items(part: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _same_texts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two parts of the data may hold one text."""
-    if any(one.get(key) != other.get(key) for key in ("source", "revision", "split", "column")):
+    if _origin(one) != _origin(other):
         return False
+    revisions = {spec["revision"] for spec in (one, other) if "revision" in spec}
+    if len(revisions) == 2:
+        return False
+    if one.get("split", "train") != other.get("split", "train"):
+        # Two parts of one split, such as train[:100] and train.
+        return True
     first, last = sorted((one, other), key=lambda spec: spec.get("skip", 0))
     end = first.get("skip", 0) + first.get("rows", math.inf)
     return first.get("seed") != last.get("seed") or end > last.get("skip", 0)
+
+
+def _origin(spec: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Where texts come from; equal for two ways to write one place."""
+    source = spec["source"]
+    place = source if source.startswith("hub:") else os.path.normpath(source)
+    return place, spec.get("split", "train").partition("[")[0], spec.get("column", "text")
 
 
 def check_paths(config: Mapping[str, Any], root: Path) -> None:
@@ -170,6 +184,11 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
         if path.startswith(WORLD) and path.removeprefix(WORLD) not in PRESETS:
             worlds = ", ".join(f"{WORLD}{world}" for world in PRESETS)
             raise ValueError(f"suite config, backbones.{name}: {path} is unknown (known: {worlds})")
+        for key, sources in (("sha256", ("pypi:", "gguf:")), ("revision", ("hub:",))):
+            if key in backbone and not path.startswith(sources):
+                raise ValueError(
+                    f"suite config, backbones.{name}: {key} is only for {' and '.join(sources)}"
+                )
         file = path.removeprefix("gguf:")
         if path != file and not (root / file).is_file():
             raise ValueError(f"suite config, backbones.{name}: file {file} does not exist")
@@ -179,6 +198,10 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
     for part, spec in config["data"].items():
         source = spec["source"]
         check_end(part, spec)
+        if source.endswith(".npy") and part != "calibration":
+            raise ValueError(
+                f"suite config, data.{part}: {source} holds ids, which only calibration takes"
+            )
         for key in ("skip", "rows") if source.endswith(".npy") else ():
             if key in spec:
                 raise ValueError(

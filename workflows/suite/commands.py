@@ -90,7 +90,7 @@ def task_data(suite: Suite, task: str) -> str:
 def timing(suite: Suite) -> str:
     """Arguments of the time step beside model and texts."""
     cases = suite.config.get("timing", {})
-    modes = "prefill,decode,training" if "training" in cases else "prefill,decode"
+    modes = ",".join(mode for mode in ("prefill", "decode", "training") if mode in cases)
     words = [word for key in cases for word in (f"--{key}", str(cases[key]))]
     return shlex.join(["--modes", modes, *words])
 

@@ -184,10 +184,15 @@ class Suite:
 
     def text_code(self) -> list[str]:
         """The files whose change makes texts, probe and tokens again."""
-        core = (f"methods/core/{name}.py" for name in ("chat", "data", "tokens"))
+        core = (f"methods/core/{name}.py" for name in ("chat", "data", "seeds", "tokens"))
         steps = (f"workflows/steps/{name}.py" for name in ("data", "probe", "texts", "tokens"))
-        parts = [*core, *steps, "workflows/evaluation/probe.py", "workflows/demo"]
+        own = (f"workflows/evaluation/{name}.py" for name in ("chat", "ends", "own_texts", "probe"))
+        parts = [*core, *steps, *own, "workflows/demo"]
         return relative([file for part in parts for file in code_files(part)])
+
+    def world_code(self) -> list[str]:
+        """The files whose change trains a world's backbone again."""
+        return relative(code_files("workflows/demo"))
 
     def task_data_files(self) -> list[str]:
         """What the prepare stage writes for every task of the hub."""

@@ -28,7 +28,7 @@ from methods.core.model.card import CARD, BackboneCard, Card, read_card, write_c
 from methods.core.model.finite import check_finite, check_parameters
 from methods.core.model.folder import INDEX, WEIGHTS, check_no_adapter, hash_folder
 from methods.core.model.ledger import Ledger
-from methods.core.model.pretrained import SkipbenchConfig, guard
+from methods.core.model.pretrained import SkipbenchConfig, guard, is_plain
 from methods.core.model.tensors import read_tensors
 from methods.core.model.whole import assign, build, guard_whole, hash_fitted, read_from, read_whole
 from methods.core.routing.routed import router_of
@@ -153,10 +153,11 @@ def load(
     cast_alternatives(model)
     ledger = Ledger.of(model, dense.parameters, dense.layers)
     torch.nn.Module.to(model, device).eval()
-    if card.structure:
+    if card.structure or not is_plain(model):
         guard_whole(model, method, card)
     else:
-        # Without a structure the model is its backbone, whose folder needs no card.
+        # Without a structure the model is its backbone, whose folder needs no card, unless loading
+        # split its matrices.
         guard(model)
     return Loaded(model, tokenizer, card, method, ledger)
 

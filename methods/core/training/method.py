@@ -147,9 +147,9 @@ class RoutedMethod(Method):
 
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Prepare, build, train and calibrate."""
-        if self.trained and request.match == "split":
+        if self.trained and request.match == "split" and self._pinned is None:
             check_kinds("training", data.training())
-            if request.budget is not None and self._pinned is None:
+            if request.budget is not None:
                 check_kinds("probe", data.probe())
         layers = self.layers(backbone, request.budget)
         plan = Plan(

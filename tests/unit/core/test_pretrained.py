@@ -275,6 +275,13 @@ def test_a_dense_row_saved_in_its_place_leaves_no_card(llama: Path, tmp_path: Pa
     assert torch.equal(logits(load_any(folder, None, "cpu").model), logits(model))
 
 
+def test_a_dense_row_whose_matrices_are_split_is_saved_with_a_card(tmp_path: Path) -> None:
+    make_backbone(tmp_path / "backbone", "phi3")
+    model = load_model(steps.fit("dense", tmp_path / "backbone", tmp_path / "model"))
+    model.save_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(load_model(tmp_path / "saved")), logits(model))
+
+
 def test_a_head_that_was_put_into_a_compressed_folder_is_used(
     compressed: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,17 @@ def test_a_guess_is_right_as_often_as_there_are_right_choices(target: Any, expec
     assert guess(task, sample(0, 0, 0, 0, target=target), "acc") == expected
     # A metric that counts something else knows no guess: webqs has every choice right.
     assert guess(task, sample(0, 0, 0, 0, target=target), "exact_match") == 0
+
+
+def test_nothing_says_what_a_guess_gets_by_a_function_of_the_task_s_own() -> None:
+    """acc of truthfulqa_mc2 is the mass on all true answers."""
+    task = Task(choices=("a", "b", "c", "d"))
+    task.config = SimpleNamespace(process_results=lambda doc, results: {"acc": 0.5})
+    values = [guess(task, sample(0, 0, 0, 0), "acc"), 0.25]
+    assert math.isnan(values[0])
+    items = pd.DataFrame({"guess": values})
+    assert chance_of(TaskEntry("x"), "acc", items) is None
+    assert chance_of(TaskEntry("x", chance=0.4), "acc", items) == 0.4
 
 
 @pytest.mark.parametrize("kind", ["generate_until", "loglikelihood"])

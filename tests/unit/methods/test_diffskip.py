@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from methods import load_method
+from methods.base import Request
 from methods.core.data import Document
 from methods.core.model.backbone import (
     attention_norm,
@@ -26,7 +28,15 @@ from methods.core.routing.router import Context, ffn_units
 from methods.diffskip import correlations
 from tests.near import assert_near
 from tests.toys.models import make_model, wrap
-from tests.toys.routed import IDS, causal_reads, shake_variant, slow_attention, without_pads
+from tests.toys.routed import (
+    IDS,
+    TRAINING,
+    Texts,
+    causal_reads,
+    shake_variant,
+    slow_attention,
+    without_pads,
+)
 from tests.toys.texts import ids_of
 
 ROUTED = [2, 3, 4, 5]
@@ -189,3 +199,14 @@ def test_sizes_at_8b() -> None:
     assert ledger.always + sum(ledger.instead) == 209_784_832
     assert [unit.kind for unit in ledger.units] == ["ffn"] * 16
     assert list(ledger.units) == ffn_units(backbone.model, chosen)
+
+
+def test_with_a_pinned_weight_no_probe_is_read(tmp_path: Path) -> None:
+    class Training:
+        def training(self) -> list[Document]:
+            return Texts().training()
+
+    method = load_method("diffskip", TRAINING | {"alpha": 0.001})
+    decisions = method.fit(wrap(make_model()), Training(), Request(None, 5, tmp_path)).decisions
+    assert "correlation" not in decisions
+    assert len(decisions["training"]) > 0

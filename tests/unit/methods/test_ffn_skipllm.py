@@ -20,7 +20,7 @@ from methods.core.routing.routed import router_of
 from methods.ffn_skipllm import Setting
 from methods.ffn_skipllm.router import ffn_turns, turn
 from tests.toys.models import CONFIGS, make_model, wrap
-from tests.toys.texts import VOCABULARY, ids_of
+from tests.toys.texts import VOCABULARY, calibration_data, ids_of
 
 IDS = torch.randint(0, 60, (3, 14), generator=torch.Generator().manual_seed(5))
 FFN = 6144 / 59808
@@ -261,6 +261,14 @@ def test_pinned_params_are_kept_and_nothing_is_searched() -> None:
     assert only["choice"] == []
     assert only["region"] == [1, 6]
     assert only["warmup"] == 1
+
+
+def test_without_anything_to_choose_no_probe_is_needed() -> None:
+    params = {"tau": 0.6, "run_length": 2, "cold": [2, 1], "warmup": 4}
+    data = calibration_data(ids_of([12, 9, 14]))
+    method, request = load_method("ffn-skipllm", params), Request(None, 0, Path())
+    fitted = method.fit(wrap(make_model()), data, request)
+    assert fitted.structure["warmup"] == 4
 
 
 def test_what_cannot_be_met_says_why() -> None:

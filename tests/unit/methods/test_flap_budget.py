@@ -54,7 +54,8 @@ def test_a_budget_is_met_with_the_biases_charged(kind: str, budget: float) -> No
 def test_other_structures_take_so_many_units(
     structure: str, ratio: float, heads: Any, channels: Any
 ) -> None:
-    fitted = fit(make("mha"), structure=structure, ratio=ratio, remove_heads=5)
+    fewer = 5 if structure == "AL-MM" else 4
+    fitted = fit(make("mha"), structure=structure, ratio=ratio, remove_heads=fewer)
     scores = fitted.decisions["scores"]
     for kind, expected in (("heads", heads), ("channels", channels)):
         dropped = fitted.structure[f"dropped_{kind}"]
@@ -102,6 +103,11 @@ def test_what_does_not_fit_is_said() -> None:
     assert reason(0.7) is None
     assert "heads and channels in reach hold" in str(reason(0.9))
     assert "in reach hold" in str(reason(0.7, structure="AL-MM"))
+    uneven = {"structure": "UL-MM", "remove_heads": 5}
+    assert reason(0.2, **uneven) == (
+        "param 'remove_heads' is 5, and 'UL-MM' removes equally many in each of 4 layers"
+    )
+    assert reason(0.2, structure="UL-MM", remove_heads=4) is None
     normed = wrap(make_model("olmo2"))
     for params in ({"ratio": 0.2}, {}):
         said = load_method("flap", params).skip_reason(normed, Request(0.2, 0, Path()))

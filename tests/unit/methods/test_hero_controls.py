@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from methods.core.data import Document
+from methods.core.data import Data, Document
 from methods.core.routing.hashing import uniform_hash
 from methods.core.routing.routed import route
 from methods.core.routing.router import Context, Tokens, Unit
-from methods.hero.controls import RandomGates, StaticGates, count_rates, token_table
+from methods.hero import controls
+from methods.hero.controls import (
+    RandomGates,
+    StaticGates,
+    count_rates,
+    lender_rates,
+    token_table,
+)
 from methods.hero.heads import Sizes
 from tests.toys.models import make_model
 from tests.toys.routed import decide
@@ -113,3 +123,17 @@ def test_measured_rates_by_hand() -> None:
     assert table[:, 4].tolist() == rows[4] and table[:, 50].tolist() == rows[-1]
     with pytest.raises(ValueError, match="row -1 and ids below 5"):
         token_table(found["token_rates"], 5)
+
+
+@pytest.mark.parametrize("key", ["kind", "token"])
+def test_a_lender_of_other_units_is_refused(key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention and FFN of the same layers are twice as many."""
+    layers = [2, 3]
+    units = [Unit(n, kind, 10) for n in layers for kind in ("attention", "ffn")]
+    lender = SimpleNamespace(model=SimpleNamespace(router=SimpleNamespace(units=units)))
+    monkeypatch.setattr(controls, "load_fitted", lambda folder, device: lender)
+    monkeypatch.setattr(controls, "router_of", lambda model: model.router)
+    card = SimpleNamespace(structure={"layers": layers})
+    monkeypatch.setattr(controls, "read_card", lambda folder: card)
+    with pytest.raises(ValueError, match="the lender lent has 4 units, the control 2 FFNs"):
+        lender_rates(Path("lent"), key, Data(None, 64), "cpu", layers)

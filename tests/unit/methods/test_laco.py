@@ -278,6 +278,11 @@ def test_two_layers_are_a_window() -> None:
     assert fit(make(2), layers=1).decisions["groups"] == [[0, 1]]
 
 
+def test_a_window_wider_than_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="param 'C' is 9, must be at most 8, the number of layers"):
+        fit(make(), C=9, T=0.5)
+
+
 @pytest.mark.parametrize("high", [2, 9])
 def test_a_first_window_outside_the_model_is_refused(high: int) -> None:
     with pytest.raises(ValueError, match=f"param 'H' is {high}, must be from C = 3 to 8"):

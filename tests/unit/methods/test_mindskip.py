@@ -204,3 +204,9 @@ def test_a_sequence_is_calibrated_without_the_pads_of_a_batch() -> None:
     expected = (alone * lengths).sum(dim=0) / lengths.sum()
     assert plan.decisions["bypass_rates"] == pytest.approx(expected.tolist())
     assert skip_rates(model, weigh(texts, "pooled"))[0].tolist() != pytest.approx(expected.tolist())
+
+
+def test_a_mean_reads_no_number_on_the_host() -> None:
+    """The device named meta has no numbers, so that reading one would fail."""
+    groups = torch.ones(2, 5, dtype=torch.long, device="meta")
+    assert mean_by(groups, torch.zeros(2, 5, device="meta")).shape == (2, 5)

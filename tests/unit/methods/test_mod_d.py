@@ -287,6 +287,9 @@ def test_what_does_not_apply_and_what_is_refused(
     split = Request(0.1, 1, tmp_path, "split")
     assert "'micro_tokens' would divide" in parted.skip_reason(dense, split)
     assert method.skip_reason(dense, split) is None
+    # A capacity decides alone, whatever the protocol.
+    pinned = load_method("mod-d", {"micro_tokens": 64, "capacity": 0.7})
+    assert pinned.skip_reason(dense, split) is None
     with monkeypatch.context() as patch:
         patch.setattr("methods.mod_d.rank_and_world", lambda: (0, 2))
         assert "which several processes would divide" in method.skip_reason(dense, split)

@@ -312,6 +312,14 @@ def test_both_protocols_stand_beside_each_other(suite: str | None, suite_data: D
             )  # fmt: skip
 
 
+def test_without_a_row_under_both_protocols_they_have_no_figure(suite_data: Data) -> None:
+    retain = suite_data.retain
+    rows = {"pooled": "hero", "split": "random-skip"}
+    kept = retain[retain["row"] == retain["match"].map(rows)]
+    assert set(kept["match"]) == set(rows)
+    assert FIGURES["protocols"](replace(suite_data, retain=kept), 2) == {}
+
+
 def test_times_of_one_budget_stand_below_each_other_with_their_bounds() -> None:
     data = reference("demo")
     for axis, mode in zip(one("time_over_skip", data).axes, ("prefill", "decode"), strict=True):

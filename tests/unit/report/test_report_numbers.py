@@ -197,7 +197,8 @@ def test_intervals_of_single_runs_against_the_bootstrap_of_scipy(site: Path, run
 
 
 def test_differences(site: Path, runs: Runs) -> None:
-    lines = table(site, "differences")
+    beside = {line["measure"] for line in table(site, "measures")}
+    lines = [line for line in table(site, "differences") if line["measure"] not in beside]
     # lora, hero, random-skip, shortgpt+lora against dense, and all but hero against hero.
     assert len(lines) == 2 * 3 * (1 + 2 * 3 + 2 * 3)
     for line in lines:
@@ -222,6 +223,23 @@ def test_differences(site: Path, runs: Runs) -> None:
             assert close(line["p"], p, 1) if single else (line["p"] < 0.05) == compared
             assert line["items"] == TASKS[line["measure"]]
         assert close(line["difference"], difference)
+        assert line["low"] <= line["difference"] <= line["high"]
+
+
+def test_differences_by_measures_beside_retain(site: Path) -> None:
+    """Of each row from the row in focus, as the measures of both say; references have none."""
+    keys = ("row", "target", "match", "measure")
+    values = {tuple(line[key] for key in keys): line["value"] for line in table(site, "measures")}
+    measures = {measure for *_, measure in values}
+    lines = [line for line in table(site, "differences") if line["measure"] in measures]
+    assert {line["against"] for line in lines} == {"hero"}
+    # lora, random-skip and shortgpt+lora at two targets, under both protocols.
+    assert len(lines) == len(measures) * 2 * 2 * 3
+    for line in lines:
+        row, *place = (line[key] for key in keys)
+        mine = values.get((row, *place), values.get((row, None, *place[1:])))
+        # Each of the three is rounded to four digits.
+        assert line["difference"] == pytest.approx(mine - values["hero", *place], abs=2e-4)
         assert line["low"] <= line["difference"] <= line["high"]
 
 

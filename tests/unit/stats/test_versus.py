@@ -73,6 +73,24 @@ def test_differences_by_hand() -> None:
     assert retain["p"] == pytest.approx(2 / 1000)
 
 
+def test_kl_is_paired_over_texts_and_stays_in_nats() -> None:
+    def apart(row: str, kl: list[float]) -> dict[str, Any]:
+        parts = {"all": records.distance([10, 10], kl, [5, 5])}
+        texts = {"texts": "0123456789abcdef", "seconds": 1.0, "distances": parts}
+        return run(row, "half", fidelity=texts)
+
+    runs = [dense(), apart("hero", [2.0, 8.0]), apart("cut", [3.0, 9.0]), run("lone", "half")]
+    frame = difference_frame(panels(*runs), "hero")
+    entry = line(frame, row="cut", against="hero", measure="kl")
+    # One nat more in each of two texts of ten tokens, whichever texts are drawn.
+    assert [entry[name] for name in ("difference", "low", "high")] == pytest.approx([0.1] * 3)
+    assert (entry["items"], entry["test"], entry["p"]) == (2, "bootstrap", pytest.approx(0.002))
+    assert np.isnan(entry["items_needed"])
+    measured = set(frame[frame["measure"] == "kl"]["row"])
+    assert measured == {"cut"}
+    assert "kl" not in set(frame[frame["against"] == "dense"]["measure"])
+
+
 def test_every_row_meets_the_reference_and_hero_at_its_own_target() -> None:
     far = {"budget": 0.4}
     runs = [

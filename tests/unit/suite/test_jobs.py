@@ -12,8 +12,10 @@ from methods import discover
 from tests.unit.conftest import config
 from workflows import ROOT
 from workflows.evaluation.tasklist import TaskEntry
+from workflows.steps import texts
 from workflows.suite import commands, inputs
 from workflows.suite.config import with_defaults
+from workflows.suite.job import DATA_PARTS, FIDELITY
 from workflows.suite.jobs import Suite, read_suite
 
 
@@ -44,9 +46,9 @@ def test_each_row_is_timed_once_per_target(root: Path) -> None:
         "toy/shortgpt/b25/s42/speed.json",
         "toy/shortgpt/b40/s42/speed.json",
     ]
-    assert commands.timing(suite) == "--modes prefill,decode --prefill 8x64 --rounds 5"
+    assert commands.timing(suite) == "--modes prefill --prefill 8x64 --rounds 5"
     suite = read_suite(config(timing={"training": "2x8"}, data=data), root)
-    assert commands.timing(suite) == "--modes prefill,decode,training --training 2x8"
+    assert commands.timing(suite) == "--modes training --training 2x8"
     assert suite.timing_texts == "results/tiny/data/probe.jsonl"
     assert read_suite(config(), root).speed_files() == []
 
@@ -57,6 +59,8 @@ def test_rows_are_timed_on_texts_of_the_suite(root: Path) -> None:
             read_suite(config(timing={"prefill": "8x64"}, data=data), root)
     with pytest.raises(ValueError, match=r"timing\.decode: '8' must be SEQUENCESxTOKENS"):
         read_suite(config(timing={"decode": "8"}), root)
+    with pytest.raises(ValueError, match=r"timing: .* must be a mapping of prefill, decode or"):
+        read_suite(config(timing={"rounds": 3}), root)
 
 
 def test_every_backbone_runs_every_row(root: Path) -> None:
@@ -274,3 +278,18 @@ def test_rows_are_fitted_by_what_they_cost_and_kept_by_what_they_weigh(root: Pat
     }  # fmt: skip
     assert [suite.keeps(group) for group in groups] == [False, True, True]
     assert read_suite(config(), root).keeps("untrained")
+
+
+def test_texts_and_backbones_of_a_world_are_made_again_with_its_code() -> None:
+    suite = read_suite(config(backbones={"small": {"path": "world:small"}}))
+    assert "workflows/demo/world.py" in suite.world_code()
+    assert {*suite.world_code(), "workflows/evaluation/own_texts.py"} < {*suite.text_code()}
+
+
+@pytest.mark.parametrize("part", [*DATA_PARTS, FIDELITY])
+def test_the_backbone_writes_any_part_of_the_data(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--model", "m", "--rows", "4", "--out", "a.jsonl", "--part", part]
+    monkeypatch.setattr("sys.argv", ["texts", *words])
+    assert texts.arguments().part == part

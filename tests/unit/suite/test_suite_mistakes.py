@@ -22,6 +22,14 @@ WRONG = [
     ({"backbones": {"toy": {"path": "toy", "dtype": "int8"}}}, "backbones.toy.dtype: 'int8'"),
     ({"backbones": {"toy": {"path": "gone"}}}, "backbones.toy: folder gone does not exist"),
     ({"backbones": {"toy": {"path": "."}}}, "backbones.toy: folder . has no config.json"),
+    (
+        {"backbones": {"toy": {"path": "toy", "sha256": "0" * 64}}},
+        "backbones.toy: sha256 is only for pypi: and gguf:",
+    ),
+    (
+        {"backbones": {"toy": {"path": "pypi:a==1", "revision": "b"}}},
+        "backbones.toy: revision is only for hub:",
+    ),
     ({"rows": ["dnese"]}, "rows: unknown row 'dnese' (rows: dense, "),
     ({"rows": ["random-skip"]}, "reference_row: 'dense' is not among the rows"),
     ({"rows": "some"}, "rows: "),
@@ -65,6 +73,7 @@ WRONG = [
     ({"tasks": [{"task": "piqa", "shots": 5}]}, "task entry .*keys are task, metric"),
     ({"tasks": ["piqa", "piqa"]}, "task 'piqa' is listed twice"),
     ({"tasks": [{"task": "piqa", "split": "train"}]}, "split is test or validation"),
+    ({"tasks": [{"task": "piqa", "file": "text.txt"}]}, "file is only for a perplexity"),
     ({"tasks": ["perplexity"]}, "a perplexity needs a text file"),
     ({"tasks": [{"task": "perplexity", "file": "gone.txt"}]}, "text file gone.txt of task"),
     (
@@ -106,6 +115,10 @@ WRONG = [
     (
         {"data": {"calibration": {"source": "ids.npy", "rows": 7}}},
         "data.calibration: ids.npy holds ids, which are taken as they are; 'rows' chooses",
+    ),
+    (
+        {"data": {"training": {"source": "ids.npy"}}},
+        "data.training: ids.npy holds ids, which only calibration takes",
     ),
     ({"limit": 0}, "limit: 0 is less than"),
     ({"data": {"calibration": {"source": "self"}}}, "data.calibration: rows must say how many"),

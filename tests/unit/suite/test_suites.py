@@ -24,11 +24,11 @@ from workflows.suite.jobs import read_suite
 SUITES = ROOT / "workflows/suites"
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
 LADDER = ("smollm2_135m", "qwen25_05b", "llama32_1b")
-# For one suite alone: its tasks are files of a machine, its first table and its second.
+# For one suite alone: its tasks are files of a machine, and its tables.
 REALDATA, CORE, RIVALS = "overlays/realdata", "overlays/smollm_core", "overlays/smollm_trained"
-SPLIT = "overlays/smollm_split"
+LATER = SPLIT, EIGHTH = "overlays/smollm_split", "overlays/smollm_eighth"
 NAMES = sorted(f"overlays/{file.stem}" for file in (SUITES / "overlays").glob("*.yaml"))
-OVERLAYS = [name for name in NAMES if name not in (REALDATA, CORE, RIVALS)]
+OVERLAYS = [name for name in NAMES if name not in (REALDATA, CORE, RIVALS, *LATER)]
 SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
 
 
@@ -145,6 +145,15 @@ def test_under_split_the_real_suite_adds_hero_and_its_control(no_search: None) -
     jobs = read_suite(read_configs(["smollm2_135m_instruct", CORE, SPLIT])).jobs
     added = {(job.row, job.match) for job in jobs if job.key not in core}
     assert added == {("hero-three-quarters", "split"), ("random-skip", "split")}
+
+
+def test_at_an_eighth_the_real_suite_has_the_rows_without_training(no_search: None) -> None:
+    quarter = read_suite(read_configs(["smollm2_135m_instruct", CORE, RIVALS])).jobs
+    eighth = read_suite(read_configs(["smollm2_135m_instruct", CORE, EIGHTH])).jobs
+    untrained = {job.row for job in quarter if not job.method.trained}
+    assert {(job.row, job.budget) for job in eighth} == {
+        (row, None if row == "dense" else 0.125) for row in untrained
+    }
 
 
 def test_rivals_on_the_real_model_train_as_many_parameters_as_hero(no_search: None) -> None:

@@ -106,6 +106,11 @@ def test_the_probe_of_a_world_counts_texts_of_which_an_item_has_several(
         ({}, {"skip": 50, "rows": 48}, True),
         ({"rows": 50, "seed": 1}, {"skip": 50}, True),
         ({"rows": 51, "column": "messages"}, {"skip": 50}, False),
+        ({"rows": 51, "column": "text"}, {"skip": 50}, True),
+        ({"rows": 51, "revision": "a"}, {"skip": 50}, True),
+        ({"rows": 51, "revision": "a"}, {"skip": 50, "revision": "b"}, False),
+        ({"split": "train"}, {"split": "train[:100]"}, True),
+        ({"split": "train"}, {"split": "test"}, False),
     ],
 )
 def test_parts_of_one_source_that_may_hold_texts_of_fidelity_are_refused(

@@ -28,6 +28,8 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
         return {}
     both.columns = both.columns.map("_".join)
     lines = both.dropna().reset_index()
+    if lines.empty:
+        return {}
     panels = [
         part.sort_values("retain_split", ascending=False, kind="stable")
         for _, part in lines.groupby(["backbone", "target"], sort=False)
