@@ -17,7 +17,7 @@ from workflows.report.display import (
     spans,
     task_name,
 )
-from workflows.stats.distances import MEASURES as DISTANCES
+from workflows.stats.distances import SCALES
 from workflows.stats.lines import Panel
 from workflows.stats.measures import ABOVE, MEASURES
 from workflows.stats.paired import LEVEL
@@ -298,7 +298,7 @@ def noise_table(frame: pd.DataFrame) -> Table:
 
 def add_tasks(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame, p: str) -> None:
     """Differences of every task beside the lines of ``main``; * where ``p`` is below 5 %."""
-    others = {RETAIN, *MEASURES, *DISTANCES}
+    others = {RETAIN, *MEASURES, *SCALES}
     for task in (name for name in dict.fromkeys(frame["measure"]) if name not in others):
         same = main[KEYS].merge(frame[frame["measure"] == task], on=KEYS, how="left")
         stars = ["*" if value < LEVEL else "" for value in same[p]]

@@ -241,6 +241,9 @@ def test_differences_by_measures_beside_retain(site: Path) -> None:
         # Each of the three is rounded to four digits.
         assert line["difference"] == pytest.approx(mine - values["hero", *place], abs=2e-4)
         assert line["low"] <= line["difference"] <= line["high"]
+    for against, shown in (("hero", True), ("dense", False)):
+        head = (site / f"report/tables/differences_{against}.md").read_text().splitlines()[0]
+        assert all((f"| {name} |" in head) == shown for name in ("Above chance", "KL on answers"))
 
 
 def compare_items(
