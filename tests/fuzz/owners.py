@@ -30,7 +30,8 @@ from tests import records, steps
 from tests.toys import models, tasks, texts
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import score
-from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
+from workflows.evaluation.tasklist import parse_tasks
+from workflows.evaluation.tasknames import OWN_TASKS, check_names
 from workflows.report.figures.data import run_frames
 from workflows.report.frames import make_frames
 from workflows.report.page import page, source

@@ -25,6 +25,7 @@ from tests.hub import Hub
 from tests.rehearsal_world import make_hub
 from tests.workflow.conftest import copy_checkout, hub_environment, wait_for
 from workflows.evaluation.sandbox import reason_not_to_run
+from workflows.evaluation.tasknames import runs_programs
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import read_suite
 
@@ -126,7 +127,7 @@ def check_tables(rehearsal: Rehearsal, files: list[str], name: str) -> None:
     """Every row and every task of the suite stands in the tables."""
     suite = read_suite(rehearsal.merged(files))
     here = reason_not_to_run() is None
-    tasks = {entry.task for entry in suite.entries if here or not entry.runs_programs}
+    tasks = {entry.task for entry in suite.entries if here or not runs_programs(entry)}
     tables = rehearsal.folder / "reports" / name / "tables"
     assert set(pd.read_csv(tables / "retain.csv")["row"]) == {job.row for job in suite.jobs}
     timed = pd.read_csv(tables / "speeds.csv").groupby("row")["mode"].agg(set)

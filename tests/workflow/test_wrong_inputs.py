@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -317,36 +313,6 @@ def test_wrong_data_sources(refuse: steps.Refuse, tmp_path: Path) -> None:
     assert "holds no document" in prepare(json.dumps({"source": str(tmp_path / "text.txt")}))
     assert "--source is not valid JSON" in prepare("{")
     assert "1 is not valid JSON" in prepare(json.dumps({"source": str(tmp_path / "bad.jsonl")}))
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def test_a_full_disk(
-    tiny_disk: Path, refuse: steps.Refuse, copy: Path, ids: Path, task_folder: Path, tmp_path: Path
-) -> None:
-    command = [*fit(copy, tiny_disk / "out"), "--calibration", ids]
-    assert "No space left on device" in refuse("fit", *command)
-    (tiny_disk / "record.tasks").mkdir()
-    with (tiny_disk / "filler").open("wb", buffering=0) as stream, suppress(OSError):
-        while True:
-            stream.write(bytes(1_000))
-    tasks = ["--tasks", "toy_choice", "--task-dir", task_folder, "--limit", "2"]
-    command = ["--model", copy, *tasks, "--out", tiny_disk / "record.json"]
-    assert "No space left on device" in refuse("score", *command)
-    rows = json.dumps({"source": str(tmp_path / "text.txt")})
-    (tmp_path / "text.txt").write_text("w1 w2\n\n" * 2000)
-    command = ["--part", "training", "--source", rows, "--out", tiny_disk / "rows.jsonl"]
-    assert "No space left on device" in refuse("data", *command)
 
 
 def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@
   ``beside_stock.py``: lm-eval's own class on the same items; ``own_texts.py``: texts that a model
   writes itself; ``store.py``: scores of single tasks on disk; ``traces.py``: texts and routes for
   the page.
-- ``tasklist.py``: the tasks of a suite; ``taskfiles.py``: own task files; ``stock.py``: names of
-  lm-eval's tasks; ``loading.py``: tasks with their data; ``tasks/``: this project's tasks.
+- ``tasklist.py``: the tasks of a suite; ``tasknames.py``: which names can be scored;
+  ``taskfiles.py``: own task files; ``stock.py``: names of lm-eval's tasks; ``loading.py``: tasks
+  with their data; ``tasks/``: this project's tasks.
 - ``probe.py``: probe texts, on which thresholds are calibrated; ``chat.py``: chat templates.
 - ``sandbox.py``: programs that a model wrote; ``inside.py`` runs in it, ``syscalls.py`` limits it.
 - ``models.py``: the model of a folder.

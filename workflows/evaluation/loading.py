@@ -18,13 +18,8 @@ from jinja2.sandbox import SandboxedEnvironment
 from methods.core.jsonfile import cut, read_json
 from workflows.evaluation.stock import UNGUARDED, stock_names
 from workflows.evaluation.taskfiles import check_files, read_index
-from workflows.evaluation.tasklist import (
-    OWN_TASKS,
-    PROGRAM_TASKS,
-    TaskEntry,
-    names_outside,
-    own_task_names,
-)
+from workflows.evaluation.tasklist import TaskEntry
+from workflows.evaluation.tasknames import OWN_TASKS, PROGRAM_TASKS, names_outside, own_task_names
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group

@@ -27,6 +27,7 @@ from workflows.evaluation.loading import CannotRun, explained, load, task_manage
 from workflows.evaluation.perplexity import perplexity, prompt_digest
 from workflows.evaluation.store import ScoreStore, TaskScores
 from workflows.evaluation.tasklist import TaskEntry
+from workflows.evaluation.tasknames import runs_programs
 from workflows.evaluation.traces import sample_text
 from workflows.records import SAMPLE
 
@@ -113,7 +114,7 @@ def _score_one(
         CannotRun: With the reason.
         ValueError: See :func:`score`.
     """
-    if reason is None and entry.runs_programs:
+    if reason is None and runs_programs(entry):
         reason = sandbox.reason_not_to_run()
     if reason is not None:
         raise CannotRun(reason)

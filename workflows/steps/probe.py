@@ -15,14 +15,13 @@ from methods.core.model.folder import read_config, read_tokenizer
 from workflows.evaluation.loading import reasons_not_to_run
 from workflows.evaluation.probe import probe_rows
 from workflows.evaluation.tasklist import (
-    OWN_TASKS,
     add_limit_argument,
     add_task_arguments,
-    check_names,
     limited,
     parse_tasks,
     task_folders,
 )
+from workflows.evaluation.tasknames import OWN_TASKS, check_names
 from workflows.runtime.files import check_place, whole_file, write_text
 from workflows.runtime.program import check_positive, run, step_parser
 from workflows.suite.jobs import TASK_NAMES

@@ -35,15 +35,14 @@ from workflows.evaluation.models import (
 from workflows.evaluation.score import Scores, pool, rates_by_kind, score
 from workflows.evaluation.store import FIDELITY, HASHES, ScoreStore, kept
 from workflows.evaluation.tasklist import (
-    OWN_TASKS,
     TaskEntry,
     add_limit_argument,
     add_task_arguments,
-    check_names,
     limited,
     parse_tasks,
     task_folders,
 )
+from workflows.evaluation.tasknames import OWN_TASKS, check_names
 from workflows.evaluation.traces import routes
 from workflows.records import DECISIONS
 from workflows.records.archive import ITEMS

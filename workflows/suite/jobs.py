@@ -16,14 +16,8 @@ from typing import Any
 
 from methods import discover
 from workflows import ROOT
-from workflows.evaluation.tasklist import (
-    OWN_TASKS,
-    TaskEntry,
-    check_names,
-    hub_task_names,
-    own_task_names,
-    read_entries,
-)
+from workflows.evaluation.tasklist import TaskEntry, read_entries
+from workflows.evaluation.tasknames import OWN_TASKS, check_names, hub_task_names, own_task_names
 from workflows.records.record import Protocol
 from workflows.runtime.provenance import SCORING, code_files
 from workflows.suite.checks import (

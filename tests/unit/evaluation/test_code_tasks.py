@@ -18,14 +18,8 @@ from workflows import ROOT
 from workflows.evaluation import sandbox
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.score import Scores, score
-from workflows.evaluation.tasklist import (
-    OWN_TASKS,
-    TaskEntry,
-    check_names,
-    hub_task_names,
-    own_task_names,
-    parse_tasks,
-)
+from workflows.evaluation.tasklist import TaskEntry, parse_tasks
+from workflows.evaluation.tasknames import OWN_TASKS, check_names, hub_task_names, own_task_names
 from workflows.evaluation.tasks.code.programs import pass_at
 from workflows.suite.jobs import read_suite
 

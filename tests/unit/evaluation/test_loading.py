@@ -21,7 +21,8 @@ from tests.toys.texts import BOS, make_tokenizer, sentence, write_jsonl
 from workflows.evaluation.harness import CountingLM, simple_evaluate
 from workflows.evaluation.loading import CannotRun, explained, reasons_not_to_run
 from workflows.evaluation.score import score
-from workflows.evaluation.tasklist import TaskEntry, check_names, parse_tasks
+from workflows.evaluation.tasklist import TaskEntry, parse_tasks
+from workflows.evaluation.tasknames import check_names
 
 PAGES = [{"page": sentence(np.random.default_rng(n), 7 + 12 * n)} for n in range(3)]
 UTILS = """

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from lm_eval.tasks import TaskManager
 
-from workflows.evaluation import tasklist
+from workflows.evaluation import tasknames
 from workflows.evaluation.loading import task_manager
 from workflows.evaluation.stock import UNGUARDED, Stock, check_group, stock_names, tasks_of_tag
-from workflows.evaluation.tasklist import OWN_TASKS, check_names, parse_tasks
+from workflows.evaluation.tasklist import parse_tasks
+from workflows.evaluation.tasknames import OWN_TASKS, check_names
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_a_group_has_members_anywhere_and_each_file_is_read_once(
 
 def test_of_two_wrong_groups_the_first_entry_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Stock(Path(), {"group": "any", "task": ["piqa"]})
-    monkeypatch.setattr(tasklist, "stock_names", lambda wanted: dict.fromkeys("ab", wrong))
+    monkeypatch.setattr(tasknames, "stock_names", lambda wanted: dict.fromkeys("ab", wrong))
     with pytest.raises(ValueError, match="group 'b' has no metric"):
         check_names(parse_tasks("b,a"))
 

@@ -10,7 +10,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Kind
 
 from workflows.evaluation.taskfiles import check_files, read_index, task_files
-from workflows.evaluation.tasklist import OWN_TASKS, own_task_names
+from workflows.evaluation.tasknames import OWN_TASKS, own_task_names
 
 
 def write(folder: Path, *lines: str) -> Path:

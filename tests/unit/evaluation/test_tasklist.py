@@ -6,11 +6,9 @@ import pytest
 
 from workflows.evaluation.tasklist import (
     TaskEntry,
-    check_names,
-    hub_task_names,
-    own_task_names,
     parse_tasks,
 )
+from workflows.evaluation.tasknames import check_names, hub_task_names, own_task_names
 
 
 def test_words_parted_by_commas() -> None:

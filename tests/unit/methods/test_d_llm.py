@@ -347,7 +347,5 @@ def test_tokens_that_the_first_documents_lack_are_found_in_later_ones() -> None:
     """A file may hold plain texts first, and texts with answers after them."""
     plain = Document(list(range(8)), 0, answers=[(0, 8)])
     asked = Document(list(range(8)), 4, answers=[(4, 8)])
-    documents = [plain] * 3 + [asked] * 2
-    share = d_llm.reserved_share
-    assert share(documents, 2, "prompt", sample=3) == share([asked], 2, "prompt")
-    assert share([asked], 2, "prompt") == pytest.approx(0.5)
+    share = d_llm.reserved_share([plain] * 3 + [asked], 2, "prompt", sample=3)
+    assert share == d_llm.reserved_share([asked], 2, "prompt") == 0.5

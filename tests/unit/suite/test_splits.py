@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.records import dense, record, score, write_run
-from workflows.evaluation.tasklist import OWN_TASKS, TaskEntry, hub_task_names, own_task_names
+from workflows.evaluation.tasklist import TaskEntry
+from workflows.evaluation.tasknames import OWN_TASKS, hub_task_names, own_task_names
 from workflows.report.results import read_results
 from workflows.suite import commands
 from workflows.suite.config import read_configs

@@ -13,7 +13,7 @@ from snakemake.utils import update_config
 
 from methods import discover
 from workflows import ROOT
-from workflows.evaluation import tasklist
+from workflows.evaluation import tasknames
 from workflows.evaluation.stock import Stock
 from workflows.report.paper.printed import groups
 from workflows.suite import commands
@@ -36,7 +36,7 @@ SETS = [*((one,) for one in OVERLAYS), tuple(OVERLAYS)]
 def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks of lm-eval are looked up once, in the test of the suites alone."""
     nothing = Stock(Path(), {})
-    monkeypatch.setattr(tasklist, "stock_names", lambda names: dict.fromkeys(names, nothing))
+    monkeypatch.setattr(tasknames, "stock_names", lambda names: dict.fromkeys(names, nothing))
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in SUITES.glob("*.yaml")))
