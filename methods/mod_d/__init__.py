@@ -143,7 +143,7 @@ class MoDD(RoutedMethod):
         return Lora(("q_proj", "v_proj"), rank, 2 * rank if alpha is None else alpha)
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """No layer to route, a budget out of reach or missing, or answers that compete with others."""
+        """No layer to route, no budget or one out of reach, or answers that compete with others."""
         split = request.match == "split" and self._pinned is None
         divided = ["param 'micro_tokens'"] if self.params.micro_tokens else []
         divided += ["several processes"] if rank_and_world()[1] > 1 else []
