@@ -44,12 +44,12 @@ def chosen(task: Any, sample: Mapping[str, Any], metric: str) -> int:
 def guess(task: Any, sample: Mapping[str, Any], metric: str) -> float:
     """Probability that a random choice is right; 0 where the metric takes no choice.
 
-    NaN where a function of the task's own makes the metric.
+    NaN where a function of the task's own makes the metric of choices.
     """
-    if callable(task.config.process_results):
-        return math.nan
     if task.OUTPUT_TYPE != "multiple_choice" or metric not in {*_LENGTHS, "acc_mutual_info"}:
         return 0.0
+    if callable(task.config.process_results):
+        return math.nan
     return len(set(map(str, _targets(sample)))) / len(task.doc_to_choice(sample["doc"]))
 
 

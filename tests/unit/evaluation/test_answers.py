@@ -68,6 +68,10 @@ def test_nothing_says_what_a_guess_gets_by_a_function_of_the_task_s_own() -> Non
     task.config = SimpleNamespace(process_results=lambda doc, results: {"acc": 0.5})
     values = [guess(task, sample(0, 0, 0, 0), "acc"), 0.25]
     assert math.isnan(values[0])
+    # A program that the model writes is right by no guess, whatever runs it.
+    written = Task("generate_until")
+    written.config = task.config
+    assert guess(written, sample(0), "acc") == 0
     items = pd.DataFrame({"guess": values})
     assert chance_of(TaskEntry("x"), "acc", items) is None
     assert chance_of(TaskEntry("x", chance=0.4), "acc", items) == 0.4
