@@ -13,6 +13,7 @@ import yaml
 from tests import steps
 from tests.toys.texts import write_jsonl
 from tests.workflow.conftest import toy_checkout
+from workflows.evaluation.fidelity import reference_of
 from workflows.evaluation.store import FIDELITY
 from workflows.records.parts import Distance, Fidelity
 
@@ -166,3 +167,10 @@ def test_a_suite_measures_on_its_texts_and_again_when_they_change(
     second, said = run()
     assert "rule fit" not in said
     assert len(second.distances["all"].tokens) == 4
+
+
+def test_the_reference_of_a_pruned_model_is_its_dense_one(llama: Path, tmp_path: Path) -> None:
+    """A healed row that is scored with its pruned start at hand is still compared with dense."""
+    pruned = steps.fit("random-skip", llama, tmp_path / "pruned", "--budget", 0.25)
+    for model, named in ((pruned, None), (tmp_path / "healed", pruned), (pruned, llama)):
+        assert reference_of(model, named).resolve() == llama.resolve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import DynamicCache
 
 from methods import load_method
 from methods.base import Request
+from methods.core.data import Document
 from methods.core.model.backbone import (
     attention,
     attention_norm,
@@ -26,7 +28,8 @@ from methods.core.routing.router import Context
 from methods.core.routing.steering import squared_use
 from tests.near import assert_near
 from tests.toys.models import keep_layers, make_model, wrap
-from tests.toys.routed import IDS, causal_reads, shake_variant, slow_attention
+from tests.toys.routed import IDS, TRAINING, causal_reads, shake_variant, slow_attention
+from tests.toys.texts import ids_of
 
 ROUTED = [2, 3, 4, 5]
 DENSE = make_model()
@@ -216,3 +219,15 @@ def test_what_it_refuses(tmp_path: Any) -> None:
     assert "candidates hold" in str(few.skip_reason(backbone, Request(0.25, 1, tmp_path)))
     with pytest.raises(ValueError, match="'adapter_width' is 0, must be at least 1"):
         load_method("flexidepth", {"adapter_width": 0})
+
+
+def test_with_a_pinned_weight_texts_without_answers_do(tmp_path: Path) -> None:
+    """The weight decides alone, so no kind of token has a budget of its own."""
+
+    class Plain:
+        def training(self) -> list[Document]:
+            return [Document(ids, 1) for ids in ids_of([12] * 40)]
+
+    method = load_method("flexidepth", TRAINING | {"alpha": 0.001})
+    fitted = method.fit(wrap(make_model()), Plain(), Request(0.2, 5, tmp_path, "split"))
+    assert "calibration" not in fitted.decisions
