@@ -144,7 +144,7 @@ class MoDD(RoutedMethod):
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """No layer to route, no budget or one out of reach, or answers that compete with others."""
-        split = request.match == "split" and self._pinned is None
+        split = self.asked(request).match == "split"
         divided = ["param 'micro_tokens'"] if self.params.micro_tokens else []
         divided += ["several processes"] if rank_and_world()[1] > 1 else []
         if split and self.params.inference == "topk":

@@ -117,7 +117,12 @@ class Panel:
 
     def sample(self, line: Line, measure: str) -> Sample | None:
         """Of Retain, of a task or of a measure beside Retain: None where it was not measured."""
-        return {**self.samples, **self.beside}[measure].get(line.name)
+        return self.by_measure[measure].get(line.name)
+
+    @property
+    def by_measure(self) -> dict[str, Mapping[str, Sample]]:
+        """Retain, task or measure beside them -> line -> sample."""
+        return {**self.samples, **self.beside}
 
     @property
     def beside(self) -> dict[str, Mapping[str, Sample]]:

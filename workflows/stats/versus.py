@@ -81,7 +81,7 @@ def _measures(panel: Panel, line: Line, other: Line) -> list[str]:
 
 def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str, Any]:
     """One line of the frame; ``line`` - ``other``."""
-    by_line = {**panel.samples, **panel.beside}[measure]
+    by_line = panel.by_measure[measure]
     mine, theirs = (by_line[part.name] for part in (line, other))
     draws = difference(theirs, mine)
     low, high = interval(draws)

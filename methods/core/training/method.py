@@ -145,16 +145,21 @@ class RoutedMethod(Method):
             return f"it routes none of the {backbone.layer_count} layers"
         return unmet(self._pinned, self.knob, self.parts, shares, request.budget)
 
+    def asked(self, request: Request) -> Request:
+        """What of a request counts: a pinned param leaves out its budget and protocol."""
+        return request if self._pinned is None else request.pinned()
+
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Prepare, build, train and calibrate."""
-        if self.trained and request.match == "split" and self._pinned is None:
+        asked = self.asked(request)
+        if self.trained and asked.match == "split":
             check_kinds("training", data.training())
-            if request.budget is not None:
+            if asked.budget is not None:
                 check_kinds("probe", data.probe())
         layers = self.layers(backbone, request.budget)
         plan = Plan(
             request.budget,
-            request if self._pinned is None else request.pinned(),
+            asked,
             self.shares(backbone, request.budget),
             {"layers": layers, "seed": request.seed, "threshold": 0.5},
         )

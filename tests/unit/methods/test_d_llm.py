@@ -344,8 +344,6 @@ def test_a_budget_that_reserved_tokens_exclude_is_refused(tmp_path: Path) -> Non
 
 
 def test_tokens_that_the_first_documents_lack_are_found_in_later_ones() -> None:
-    """A file may hold plain texts first, and texts with answers after them."""
-    plain = Document(list(range(8)), 0, answers=[(0, 8)])
-    asked = Document(list(range(8)), 4, answers=[(4, 8)])
+    plain, asked = (Document(list(range(8)), 4, answers=[(first, 8)]) for first in (0, 4))
     share = d_llm.reserved_share([plain] * 3 + [asked], 2, "prompt", sample=3)
     assert share == d_llm.reserved_share([asked], 2, "prompt") == 0.5
