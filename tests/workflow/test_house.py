@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,8 +40,8 @@ def fill_in(copy: Path, name: str) -> Path:
         paths.mkdir(parents=True)
         (paths / "BACKBONE").mkdir()
         (paths / "BACKBONE/config.json").write_text("{}")
-        for text in ("text.txt", "piqa.jsonl", "arc_easy.jsonl", "winogrande.jsonl"):
-            (paths / text).write_text("w1")
+        for named in set(re.findall(r"PATH/TO/(\w+\.\w+)", file.read_text())):
+            (paths / named).write_text("w1")
     return file
 
 
