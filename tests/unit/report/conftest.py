@@ -1,8 +1,9 @@
-"""One report of made runs for every test that reads it."""
+"""One report of made runs, and their frames, for every test that reads them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +11,10 @@ import pytest
 
 from tests import steps
 from tests.records import write_suite
+from tests.unit.report.figure_frames import read
 from workflows.records.files import read_record
+from workflows.report.figures import use
+from workflows.report.figures.data import Data
 from workflows.report.seeds import fits
 
 
@@ -22,6 +26,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     seeds = several_seeds(folder / "several", results)
     steps.call("report", "--results", results, "--out", folder / "report", "--between-seeds", seeds)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def style() -> Iterator[None]:
+    with use():
+        yield
+
+
+@pytest.fixture(scope="session")
+def suite_data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return read(write_suite(tmp_path_factory.mktemp("made"), ("pooled", "split")))
 
 
 def several_seeds(folder: Path, results: Path) -> Path:

@@ -1,18 +1,53 @@
-"""Frames of suites for figures: what reports/reference holds, and the rest made up."""
+"""Frames of suites for figures, from records or from reports/reference with the rest made up."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
 
 from methods import discover
 from workflows import ROOT
-from workflows.report.figures.data import CURVES, ROUTES, Data
+from workflows.report.figures import FIGURES
+from workflows.report.figures.data import CURVES, ROUTES, Data, run_frames
 from workflows.report.figures.lines import KEYS
+from workflows.report.frames import make_frames
+from workflows.report.results import read_results
+from workflows.stats.tables import layer_frame
 
 LEAD = [*KEYS, "title", "kind"]
+
+
+def read(folder: Path) -> Data:
+    results = read_results(folder)
+    frames = make_frames(results)
+    runs = run_frames(results.records, results.files)
+    layers = layer_frame(results.records)
+    return Data(frames["retain"], frames["differences"], layers, frames["speeds"], **runs)
+
+
+def one(name: str, data: Data) -> Figure:
+    return FIGURES[name](data, 2)[""]
+
+
+def marks(axes: Axes) -> list[tuple[float, ...]]:
+    """x, y and the ends of the interval of every mark, sorted."""
+    points = []
+    for container in axes.containers:
+        assert isinstance(container, ErrorbarContainer)
+        bars = [[segment.ravel() for segment in bar.get_segments()] for bar in container.lines[2]]
+        for point, *ends in zip(container.lines[0].get_xydata(), *bars, strict=True):
+            points.append(tuple(np.concatenate([point, *ends]).tolist()))
+    return sorted(points)
+
+
+def rows_of(retain: pd.DataFrame) -> pd.DataFrame:
+    return retain[(retain["kind"] != "reference") & retain["retain"].notna()]
 
 
 def reference(suite: str) -> Data:

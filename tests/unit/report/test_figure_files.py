@@ -12,7 +12,7 @@ from time import sleep
 import pytest
 
 from tests.records import write_suite
-from tests.unit.report.test_figures import read
+from tests.unit.report.figure_frames import read
 from workflows.report import figures
 from workflows.report.figures import draw_all, start_deaf, use
 from workflows.report.figures.data import Data
