@@ -15,7 +15,6 @@ from methods.api import (
     MATCH_KINDS,
     Backbone,
     Context,
-    Controller,
     Data,
     Document,
     FixedWeight,
@@ -32,7 +31,6 @@ from methods.api import (
     Tokens,
     TrainingParams,
     Unit,
-    Weight,
     aim_of,
     attention_kinds,
     block_units,
@@ -48,8 +46,6 @@ from methods.api import (
     task_weights,
 )
 
-# A steered weight may reach 0.1 units: ten times the authors' lambda_max.
-STEERED = 100
 MODULES = {"qkv": ("q_proj", "k_proj", "v_proj"), "qv": ("q_proj", "v_proj")}
 
 
@@ -93,9 +89,9 @@ class DLLM(RoutedMethod):
         Language Models, NeurIPS 2024, and its code.
     Differs from upstream: inference does not run a skipped layer, in prefill neither; the authors
         run it and mask the result. Reserved tokens are counted from the first real token, not from
-        column 0. With a budget, Omega follows from the budget and the share of reserved tokens,
-        lambda is steered instead of its ramp, and the threshold is calibrated on the probe texts.
-        Under ``match: split`` prompt tokens and answer tokens have an Omega and a lambda each, and
+        column 0. With a budget, Omega follows from the budget and the share of reserved tokens and
+        is corrected by what inference skips, and the threshold is calibrated on the probe texts.
+        Under ``match: split`` prompt tokens and answer tokens have an Omega each, and
         the threshold is calibrated on answer tokens. Data, tokens in the loss, optimizer and
         initial values of LoRA are those of every trained row, and there is no dropout.
     """
@@ -201,15 +197,12 @@ class DLLM(RoutedMethod):
                 omegas[kind] = omega_for(budget / rest, plan.shares, backbone.layer_count)
         plan.decisions |= {"omega": omegas}
 
-    def weight(self, target: Target | None) -> Weight:
-        """Lambda: controlled from 0; without a budget the authors' lambda_max."""
-        weight = self.params.penalty_weight
-        if target is None:
-            return FixedWeight(weight)
-        return Controller(target, 0.0, limits=(0.0, 0.1), unit=STEERED * weight)
+    def weight(self, target: Target | None) -> FixedWeight:
+        """lambda_max, because the penalty itself measures the distance to Omega."""
+        return FixedWeight(self.params.penalty_weight, target)
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
-        """The distance of tokens, or of their mean, from Omega; without a budget times the ramp."""
+        """The distance of tokens, or of their mean, from Omega, times the ramp."""
         params, skip = self.params, 1 - plan.decisions["omega"][kind]
         total = plan.structure["layers"][-1] + 1
         sizes = torch.full_like(plan.shares, 1 / total)
@@ -220,7 +213,7 @@ class DLLM(RoutedMethod):
                 return mean_deviation(gates.soft, gates.counted, sizes, aim)
             return depth_deviation(gates.soft, gates.counted, 1 - aim, total)
 
-        ramps = params.ramp == "sine" and target is None
+        ramps = params.ramp == "sine"
         return (lambda gates: ramp(gates.progress) * pull(gates)) if ramps else pull
 
     def authors_skip(self, rates: Rates) -> float:
