@@ -120,7 +120,11 @@ class Method(ABC):
 
     @dataclass(frozen=True)
     class Params:
-        """Hyper-parameters. Defaults are the paper's; bad values raise ValueError."""
+        """Hyper-parameters; bad values raise ValueError.
+
+        Defaults are the paper's, but for those of training (``TrainingParams``), which all trained
+        rows share.
+        """
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         """Check ``params`` against ``Params``.

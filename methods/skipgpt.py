@@ -74,7 +74,8 @@ class SkipGPT(RoutedMethod):
         rates. With a budget, the penalty counts parameters; its target is corrected by what
         inference skips on the probe texts, and the threshold is calibrated on them. Under
         ``match: split`` prompt tokens and answer tokens have a penalty each. Data and schedule are
-        those of every trained row, and there is no dropout. A skipped attention still makes keys
+        those of every trained row, and there is no dropout; suites may give LoRA (``lora_rate``)
+        another rate than the routers. A skipped attention still makes keys
         and values, which count as run.
     """
 
@@ -140,7 +141,7 @@ class SkipGPT(RoutedMethod):
         """The distance of the mean share skipped from the target."""
         params, sizes = self.params, plan.shares
         skip = params.sparsity if target is None else target.budget
-        if params.measure == "module":
+        if params.measure == "module" and target is None:
             sizes = torch.full_like(sizes, 1 / len(sizes))
         return lambda gates: mean_deviation(gates.soft, gates.counted, sizes, aim_of(skip, target))
 

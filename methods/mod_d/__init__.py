@@ -58,7 +58,7 @@ class MoDD(RoutedMethod):
         inference: ``"topk"`` repeats the rule of training. It is not causal: later tokens take part
             in the decision, a cached step of one token runs everything, and texts of different
             lengths cannot share a batch. ``"threshold"`` is causal: a token runs where w exceeds
-            the mean tau of the router over validation documents.
+            the mean tau of the router over probe documents.
         initial: ``"near_one"``: bias 1 and weights of deviation 1e-3. ``"default"``: torch's values
             of a linear layer, as upstream; w then starts near 0, which switches the trained model
             off.
@@ -214,7 +214,7 @@ def _share_to_run(plan: Plan) -> float:
 
 
 class Level(NamedTuple):
-    """Of one router on validation documents: the mean tau and the deviation of all weights."""
+    """Of one router on probe documents: the mean tau and the deviation of all weights."""
 
     mean: float
     deviation: float

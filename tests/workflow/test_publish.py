@@ -141,22 +141,28 @@ def test_the_table_of_each_protocol_holds_its_lines_with_the_marks_of_the_report
     assert parts[1::2] == ["pooled", "split"]
     for match, part in zip(parts[1::2], parts[2::2], strict=True):
         own = retain[retain["match"] == match].to_dict("records")
-        lines = [cells(line) for line in part.splitlines() if line.startswith("| ")][2:]
+        heads, _, *rest = (cells(line) for line in part.splitlines() if line.startswith("| "))
+        lines = [dict(zip(heads, line, strict=True)) for line in rest]
+        assert [line["Seeds"] for line in lines] == [str(line["seeds"]) for line in own]
         end = "" if match == "pooled" else "_split"
         whole = (published / f"page/tables/retain{end}.md").read_text().splitlines()
         place = cells(whole[0]).index("Retain")
         marked = [cells(line)[place] for line in whole if line.startswith("| ")][2:]
         assert sum("**" in cell for cell in marked) == 2
         for told, line, kept in zip(own, lines, marked, strict=True):
-            assert line[0] == told["title"].replace("_", r"\_")
-            assert line[6] == kept
-            for cell, name in zip(line[3:6], ("prompt", "answer", "net"), strict=True):
+            assert line["Row"] == told["title"].replace("_", r"\_")
+            assert line["Retain"] == kept
+            columns = {"On prompts": "prompt", "On answers": "answer", "Net": "net"}
+            for head, name in columns.items():
                 value = told[f"skip_{name}"]
-                assert cell == ("–" if pd.isna(value) else f"{value:.2f}")
+                assert line[head] == ("–" if pd.isna(value) else f"{value:.2f}")
             if not pd.isna(told["retain"]):
-                assert line[2].startswith(f"{told['skip']:.2f}")
-                assert f"{told['retain']:.2f}" in line[6]
-                assert line[7] == f"{told['retain_low']:.1f} to {told['retain_high']:.1f}"
+                assert line["Skip"].startswith(f"{told['skip']:.2f}")
+                assert f"{told['retain']:.2f}" in line["Retain"]
+                assert (
+                    line["95 % interval"]
+                    == f"{told['retain_low']:.1f} to {told['retain_high']:.1f}"
+                )
 
 
 def cells(line: str) -> list[str]:

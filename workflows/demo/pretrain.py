@@ -248,7 +248,8 @@ def train(
     optimizer = torch.optim.AdamW(
         parameters.values(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
     )
-    identity = repr((world.preset, recipe, corpus_hash(world, recipe.seed), device))
+    kind = device.split(":")[0]
+    identity = repr((world.preset, recipe, corpus_hash(world, recipe.seed), kind))
     state = read_snapshot(workdir, parameters, optimizer, identity) or {"reports": [], "done": 0}
     reports: list[dict[str, Any]] = state["reports"]
     losses: list[float] = []

@@ -11,6 +11,8 @@ from workflows.stats.lines import Panel
 
 # A caution names so many rows; more are counted.
 NAMED = 6
+# Keys of a suite of which records hold nothing.
+TOLD = "data", "backbones"
 # Before and after the name of a part of the code, in the name of a setting.
 CODE, FITTED = "code of ", " when fitted"
 # Setting -> value -> rows.
@@ -34,10 +36,32 @@ def cautions(records: Sequence[Record]) -> list[str]:
         sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
     if alone := _one_seed(finished):
         sentences.append(
-            f"One seed only: {alone}. Their intervals, ranks and ≈ cover "
-            "other items, but not another seed or another kind of CPU."
+            f"One seed only: {alone}. Their intervals, ranks and ≈ cover other items, but not "
+            "another seed. No interval covers another kind of processor."
         )
     return sentences
+
+
+def part_cautions(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences on data and backbones in which the parts of a suite differ; records do not say it.
+
+    Args:
+        configs: Of the parts. A file counts by its name: parts may run on several machines.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for config in configs:
+        specs = {
+            f"{top}.{name}": spec for top in TOLD for name, spec in config.get(top, {}).items()
+        }
+        for part, spec in specs.items():
+            for key, value in ({"rows": None, "skip": None, "revision": None} | spec).items():
+                text = str(value).rsplit("/", 1)[-1]
+                values.setdefault(f"{part}.{key}", {})[text] = None
+    return [
+        f"The parts of the suite differ in {what}: {' and '.join(texts)}."
+        for what, texts in values.items()
+        if len(texts) > 1
+    ]
 
 
 def code_differences(records: Sequence[Record]) -> list[str]:
@@ -82,14 +106,24 @@ def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator
 
 
 def _one_seed(records: Sequence[Record]) -> str:
-    """Rows whose seed matters and that ran one seed at some target."""
+    """Rows whose seed matters and that ran one seed at some target; which, if more at another."""
     seeds: dict[tuple[str, str, float | None, str | None], set[int]] = {}
     for record in records:
         if record.stochastic:
             key = record.backbone.name, record.row, record.budget, record.match
             seeds.setdefault(key, set()).add(record.seed)
-    alone = [row for (_, row, _, _), numbers in seeds.items() if len(numbers) == 1]
-    return "all rows that train or draw" if len(alone) == len(seeds) > 1 else _name_rows(alone)
+    alone = [place for place, numbers in seeds.items() if len(numbers) == 1]
+    if len(alone) == len(seeds) > 1:
+        return "all rows that train or draw"
+    several = {row for (_, row, _, _), numbers in seeds.items() if len(numbers) > 1}
+    return _name_rows(
+        [
+            f"{row} at {budget:.0%}" + (f" ({match})" if match else "")
+            if row in several and budget is not None
+            else row
+            for _, row, budget, match in alone
+        ]
+    )
 
 
 def _by_backbone(records: Sequence[Record]) -> Iterator[tuple[str, Mixtures]]:

@@ -24,8 +24,6 @@ WORDS = frozenset(
         "Missed",
         "Overtakes",
         "Device",
-        "Fitted under",
-        "torch reports",
     }
 )
 
@@ -101,6 +99,11 @@ class Builder:
         """Add a column of numbers, each with its standard deviation."""
         pairs = zip(frame[name], frame[f"{name}_std"], strict=True)
         self.add(head, [plus(value, deviation) for value, deviation in pairs], marks)
+
+    def seeds(self, frame: pd.DataFrame) -> None:
+        """Add how many seeds each row ran, where rows differ in it."""
+        if frame["seeds"].nunique() > 1:
+            self.numbers(frame, {"Seeds": ("seeds", "{:.0f}")})
 
     def skips(self, frame: pd.DataFrame, deviations: bool = False) -> None:
         """Add skip on prompt and on answer tokens."""

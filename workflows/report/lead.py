@@ -22,6 +22,7 @@ from workflows.stats.speeds import KEYS, with_speed
 
 Frames = Mapping[str, pd.DataFrame]
 
+ONE_SEED = ", not counting other seeds of rows that ran one"
 HOW = {"pooled": "over all tokens", "split": "on prompts and on answers"}
 
 
@@ -76,9 +77,9 @@ def _certainty(leader: Mapping[Any, Any], others: list[dict[Any, Any]]) -> str:
     if not others:
         return f"{leader['title']} is alone"
     titles = [line["title"] for line in others if line["tied"]]
-    text = f"tied with {' and '.join(titles)}" if titles else f"ahead of all {len(others)} others"
-    # Without a second seed an interval covers the items only.
-    text += ", by the items alone" if any(line["one_seed"] for line in others) else ""
+    all_others = f"all {len(others)} others" if len(others) > 1 else "the other row"
+    text = f"tied with {' and '.join(titles)}" if titles else f"ahead of {all_others}"
+    text += ONE_SEED if any(line["one_seed"] for line in others) else ""
     return f"{leader['title']} is first in {leader['first']:.0f} % of resamples ({text})"
 
 
@@ -87,7 +88,7 @@ def _turned(lines: list[dict[Any, Any]]) -> str:
     clauses = []
     for line in (line for line in lines if line["overtakes"]):
         others = " and ".join(line["overtakes"].split("; "))
-        sure = ", by the items alone" if line["overtakes_one_seed"] else ""
+        sure = ONE_SEED if line["overtakes_one_seed"] else ""
         clauses.append(f"{line['title']} is ahead of {others}, behind by Retain{sure}")
     return "; ".join(clauses)
 
@@ -162,6 +163,7 @@ def lead_table(frames: Frames, match: str, seeds_of: str = "") -> Table:
         both = both.merge(frame[[*KEYS, *columns]], on=KEYS, how="left")
     builder = Builder()
     builder.lead(both)
+    builder.seeds(both)
     columns_of, builder.columns = builder.columns, {}
     builder.columns["Row"] = columns_of.pop("Row")
     builder.add("Note", both["note"].tolist())

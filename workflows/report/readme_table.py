@@ -52,6 +52,7 @@ def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
     both = retain.merge(ranks[columns_of_rank], on=KEYS, how="left")
     columns = Builder()
     columns.lead(both)
+    columns.seeds(both)
     columns.spread(both, "Skip", "skip")
     columns.skips(both)
     columns.numbers(both, {"Net": ("skip_net", "{:.2f}")})

@@ -44,6 +44,7 @@ class Results:
         missing: Runs of the suite without a record, by row and budget, and why some failed.
         other_models: Runs whose times are of an earlier model, so that no table shows them.
         incomplete: Runs of which not all cases were timed.
+        parts: The configs that made the runs, one of each part of the suite.
     """
 
     place: str
@@ -58,6 +59,7 @@ class Results:
     missing: list[str]
     other_models: list[str]
     incomplete: list[str]
+    parts: list[dict[str, Any]]
 
     def name_of(self, file: Path) -> str:
         """What people call a file of the folder."""
@@ -112,7 +114,7 @@ def _read(folder: Path, name: str) -> Results:
     speeds, others, incomplete = _read_speeds(records, files)
     return Results(
         name, folder, settings, records, files, panels, repeats, repeat_items, speeds, missing,
-        others, incomplete,
+        others, incomplete, read_suites(folder),
     )  # fmt: skip
 
 
@@ -214,8 +216,9 @@ def _files(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
     here = {str(file.relative_to(folder).parent) for file in runs}
     done = {_run(job) for job in jobs.values() if "/".join(job.key) in here}
     missing = [job for job in jobs.values() if _run(job) not in done]
-    words = [*_label_runs(missing, list(jobs.values())), *_failed(folder, missing)]
-    return runs or files, floor, words if runs else []
+    if not runs:
+        raise ValueError(f"{folder} holds no record of a run that its suite lists")
+    return runs, floor, [*_label_runs(missing, list(jobs.values())), *_failed(folder, missing)]
 
 
 def _run(job: Job) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ DISTANT = (
     "tokens for which both hold the same next token likeliest. KL on answers, Agreement on "
     "answers: the same on the answer tokens of these texts."
 )
+DEVIATION = "±: standard deviation over the seeds of a row."
 SKIPS = (
     "On prompts: skip on prompt tokens. On answers: skip on answer tokens, whose output is scored, "
     "mean over the tasks of the Retain. Net: skip minus the parameters that the method adds "
@@ -63,7 +64,8 @@ MATCHES: Mapping[Protocol, str] = {
 CLOCK = (
     "A skip rate is no speed-up. Speed: time of the dense model over time of the row, the median "
     "of pairs with its 95 % interval; above 1 is faster. Both run in turn in one process, on "
-    "texts of the suite, with LoRA folded into the matrices. Bound: the speed that the row's own "
+    "texts of the suite, with LoRA folded into the matrices; of a row with several seeds the first "
+    "is timed. Bound: the speed that the row's own "
     "decisions would allow if only work took time (multiplications of a prompt, bytes read for a "
     "new token). Timed bound: the speed if what the row skips took no time, and all else what it "
     "takes in the dense model; dense is timed without the sublayers that may be skipped. Realised: "
@@ -77,7 +79,8 @@ CLOCK = (
 def definitions(frame: pd.DataFrame) -> list[str]:
     """What the columns of a retain frame mean, as far as it has them."""
     beside = any(has(frame, name) for name in ("above_chance", "flips", "changed"))
-    return [DEFINED, *[BESIDE] * beside, *[DISTANT] * has(frame, "kl")]
+    words = [DEFINED, *[BESIDE] * beside, *[DISTANT] * has(frame, "kl")]
+    return [*words, *[DEVIATION] * has(frame, "retain_std")]
 
 
 def seeds_note(suite: str) -> str:
@@ -107,6 +110,7 @@ def retain_table(frame: pd.DataFrame, panels: Sequence[Panel], seeds_of: str = "
 
     builder = Builder()
     builder.lead(frame)
+    builder.seeds(frame)
     builder.spread(frame, "Skip", "skip")
     builder.skips(frame)
     builder.numbers(frame, {"Net": ("skip_net", "{:.2f}")})
@@ -144,8 +148,9 @@ def rank_table(frame: pd.DataFrame) -> Table:
         )
     note = (
         "Ranks among the rows of one target. Is first: share of resamples in which a row leads. "
-        "Differs from the best: the 95 % interval of its distance to the best leaves out zero. Of "
-        "one seed: this interval covers the items only, another seed may change the answer."
+        "Differs from the best: the 95 % interval of its distance to the best leaves out zero, not "
+        "corrected for the number of rows. Of one seed: of one of the two rows the interval covers "
+        "the items only, and another seed of it may change the answer."
     )
     return builder.table("ranks", "Ranks", note + more)
 
@@ -170,7 +175,7 @@ def _add_ranks(
     builder.add(f"95 % interval{end}", spans(frame, *spread[1]))
     answer = [names[name] for name in ("behind", "tied", "one_seed")]
     answers = [
-        "–" if behind == 0 or pd.isna(behind) else "no" if tied
+        "–" if behind == 0 or pd.isna(behind) else "not shown" if tied
         else "yes, of one seed" if one_seed else "yes"
         for behind, tied, one_seed in frame[answer].to_numpy()
     ]  # fmt: skip
@@ -248,8 +253,8 @@ def budget_table(frame: pd.DataFrame) -> Table:
     builder.add("Missed", frame["missed"].tolist())
     note = (
         "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
-        "Missed: runs more than one point off the target (split: answer tokens one, prompts "
-        f"three). {SKIPS}"
+        "Missed: runs more than one point off the target (split: answer tokens and all tokens "
+        f"one, prompts three). {SKIPS}"
     )
     note += " On texts: on the texts on which KL was measured." * bool(present)
     return builder.table("budgets", "Budgets", note)
@@ -272,7 +277,7 @@ def cost_table(frame: pd.DataFrame) -> Table:
         heads["KL (s)"] = ("fidelity_seconds", "{:,.1f}")
     builder.numbers(frame, heads)
     builder.add("Device", frame["device"].tolist())
-    note = "Means over seeds. Times are those of one machine, with other work on it: no benchmark."
+    note = "Means over seeds. Times are of machines with other work on them: no benchmark."
     note += " KL: after scoring, with loading the dense model." * ("KL (s)" in heads)
     return builder.table("costs", "Cost", note)
 

@@ -5,7 +5,8 @@
             = lost (right in the reference alone) + won (right in the row alone)
     changed = mean over tasks of the share of items with another chosen answer
 
-Retain has no zero: who guesses keeps about half of it. Above chance is 0 for a row that guesses
+Retain has no zero: who guesses keeps much of it (half on the demo's tasks, more where the reference
+itself is near chance). Above chance is 0 for a row that guesses
 and 1 for one that equals the reference. Equal scores hide items lost and won; flips and changed
 answers show them (Dutta et al., Accuracy is Not All You Need, arXiv 2407.09141).
 

@@ -93,12 +93,11 @@ def rank_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     Columns: backbone, target, match, row, title, retain, retain_low, retain_high (percent, 95 %
     interval), rank, rank_low, rank_high, first (share of resamples in which the row leads,
     percent), behind, behind_low, behind_high (points to the best row), tied (whether that interval
-    reaches zero), one_seed (whether that interval covers items only, because one of the two rows
-    has one seed). The same by Above chance, from above_chance and above_low to above_one_seed;
-    empty where a panel lacks that measure. overtakes (titles, split by ``; ``, of the rows that
-    lead this one by Retain and that it leads by Above chance, where both intervals of the
-    difference leave out zero), overtakes_one_seed (whether one of these intervals covers items
-    only).
+    reaches zero), one_seed (whether that interval covers only the items of one of the two rows,
+    because it has one seed). The same by Above chance, from above_chance and above_low to
+    above_one_seed; empty where a panel lacks that measure. overtakes (titles, split by ``; ``, of
+    the rows that lead this one by Retain and that it leads by Above chance, where both intervals of
+    the difference leave out zero), overtakes_one_seed (the same of these intervals).
     """
     lines = [line for panel in panels for field in fields(panel) for line in _ranks(panel, field)]
     columns = "backbone target match row title".split()

@@ -71,7 +71,8 @@ def arguments() -> argparse.Namespace:
         "--match",
         choices=PROTOCOLS,
         default=PROTOCOLS[0],
-        help="what meets the budget: the mean over all tokens, or prompts and answers each",
+        help="what meets the budget: the mean over all tokens, or prompts and answers each; has no "
+        "effect on a row that does not decide per token, or without a budget",
     )
     parser.add_argument("--seed", type=int, default=42, help="of every draw of the fit")
     parser.add_argument("--params", default="{}", metavar="JSON", help="over those of the row")

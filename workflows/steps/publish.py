@@ -18,7 +18,7 @@ import pandas as pd
 
 from methods.core.jsonfile import write_json
 from workflows.records.archive import ARCHIVE
-from workflows.report.cautions import cautions
+from workflows.report.cautions import cautions, part_cautions
 from workflows.report.figures import METADATA, drawings
 from workflows.report.figures.data import Data
 from workflows.report.figures.style import use
@@ -86,7 +86,12 @@ def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) 
     for name, frame in make_frames(results, spread).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:
-        write_json(file, source(results, [*gaps(results), *cautions(results.records)]))
+        write_json(
+            file,
+            source(
+                results, [*gaps(results), *part_cautions(results.parts), *cautions(results.records)]
+            ),
+        )
     results.write_archive(out / ARCHIVE)
     draw_figures(out)
     return out

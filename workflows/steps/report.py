@@ -12,7 +12,7 @@ import gc
 import sys
 from pathlib import Path
 
-from workflows.report.cautions import cautions
+from workflows.report.cautions import cautions, part_cautions
 from workflows.report.figures import draw_all
 from workflows.report.figures.data import run_frames
 from workflows.report.frames import make_frames
@@ -46,7 +46,7 @@ def main() -> None:
     results = read_results(args.results)
     frames = make_frames(results, spread)
     seeds_of = "" if spread is None else spread.label(results.settings)
-    sentences = [*gaps(results), *cautions(results.records)]
+    sentences = [*gaps(results), *part_cautions(results.parts), *cautions(results.records)]
     tables = make_tables(results, frames, seeds_of)
     # Thousands of records stay to the end: the collector need not look at them for every figure.
     gc.freeze()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workflows.runtime.heartbeat import last_lines
-from workflows.runtime.program import run, step_parser
+from workflows.runtime.program import check_positive, run, step_parser
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.progress import Costs, in_words, sum_in_words
@@ -36,6 +36,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Look, print."""
     args = arguments()
+    check_positive(args, "lines")
     suite = read_suite(read_configs(args.suite))
     if not Path("results").is_dir():
         raise ValueError("there is no folder results here; call this in the checkout")

@@ -10,13 +10,12 @@ otherwise. Perplexities of files are left out: lm-eval has none.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 from tqdm import tqdm
 
-from workflows.evaluation.tasklist import TaskEntry
+from workflows.evaluation.tasklist import TaskEntry, limited
 from workflows.runtime.files import check_place, whole_file
 from workflows.runtime.program import check_positive, run, set_up_torch, step_parser
 from workflows.suite.config import read_configs
@@ -31,7 +30,10 @@ def arguments() -> argparse.Namespace:
         help="a suite, then overlays",
     )  # fmt: skip
     parser.add_argument("--backbone", help="of the suite; default: its first")
-    parser.add_argument("--limit", type=int, default=200, help="first items of each task")
+    parser.add_argument(
+        "--limit", type=int, default=200, metavar="N",
+        help="first N items of each task, an entry may have fewer",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.csv", help="the table")
     return parser.parse_args()
@@ -48,8 +50,8 @@ def main() -> None:
         names = ", ".join(suite.config["backbones"])
         raise ValueError(f"--backbone '{name}' is not in the suite (it has: {names})")
     set_up_torch(args.threads)
-    entries = [replace(entry, limit=args.limit) for entry in suite.entries]
-    table = compare(suite, name, [entry for entry in entries if not entry.is_perplexity])
+    entries = [entry for entry in suite.entries if not entry.is_perplexity]
+    table = compare(suite, name, limited(entries, args.limit))
     with whole_file(args.out) as file:
         table.to_csv(file, index=False)
     print(

@@ -167,6 +167,10 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"row '{args.method}' is not routed; measure it with --model")
     if args.model and not args.texts:
         raise ValueError("--model needs --texts: what a router skips depends on them")
+    if args.model and set(args.modes.split(",")) <= {"block", "training-ffn"}:
+        raise ValueError(f"--modes {args.modes}: of a --model are timed prefill, decode, training")
+    if args.method and args.texts:
+        raise ValueError("--texts is for --model; with --method prompts are random")
     if args.texts:
         check_file(args.texts, "texts")
     if args.compile and shutil.which(os.environ.get("CXX", "g++")) is None:

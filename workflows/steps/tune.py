@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -71,8 +72,9 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
     parser.add_argument(
-        "--suite", required=True, metavar="FILE.yaml", help="or a name below workflows/suites"
-    )
+        "--suite", required=True, nargs="+", action="extend", metavar="FILE.yaml",
+        help="a suite, then overlays",
+    )  # fmt: skip
     parser.add_argument("--rows", help="a,b; default: the trained rows that are no variants")
     parser.add_argument("--budgets", help="a,b, fractions; default: the suite's")
     parser.add_argument("--match", choices=get_args(Protocol), help="default: the suite's")
@@ -92,20 +94,25 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Tune each row for each budget and protocol; write after each."""
     args = arguments()
-    config = read_configs([args.suite])
+    config = read_configs(args.suite)
     if args.match is not None:
         config = {**config, "match": args.match}
     # What was tuned before must not enter.
     suite = read_suite({key: value for key, value in config.items() if key != "tuned"})
+    if len(suite.config["backbones"]) > 1:
+        names = ", ".join(suite.config["backbones"])
+        raise ValueError(f"--suite: rows are tuned on one backbone, and it has several ({names})")
     set_up_torch(args.threads)
     rates = numbers(args.grid, "grid", "learning rates, such as 1e-3,3e-3")
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ValueError(f"--grid '{args.grid}' must be learning rates above 0")
     check_positive(args, "updates")
     check_place(args.out)
     budgets = args.budgets and numbers(args.budgets, "budgets", "fractions, such as 0.25,0.4")
     jobs = jobs_to_tune(suite, args.rows.split(",") if args.rows else None, budgets)
     check_starts(suite, jobs)
-    for part in PARTS:
-        check_file(args.data / f"{part}.jsonl", part)
+    for file in data_files(args.data).values():
+        check_file(file, file.stem)
     outcome, missed = read_outcome(args.out), []
     with claim_device(args.device) as args.device:
         for job in jobs:
@@ -127,6 +134,12 @@ def main() -> None:
             print(f"wrote {args.out}")
     if missed:
         raise ValueError("; ".join(missed))
+
+
+def data_files(folder: Path) -> dict[str, Path]:
+    """Part -> its file; a suite without a probe has none, and rows take the validation texts."""
+    files = {part: folder / f"{part}.jsonl" for part in PARTS}
+    return {part: file for part, file in files.items() if part != "probe" or file.is_file()}
 
 
 def numbers(text: str, option: str, form: str) -> list[float]:
@@ -248,7 +261,7 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
         vocab_size=backbone.config.vocab_size,
         max_length=length,
         window=backbone.window,
-        **{f"{part}_file": args.data / f"{part}.jsonl" for part in PARTS},
+        **{f"{part}_file": file for part, file in data_files(args.data).items()},
     )
     method = load_method(job.method.name, params)
     request = request_of(job, folder / "checkpoints")
@@ -286,7 +299,7 @@ def _identity(
 ) -> str:
     """Hash of all that a try depends on: fit, lender, data, code, start model and its dtype."""
     code = [code_hash(part) for part in fit_parts(job.method)]
-    files = [*model_files(start, *TOKENIZER), *(data / f"{part}.jsonl" for part in PARTS)]
+    files = [*model_files(start, *TOKENIZER), *data_files(data).values()]
     lender = None if job.lender is None else hash_folder(Path(job.lender.model))
     fit = [code, params, max_length, job.budget, job.match, job.seed, hash_folder(start), lender]
     text = json.dumps([fit, opened, Contents().of(files)], sort_keys=True)

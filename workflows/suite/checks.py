@@ -122,6 +122,33 @@ def check_timing(config: Mapping[str, Any]) -> None:
         raise ValueError("suite config, timing: it needs texts, data.probe or data.validation")
 
 
+def check_probe(config: Mapping[str, Any], entries: Sequence[TaskEntry]) -> None:
+    """A probe of the suite's tasks is made once, with the chat template of one backbone.
+
+    Raises:
+        ValueError: There are several backbones, and a task of the probe has a chat template.
+    """
+    made_of_tasks = config["data"].get("probe", {}).get("source") == TASKS
+    chats = [entry.task for entry in entries if entry.probe and entry.chat_template]
+    if made_of_tasks and chats and len(config["backbones"]) > 1:
+        raise ValueError(
+            f"suite config, data.probe: source '{TASKS}' takes the chat template of one backbone "
+            f"for {', '.join(chats)}, and this suite has several "
+            f"({', '.join(config['backbones'])})"
+        )
+
+
+def check_noise(config: Mapping[str, Any]) -> None:
+    """The reference is scored again at other batch sizes than the suite's.
+
+    Raises:
+        ValueError: One is the suite's own.
+    """
+    size = config["batch_size"]
+    if size in config["noise_batch_sizes"]:
+        raise ValueError(f"suite config, noise_batch_sizes: {size} is the suite's own batch size")
+
+
 def check_fidelity(config: Mapping[str, Any]) -> None:
     """Rows are compared with the dense model on texts that no other part of the data holds.
 
@@ -156,22 +183,34 @@ def _same_texts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two parts of the data may hold one text."""
     if _origin(one) != _origin(other):
         return False
+    if not one["source"].startswith("hub:"):
+        return _overlap(one, other)
     revisions = {spec["revision"] for spec in (one, other) if "revision" in spec}
     if len(revisions) == 2:
         return False
     if one.get("split", "train") != other.get("split", "train"):
         # Two parts of one split, such as train[:100] and train.
         return True
+    return _overlap(one, other)
+
+
+def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether ``skip`` and ``rows`` of one source leave a text in both, or seeds differ."""
     first, last = sorted((one, other), key=lambda spec: spec.get("skip", 0))
     end = first.get("skip", 0) + first.get("rows", math.inf)
     return first.get("seed") != last.get("seed") or end > last.get("skip", 0)
 
 
 def _origin(spec: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Where texts come from; equal for two ways to write one place."""
+    """Where texts come from; equal for two ways to write one place.
+
+    Only a source of the hub has splits and columns: an overlay that names a file in its place
+    leaves those of the base, and nothing reads them.
+    """
     source = spec["source"]
-    place = source if source.startswith("hub:") else os.path.normpath(source)
-    return place, spec.get("split", "train").partition("[")[0], spec.get("column", "text")
+    if not source.startswith("hub:"):
+        return os.path.realpath(source), "", ""
+    return source, spec.get("split", "train").partition("[")[0], spec.get("column", "text")
 
 
 def check_paths(config: Mapping[str, Any], root: Path) -> None:
@@ -198,6 +237,11 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
     for part, spec in config["data"].items():
         source = spec["source"]
         check_end(part, spec)
+        if source.startswith("hub:") and source.count("/") not in (1, 2):
+            raise ValueError(
+                f"suite config, data.{part}: {source} must be hub:OWNER/NAME or "
+                "hub:OWNER/NAME/CONFIG"
+            )
         if source.endswith(".npy") and part != "calibration":
             raise ValueError(
                 f"suite config, data.{part}: {source} holds ids, which only calibration takes"

@@ -16,6 +16,7 @@ from methods.core.model.backbone import empty_backbone, shape_config
 from methods.core.model.folder import read_config
 from methods.core.model.shapes import SHAPES
 from workflows.stats.bounds import prefill_flops, training_flops
+from workflows.suite.commands import PROBE_ROWS
 from workflows.suite.job import FIDELITY, Job
 from workflows.suite.jobs import Suite
 from workflows.suite.machines import DISK_RATE, START_SECONDS, Machine
@@ -162,6 +163,7 @@ def _probe_tokens(suite: Suite) -> float:
     data = suite.config["data"]
     documents = data.get("probe", data.get("validation", {})).get("rows", 0)
     if suite.probes_tasks:
+        documents = documents or PROBE_ROWS
         # Documents of each task, fed once per answer that differs.
         documents *= ANSWERS * sum(entry.probe for entry in suite.entries)
     return float(documents * min(CHAT, suite.config["max_length"]))

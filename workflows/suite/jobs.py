@@ -28,7 +28,9 @@ from workflows.suite.checks import (
     check_fidelity,
     check_first,
     check_focus,
+    check_noise,
     check_paths,
+    check_probe,
     check_retain,
     check_timing,
     is_local,
@@ -262,6 +264,8 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     check_focus(complete, table)
     check_first(complete, {**rows, **table})
     check_timing(complete)
+    check_noise(complete)
+    check_probe(complete, entries)
     check_fidelity(complete)
     check_paths(complete, root)
     jobs = [
@@ -270,6 +274,14 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
         for line in table.values()
         for job in _jobs(complete, backbone, line, table)
     ]
+    folders: dict[str, Job] = {}
+    for job in jobs:
+        other = folders.setdefault(job.folder, job)
+        if other.budget != job.budget:
+            raise ValueError(
+                f"suite config, budgets: {other.budget} and {job.budget} share the folder "
+                f"{job.folder}; name budgets that differ in their first six digits"
+            )
     return Suite(complete, entries, jobs)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from workflows import ROOT
+from workflows.suite.checks import TASKS
 from workflows.suite.costs import CHAT, JobCost, job_cost
+from workflows.suite.job import FIDELITY
 from workflows.suite.jobs import Suite
 from workflows.suite.machines import MACHINES
 from workflows.suite.tasks import unknown_tasks
@@ -29,7 +31,8 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
     Returns:
         ``rows`` by name and ``total``, each with fits, evaluations, tokens, operations, hours per
         machine and peak memory; ``left``, the total of the jobs without a record; ``disk`` in GB;
-        ``not_counted``, tasks whose tokens are not known. All derived, none measured.
+        ``not_counted``, tasks and parts of the data whose tokens are not known. All derived, none
+        measured.
 
     Raises:
         ValueError: A backbone has neither a config nor a published shape, or a param is wrong.
@@ -47,8 +50,16 @@ def plan(suite: Suite, root: Path = ROOT) -> dict[str, Any]:
         "total": totals(costs, extra),
         "left": totals(open_costs, extra),
         "disk": disk(suite, costs),
-        "not_counted": unknown_tasks(suite.entries),
+        "not_counted": [*unknown_tasks(suite.entries), *_unknown_texts(suite)],
     }
+
+
+def _unknown_texts(suite: Suite) -> list[str]:
+    """Parts of the data that fits or rows run on and of which nothing says how many texts."""
+    data = suite.config["data"]
+    parts = ("calibration", "probe" if "probe" in data else "validation", FIDELITY)
+    counted = [part for part, spec in data.items() if "rows" in spec or spec["source"] == TASKS]
+    return [f"data.{part}" for part in parts if part in data and part not in counted]
 
 
 def repeats(suite: Suite) -> Counter[str]:

@@ -23,7 +23,7 @@ DIVERGED = 1e9
 
 
 class BudgetMissedError(ValueError):
-    """No try of a row meets its budget."""
+    """No try of a row meets its budget, or every one diverged."""
 
 
 def tune(
@@ -38,7 +38,7 @@ def tune(
         attempt: Fits with these params and returns the try.
 
     Raises:
-        BudgetMissedError: No try meets the budget.
+        BudgetMissedError: No try meets the budget, or every one diverged.
     """
     own = {"candidates": "auto"} if sets else {}
     tries = [attempt(learning_rate=rate, **own) for rate in rates]
@@ -49,6 +49,8 @@ def tune(
         place = sorted(rates).index(rate)
         beside = [*sorted(rates)[max(0, place - 1) : place], *sorted(rates)[place + 1 : place + 2]]
         tries += [attempt(learning_rate=other, candidates=winner) for other in beside]
+    if all(one["loss"] == DIVERGED for one in tries):
+        raise BudgetMissedError(f"{job.row}: every try diverged")
     if not meets(job, best_try(job, tries)):
         raise BudgetMissedError(f"{job.row}: no try meets the budget {job.budget}")
     return tries

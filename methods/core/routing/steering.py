@@ -31,7 +31,8 @@ class Target:
     The skip rate of training is measured by a smoothed value y. At first it is the rate of the
     gates before the threshold, after ``ramp`` that of the decisions, and between a linear mixture.
     Decisions alone would be of no use at first: they do not change until gates cross the threshold,
-    and by then gates may be so close to 0 or 1 that no gradient reaches them.
+    and by then gates may be so close to 0 or 1 that no gradient reaches them. Gates with a
+    straight-through gradient are decisions at once, and for them both rates are the same.
 
     The skip rate of inference is compared with a mean of the same kind, whose ``share`` may be
     smaller. Where an update has few positions of a kind, as of answer tokens, y is noisy: what it

@@ -136,11 +136,12 @@ class Trainer:
     def _note(self, entry: dict[str, float], tokens: int, bar: tqdm[Any]) -> None:
         """Log an update and show it, with the tokens per second of this process."""
         self.log.append(entry)
-        if not math.isfinite(entry["loss"]):
-            raise DivergedError(
-                f"the loss of update {entry['update']} is {entry['loss']}; "
-                f"a lower learning_rate than {self.params.learning_rate} may help"
-            )
+        for name, words in (("loss", "loss"), ("norm", "norm of the gradients")):
+            if not math.isfinite(entry[name]):
+                raise DivergedError(
+                    f"the {words} of update {entry['update']} is {entry[name]}; "
+                    f"a lower learning_rate than {self.params.learning_rate} may help"
+                )
         self.tokens += tokens
         names = [name for name in entry if name.startswith(("loss", "skip", "alpha"))]
         figures = {name: f"{entry[name]:.3f}" for name in names}
@@ -198,7 +199,7 @@ class Trainer:
             group["lr"] = learning_rate(update, self.params) * group["share"]
         if math.isfinite(size):
             self.optimizer.step()
-        entry = {"update": update, "loss": loss if math.isfinite(size) else math.nan, "norm": size}
+        entry = {"update": update, "loss": loss, "norm": size}
         for place, (kind, term) in enumerate(self.routing.terms.items()):
             penalty, skip, soft_skip, executed = figures[FIGURES * place : FIGURES * (place + 1)]
             of_kind = {

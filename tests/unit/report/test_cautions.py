@@ -8,7 +8,7 @@ import pytest
 
 from tests.records import code, dense, not_applicable, record, score, typed
 from tests.unit.stats.test_comparable import runs
-from workflows.report.cautions import cautions, code_differences, code_parts
+from workflows.report.cautions import cautions, code_differences, code_parts, part_cautions
 from workflows.stats.comparable import check_comparable
 
 
@@ -60,6 +60,20 @@ def test_the_code_of_a_method_is_held_against_that_of_the_same_method() -> None:
     ]
 
 
+def test_data_and_backbones_in_which_parts_differ_are_named() -> None:
+    data = {"calibration": {"source": "a/c.txt", "rows": 24}, "probe": {"source": "tasks"}}
+    one = {"data": data, "backbones": {"toy": {"path": "p", "dtype": "float32"}}}
+    assert part_cautions([one]) == part_cautions([one, one]) == []
+    moved = {**data, "calibration": {"source": "b/c.txt", "rows": 24}}
+    assert part_cautions([one, {**one, "data": moved}]) == []
+    less = {"calibration": {"source": "a/c.txt"}}
+    other = {"data": less, "backbones": {"toy": {"path": "p", "dtype": "bfloat16"}}}
+    assert part_cautions([one, other]) == [
+        "The parts of the suite differ in data.calibration.rows: 24 and None.",
+        "The parts of the suite differ in backbones.toy.dtype: float32 and bfloat16.",
+    ]
+
+
 def test_code_is_told_in_one_sentence_by_how_many_rows_it_parts() -> None:
     sizes = {
         "code of methods/core": [23, 7], "code of methods/core when fitted": [23, 7],
@@ -102,8 +116,8 @@ def test_rows_that_know_no_other_seed_are_named() -> None:
     two = [run("hero", 42), run("hero", 43)]
     assert cautions(typed(*two, run("shortgpt", 42, stochastic=False))) == []
     (sentence,) = cautions(typed(*two, run("mod-d", 42), run("hero", 42, budget=0.4)))
-    assert sentence.startswith("One seed only: mod-d, hero. Their intervals, ranks and ≈ cover")
-    assert sentence.endswith("but not another seed or another kind of CPU.")
+    assert sentence.startswith("One seed only: mod-d, hero at 40% (pooled). Their")
+    assert sentence.endswith("but not another seed. No interval covers another kind of processor.")
     (sentence,) = cautions(
         typed(run("hero", 42), run("mod-d", 42), run("cut", 42, stochastic=False))
     )

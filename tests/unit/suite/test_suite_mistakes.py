@@ -104,10 +104,31 @@ WRONG = [
     ({"derive": {"x": {"params": {}}}}, "derive.x: 'from' is a required property"),
     ({"derive": {"x": {"from": "shortgpt", "budgets": [2]}}}, "derive.x.budgets: 2 must lie"),
     (
+        {"derive": {"x": {"from": "lora", "budgets": [0.4]}}},
+        "derive.x.budgets: row 'lora' has no budget",
+    ),
+    (
+        {"rows": ["dense", "shortgpt"], "budgets": [0.3333331, 0.3333332]},
+        "budgets: 0.3333331 and 0.3333332 share the folder results/",
+    ),
+    (
         {"data": {"training": {"source": "gone.txt"}}},
         "data.training: file gone.txt does not exist (worlds: demo, small)",
     ),
     ({"data": {"trainnig": {"source": "demo"}}}, "data: .*'trainnig'"),
+    (
+        {"data": {"training": {"source": "hub:texts"}}},
+        "data.training: hub:texts must be hub:OWNER/NAME or hub:OWNER/NAME/CONFIG",
+    ),
+    (
+        {
+            "backbones": {"toy": {"path": "toy"}, "other": {"path": "hub:a/b"}},
+            "tasks": ["boolq", {"task": "piqa", "chat_template": True}],
+            "data": {"probe": {"source": "tasks"}},
+        },
+        "data.probe: source 'tasks' takes the chat template of one backbone for piqa, and this "
+        "suite has several (toy, other)",
+    ),
     (
         {"data": {"fidelity": {"source": "ids.npy"}}},
         "data.fidelity: ids.npy holds ids, and it needs texts",
@@ -132,6 +153,10 @@ WRONG = [
     ),
     ({"batch_size": 0}, "batch_size: 0 is less than"),
     ({"noise_batch_sizes": [0]}, "noise_batch_sizes.0: 0 is less than"),
+    (
+        {"batch_size": 16, "noise_batch_sizes": [8, 16]},
+        "noise_batch_sizes: 16 is the suite's own batch size",
+    ),
     ({"keep_models": "yes"}, "keep_models: 'yes' is not one of [True, False, 'trained']"),
     ({"first": ["heroo"]}, "first: there is no row 'heroo'"),
     (

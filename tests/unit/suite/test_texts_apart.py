@@ -96,6 +96,20 @@ def test_the_probe_of_a_world_counts_texts_of_which_an_item_has_several(
         read_suite(config)
 
 
+@pytest.mark.parametrize("other", [{"split": "test"}, {"column": "body"}, {"revision": "b"}])
+def test_a_file_has_no_splits_and_columns_and_one_text_by_any_name(
+    other: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "link.jsonl").symlink_to("texts.jsonl")
+    config = read_configs(["demo"])
+    source = str(tmp_path / "texts.jsonl")
+    config["data"]["training"] = {"source": source, "revision": "a"}
+    config["data"]["fidelity"] = {"source": str(tmp_path / "link.jsonl"), **other}
+    with pytest.raises(ValueError, match="data.fidelity: data.training takes texts of"):
+        read_suite(config)
+
+
 @pytest.mark.parametrize(
     ("other", "fidelity", "overlap"),
     [

@@ -54,13 +54,13 @@ def _sheet(lines: pd.DataFrame, columns: int, label: str) -> Figure:
         _panel(axis, part)
         axis.set_title(panel_title(part, lines))
         axis.set_xlabel(label)
-    hollow = {} if (lines["p_holm"] < LEVEL).all() else {"hollow: does not differ from 0": HOLLOW}
+    hollow = {} if (lines["p_holm"] < LEVEL).all() else {"hollow: p ≥ 5 % after Holm": HOLLOW}
     legend(figure, set(lines["kind"]), hollow)
     return figure
 
 
 def _panel(axis: Axes, part: pd.DataFrame) -> None:
-    """The best on top. A hollow sign does not differ from zero after Holm's correction."""
+    """The best on top. Hollow: p is 5 % or more after Holm's correction."""
     lines = part.assign(height=range(len(part)), hollow=~(part["p_holm"] < LEVEL))
     for (kind, hollow), same in lines.groupby(["kind", "hollow"], sort=False):
         span = (same["low"], same["high"])
