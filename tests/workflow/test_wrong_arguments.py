@@ -68,8 +68,35 @@ def test_an_unknown_metric(
         ),
         ("--method mod-d --shape cpu_16", "row 'mod-d' needs 'capacity' of a fit; measure it with"),
         ("--method dense --shape cpu_16", "row 'dense' is not routed; measure it with --model"),
+        ("--method hero --shape cpu_16 --texts t.jsonl", "--texts is for --model; with --method"),
+        ("--model m --texts t.jsonl --modes block", "--modes block: of a --model are timed"),
     ],
 )
 def test_what_cannot_be_timed(words: str, said: str, refuse: steps.Refuse, tmp_path: Path) -> None:
     out = ["--device", "cpu", "--out", tmp_path / "speed.json"]
     assert refuse("time", *words.split(), *out).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--grid", "0.01,0"], "--grid '0.01,0' must be learning rates above 0"),
+        (["--grid", "nan"], "--grid 'nan' must be learning rates above 0"),
+        (
+            ["--suite", "SECOND"],
+            "--suite: rows are tuned on one backbone, and it has several (demo",
+        ),
+    ],
+)
+def test_wrong_tuning_arguments(
+    more: list[str], said: str, refuse: steps.Refuse, tmp_path: Path
+) -> None:
+    second = tmp_path / "second.yaml"
+    second.write_text("backbones: {other: {path: workflows/demo/backbone}}")
+    words = [second if word == "SECOND" else word for word in more]
+    place = ["--data", tmp_path, "--out", tmp_path / "out.yaml"]
+    assert refuse("tune", "--suite", "demo", *words, *place).startswith(said)
+
+
+def test_status_shows_a_line_at_least(refuse: steps.Refuse) -> None:
+    assert refuse("status", "--suite", "demo", "--lines", "0").startswith("--lines is 0, must be")

@@ -126,6 +126,10 @@ def test_places_that_make_no_table_are_refused(tmp_path: Path) -> None:
         read_results(mine, tasks)
     with pytest.raises(ValueError, match=r"gone holds no record\.json"):
         read_results(mine, tmp_path / "gone")
+    unlisted = part(tmp_path / "unlisted", [42], config())
+    (unlisted / "suite.json").write_text(json.dumps(config(seeds=[44])))
+    with pytest.raises(ValueError, match="unlisted holds no record of a run that its suite lists"):
+        read_results(unlisted)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
