@@ -10,7 +10,7 @@ import pytest
 from tests import records
 from tests.records import rates, record, score, typed
 from tests.unit.stats.test_tables import dense, frame, other, panels
-from workflows.stats.budget import answer_skip, misses
+from workflows.stats.budget import PROMPT_TOLERANCE, answer_skip, met, misses
 from workflows.stats.tables import budget_frame, layer_frame, retain_frame
 
 
@@ -171,3 +171,8 @@ def test_layers_name_the_protocol_where_one_applies() -> None:
     both = layer_frame(typed(dense(), other(), other(match="split")))
     assert both["row"].tolist() == ["dense", "hero", "hero"]
     assert both["match"].tolist() == [None, "pooled", "split"]
+
+
+def test_a_skip_at_the_edge_of_the_tolerance_meets_the_budget() -> None:
+    assert met(0.25, 0.28, PROMPT_TOLERANCE)
+    assert not met(0.25, 0.2801, PROMPT_TOLERANCE)
