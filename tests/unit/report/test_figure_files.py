@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
 from time import sleep
 
 import pytest
 
-from tests.records import write_suite
-from tests.unit.report.figure_frames import read
 from workflows.report import figures
 from workflows.report.figures import draw_all, start_deaf, use
 from workflows.report.figures.data import Data
 
 
-@pytest.fixture(autouse=True)
-def style() -> Iterator[None]:
-    with use():
-        yield
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    return read(write_suite(tmp_path_factory.mktemp("made"), ("pooled", "split")))
-
-
-@pytest.fixture(scope="module")
-def figure_files(made: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def figure_files(suite_data: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all figures, made by one process."""
     folder = tmp_path_factory.mktemp("figures")
     with use():
-        draw_all(made.retain, made.differences, made.layers, folder)
+        draw_all(suite_data.retain, suite_data.differences, suite_data.layers, folder)
     return folder
 
 
@@ -49,17 +35,17 @@ def test_figures_without_data_are_not_made(figure_files: Path) -> None:
 
 
 def test_two_processes_draw_what_one_does(
-    made: Data, figure_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suite_data: Data, figure_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "MANY", 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    draw_all(made.retain, made.differences, made.layers, tmp_path)
+    draw_all(suite_data.retain, suite_data.differences, suite_data.layers, tmp_path)
     for file in (file for file in tmp_path.rglob("*") if file.is_file()):
         assert file.read_bytes() == (figure_files / file.relative_to(tmp_path)).read_bytes()
 
 
 def test_what_fails_beside_is_told_here(
-    made: Data,
+    suite_data: Data,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -68,7 +54,7 @@ def test_what_fails_beside_is_told_here(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     (tmp_path / "one_column").touch()
     with pytest.raises(FileExistsError, match="one_column"):
-        draw_all(made.retain, made.differences, made.layers, tmp_path)
+        draw_all(suite_data.retain, suite_data.differences, suite_data.layers, tmp_path)
     assert capfd.readouterr().err == ""
 
 
