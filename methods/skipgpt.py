@@ -56,8 +56,9 @@ class SkipGPT(RoutedMethod):
         tuning: ``"RT"`` (router tuning) or ``"Joint"``.
         router: ``"linear"``: D to 2, as in the paper and its checkpoint; ``"mlp"``: D to D/4 to 2
             with ReLU, as in the released training code.
-        measure: What the penalty counts: ``"params"``: the share of the dense parameters that does
-            not run; ``"module"``: the share of modules skipped, as in the authors' code.
+        measure: What the penalty counts without a budget: ``"params"``: the share of the dense
+            parameters that does not run; ``"module"``: the share of modules skipped, as in the
+            authors' code.
         sparsity: Target of the penalty, a fraction of what ``measure`` counts; None: the budget. If
             it is set, the row is trained as by the authors: no budget steers it, and the threshold
             stays 1/2.

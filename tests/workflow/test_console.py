@@ -129,7 +129,10 @@ EARLY = [
     ([*TIMES, "--budget", "2"], "budget 2.0 must be a number between 0 and 1"),
     ([*TIMES, "--rounds", "0"], "--rounds is 0, must be at least 1"),
     ([*TIMES, "--modes", "sleep"], "--modes: 'sleep' is unknown"),
-    ([*TIMES, "--texts", "gone.jsonl"], "texts file gone.jsonl does not exist"),
+    (
+        ["time", "--model", "BACKBONE", "--texts", "gone.jsonl", "--out", "OUT.json"],
+        "texts file gone.jsonl does not exist",
+    ),
     ([*TIMES, "--method", "shortgpt"], "row 'shortgpt' is not routed; measure it with --model"),
     ([*TIMES, "--out", "DATA"], "is a folder, a file is to be written there"),
     ([*TUNE, "--grid", "1e-3,x"], "--grid '1e-3,x' must be learning rates"),

@@ -118,7 +118,7 @@ def test_what_is_shown_is_copied_in_three_forms(window: browser.Browser) -> None
         click(window, "#lead-pooled .copy button", form)
         texts[form] = str(window.run("window.copied"))
     retain = column(window, "Retain")
-    assert texts["CSV"].splitlines()[0].startswith("Row,Note,Target,Retain")
+    assert texts["CSV"].splitlines()[0].startswith("Row,Note,Target,Seeds,Retain")
     assert [line.split(",")[0] for line in texts["CSV"].splitlines()[1:]] == ["Hero", "Hero"]
     assert texts["Markdown"].splitlines()[1].startswith("| --- | --- |")
     assert texts["LaTeX"].startswith("\\begin{tabular}{llll")

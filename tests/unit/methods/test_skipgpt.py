@@ -212,7 +212,7 @@ def test_the_temperature_follows_the_optimizer_step(
     ("params", "target", "weight"),
     [
         ({}, 0.2, None),
-        ({"measure": "module"}, 0.2, 1 / 12),
+        ({"measure": "module"}, 0.2, None),
         ({"sparsity": 0.25, "measure": "module"}, 0.25, 1 / 12),
     ],
     ids=["budget", "module", "literal"],
