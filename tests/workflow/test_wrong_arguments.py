@@ -69,7 +69,10 @@ def test_an_unknown_metric(
         ("--method mod-d --shape cpu_16", "row 'mod-d' needs 'capacity' of a fit; measure it with"),
         ("--method dense --shape cpu_16", "row 'dense' is not routed; measure it with --model"),
         ("--method hero --shape cpu_16 --texts t.jsonl", "--texts is for --model; with --method"),
-        ("--model m --texts t.jsonl --modes block", "--modes block: of a --model are timed"),
+        (
+            "--model m --texts t.jsonl --modes block",
+            "--modes block: with --model they are prefill, ",
+        ),
     ],
 )
 def test_what_cannot_be_timed(words: str, said: str, refuse: steps.Refuse, tmp_path: Path) -> None:

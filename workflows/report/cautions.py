@@ -12,7 +12,7 @@ from workflows.stats.lines import Panel
 # A caution names so many rows; more are counted.
 NAMED = 6
 # Keys of a suite of which records hold nothing.
-TOLD = "data", "backbones"
+KEYS_OF_PARTS = "data", "backbones"
 # Before and after the name of a part of the code, in the name of a setting.
 CODE, FITTED = "code of ", " when fitted"
 # Setting -> value -> rows.
@@ -51,7 +51,9 @@ def part_cautions(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     values: dict[str, dict[str, None]] = {}
     for config in configs:
         specs = {
-            f"{top}.{name}": spec for top in TOLD for name, spec in config.get(top, {}).items()
+            f"{top}.{name}": spec
+            for top in KEYS_OF_PARTS
+            for name, spec in config.get(top, {}).items()
         }
         for part, spec in specs.items():
             for key, value in ({"rows": None, "skip": None, "revision": None} | spec).items():

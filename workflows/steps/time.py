@@ -168,7 +168,9 @@ def check(args: argparse.Namespace) -> None:
     if args.model and not args.texts:
         raise ValueError("--model needs --texts: what a router skips depends on them")
     if args.model and set(args.modes.split(",")) <= {"block", "training-ffn"}:
-        raise ValueError(f"--modes {args.modes}: of a --model are timed prefill, decode, training")
+        raise ValueError(
+            f"--modes {args.modes}: with --model they are prefill, decode, static, training"
+        )
     if args.method and args.texts:
         raise ValueError("--texts is for --model; with --method prompts are random")
     if args.texts:
