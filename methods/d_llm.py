@@ -213,8 +213,9 @@ class DLLM(RoutedMethod):
                 return mean_deviation(gates.soft, gates.counted, sizes, aim)
             return depth_deviation(gates.soft, gates.counted, 1 - aim, total)
 
-        ramps = params.ramp == "sine"
-        return (lambda gates: ramp(gates.progress) * pull(gates)) if ramps else pull
+        if params.ramp == "constant":
+            return pull
+        return lambda gates: ramp(gates.progress) * pull(gates)
 
     def authors_skip(self, rates: Rates) -> float:
         """The share of all layers that a token skips."""

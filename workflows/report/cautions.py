@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workflows.records.record import Record
+from workflows.report.results import Results, gaps
 from workflows.stats.folders import shared_panels
 from workflows.stats.lines import Panel
 
@@ -17,6 +18,11 @@ KEYS_OF_PARTS = "data", "backbones"
 CODE, FITTED = "code of ", " when fitted"
 # Setting -> value -> rows.
 Mixtures = dict[str, dict[Any, list[str]]]
+
+
+def remarks(results: Results) -> list[str]:
+    """All sentences on the tables of a suite: what they lack, and what differs in them."""
+    return [*gaps(results), *part_cautions(results.configs), *cautions(results.records)]
 
 
 def cautions(records: Sequence[Record]) -> list[str]:

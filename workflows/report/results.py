@@ -44,7 +44,7 @@ class Results:
         missing: Runs of the suite without a record, by row and budget, and why some failed.
         other_models: Runs whose times are of an earlier model, so that no table shows them.
         incomplete: Runs of which not all cases were timed.
-        parts: The configs that made the runs, one of each part of the suite.
+        configs: Of the suite's parts, which made the runs.
     """
 
     place: str
@@ -59,7 +59,7 @@ class Results:
     missing: list[str]
     other_models: list[str]
     incomplete: list[str]
-    parts: list[dict[str, Any]]
+    configs: list[dict[str, Any]]
 
     def name_of(self, file: Path) -> str:
         """What people call a file of the folder."""
@@ -94,7 +94,8 @@ def read_results(*places: Path) -> Results:
 def _read(folder: Path, name: str) -> Results:
     """The results of a folder with this name."""
     order = {name: position for position, name in enumerate(ORDER)}
-    runs, noise, missing = _files(folder)
+    configs = read_suites(folder)
+    runs, noise, missing = _files(folder, configs)
     loaded = [(read_record(file), file) for file in runs]
     loaded.sort(key=lambda pair: _position(pair[0], order))
     records, files = [record for record, _ in loaded], [file for _, file in loaded]
@@ -114,7 +115,7 @@ def _read(folder: Path, name: str) -> Results:
     speeds, others, incomplete = _read_speeds(records, files)
     return Results(
         name, folder, settings, records, files, panels, repeats, repeat_items, speeds, missing,
-        others, incomplete, read_suites(folder),
+        others, incomplete, configs,
     )  # fmt: skip
 
 
@@ -191,7 +192,9 @@ def _falling_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]
     return [task for task in tasks if task in names]
 
 
-def _files(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
+def _files(
+    folder: Path, configs: Sequence[dict[str, Any]]
+) -> tuple[list[Path], list[Path], list[str]]:
     """Files of records, files of the noise floor, and the runs without a record.
 
     Runs that the suite does not list are left out; where no suite can be read every record counts.
@@ -201,7 +204,6 @@ def _files(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
     noise = sorted(sorted(beside), key=lambda file: (len(file.name), file.name))
     if not files:
         raise ValueError(f"{folder} holds no record.json")
-    configs = read_suites(folder)
     if not configs:
         return files, noise, []
     try:

@@ -35,7 +35,8 @@ def job(wildcards):
 
 
 def watched(paths):
-    # Not even as old inputs: a file more would run every job again.
+    # Not even as old inputs: a file more, or texts made again, would run every job of a costly
+    # suite again.
     return paths if SUITE.config["watch_code"] else []
 
 

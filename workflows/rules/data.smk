@@ -1,7 +1,6 @@
 """Texts of a suite, and the tokens of those that rows are trained on."""
 
-# Not even as old inputs: new texts would make all fits of a costly suite run again.
-TEXT_CODE = SUITE.text_code() if SUITE.config["watch_code"] else []
+TEXT_CODE = watched(SUITE.text_code())
 
 
 rule data:

@@ -6,9 +6,9 @@
     changed = mean over tasks of the share of items with another chosen answer
 
 Retain has no zero: who guesses keeps much of it (half on the demo's tasks, more where the reference
-itself is near chance). Above chance is 0 for a row that guesses
-and 1 for one that equals the reference. Equal scores hide items lost and won; flips and changed
-answers show them (Dutta et al., Accuracy is Not All You Need, arXiv 2407.09141).
+itself is near chance). Above chance is 0 for a row that guesses and 1 for one that equals the
+reference. Equal scores hide items lost and won; flips and changed answers show them (Dutta et al.,
+Accuracy is Not All You Need, arXiv 2407.09141).
 
 Intervals use the resampled items of Retain (resample.py). The reference's lead over chance is
 resampled too. Where it falls below a quarter of its value, a quarter counts; ``small_leads`` says

