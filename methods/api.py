@@ -9,7 +9,8 @@ rows from one file. The three files of tests/examples use the names that most me
 A **static** method changes the weights once:
 
     fit(backbone, data, request) -> Fitted    decides; returns the model, its structure, the reasons
-    build(backbone, structure) -> module      the same model again, without data; also on meta
+    build(backbone, structure) -> module      the same model again, without data; also on meta.
+                                              The structure is JSON, with text for keys
 
 A **routed** method lets a router decide per token; the base class fits, builds and calibrates:
 
@@ -19,17 +20,21 @@ A **routed** method lets a router decide per token; the base class fits, builds 
                                               -> (Gate, state); a Gate is a value in [0, 1] and how
                                               it scales what runs
     layers, prepare, lora                     if the defaults do not fit
-    target, weight, penalty                   training adds weight * penalty to the loss; a target
-                                              is the skip rate that it aims at
+    target, weight, penalty                   training adds weight * penalty / positions to the
+                                              loss. A penalty is a function of Gates alone: a sum
+                                              over positions, each weighted by ``counted``. A target
+                                              is the skip rate that training aims at
     knob                                      name of the param that fixes how much is skipped, in
                                               place of the budget; the default None: there is none
     parts                                     what tokens may skip, in the plural, for messages
     stand_ins, reserved, batchable, authors_skip    rarely: see RoutedMethod and Method
 
-Both say in ``skip_reason`` why they cannot run on a backbone or at a budget. Where the default is
-wrong, ``cost`` says what a fit takes, so that a suite can be planned. A method never counts,
-times, scores or saves anything. Randomness comes from ``generator(seed, purpose)``; a bad value
-raises a ``ValueError`` that names the param.
+A routed model is stored as its structure and the parameters that train; whatever else a fit
+changes in a router is lost. Both kinds say in ``skip_reason`` why they cannot run on a backbone or
+at a budget. Where the default is wrong, ``cost`` says what a fit takes, so that a suite can be
+planned. A method never counts, times, scores or saves anything. Defaults of ``Params`` are literals
+too. Randomness comes from ``generator(seed, purpose)``; a bad value raises a ``ValueError`` that
+names the param.
 """
 
 from __future__ import annotations

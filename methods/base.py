@@ -107,6 +107,7 @@ class Method(ABC):
         causal: Whether cached decoding equals the full forward pass and pads change nothing. If it
             depends on params, override :meth:`batchable`.
         rows: The rows that this file makes, each with its params.
+        borrows: Whether a fit may read ``request.lender``; the default is no.
     """
 
     title: ClassVar[str]
@@ -117,6 +118,7 @@ class Method(ABC):
     budgeted: ClassVar[bool]
     causal: ClassVar[bool]
     rows: ClassVar[dict[str, dict[str, Any]]]
+    borrows: ClassVar[bool] = False
 
     @dataclass(frozen=True)
     class Params:
@@ -135,7 +137,10 @@ class Method(ABC):
         self.params: Any = make_params(self.Params, params or {})
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
-        """Why the method cannot run here, or None. A reason becomes a record, not a failure."""
+        """Why the method cannot run here, or None. A reason becomes a record, not a failure.
+
+        The backbone may be without numbers (meta): a plan asks too.
+        """
         return None
 
     @abstractmethod
@@ -179,10 +184,20 @@ def make_params(cls: type[P], values: Mapping[str, Any]) -> P:
     """An instance of the params class ``cls``, with ``values`` in place of defaults.
 
     Raises:
-        ValueError: Unknown name, wrong type, or a value outside its Literal.
+        ValueError: Unknown name, wrong type, or a value outside its Literal; or the class has a
+            param without a default, or of a type that no JSON value is checked against.
     """
     hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    names = [field.name for field in fields]
+    for field in fields:
+        if field.default is dataclasses.MISSING:
+            raise ValueError(f"param '{field.name}' has no default")
+        if not _known(hints[field.name]):
+            raise ValueError(
+                f"param '{field.name}' is declared as {hints[field.name]}; known are bool, int, "
+                "float, str, None, Literal, and lists and tuples of one of these"
+            )
     for name, value in values.items():
         if name not in names:
             allowed = ", ".join(names) or "none"
@@ -219,6 +234,18 @@ def _options(hint: Any) -> tuple[Any, ...]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return typing.get_args(hint)
     return (hint,)
+
+
+def _known(hint: Any) -> bool:
+    """Whether :func:`_fits` can check a value against a type hint."""
+    for option in _options(hint):
+        origin, parts = typing.get_origin(option), typing.get_args(option)
+        if origin in (list, tuple):
+            if not _known(parts[0]) or any(part not in (parts[0], ...) for part in parts):
+                return False
+        elif origin is not Literal and option not in (bool, int, float, str, type(None)):
+            return False
+    return True
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,6 +23,10 @@ BASES = {"Method", "RoutedMethod"}
 KINDS = ("reference", "static", "dynamic")
 TEXTS = ("title", "source", "kind")
 LITERALS = (*TEXTS, "trained", "stochastic", "budgeted", "causal")
+# Literals that a class may leave out.
+OPTIONAL = ("rows", "borrows")
+# Of a row's name, which becomes a folder.
+NAME = re.compile(r"[a-z0-9.-]+")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Row:
     stochastic: bool
     budgeted: bool
     causal: bool
+    borrows: bool = False
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def is_matched(self, budget: float | None) -> bool:
@@ -97,7 +103,7 @@ def _read_rows(text: str, module: str, path: Path) -> tuple[Row, ...]:
                 statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
             )
             name = ast.unparse(target)
-            if name in (*LITERALS, "rows"):
+            if name in (*LITERALS, *OPTIONAL):
                 literals[name] = _literal(statement.value, name, path)
     missing = [name for name in LITERALS if name not in literals]
     if missing:
@@ -113,6 +119,12 @@ def _read_rows(text: str, module: str, path: Path) -> tuple[Row, ...]:
                 f"method file {path.name}: {name} is {value!r}, must be a {kind.__name__}"
             )
     params_of = literals.pop("rows", None) or {path.stem.replace("_", "-"): {}}
+    for name, params in params_of.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name) or not isinstance(params, dict):
+            raise ValueError(
+                f"method file {path.name}: rows has {name!r}: {params!r}, must be a name of a-z, "
+                "0-9, '.' and '-', and a dict of params"
+            )
     return tuple(
         Row(name=name, module=module, path=path, params=params, **literals)
         for name, params in params_of.items()
@@ -155,6 +167,11 @@ def load_method(name: str, params: Mapping[str, Any] | None = None) -> Method:
     ]
     own = [cls for cls in classes if cls.__module__.startswith(row.module)]
     try:
-        return own[0]({**row.params, **(params or {})})
+        method = own[0]({**row.params, **(params or {})})
     except ValueError as error:
         raise ValueError(f"row '{name}': {error}") from error
+    try:
+        row.title.format(**vars(method.params))
+    except LookupError as error:
+        raise ValueError(f"row '{name}': its title names {error}, which is no param") from error
+    return method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from torch import Tensor
 
@@ -15,6 +15,8 @@ LayerSet = Literal["later-half", "later-three-quarters", "all-but-first"]
 LAYER_SETS: tuple[LayerSet, ...] = get_args(LayerSet)
 # Param ``candidates`` of a row: the paper's layers for a budget, a set by name, or 0-based layers.
 Candidates = Literal["auto", LayerSet] | list[int]
+# A value of the param that a search sets: a number of layers, a share.
+Setting = TypeVar("Setting", int, float)
 
 
 def check_budget(budget: object) -> float:
@@ -75,8 +77,8 @@ def unmet(
 
 
 def nearest(
-    settings: Sequence[int], skip_of: Callable[[int], float], budget: float
-) -> tuple[int, list[dict[str, float]]]:
+    settings: Sequence[Setting], skip_of: Callable[[Setting], float], budget: float
+) -> tuple[Setting, list[dict[str, float]]]:
     """The setting whose skip rate is nearest to the budget.
 
     Args:
@@ -88,8 +90,8 @@ def nearest(
         The setting, and the trace of the search as JSON rows.
     """
     trace = [{"setting": setting, "skip": skip_of(setting)} for setting in settings]
-    best = min(trace, key=lambda row: abs(row["skip"] - budget))
-    return int(best["setting"]), trace
+    best = min(range(len(trace)), key=lambda n: abs(trace[n]["skip"] - budget))
+    return settings[best], trace
 
 
 def layers_to_remove(

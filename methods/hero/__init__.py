@@ -97,6 +97,7 @@ class Hero(RoutedMethod):
     budgeted = True
     causal = True
     knob = "alpha"
+    borrows = True
 
     @dataclass(frozen=True)
     class Params(TrainingParams):
@@ -148,7 +149,15 @@ class Hero(RoutedMethod):
         return Lora(("q_proj", "v_proj"), rank, 2 * rank) if rank else None
 
     def prepare(self, backbone: Backbone, data: Data, plan: Plan) -> None:
-        """Note what a control takes in place of gates."""
+        """Note what a control takes in place of gates.
+
+        Raises:
+            ValueError: A control lacks its lender, or what is no control has one.
+        """
+        if plan.request.lender is not None and self.params.variant not in RATES:
+            raise ValueError(
+                f"variant '{self.params.variant}' takes no rates of a lender; {', '.join(RATES)} do"
+            )
         if self.params.variant in RATES:
             plan.structure["rates"] = self._rates(backbone, data, plan)
             plan.decisions["rates"] = plan.structure["rates"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from methods import load_model
 from tests import steps
-from tests.contract.fits import BUDGET, BUDGETS, ROWS
+from tests.contract.fits import ROWS, budget_of
 from tests.toys.models import make_backbone, untie
 from tests.toys.texts import EOS
 
@@ -34,7 +34,8 @@ class Folders:
         out = self.home / f"{kind}-{row}-{len(params)}"
         if not out.exists():
             given = json.dumps(QUICK.get(row, {}) | params)
-            asked = ["--budget", BUDGETS.get(row, BUDGET), "--params", given]
+            budget = budget_of(row)
+            asked = ["--params", given, *([] if budget is None else ["--budget", budget])]
             fixed = [*asked, "--seed", 3, "--max-length", 64]
             parts = {"calibration": "calibration", "train": "training", "validation": "validation"}
             files = [

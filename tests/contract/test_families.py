@@ -15,7 +15,7 @@ from methods.base import Request
 from methods.core.data import Data
 from methods.core.model.backbone import load_backbone
 from methods.core.model.checkpoint import describe, save
-from tests.contract.fits import BUDGET, BUDGETS, IDS, ROWS, SEED
+from tests.contract.fits import IDS, ROWS, SEED, budget_of
 from tests.toys.models import CONFIGS, OTHERS, make_scaled
 from tests.toys.texts import VOCABULARY
 from workflows.suite.job import data_parts
@@ -53,7 +53,7 @@ def test_a_trained_row_decodes_from_a_cache_as_in_one_pass(
     backbone = load_backbone(backbones[kind])
     files = {f"{part}_file": data_files["ids"] for part in data_parts(ROWS[row])}
     data = Data(backbone.tokenizer, VOCABULARY, 64, **files)
-    budget = BUDGETS.get(row, BUDGET) if ROWS[row].budgeted else None
+    budget = budget_of(row)
     method, request = load_method(row, PARAMS), Request(budget, SEED, tmp_path)
     reason = method.skip_reason(backbone, request)
     if reason is not None:
@@ -103,7 +103,7 @@ def test_a_row_runs_on_a_family_or_says_why_not(
     torch.testing.assert_close(dense, stock(IDS).logits, rtol=0, atol=rounding)
     files = {f"{part}_file": data_files["ids"] for part in data_parts(ROWS[row])}
     data = Data(None, VOCABULARY, 64, **files)
-    budget = BUDGETS.get(row, BUDGET) if ROWS[row].budgeted else None
+    budget = budget_of(row)
     params = PARAMS if ROWS[row].trained else {"slicegpt": {"round_to": 1}}.get(row)
     method, request = load_method(row, params), Request(budget, SEED, tmp_path / "work")
     reason = method.skip_reason(backbone, request)

@@ -16,18 +16,18 @@ from methods.core.model.backbone import load_backbone
 from methods.core.routing.calibration import skip_rates, weigh
 from methods.core.routing.routed import router_of
 from methods.core.routing.steering import unit_shares
-from tests.contract.fits import BUDGET, BUDGETS, QUICK, SEED
+from tests.contract.fits import QUICK, SEED, budget_of
 from tests.toys.texts import VOCABULARY, write_jsonl
 from workflows.suite.job import data_parts
 
 ROWS = discover()
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].is_matched(BUDGET)])
+@pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].is_matched(0.25)])
 def test_answer_tokens_meet_the_budget(
     row: str, llama: Path, data_files: dict[str, Path], tmp_path: Path
 ) -> None:
-    backbone, budget = load_backbone(llama), BUDGETS.get(row, BUDGET)
+    backbone, budget = load_backbone(llama), budget_of(row)
     total = backbone.parameters
     files = {f"{part}_file": data_files[part] for part in data_parts(ROWS[row])}
     data = Data(backbone.tokenizer, VOCABULARY, 64, **files)
@@ -53,4 +53,4 @@ def test_probe_texts_without_prompts_are_refused(
         backbone.tokenizer, VOCABULARY, 64, training_file=data_files["training"], probe_file=probe
     )
     with pytest.raises(ValueError, match="'split' needs probe documents with prompts"):
-        load_method(row).fit(backbone, data, Request(BUDGET, SEED, tmp_path, "split"))
+        load_method(row).fit(backbone, data, Request(0.25, SEED, tmp_path, "split"))

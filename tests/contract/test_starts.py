@@ -15,7 +15,7 @@ import pytest
 from methods.core.model.checkpoint import load
 from methods.core.model.ledger import Tally
 from tests import steps
-from tests.contract.fits import BUDGET, ROWS, SHORT, Runs, digests, logits
+from tests.contract.fits import ROWS, SHORT, Runs, budget_of, digests, logits
 from workflows.records.card import removed_layers
 from workflows.suite.job import data_words
 
@@ -38,7 +38,7 @@ def test_lora_heals_a_static_row(row: str, runs: Runs, tmp_path: Path) -> None:
     healed = load(tmp_path / "there" / "healed")
     assert digests(first.model) <= digests(healed.model)
     assert (logits(healed.model) - logits(first.model)).abs().max() > 1e-4
-    assert healed.card.budget == BUDGET
+    assert healed.card.budget == budget_of(row)
     trained = [p.numel() for n, p in healed.model.named_parameters() if "lora_" in n]
     assert sum(trained) == pytest.approx(PARAMETERS, rel=0.02)
     assert healed.card.start is not None

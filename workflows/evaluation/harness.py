@@ -123,8 +123,13 @@ class CountingLM(HFLM):
         own = window_of(model.config)
         if max_length is not None and max_length > own:
             raise ValueError(f"max_length is {max_length}, the model's window is {own} tokens")
+        # In 16 bits the logits of a long answer are multiples of 0.5, and choices tie.
         super().__init__(
-            pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length
+            pretrained=model,
+            tokenizer=tokenizer,
+            batch_size=batch_size,
+            max_length=max_length,
+            softmax_dtype="float32",
         )
         self.ledger = ledger
         self.batchable = batchable

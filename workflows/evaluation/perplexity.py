@@ -12,7 +12,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
+from methods.core.model.backbone import decoder
+from methods.core.model.families import logits_of
 from workflows.evaluation.answers import NO_CHOICE
+from workflows.evaluation.fidelity import POSITIONS
 from workflows.evaluation.harness import CountingLM
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.runtime.files import read_text
@@ -38,8 +41,12 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
     for number, window in enumerate(tqdm(windows, desc=entry.task, leave=False)):
         lm.log.passes.clear()
         with torch.no_grad():
-            logits = lm.model(window[None].to(lm.device)).logits[0, :-1].float()
-        loss = cross_entropy(logits, window[1:].to(lm.device), reduction="sum").item()
+            output = decoder(lm.model)(input_ids=window[None].to(lm.device), use_cache=False)
+            states, nexts = output.last_hidden_state[0, :-1], window[1:].to(lm.device)
+            loss = sum(
+                cross_entropy(logits_of(lm.model)(part).float(), words, reduction="sum").item()
+                for part, words in zip(states.split(POSITIONS), nexts.split(POSITIONS), strict=True)
+            )
         executed = lm.log.passes[-1]
         # Nothing is predicted from the last token.
         for kind, part in (("likelihood", slice(0, -1)), ("prompt", slice(-1, None))):

@@ -41,7 +41,7 @@ rule train_backbone:
     resources:
         mem_mb=4000,
         runtime=300,
-        gpu=RESOURCES["gpu"],
+        gpu=GPU,
     params:
         device=DEVICE,
     message:

@@ -21,6 +21,11 @@ rule fit:
         mem_mb=RESOURCES["mem_mb"],
         runtime=RESOURCES["runtime"],
         gpu=RESOURCES["gpu"],
+        # A resource, since another number of processes must not run finished fits again.
+        processes=SUITE.processes,
+        # SLURM: its processes start on one node, from one task.
+        nodes=1,
+        tasks=0,
     params:
         run=lambda wildcards: commands.fit(SUITE, job(wildcards)),
         start=start_folder,
@@ -33,7 +38,7 @@ rule fit:
     shell:
         "python -m workflows.steps.fit {params.run}"
         " --backbone {params.start:q} {params.data} --workdir {params.workdir}"
-        " --device {params.device} --threads 1 --out {output} > {log} 2>&1"
+        " --processes {resources.processes} --device {params.device} --threads 1 --out {output} > {log} 2>&1"
 
 
 # Rows of key `first` are fitted before the other trained rows.
@@ -53,3 +58,4 @@ use rule fit as fit_untrained with:
         mem_mb=RESOURCES["mem_mb"],
         runtime=RESOURCES["runtime"],
         gpu=GPU,
+        processes=1,

@@ -145,7 +145,7 @@ def reset_peak_memory() -> None:
 
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
 
 
@@ -154,5 +154,5 @@ def peak_memory_mb() -> float:
     import torch
 
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    cuda = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
+    cuda = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_initialized() else 0.0
     return round(resident + cuda, 1)

@@ -130,4 +130,5 @@ def cpu_capability() -> str:
 def _accelerator() -> str | None:
     import torch
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    # A run on the CPU of a machine with a GPU does not use it.
+    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else None

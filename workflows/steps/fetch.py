@@ -70,7 +70,14 @@ def from_hub(name: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     revision = spec.get("revision")
     with one_sentence(name):
         commit = HfApi().model_info(name, revision=revision).sha
-        snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=FILES + TOKENIZER)
+        snapshot_download(
+            name,
+            revision=commit,
+            local_dir=folder,
+            allow_patterns=FILES + TOKENIZER,
+            # The same weights again, in the form of another library.
+            ignore_patterns="consolidated*",
+        )
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     return {"repository": name, "asked": revision, "commit": commit}
 

@@ -114,6 +114,8 @@ def main() -> None:
     budget = None if args.budget is None else check_budget(args.budget)
     if not row.budgeted:
         budget = None
+    if args.lender is not None and not row.borrows:
+        raise ValueError(f"--lender {args.lender}: row '{row.name}' takes no rates of another")
     if args.processes < 1 or (args.processes > 1 and not row.trained):
         raise ValueError(f"--processes is {args.processes}; only a trained row takes more than 1")
     if args.processes > 1 and "RANK" not in os.environ:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from methods.core.jsonfile import write_json
 from methods.core.model.checkpoint import Loaded
@@ -185,7 +186,7 @@ def evaluate(
         "batch_size": args.batch_size,
         "share_prefix": lm.share_prefix,
         "max_length": lm.max_length,
-        "device": device.split(":")[0],
+        "device": "cpu" if device == "cpu" else torch.cuda.get_device_name(device),
         "threads": args.threads,
         "code": made_by["code"],
         "versions": made_by["versions"],

@@ -97,19 +97,23 @@ def check_focus(config: dict[str, Any], table: Mapping[str, Any]) -> None:
         )
 
 
-def check_first(config: Mapping[str, Any], rows: Container[str]) -> None:
-    """Rows of key ``first`` must exist, though an overlay may have left them out of the suite.
+def check_first(config: Mapping[str, Any], trained: Mapping[str, bool]) -> None:
+    """Rows of key ``first`` must exist and train, though an overlay may have left them out.
 
     Args:
         config: The suite's.
-        rows: Names of rows, of the suite and of the project.
+        trained: Row, of the suite or of the project -> whether it trains.
 
     Raises:
-        ValueError: There is no such row.
+        ValueError: There is no such row, or it trains nothing.
     """
     for row in config["first"]:
-        if row not in rows:
+        if row not in trained:
             raise ValueError(f"suite config, first: there is no row '{row}'")
+        if not trained[row]:
+            raise ValueError(
+                f"suite config, first: row '{row}' trains nothing, and such rows come first anyway"
+            )
 
 
 def check_timing(config: Mapping[str, Any]) -> None:

@@ -22,8 +22,6 @@ def fit(suite: Suite, job: Job) -> str:
         words += ["--budget", str(job.budget)]
     if job.match is not None:
         words += ["--match", job.match]
-    if job.method.trained and suite.processes > 1:
-        words += ["--processes", str(suite.processes)]
     if job.lender is not None:
         words += ["--lender", job.lender.model]
     if "revision" in backbone:

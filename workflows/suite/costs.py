@@ -99,7 +99,8 @@ def job_cost(suite: Suite, job: Job, root: Path) -> JobCost:
     backbone = backbone_of(suite, job.backbone, root)
     dense = Dense.of(backbone, suite.config["backbones"][job.backbone]["dtype"])
     method = load_method(job.method.name, job.params)
-    request = Request(job.budget, job.seed, Path(), job.match or "pooled")
+    lender = None if job.lender is None else root / job.lender.model
+    request = Request(job.budget, job.seed, Path(), job.match or "pooled", lender)
     if method.skip_reason(backbone, request) is not None:
         return JobCost(job, Work(), Work(), 0, dense.weights, 0.0, dense.shape.width)
     cost = method.cost(backbone, request)

@@ -84,7 +84,7 @@ class Job:
 
 def data_parts(method: Row) -> list[str]:
     """The parts of a suite's data that a fit reads: training texts only if it trains."""
-    if not method.budgeted and not method.trained:
+    if method.kind == "reference" and not method.trained:
         return []
     return [part for part in DATA_PARTS if part != "training" or method.trained]
 

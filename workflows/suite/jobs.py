@@ -262,7 +262,8 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     check_names(entries, [OWN_TASKS, *([root / folder] if folder else [])])
     check_retain(complete, entries, table)
     check_focus(complete, table)
-    check_first(complete, {**rows, **table})
+    trained = {name: row.trained for name, row in rows.items()}
+    check_first(complete, trained | {name: line.method.trained for name, line in table.items()})
     check_timing(complete)
     check_noise(complete)
     check_probe(complete, entries)

@@ -22,11 +22,21 @@ def defaults(row: Row) -> dict[str, Any]:
 def _defaults_in(source: Path, name: str) -> dict[str, Any]:
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef) and node.name == name:
-            shares = any(ast.unparse(base) == SHARED for base in node.bases)
-            return {**(_defaults_in(SHARED_FILE, SHARED) if shares else {}), **_literals(node)}
+            shares = any(ast.unparse(base).split(".")[-1] == SHARED for base in node.bases)
+            own = _literals(node, source.relative_to(ROOT))
+            return {**(_defaults_in(SHARED_FILE, SHARED) if shares else {}), **own}
     return {}
 
 
-def _literals(node: ast.ClassDef) -> dict[str, Any]:
-    fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value]
-    return {ast.unparse(f.target): ast.literal_eval(f.value) for f in fields if f.value}
+def _literals(node: ast.ClassDef, source: Path) -> dict[str, Any]:
+    values = {}
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and part.value is not None:
+            name = ast.unparse(part.target)
+            try:
+                values[name] = ast.literal_eval(part.value)
+            except ValueError as error:
+                raise ValueError(
+                    f"method file {source}: the default of param '{name}' is not a literal"
+                ) from error
+    return values

@@ -20,7 +20,11 @@ def opening(suite: Suite) -> str:
 
         return "\n".join(lines(plan(suite)))
     except (ImportError, ValueError) as error:
-        return f"No plan of what suite {suite.name} costs: {error}"
+        reason = str(error)
+    # A method's file may fail in any other way, and a plan is no reason to stop a run.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    return f"No plan of what suite {suite.name} costs: {reason}"
 
 
 def lines(plan: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -150,6 +150,12 @@ def _derived(
 ) -> TableLine:
     """A line derived from a row, or from a static row that a trained row starts from."""
     where = f"derive.{name}"
+    for key in ("from", "then"):
+        if spec.get(key) in config["derive"] and spec[key] not in rows:
+            raise ValueError(
+                f"suite config, {where}.{key}: '{spec[key]}' is a derived line itself; name the "
+                "row that it comes from"
+            )
     row = _find(rows, spec["from"], f"{where}.from")
     if not row.budgeted and "budgets" in spec:
         raise ValueError(f"suite config, {where}.budgets: row '{row.name}' has no budget")
@@ -164,6 +170,12 @@ def _derived(
                 f"suite config, {where}: 'from' must be a static row and 'then' a trained row "
                 f"without a budget, not '{first}' and '{row.name}'"
             )
+    if "lender" in spec and not row.borrows:
+        borrowers = ", ".join(name for name, one in rows.items() if one.borrows)
+        raise ValueError(
+            f"suite config, {where}.lender: row '{row.name}' takes no rates of another (these do: "
+            f"{borrowers})"
+        )
     layers = [*base[row.name], tuned.get(name, []), [Choice(spec["params"])]]
     seeds = _seeds(name, row, config)
     return TableLine(name, row, layers, budgets, seeds, first, spec.get("lender"))
@@ -181,7 +193,8 @@ def _tuned(config: Mapping[str, Any], root: Path) -> dict[str, Choices]:
     except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError):
         raise ValueError(
             f"suite config, tuned: {config['tuned']} is no file of the tune step (under 'params', "
-            "row -> a list of 'params', each with 'budget' and 'match' if it is for one alone)"
+            "row -> a list of 'params', each with a 'budget' in (0, 1) and a 'match', pooled or "
+            "split, if it is for one alone)"
         ) from None
 
 
@@ -191,10 +204,16 @@ def read_choices(content: Mapping[str, Any]) -> dict[str, Choices]:
     Raises:
         TypeError, AttributeError, LookupError, ValueError: It is none.
     """
-    return {
+    choices: dict[str, Choices] = {
         row: [Choice(**{**entry, "params": dict(entry["params"])}) for entry in entries]
         for row, entries in content["params"].items()
     }
+    for choice in (choice for entries in choices.values() for choice in entries):
+        if choice.match not in (None, *get_args(Protocol)):
+            raise ValueError(f"match is '{choice.match}'")
+        if choice.budget is not None and not 0 < choice.budget < 1:
+            raise ValueError(f"budget is {choice.budget}")
+    return choices
 
 
 def _base_layers(

@@ -13,11 +13,11 @@ WINDOW = 2.0
 
 
 def peak_memory(functions: Iterable[Callable[[], Any]]) -> dict[str, Any]:
-    """Peak of CUDA memory in a call of the row and of dense, in MB; empty without a GPU.
+    """Peak of CUDA memory in a call of the row and of dense, in MB; empty if no GPU is used.
 
     Both models stay in memory during both calls: the two values differ by what a call itself needs.
     """
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_initialized():
         return {}
     peaks = []
     for function in functions:
@@ -51,8 +51,10 @@ def joules(functions: Sequence[Callable[[], Any]], tokens: int) -> dict[str, Any
 
 
 def _counter() -> Callable[[], float] | None:
-    """A function that reads the energy used by the current GPU, in joules; None without NVML."""
-    if not torch.cuda.is_available():
+    """A function that reads the energy used by the current GPU, in joules; None without NVML, or
+    if no GPU is used.
+    """
+    if not torch.cuda.is_initialized():
         return None
     try:
         import pynvml

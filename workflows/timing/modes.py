@@ -209,7 +209,9 @@ def _with_lora(
         lora = AutoModelForCausalLM.from_config(config, dtype=model.dtype).train()
     shared = {name.replace(".base_layer", ""): part for name, part in model.state_dict().items()}
     lora.load_state_dict(shared, strict=False, assign=True)
+    # Both have buffers that no file holds.
     lora.model.rotary_emb = decoder(model).rotary_emb
+    lora.model.embed_tokens = decoder(model).embed_tokens
     rank = max(1, round(128 * config.hidden_size / 4096))
     return add_lora(lora, projections, adapted, rank, rank, 0)
 

@@ -60,23 +60,25 @@ class Ledger:
     def of(cls, model: nn.Module, total: int, dense_layers: int) -> Ledger:
         """The ledger of a model whose backbone has ``total`` parameters in ``dense_layers``."""
         router = router_of(model)
-        lora = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
         units = () if router is None else tuple(router.units)
-        alternatives = [] if router is None else map(router.alternative, range(len(units)))
-        instead = tuple(count(a) if isinstance(a, nn.Module) else 0 for a in alternatives)
+        branches = [] if router is None else [router.alternative(n) for n in range(len(units))]
+        instead = tuple(count(b) if isinstance(b, nn.Module) else 0 for b in branches)
+        alternatives = [] if router is None else router.alternatives()
         added = 0 if router is None else count(router)
         stack = layers(model)
-        projected = (n for n, _ in stack.named_parameters() if "_proj." in n and "lora_" not in n)
+        sizes = {name: p.numel() for name, p in stack.named_parameters()}
+        lora = sum(size for name, size in sizes.items() if "lora_" in name)
+        projected = [n for n in sizes if "_proj." in n and "lora_" not in n]
         return cls(
             total=total,
             resident=count(model) - added - lora,
             units=units,
-            always=added - sum(instead) + lora,
+            always=added - count(*alternatives) + lora,
             instead=instead,
             layers=len(stack),
             dense_layers=dense_layers,
             fused=getattr(model.config, "fused_parameters", None),
-            linear=sum(stack.get_parameter(name).numel() for name in projected),
+            linear=sum(sizes[name] for name in projected),
         )
 
     @property

@@ -147,7 +147,8 @@ def hash_fitted(
     """
     if method.kind == "static":
         return weights
-    facts = json.dumps([type(method).__module__, weights, structure], sort_keys=True)
+    made_by = [type(method).__module__, vars(method.params)]
+    facts = json.dumps([*made_by, weights, structure], sort_keys=True)
     digest = hashlib.sha256(facts.encode())
     digest.update(trained)
     return digest.hexdigest()[:16]

@@ -45,16 +45,22 @@ def executing_tokens(execute: Tensor) -> ExecutingTokens:
 
 def take(values: Tensor, index: Tensor) -> Tensor:
     """Rows ``index`` (B, m) of (B or 1, T, D)."""
-    values = values.expand(len(index), -1, -1)
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+    sequences, length = len(values), values.shape[1]
+    firsts = torch.arange(len(index), device=index.device)[:, None] % sequences * length
+    rows = values.flatten(0, 1).index_select(0, (firsts + index).flatten())
+    return rows.view(*index.shape, -1)
 
 
 def put(rows: Tensor, chosen: ExecutingTokens, onto: Tensor) -> Tensor:
     """``onto`` (B, T, D) with the rows (B, m, D) of the executing tokens in their places."""
     length = onto.shape[1]
     # Padding is written to an extra row T, which is cut off.
-    at = torch.where(chosen.live, chosen.places, length)[..., None].expand_as(rows)
-    return pad(onto, (0, 0, 0, 1)).scatter(1, at, rows.to(onto.dtype))[:, :length]
+    places = torch.where(chosen.live, chosen.places, length)
+    firsts = torch.arange(len(onto), device=onto.device)[:, None] * (length + 1)
+    whole = pad(onto, (0, 0, 0, 1))
+    new = rows.to(onto.dtype).flatten(0, 1)
+    filled = whole.flatten(0, 1).index_copy(0, (firsts + places).flatten(), new)
+    return filled.view_as(whole)[:, :length]
 
 
 def attend(heads: nn.Module, normed: Tensor, execute: Tensor, arguments: dict[str, Any]) -> Tensor:

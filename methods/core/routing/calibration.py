@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from methods.base import Request
 from methods.core.data import Batch, Data, Document, batches, task_weights
 from methods.core.model.backbone import decoder
+from methods.core.model.finite import check_finite
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context
 
@@ -124,6 +125,8 @@ def skip_rates(model: nn.Module, probe: WeightedDocuments, batch_size: int = BAT
     for batch, weights, answers in probe.batches(batch_size):
         context = Context(answers=answers.to(device))
         output = decoder(model)(input_ids=batch.ids.to(device), use_cache=False, context=context)
+        if output.soft is not None:
+            check_finite(output.soft, "the gates of the router")
         skips = (~output.executed).double().cpu()
         skipped = skipped + torch.einsum("but,btk->ku", skips, weights.double())
         total = total + weights.double().sum(dim=(0, 1))

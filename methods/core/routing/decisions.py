@@ -55,10 +55,31 @@ class Decider:
         """The decision about unit ``index``, and the next state; see :meth:`Router.gate`."""
         arguments = (index, block_input, post_attention, state, self.at)
         if self._recomputes_gates(block_input):
-            gate, state = recompute_gate(self.router, *arguments)
+            answer = recompute_gate(self.router, *arguments)
         else:
-            gate, state = self.router.gate(*arguments)
+            answer = self.router.gate(*arguments)
+        gate, state = self._checked(index, answer, block_input.shape[:2])
         return self._decision(index, gate), state
+
+    def _checked(self, index: int, answer: Any, shape: torch.Size) -> tuple[Gate, Any]:
+        """What a router says, if it is a gate of ``shape`` (B, T) and a state.
+
+        Raises:
+            ValueError: It is not: a wider gate would be broadcast, and other tokens would skip.
+        """
+        name = f"{type(self.router).__name__}.gate, unit {index}"
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Gate):
+            raise ValueError(f"{name}: it must return a Gate and the next state")
+        gate: Gate = answer[0]
+        for part, value in gate._asdict().items():
+            if isinstance(value, Tensor) and value.shape != shape:
+                raise ValueError(
+                    f"{name}: '{part}' has the shape {tuple(value.shape)}, must be (B, T) = "
+                    f"{tuple(shape)}"
+                )
+        if gate.execute is not None and gate.execute.dtype != torch.bool:
+            raise ValueError(f"{name}: 'execute' is {gate.execute.dtype}, must be bool")
+        return answer
 
     def _recomputes_gates(self, hidden: Tensor) -> bool:
         """Whether a gate alone is recomputed: a heavy one on a GPU, where memory is scarce.

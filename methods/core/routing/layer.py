@@ -162,20 +162,26 @@ class RoutedLayer(NamedTuple):
         return _add(post_attention, branch(norm(post_attention)), decision)
 
 
-def units_by_layer(units: Sequence[Unit]) -> dict[int, dict[Kind, int]]:
+def units_by_layer(units: Sequence[Unit], layer_count: int) -> dict[int, dict[Kind, int]]:
     """Layer -> kind -> place in ``units``.
 
     Raises:
-        ValueError: A layer carries units that overlap, or the first layer evicts.
+        ValueError: A layer does not exist or carries units that overlap, units are not in the order
+            in which they run, or the first layer evicts.
     """
     table: dict[int, dict[Kind, int]] = {}
     for index, unit in enumerate(units):
+        if not 0 <= unit.layer < layer_count:
+            raise ValueError(f"a unit is of layer {unit.layer}, layers are 0 to {layer_count - 1}")
         others = table.setdefault(unit.layer, {})
         if unit.kind in others or (others and {unit.kind, *others} != {"attention", "ffn"}):
             raise ValueError(f"layer {unit.layer} carries more than one routed unit")
         if unit.kind == "evicting" and unit.layer == 0:
             raise ValueError("the first layer cannot evict: its cache counts the tokens")
         others[unit.kind] = index
+    order = [(unit.layer, unit.kind == "ffn") for unit in units]
+    if order != sorted(order):
+        raise ValueError("units must be in the order in which they run: by layer, attention first")
     return table
 
 

@@ -73,7 +73,7 @@ class RoutedDecoder(nn.Module):
         self.router = router
         # Whether the backward pass runs each layer again; the trainer sets it.
         self.checkpointing = False
-        self._units = units_by_layer(router.units)
+        self._units = units_by_layer(router.units, len(self.layers))
         self._embedding_factor = embedding_factor(self.config)
 
     def forward(
@@ -254,7 +254,25 @@ def _output(
 
 
 def route(model: PreTrainedModel, router: Router) -> PreTrainedModel:
-    """Put a routed decoder into a causal LM, in place; the router moves to the model's device."""
+    """Put a routed decoder into a causal LM, in place; the router moves to the model's device.
+
+    Raises:
+        ValueError: A parameter of the router is the model's too, or the router has an alternative
+            of a unit that is no FFN, which would never run.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    for name, parameter in router.named_parameters():
+        if id(parameter) in own:
+            raise ValueError(
+                f"{type(router).__name__}: its parameter '{name}' is the backbone's; a module that "
+                "the router only reads belongs in a tuple"
+            )
+    for index, unit in enumerate(router.units):
+        if unit.kind != "ffn" and router.alternative(index) is not None:
+            raise ValueError(
+                f"{type(router).__name__}: unit {index} is of kind '{unit.kind}' and has an "
+                "alternative; only an FFN has one"
+            )
     if not any(parameter.is_meta for parameter in router.parameters()):
         nn.Module.to(router, model.device)
     model.model = RoutedDecoder(decoder(model), router)

@@ -96,9 +96,11 @@ class Context:
 class Router(nn.Module, ABC):
     """Gives each token a gate for each unit, and holds every parameter that routing adds.
 
-    The core asks for the gates in the order of ``units`` and hands the router's state on from one
-    to the next. It applies the scales, and it recomputes gates and layers. It compares a gate with
-    the threshold only if the router returns no decisions (see :class:`Gate`).
+    The core asks for the gates in the order of ``units``, which is that in which they run, and
+    hands the router's state on from one to the next. It applies the scales, and it recomputes gates
+    and layers. It compares a gate with the threshold only if the router returns no decisions (see
+    :class:`Gate`). A module of the backbone that the router reads must be no submodule of it: in a
+    tuple it is none.
     """
 
     units: Sequence[Unit]
@@ -162,9 +164,9 @@ class Router(nn.Module, ABC):
         return None
 
     def alternatives(self) -> list[nn.Module]:
-        """The alternatives that are modules."""
+        """The alternatives that are modules, each once."""
         branches = map(self.alternative, range(len(self.units)))
-        return [branch for branch in branches if isinstance(branch, nn.Module)]
+        return list({id(b): b for b in branches if isinstance(b, nn.Module)}.values())
 
     def _apply(self, fn: Change, recurse: bool = True) -> Router:
         """Convert and move; alternatives get the backbone's dtype, the rest stays in 32 bits."""

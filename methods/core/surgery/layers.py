@@ -220,8 +220,13 @@ def narrow(
         The same model.
 
     Raises:
-        ValueError: A head or channel does not exist, or a layer would keep none.
+        ValueError: A head or channel does not exist, a layer would keep none, or there are more or
+            fewer collections than layers.
     """
+    total = len(layers(model))
+    for what, dropped in (("heads", dropped_heads), ("channels", dropped_channels)):
+        if len(dropped) != total:
+            raise ValueError(f"dropped {what} are given for {len(dropped)} of {total} layers")
     for layer, heads, channels in zip(layers(model), dropped_heads, dropped_channels, strict=True):
         _narrow_layer(layer, heads, channels)
     _update_widths(model)

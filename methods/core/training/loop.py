@@ -136,7 +136,9 @@ class Trainer:
     def _note(self, entry: dict[str, float], tokens: int, bar: tqdm[Any]) -> None:
         """Log an update and show it, with the tokens per second of this process."""
         self.log.append(entry)
-        for name, words in (("loss", "loss"), ("norm", "norm of the gradients")):
+        penalties = [name for name in entry if name.startswith("penalty")]
+        figures = {"loss": "loss", **dict.fromkeys(penalties, "penalty")}
+        for name, words in (figures | {"norm": "norm of the gradients"}).items():
             if not math.isfinite(entry[name]):
                 raise DivergedError(
                     f"the {words} of update {entry['update']} is {entry[name]}; "

@@ -112,7 +112,8 @@ class RoutedMethod(Method):
         Args:
             backbone: Its model has LoRA already, if the method uses it.
             units: From :meth:`units`.
-            structure: ``layers``, ``seed``, ``threshold`` and what :meth:`prepare` added.
+            structure: ``layers``, ``seed`` and what :meth:`prepare` added; of a fitted model also
+                ``threshold``, which the core sets.
         """
 
     def lora(self) -> Lora | None:
@@ -132,7 +133,8 @@ class RoutedMethod(Method):
         """The weight of the penalty: a controller if there is a target, else param ``alpha``."""
         if target is not None:
             return Controller(target, START)
-        return FixedWeight(START if self.params.alpha is None else self.params.alpha)
+        alpha = getattr(self.params, "alpha", None)
+        return FixedWeight(START if alpha is None else alpha)
 
     def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty | None:
         """What routing adds to the loss on positions of a kind; None: nothing."""
@@ -161,7 +163,7 @@ class RoutedMethod(Method):
             request.budget,
             asked,
             self.shares(backbone, request.budget),
-            {"layers": layers, "seed": request.seed, "threshold": 0.5},
+            {"layers": layers, "seed": request.seed},
         )
         self.prepare(backbone, data, plan)
         model = self.build(backbone, plan.structure)
@@ -184,7 +186,7 @@ class RoutedMethod(Method):
             add_lora(model, lora.projections, every, lora.rank, lora.alpha, structure["seed"])
         with birthplace(model):
             router = self.router(backbone, units, structure)
-        if isinstance(router, HasThreshold):
+        if isinstance(router, HasThreshold) and "threshold" in structure:
             router.threshold = float(structure["threshold"])
         return route(model, router.requires_grad_(self.trained))
 
@@ -196,7 +198,7 @@ class RoutedMethod(Method):
         if not self.trained:
             return Cost(probe_passes=looks)
         depth = backbone.layer_count - (layers[0] if self.lora() is None else 0)
-        structure = {"layers": layers, "seed": request.seed, "threshold": 0.5, **self.stand_ins}
+        structure = {"layers": layers, "seed": request.seed, **self.stand_ins}
         model = self.build(backbone, structure)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         return Cost(probe_passes=looks, layers=depth, trained=trained)

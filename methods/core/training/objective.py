@@ -156,7 +156,13 @@ class Objective:
         penalty, added = totals.new_zeros((), dtype=torch.float32), None
         if term.penalty is not None:
             gates = Gates(output.soft, output.executed, counted, progress)
-            penalty = term.penalty(gates) / unreserved.float()
+            total_penalty = term.penalty(gates)
+            if total_penalty.shape:
+                raise ValueError(
+                    f"a penalty has the shape {tuple(total_penalty.shape)}, must be a sum over "
+                    "positions, weighted by gates.counted"
+                )
+            penalty = total_penalty / unreserved.float()
             added = term.weight.alpha * penalty
         executed = output.executed.double()
         soft = executed if output.soft is None else output.soft.detach().double()

@@ -31,6 +31,10 @@ def test_of_two_settings_at_equal_distance_the_earlier_wins() -> None:
     assert nearest([2, 1], lambda n: n * 0.25, 0.375)[0] == 2
 
 
+def test_a_setting_may_be_a_share() -> None:
+    assert nearest([0.1, 0.2, 0.3], lambda share: share, 0.21)[0] == 0.2
+
+
 @pytest.mark.parametrize(
     ("model", "total", "layer", "quarter", "forty"),
     [

@@ -14,8 +14,6 @@ from tests.examples.last_layers import LastLayers
 from tests.examples.linear_gates import LinearGates
 from tests.examples.quiet_tokens import QuietTokens
 
-WITHOUT_TEXTS = {"dense", "random-skip", "random-skip-layers"}
-
 
 def cost_of(method: Method, budget: float | None = 0.25, shape: str = "llama31_8b") -> Cost:
     return method.cost(empty_backbone(shape_config(shape)), Request(budget, 1, Path()))
@@ -34,8 +32,6 @@ def test_every_row_states_a_cost(row: Row) -> None:
         assert cost.passes == 0
     else:
         assert (cost.trained, cost.layers) == (0, 0)
-        calibrated = row.kind == "dynamic" and cost.probe_passes > 0
-        assert (cost.passes > 0 or calibrated) == (row.name not in WITHOUT_TEXTS)
 
 
 def test_what_reads_calibration_texts_passes_over_them() -> None:

@@ -93,6 +93,15 @@ WRONG = [
     ),
     ({"focus": ["lora"]}, "focus: ['lora'] is not of type 'string', 'null'"),
     ({"task_folder": "gone"}, "task_folder 'gone' is no folder"),
+    ({"first": ["shortgpt"]}, "first: row 'shortgpt' trains nothing"),
+    (
+        {"derive": {"x": {"from": "shortgpt", "lender": "hero"}}},
+        "derive.x.lender: row 'shortgpt' takes no rates of another (these do: hero)",
+    ),
+    (
+        {"derive": {"x": {"from": "shortgpt"}, "x+lora": {"from": "x", "then": "lora"}}},
+        "derive.x+lora.from: 'x' is a derived line itself; name the row that it comes from",
+    ),
     ({"derive": {"dense": {"from": "shortgpt"}}}, "derive.dense: a row has this name already"),
     ({"derive": {"x": {"from": "y"}}}, "derive.x.from: unknown row 'y'"),
     ({"derive": {"x": {"from": "hero", "then": "lora"}}}, "derive.x: 'from' must be a static row"),

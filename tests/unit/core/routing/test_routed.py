@@ -233,6 +233,40 @@ def test_one_layer_carries_one_unit() -> None:
         route(model, EveryThird(units))
     with pytest.raises(ValueError, match="first layer cannot evict"):
         route(model, EveryThird(evicting_units(model, [0])))
+    with pytest.raises(ValueError, match="in the order in which they run"):
+        route(model, EveryThird([*ffn_units(model, [2]), *attention_units(model, [2])]))
+    with pytest.raises(ValueError, match="a unit is of layer 9, layers are 0 to 5"):
+        route(model, EveryThird([ffn_units(model, [2])[0]._replace(layer=9)]))
+
+
+def test_a_router_holds_only_what_is_its_own() -> None:
+    model = make_model()
+    router = EveryThird(attention_units(model, [2]))
+    router.norm = attention_norm(layers(model)[2])
+    with pytest.raises(ValueError, match="parameter 'norm.weight' is the backbone's"):
+        route(model, router)
+    router = EveryThird(attention_units(model, [2]))
+    router.alternative = lambda index: torch.nn.Linear(32, 32)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="unit 0 is of kind 'attention' and has an alternative"):
+        route(model, router)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Gate(torch.ones(2, 12)), "it must return a Gate and the next state"),
+        ((Gate(torch.ones(1, 12)), None), r"'value' has the shape \(1, 12\), must be"),
+        ((Gate(execute=torch.ones(2, 12, 1) > 0), None), r"'execute' has the shape \(2, 12, 1\)"),
+        ((Gate(execute=torch.ones(2, 12)), None), "'execute' is torch.float32, must be bool"),
+    ],
+)
+def test_a_gate_of_another_shape_is_refused(
+    answer: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, router = routed("llama", "ffn")
+    monkeypatch.setattr(router, "gate", lambda *arguments: answer)
+    with pytest.raises(ValueError, match=said):
+        model(IDS)
 
 
 def test_what_units_weigh() -> None:
