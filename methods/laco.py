@@ -67,7 +67,7 @@ class LaCo(Method):
             budget is ignored and the walk goes on to Lw.
         clamp: Whether l <= len(M*) - C after a merge, as in the paper; the notebook lacks it.
         sentences: How many calibration documents are used, from the first on; None: all.
-        length: Tokens taken from the middle of each document (at most ``max_length``); shorter
+        length: Tokens taken from the start of each document (at most ``max_length``); shorter
             documents are left out. None: whole documents.
 
     The defaults of H, Lw and I are the notebook's, because its merge ran with them; counted from
@@ -137,7 +137,7 @@ class LaCo(Method):
         if params.T is None or params.C is None or params.layers is not None:
             target, sizes = layers_to_remove(backbone, request.budget, params.layers)
         settings = self._settings(backbone.layer_count, target)
-        texts = list(data.calibration(rows=params.sentences, length=params.length))
+        texts = list(data.calibration(rows=params.sentences, length=params.length, opening=True))
         trials = Trials(backbone.model, texts, params.merge, params.clamp)
         if params.T is None:
             assert target is not None

@@ -86,7 +86,11 @@ class Data:
             raise ValueError(f"max_length is {self.max_length}, must be at least 2")
 
     def calibration(
-        self, batch_size: int | None = 16, rows: int | None = None, length: int | None = None
+        self,
+        batch_size: int | None = 16,
+        rows: int | None = None,
+        length: int | None = None,
+        opening: bool = False,
     ) -> Iterator[Batch]:
         """Batches of the calibration documents, in their order.
 
@@ -95,6 +99,7 @@ class Data:
             rows: How many documents, from the first on; None: all.
             length: How many tokens, from the middle of each document (a text is cut to
                 ``max_length`` first); shorter documents are left out. None: whole documents.
+            opening: Whether these are the first tokens, with a begin token if there is one.
 
         Raises:
             ValueError: There is no such file, it does not fit the vocabulary, or it has too few
@@ -102,7 +107,8 @@ class Data:
         """
         documents: Sequence[Document] = self._calibration
         if length is not None:
-            documents = [_middle(d, length) for d in documents if len(d.ids) >= length]
+            cut = _opening if opening else _middle
+            documents = [cut(d, length) for d in documents if len(d.ids) >= length]
         if len(documents) < (rows or 1):
             least = "" if length is None else f" of at least {length} tokens"
             raise ValueError(
@@ -303,6 +309,11 @@ def _middle(document: Document, length: int) -> Document:
     """The ``length`` tokens in the middle of a document; it has no prompt."""
     start = (len(document.ids) - length) // 2
     return Document(document.ids[start : start + length], 0)
+
+
+def _opening(document: Document, length: int) -> Document:
+    """The first ``length`` tokens of a document; it has no prompt."""
+    return Document(document.ids[:length], 0)
 
 
 def task_weights(documents: Sequence[Document]) -> dict[str, float]:

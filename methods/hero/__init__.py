@@ -168,8 +168,14 @@ class Hero(RoutedMethod):
         """The budget; None for a control that meets it by itself."""
         return None if self.params.variant in ("static", *RATES) else super().target(plan)
 
-    def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty:
-        """The squared sum of gates; a gate that two units share counts once."""
+    def penalty(self, kind: str, target: Target | None, plan: Plan) -> Penalty | None:
+        """The squared sum of gates; a gate that two units share counts once.
+
+        None for ``static``: the number of its closed gates is fixed, and a weight that nothing
+        steers would only push the open ones down.
+        """
+        if self.params.variant == "static":
+            return None
         units = 2 if self.params.unit == "block" else 1
         return lambda gates: squared_use(gates.soft, gates.counted, units)
 

@@ -77,9 +77,10 @@ class MoDD(RoutedMethod):
         on the probe documents. With a budget, the capacity follows from the lengths of these
         documents, and a common shift of the taus is calibrated on them. Under ``match: split``
         prompt tokens compete within their document and answer tokens with all answer tokens of the
-        batch; the auxiliary loss of the Mixture-of-Depths paper brings both to the same tau. Data
-        and schedule are those of every trained row, and there is no dropout. A skipped attention
-        still makes keys and values, which count as run.
+        batch; a loss modelled on the auxiliary one of the Mixture-of-Depths paper, which is taken
+        at w, not at the distance of w to tau, brings both to the same tau. Data and schedule are
+        those of every trained row, and there is no dropout. A skipped attention still makes keys
+        and values, which count as run.
     """
 
     title = "MoD-D"

@@ -15,7 +15,7 @@ from methods.base import Request
 from tests import steps
 from workflows import ROOT
 from workflows.demo.corpus import items
-from workflows.steps.tune import PARTS, _identity, jobs_to_tune, layer_sets, try_once
+from workflows.steps.tune import PARTS, _identity, jobs_to_tune, layer_sets, lora_shares, try_once
 from workflows.suite.config import read_configs
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite, read_suite
@@ -58,7 +58,7 @@ def test_a_rate_that_diverges_meets_no_budget(suite: Suite) -> None:
         return {**choice, "right": 0.2, "loss": 4.0, "skip": 0.01}
 
     with pytest.raises(ValueError, match="hero: no try meets the budget 0.25"):
-        tune(job, (0.001, 0.1), (), attempt)
+        tune(job, (0.001, 0.1), (), (), attempt)
 
 
 def test_a_rate_at_which_nothing_is_skipped_cannot_win(suite: Suite) -> None:
@@ -68,7 +68,7 @@ def test_a_rate_at_which_nothing_is_skipped_cannot_win(suite: Suite) -> None:
     assert best_try(job, tries) == skipping
     assert [meets(job, one) for one in tries] == [False, True]
     with pytest.raises(ValueError, match="hero: no try meets the budget 0.25"):
-        tune(job, [0.1], [], lambda **_: tries[0])
+        tune(job, [0.1], [], [], lambda **_: tries[0])
 
 
 def test_right_answers_decide_and_the_loss_among_equals(suite: Suite) -> None:
@@ -281,10 +281,33 @@ def test_a_set_that_wins_is_tried_at_the_rates_beside(suite: Suite) -> None:
         return {**choice, "skip": 0.25, "right": right.get(asked[-1], 0.1), "loss": 1.0}
 
     grid = [1.0, 2.0, 4.0, 8.0]
-    tries = tune(job, grid, ["wide", "all"], attempt)  # type: ignore[list-item]
+    tries = tune(job, grid, ["wide", "all"], [], attempt)  # type: ignore[list-item]
     beside = [("wide", 1.0), ("wide", 4.0)]
     assert asked == [*(("auto", rate) for rate in grid), ("wide", 2.0), ("all", 2.0), *beside]
     assert best_try(job, tries) == tries[-1]
+
+
+def test_lora_beside_a_router_has_a_rate_of_its_own(suite: Suite) -> None:
+    config = read_suite(
+        {**CONFIG, "rows": ["dense", "skipgpt-joint", "skipgpt-rt", "lora"], "derive": {}}
+    )
+    shares = {job.row: lora_shares(job, [0.3, 1.0, 3.0]) for job in jobs_to_tune(config, None)}
+    assert shares == {"skipgpt-joint": [0.3, 3.0], "skipgpt-rt": [], "lora": []}
+    asked = []
+
+    def attempt(learning_rate: float, **lora: float) -> dict[str, Any]:
+        asked.append((learning_rate, *lora.values()))
+        right = {(2.0,): 0.4, (2.0, 3.0): 0.5, (4.0, 3.0): 0.6}.get(asked[-1], 0.1)
+        done = {"skip": 0.25, "right": right, "loss": 1.0, "updates": 9}
+        return {"learning_rate": learning_rate, **lora, **done}
+
+    job = jobs_to_tune(config, ["skipgpt-joint"])[0]
+    tries = tune(job, [1.0, 2.0, 4.0], [], [0.3, 3.0], attempt)
+    assert asked == [(1.0,), (2.0,), (4.0,), (2.0, 0.3), (2.0, 3.0), (1.0, 3.0), (4.0, 3.0)]
+    outcome: dict[str, Any] = {"params": {}, "tries": {}}
+    enter(outcome, job, tries)
+    (entry,) = outcome["params"]["skipgpt-joint"]
+    assert entry["params"] == {"learning_rate": 4.0, "lora_rate": 3.0}
 
 
 def test_a_later_call_leaves_what_others_wrote() -> None:

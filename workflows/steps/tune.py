@@ -1,8 +1,9 @@
-r"""Choose learning rate and candidates of trained rows: same grid, updates and data for all.
+r"""Choose learning rates and candidates of trained rows: same grid, updates and data for all.
 
 Each row is tuned for each budget and protocol of its jobs, with the first seed. First every rate of
 the grid is tried. A row that chooses among layers (param ``candidates``) then tries the other sets
-of layers that hold the budget, at the best rate; if another set wins, also the rates beside it. Of
+of layers that hold the budget, at the best rate; if another set wins, also the rates beside it. A
+router that LoRA trains with then tries other rates of LoRA relative to its own in the same way. Of
 the tries whose model meets the budget, the best one gets the most answers of the validation split
 right (its likeliest tokens spell them); of equal ones, the one with the lowest loss on these
 answers. Under ``split`` a try that holds the budget on prompts too comes first. A row that cannot
@@ -65,6 +66,7 @@ from workflows.suite.params import defaults
 from workflows.suite.tries import DIVERGED, BudgetMissedError, Try, enter, read_outcome, tune
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+LORA_GRID = (0.1, 0.3, 1.0, 3.0)
 PARTS = ("training", "validation", "probe")
 
 
@@ -79,6 +81,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", help="a,b, fractions; default: the suite's")
     parser.add_argument("--match", choices=get_args(Protocol), help="default: the suite's")
     parser.add_argument("--grid", default=",".join(map(str, GRID)), help="learning rates, a,b,c")
+    parser.add_argument(
+        "--lora-grid",
+        default=",".join(map(str, LORA_GRID)),
+        help="rates of LoRA beside a router, relative to the router's, a,b,c",
+    )
     parser.add_argument("--updates", type=int, help="per try; default: the suite's")
     parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="prepared data")
     parser.add_argument(
@@ -103,9 +110,8 @@ def main() -> None:
         names = ", ".join(suite.config["backbones"])
         raise ValueError(f"--suite: rows are tuned on one backbone, and it has several ({names})")
     set_up_torch(args.threads)
-    rates = numbers(args.grid, "grid", "learning rates, such as 1e-3,3e-3")
-    if not all(0 < rate < math.inf for rate in rates):
-        raise ValueError(f"--grid '{args.grid}' must be learning rates above 0")
+    rates = above_zero(args.grid, "grid", "learning rates, such as 1e-3,3e-3")
+    shares = above_zero(args.lora_grid, "lora-grid", "shares of a learning rate, such as 0.3,1")
     check_positive(args, "updates")
     check_place(args.out)
     budgets = args.budgets and numbers(args.budgets, "budgets", "fractions, such as 0.25,0.4")
@@ -122,7 +128,7 @@ def main() -> None:
                 continue
             attempt = partial(try_once, suite, job, args)
             try:
-                tries = tune(job, rates, layer_sets(suite, job), attempt)
+                tries = tune(job, rates, layer_sets(suite, job), lora_shares(job, shares), attempt)
             except BudgetMissedError as error:
                 print(error)
                 missed.append(str(error))
@@ -152,6 +158,18 @@ def numbers(text: str, option: str, form: str) -> list[float]:
         return [float(word) for word in text.split(",")]
     except ValueError as error:
         raise ValueError(f"--{option} '{text}' must be {form}") from error
+
+
+def above_zero(text: str, option: str, form: str) -> list[float]:
+    """The numbers of an option, all above 0.
+
+    Raises:
+        ValueError: Not of that form.
+    """
+    values = numbers(text, option, form)
+    if not all(0 < value < math.inf for value in values):
+        raise ValueError(f"--{option} '{text}' must be {form}, above 0")
+    return values
 
 
 def jobs_to_tune(
@@ -205,6 +223,14 @@ def layer_sets(suite: Suite, job: Job) -> list[LayerSet]:
         for name in LAYER_SETS
         if differs(name) and why_not(suite, job, candidates=name) is None
     ]
+
+
+def lora_shares(job: Job, shares: Sequence[float]) -> list[float]:
+    """The rates of LoRA to try in place of a row's own; none for a row without router or LoRA."""
+    method = load_method(job.method.name, job.params)
+    if not isinstance(method, RoutedMethod) or method.lora() is None:
+        return []
+    return [share for share in shares if share != method.params.lora_rate]
 
 
 def why_not(suite: Suite, job: Job, **choice: Any) -> str | None:

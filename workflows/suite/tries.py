@@ -13,9 +13,11 @@ from workflows.stats.budget import PROMPT_TOLERANCE, met
 from workflows.suite.job import Job
 from workflows.suite.table import read_choices
 
-# What was tried and how it went: learning_rate, candidates, updates, seed, skip, skip_prompt (of
-# ``split``), right, loss.
+# What was tried and how it went: learning_rate, candidates, lora_rate, updates, seed, skip,
+# skip_prompt (of ``split``), right, loss.
 Try = Mapping[str, Any]
+# Params that are chosen.
+CHOSEN = ("learning_rate", "candidates", "lora_rate")
 # What a choice may be for.
 PLACE = ("budget", "match")
 # The loss that stands for a try that diverged.
@@ -27,14 +29,21 @@ class BudgetMissedError(ValueError):
 
 
 def tune(
-    job: Job, rates: Sequence[float], sets: Sequence[LayerSet], attempt: Callable[..., Try]
+    job: Job,
+    rates: Sequence[float],
+    sets: Sequence[LayerSet],
+    shares: Sequence[float],
+    attempt: Callable[..., Try],
 ) -> list[Try]:
-    """Try all rates, the other sets at the best rate, and the rates beside it if a set wins.
+    """Try all rates, then the other sets and the other shares of LoRA, each at the best so far.
+
+    If a set or a share wins, the rates beside the best one are tried with it too.
 
     Args:
         job: Of the row.
         rates: The grid.
         sets: Sets of layers besides the row's own; with none of them a try names no candidates.
+        shares: Rates of LoRA relative to the others (param ``lora_rate``), besides the row's own.
         attempt: Fits with these params and returns the try.
 
     Raises:
@@ -42,18 +51,25 @@ def tune(
     """
     own = {"candidates": "auto"} if sets else {}
     tries = [attempt(learning_rate=rate, **own) for rate in rates]
-    rate = best_try(job, tries)["learning_rate"]
-    tries += [attempt(learning_rate=rate, candidates=name) for name in sets]
-    winner = best_try(job, tries).get("candidates", "auto")
-    if winner != "auto":
-        place = sorted(rates).index(rate)
-        beside = [*sorted(rates)[max(0, place - 1) : place], *sorted(rates)[place + 1 : place + 2]]
-        tries += [attempt(learning_rate=other, candidates=winner) for other in beside]
+    for key, values in (("candidates", sets), ("lora_rate", shares)):
+        before = choice_of(best_try(job, tries))
+        tries += [attempt(**{**before, key: value}) for value in values]
+        now = choice_of(best_try(job, tries))
+        if now != before:
+            place = sorted(rates).index(now["learning_rate"])
+            beside = sorted(rates)[max(0, place - 1) : place + 2]
+            beside.remove(now["learning_rate"])
+            tries += [attempt(**{**now, "learning_rate": other}) for other in beside]
     if all(one["loss"] == DIVERGED for one in tries):
         raise BudgetMissedError(f"{job.row}: every try diverged")
     if not meets(job, best_try(job, tries)):
         raise BudgetMissedError(f"{job.row}: no try meets the budget {job.budget}")
     return tries
+
+
+def choice_of(one: Try) -> dict[str, Any]:
+    """The params of a try that are chosen."""
+    return {key: one[key] for key in CHOSEN if key in one}
 
 
 def meets(job: Job, attempt: Try) -> bool:
@@ -103,8 +119,7 @@ def enter(outcome: dict[str, Any], job: Job, tries: Sequence[Try]) -> None:
         keys = (*PLACE, *more)
         return [line for line in lines if {key: line[key] for key in keys if key in line} != here]
 
-    best = best_try(job, tries)
-    chosen = {key: best[key] for key in ("learning_rate", "candidates") if key in best}
+    chosen = choice_of(best_try(job, tries))
     params, before = outcome["params"], outcome["tries"]
     entries = [{**place, "params": chosen}, *others(params.get(job.row, []))]
     # The first that fits a job holds: what is for all jobs comes last.

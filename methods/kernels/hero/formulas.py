@@ -19,7 +19,7 @@ Variant = Literal[
 
 
 def phi(x: Tensor) -> Tensor:
-    """ELU + 1, elementwise, strictly positive."""
+    """ELU + 1, elementwise: positive, in float32 0 below about -17."""
     return elu(x) + 1.0
 
 

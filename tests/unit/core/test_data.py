@@ -233,6 +233,8 @@ def test_calibration_takes_the_first_documents_that_are_long_enough_from_their_m
     (batch,) = data.calibration(rows=2, length=3)
     assert batch.ids.tolist() == [[2, 3, 4], [8, 9, 10]]
     assert batch.valid.all()
+    (batch,) = data.calibration(rows=2, length=3, opening=True)
+    assert batch.ids.tolist() == [[1, 2, 3], [8, 9, 10]]
     (batch,) = data.calibration(rows=2)
     assert batch.ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]]
     assert [len(batch.ids) for batch in data.calibration(None)] == [4]
