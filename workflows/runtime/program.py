@@ -103,6 +103,14 @@ def step_parser(description: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=description, formatter_class=Help)
 
 
+def add_suite_argument(parser: argparse.ArgumentParser) -> None:
+    """The option ``--suite``: a suite file and overlays, in the order in which they merge."""
+    parser.add_argument(
+        "--suite", required=True, nargs="+", action="extend", metavar="FILE.yaml",
+        help="a suite, then overlays",
+    )  # fmt: skip
+
+
 def check_positive(args: argparse.Namespace, *names: str) -> None:
     """Refuse numbers below 1.
 

@@ -17,7 +17,7 @@ import json
 from pathlib import Path
 
 from workflows.runtime.files import write_text
-from workflows.runtime.program import run, step_parser
+from workflows.runtime.program import add_suite_argument, run, step_parser
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import read_suite
 from workflows.suite.plan import plan
@@ -27,10 +27,7 @@ from workflows.suite.show import lines
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
-    parser.add_argument(
-        "--suite", required=True, nargs="+", action="extend", metavar="FILE.yaml",
-        help="a suite, then overlays",
-    )  # fmt: skip
+    add_suite_argument(parser)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="default: print alone")
     return parser.parse_args()
 

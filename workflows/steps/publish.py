@@ -93,7 +93,11 @@ def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) 
 
 
 def draw_figures(folder: Path) -> None:
-    """Write the figures of ``SHOWN`` that the published frames have data for, no older ones."""
+    """Write the figures of ``SHOWN`` that the published frames have data for, no older ones.
+
+    If the folder has a page, only those that it shows.
+    """
+    pages = [file.read_text(encoding="utf-8") for file in folder.glob("README.md.jinja")]
     retain, differences = (
         pd.read_csv(folder / f"{name}.csv") for name in ("retain", "differences")
     )
@@ -101,6 +105,8 @@ def draw_figures(folder: Path) -> None:
     drawn = set()
     with use():
         for name, figure in drawings(data, 2, SHOWN):
+            if not all(f"{name}.svg" in page for page in pages):
+                continue
             drawn.add(f"{name}.svg")
             with whole_file(folder / f"{name}.svg") as file:
                 figure.savefig(file, format="svg", metadata=METADATA["svg"])

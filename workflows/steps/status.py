@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workflows.runtime.heartbeat import last_lines
-from workflows.runtime.program import check_positive, run, step_parser
+from workflows.runtime.program import add_suite_argument, check_positive, run, step_parser
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.progress import Costs, in_words, sum_in_words
@@ -25,10 +25,7 @@ SHOWN = ("running", "stalled", "failed")
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
-    parser.add_argument(
-        "--suite", required=True, nargs="+", action="extend", metavar="FILE.yaml",
-        help="a suite, then overlays",
-    )  # fmt: skip
+    add_suite_argument(parser)
     parser.add_argument("--lines", type=int, default=5, help="of the log of what failed")
     return parser.parse_args()
 

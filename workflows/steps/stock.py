@@ -17,7 +17,13 @@ from tqdm import tqdm
 
 from workflows.evaluation.tasklist import TaskEntry, limited
 from workflows.runtime.files import check_place, whole_file
-from workflows.runtime.program import check_positive, run, set_up_torch, step_parser
+from workflows.runtime.program import (
+    add_suite_argument,
+    check_positive,
+    run,
+    set_up_torch,
+    step_parser,
+)
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import Suite, read_suite
 
@@ -25,10 +31,7 @@ from workflows.suite.jobs import Suite, read_suite
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
-    parser.add_argument(
-        "--suite", required=True, nargs="+", action="extend", metavar="FILE.yaml",
-        help="a suite, then overlays",
-    )  # fmt: skip
+    add_suite_argument(parser)
     parser.add_argument("--backbone", help="of the suite; default: its first")
     parser.add_argument(
         "--limit", type=int, default=200, metavar="N",

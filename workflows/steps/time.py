@@ -59,7 +59,7 @@ from workflows.runtime.program import (
     step_parser,
 )
 from workflows.runtime.provenance import fit_parts, provenance
-from workflows.timing.cases import Case, cases, check_length, rates
+from workflows.timing.cases import case_name, cases, check_length, rates
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
 from workflows.timing.modes import Bench, Line, time_block, time_training, time_update
 from workflows.timing.pair import Models, build_pair
@@ -238,7 +238,7 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     training = [mode for mode in TRAINING if mode in modes]
     for mode, rate, case in product(training, rates(args.bypass), cases(args.training)):
         for recompute in (False, True):
-            name = f"{mode} {_words(case)} bypass {rate}" + " recomputed" * recompute
+            name = f"{mode} {case_name(case)} bypass {rate}" + " recomputed" * recompute
             what = (routed, case, rate, recompute, bench, TRAINING[mode])
             yield Piece(name, partial(_one_line, time_training, *what))
     if training:
@@ -276,7 +276,7 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
         for case in cases(args.training):
             rows = texts.rows(*case).to(bench.device)
             measure = partial(_one_line, time_update, row, dense, rows, bench)
-            yield Piece(f"training {_words(case)}", measure)
+            yield Piece(f"training {case_name(case)}", measure)
     yield Piece("folded", partial(_folded, row))
     models = Models.of(dense, row)
     yield from _compilation(args, models)
@@ -294,13 +294,9 @@ def inference(
     modes = args.modes.split(",")
     for mode in (mode for mode in INFERENCE if mode in modes):
         for case in cases(args.prefill if mode == "prefill" else args.decode):
-            name = f"{mode} {_words(case)}" + ("" if rate is None else f" bypass {rate}")
+            name = f"{mode} {case_name(case)}" + ("" if rate is None else f" bypass {rate}")
             measure = partial(_one_line, INFERENCE[mode], models, case, texts, rate, bench)
             yield Piece(name, measure)
-
-
-def _words(case: Case) -> str:
-    return "x".join(map(str, case))
 
 
 def _one_line(function: Callable[..., Line], *arguments: object) -> list[Line]:

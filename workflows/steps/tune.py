@@ -53,6 +53,7 @@ from workflows.runtime.devices import claim_device
 from workflows.runtime.files import check_place, whole_file
 from workflows.runtime.program import (
     add_machine_arguments,
+    add_suite_argument,
     check_positive,
     run,
     set_up_torch,
@@ -73,10 +74,7 @@ PARTS = ("training", "validation", "probe")
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
-    parser.add_argument(
-        "--suite", required=True, nargs="+", action="extend", metavar="FILE.yaml",
-        help="a suite, then overlays",
-    )  # fmt: skip
+    add_suite_argument(parser)
     parser.add_argument("--rows", help="a,b; default: the trained rows that are no variants")
     parser.add_argument("--budgets", help="a,b, fractions; default: the suite's")
     parser.add_argument("--match", choices=get_args(Protocol), help="default: the suite's")

@@ -12,10 +12,9 @@ from workflows.suite.checks import TASKS
 from workflows.suite.costs import CHAT, JobCost, job_cost
 from workflows.suite.job import FIDELITY
 from workflows.suite.jobs import Suite
-from workflows.suite.machines import MACHINES
+from workflows.suite.machines import GB, MACHINES
 from workflows.suite.tasks import unknown_tasks
 
-GB = 1e9
 # Hub data sets: documents and their bytes. PG19's validation split is 50 books.
 DATASETS = {"allenai/tulu-3-sft-mixture": (939_343, 3_102), "emozilla/pg19": (50, 420_000)}
 OTHER_DATASET = (10_000, 3_000)

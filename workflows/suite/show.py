@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workflows.suite.jobs import Suite
-from workflows.suite.machines import MACHINES, Machine
-
-GB = 1e9
+from workflows.suite.machines import GB, MACHINES, Machine
 
 
 def opening(suite: Suite) -> str:

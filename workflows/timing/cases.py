@@ -5,6 +5,11 @@ from __future__ import annotations
 Case = tuple[int, int]  # sequences, tokens each
 
 
+def case_name(case: Case) -> str:
+    """A case as suites write it, such as 1x128."""
+    return "x".join(map(str, case))
+
+
 def cases(text: str) -> list[Case]:
     """Pairs from a text such as ``1x512,8x2048``.
 

@@ -17,7 +17,7 @@ from methods.core.routing.decoding import StaticDecoder
 from methods.core.routing.routed import router_of
 from methods.core.seeds import generator
 from methods.kernels.choose import MOST_ROWS, available
-from workflows.timing.cases import Case
+from workflows.timing.cases import Case, case_name
 from workflows.timing.clock import compare
 from workflows.timing.meters import joules, peak_memory
 from workflows.timing.modes import Bench, Line, forced_decisions
@@ -93,7 +93,7 @@ def time_prefill(
         partial(next, _passes(model, prompts[:1], extra[:1]))
         for model, extra in ((row, forced), (models.dense, plain))
     )
-    line = {"mode": "prefill", "case": _name(case), "bypass": _skip(executed)}
+    line = {"mode": "prefill", "case": case_name(case), "bypass": _skip(executed)}
     return line | times | memory
 
 
@@ -199,7 +199,7 @@ def _time_steps(
     saved = 0.0 if steps is None else works[0].saved(*step_rates(steps))
     nearer = _timed_bound(models, measure, saved)
     times = compare(*seconds, bound=needs[0] / needs[1], timed_bound=nearer)
-    line = {"mode": mode, "case": _name(case), "bypass": _skip(steps), **times}
+    line = {"mode": mode, "case": case_name(case), "bypass": _skip(steps), **times}
     if executed is not None:
         trace = executed.transpose(1, 2).flatten(0, 1)
         whole = works[1].step_weights(None)
@@ -303,7 +303,3 @@ def _part(extra: Arguments, first: int, stop: int) -> Arguments:
 
 def _skip(executed: Tensor | None) -> float | None:
     return None if executed is None else 1 - float(executed.double().mean())
-
-
-def _name(case: Case) -> str:
-    return "x".join(map(str, case))
