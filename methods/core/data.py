@@ -107,8 +107,7 @@ class Data:
         """
         documents: Sequence[Document] = self._calibration
         if length is not None:
-            cut = _opening if opening else _middle
-            documents = [cut(d, length) for d in documents if len(d.ids) >= length]
+            documents = [_part(d, length, opening) for d in documents if len(d.ids) >= length]
         if len(documents) < (rows or 1):
             least = "" if length is None else f" of at least {length} tokens"
             raise ValueError(
@@ -305,15 +304,10 @@ def _are_counts(value: Any) -> bool:
     )
 
 
-def _middle(document: Document, length: int) -> Document:
-    """The ``length`` tokens in the middle of a document; it has no prompt."""
-    start = (len(document.ids) - length) // 2
+def _part(document: Document, length: int, opening: bool) -> Document:
+    """The first ``length`` tokens of a document, or those in its middle; it has no prompt."""
+    start = 0 if opening else (len(document.ids) - length) // 2
     return Document(document.ids[start : start + length], 0)
-
-
-def _opening(document: Document, length: int) -> Document:
-    """The first ``length`` tokens of a document; it has no prompt."""
-    return Document(document.ids[:length], 0)
 
 
 def task_weights(documents: Sequence[Document]) -> dict[str, float]:

@@ -287,10 +287,9 @@ def test_a_set_that_wins_is_tried_at_the_rates_beside(suite: Suite) -> None:
     assert best_try(job, tries) == tries[-1]
 
 
-def test_lora_beside_a_router_has_a_rate_of_its_own(suite: Suite) -> None:
-    config = read_suite(
-        {**CONFIG, "rows": ["dense", "skipgpt-joint", "skipgpt-rt", "lora"], "derive": {}}
-    )
+def test_lora_beside_a_router_has_a_rate_of_its_own() -> None:
+    rows = ["dense", "skipgpt-joint", "skipgpt-rt", "lora"]
+    config = read_suite({**CONFIG, "rows": rows, "derive": {}})
     shares = {job.row: lora_shares(job, [0.3, 1.0, 3.0]) for job in jobs_to_tune(config, None)}
     assert shares == {"skipgpt-joint": [0.3, 3.0], "skipgpt-rt": [], "lora": []}
     asked = []

@@ -108,8 +108,8 @@ def main() -> None:
         names = ", ".join(suite.config["backbones"])
         raise ValueError(f"--suite: rows are tuned on one backbone, and it has several ({names})")
     set_up_torch(args.threads)
-    rates = above_zero(args.grid, "grid", "learning rates, such as 1e-3,3e-3")
-    shares = above_zero(args.lora_grid, "lora-grid", "shares of a learning rate, such as 0.3,1")
+    rates = above_zero(args.grid, "grid", "learning rates", "1e-3,3e-3")
+    shares = above_zero(args.lora_grid, "lora-grid", "shares of a learning rate", "0.3,1")
     check_positive(args, "updates")
     check_place(args.out)
     budgets = args.budgets and numbers(args.budgets, "budgets", "fractions, such as 0.25,0.4")
@@ -158,15 +158,15 @@ def numbers(text: str, option: str, form: str) -> list[float]:
         raise ValueError(f"--{option} '{text}' must be {form}") from error
 
 
-def above_zero(text: str, option: str, form: str) -> list[float]:
+def above_zero(text: str, option: str, what: str, example: str) -> list[float]:
     """The numbers of an option, all above 0.
 
     Raises:
         ValueError: Not of that form.
     """
-    values = numbers(text, option, form)
+    values = numbers(text, option, f"{what}, such as {example}")
     if not all(0 < value < math.inf for value in values):
-        raise ValueError(f"--{option} '{text}' must be {form}, above 0")
+        raise ValueError(f"--{option} '{text}' must be {what} above 0")
     return values
 
 
