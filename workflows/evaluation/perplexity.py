@@ -37,14 +37,14 @@ def perplexity(lm: CountingLM, entry: TaskEntry) -> tuple[list[dict[str, Any]], 
         raise ValueError(f"text file {entry.file} holds fewer than two tokens")
     # Every token is an answer token.
     lm.marker.first = 0
-    rows = []
+    head, rows = logits_of(lm.model), []
     for number, window in enumerate(tqdm(windows, desc=entry.task, leave=False)):
         lm.log.passes.clear()
         with torch.no_grad():
             output = decoder(lm.model)(input_ids=window[None].to(lm.device), use_cache=False)
             states, nexts = output.last_hidden_state[0, :-1], window[1:].to(lm.device)
             loss = sum(
-                cross_entropy(logits_of(lm.model)(part).float(), words, reduction="sum").item()
+                cross_entropy(head(part).float(), words, reduction="sum").item()
                 for part, words in zip(states.split(POSITIONS), nexts.split(POSITIONS), strict=True)
             )
         executed = lm.log.passes[-1]

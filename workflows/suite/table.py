@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
 from methods import Row
-from workflows.records.record import Protocol
+from workflows.records.record import PROTOCOLS, Protocol
 from workflows.suite.checks import check_budget
 
 
@@ -209,10 +209,9 @@ def read_choices(content: Mapping[str, Any]) -> dict[str, Choices]:
         for row, entries in content["params"].items()
     }
     for choice in (choice for entries in choices.values() for choice in entries):
-        if choice.match not in (None, *get_args(Protocol)):
+        if choice.match not in (None, *PROTOCOLS):
             raise ValueError(f"match is '{choice.match}'")
-        if choice.budget is not None and not 0 < choice.budget < 1:
-            raise ValueError(f"budget is {choice.budget}")
+        check_budget("tuned", choice.budget)
     return choices
 
 

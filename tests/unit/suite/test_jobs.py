@@ -17,6 +17,7 @@ from workflows.suite import commands, inputs
 from workflows.suite.config import with_defaults
 from workflows.suite.job import DATA_PARTS, FIDELITY
 from workflows.suite.jobs import Suite, read_suite
+from workflows.suite.table import read_choices
 
 
 def keys(suite: Suite) -> list[str]:
@@ -293,3 +294,10 @@ def test_the_backbone_writes_any_part_of_the_data(
     words = ["--model", "m", "--rows", "4", "--out", "a.jsonl", "--part", part]
     monkeypatch.setattr("sys.argv", ["texts", *words])
     assert texts.arguments().part == part
+
+
+@pytest.mark.parametrize("wrong", [{"match": "splt"}, {"budget": 25}])
+def test_a_tuned_choice_that_can_fit_no_job_is_refused(wrong: dict[str, Any]) -> None:
+    content = {"params": {"hero": [{"params": {"learning_rate": 0.1}, **wrong}]}}
+    with pytest.raises(ValueError, match="splt|25"):
+        read_choices(content)
