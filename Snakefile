@@ -22,7 +22,7 @@ from workflows.suite.jobs import check_again, read_suite
 from workflows.suite.progress import RunNames, TimeLeft, at_once
 from workflows.suite.show import opening
 from workflows.report import FRAMES
-from workflows.runtime.contents import digest
+from workflows.runtime.contents import digest, is_hashed
 
 # A default `configfile:` would merge into every other suite, so the demo is loaded only when no
 # suite was given.

@@ -7,7 +7,7 @@ rule fit:
         code=fit_code_files,
         backbone=backbone,
         models=other_models,
-        data=lambda wildcards: list(data_files(wildcards).values()),
+        data=data_files,
     output:
         model("trained"),
     log:
