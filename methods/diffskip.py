@@ -66,7 +66,8 @@ class DiffSkip(RoutedMethod):
         FlexiDepth, by the same group; the parameter count of the released checkpoint agrees. n, the
         initial values (gates of 0.88, P at zero) and the learning rates are our choices. The
         factors are plainly w and 1 - w, not SparseMixer, and the penalty is HeRo's, steered to the
-        budget, not one that pulls to 4 or 8 skipped FFNs; so such rows differ in the router alone.
+        budget, not one that pulls to 4 or 8 skipped FFNs; so such rows differ in router and adapter
+        (HeRo's ``variant: difference`` changes the router alone).
         delta is computed in float32 from hidden states in the backbone's dtype; in bfloat16 large
         hidden states have already lost digits.
     """

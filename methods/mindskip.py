@@ -82,8 +82,9 @@ class MindSkip(RoutedMethod):
         training steers the weight of the penalty and the threshold is calibrated on the probe
         texts. Under ``match: split`` prompt tokens and answer tokens have a weight each, and the
         threshold is calibrated on answer tokens. The last layer may be routed; the authors leave it
-        out. ``prompt_weight`` is 1; the authors train on answers only. It trains D numbers per
-        layer, far fewer than any other row.
+        out. ``prompt_weight`` is 1 (0.1 in the demo's suites); the authors train on
+        answers only. Without a norm in front of attention, as in OLMo 2, z = h. It trains D numbers
+        per layer, far fewer than any other row.
     """
 
     title = "MindSkip ({target})"

@@ -69,9 +69,10 @@ class SliceGPT(Method):
         arXiv 2401.15024, section 3.
     Differs from upstream: it reads the calibration documents of all rows, not 128 texts of
         WikiText-2. Embeddings are not centred, so that s = 0 is exact. eps comes from the config
-        instead of 1e-5. ``orientation`` defaults to ``"pca"``, which needs no random numbers.
-        Calibration runs dense layers on projected hidden states. This is the same function as
-        running sliced layers, with one forward pass per layer instead of two.
+        instead of 1e-5. A head tied to the embeddings is untied and its copy counts, so a budget
+        leaves fewer directions. ``orientation`` defaults to ``"pca"``, which needs no random
+        numbers. Calibration runs dense layers on projected hidden states. This is the same
+        function as running sliced layers, with one forward pass per layer instead of two.
     """
 
     title = "SliceGPT"

@@ -27,7 +27,6 @@ from workflows.report.published import SOURCE, read_frames
 from workflows.report.readme_table import published_tables
 from workflows.stats.budget import met
 from workflows.stats.resample import RETAIN
-from workflows.suite.tries import DIVERGED
 
 SUFFIX = ".md.jinja"
 PROJECT = f"project{SUFFIX}"
@@ -154,7 +153,8 @@ def answers_right(row: str, budget: float) -> tuple[float, float]:
 
     Args:
         row: As in the file of tries. Tries at its first length count: all rows have these.
-        budget: Of tries for it count those that met it within a point. A healed row's have no skip.
+        budget: Of tries for it count those that met it within a point, and those that diverged, at
+            0. A healed row's have no skip.
     """
     tries = yaml.safe_load(TRIES.read_text(encoding="utf-8"))["tries"][row]
     tries = [one for one in tries if one["updates"] == tries[0]["updates"]]
@@ -162,7 +162,6 @@ def answers_right(row: str, budget: float) -> tuple[float, float]:
         one["right"]
         for one in tries
         if (one.get("match", "pooled"), one["budget"]) == ("pooled", budget)
-        and one["loss"] < DIVERGED
         and met(budget, one.get("skip", budget))
     ]
     return 100 * min(right), 100 * max(right)

@@ -36,8 +36,8 @@ DEFINED = (
 BESIDE = (
     "Above chance: mean of (score - chance) / (reference - chance) over the tasks in which the "
     "reference leads chance by more than two standard errors; 0 is a guess. Flips: items that are "
-    "right here and wrong in the reference, or the other way round; mean over tasks. Changed: "
-    "items with another chosen answer."
+    "right here and wrong in the reference, or the other way round. Changed: items with another "
+    "chosen answer, of tasks in which one is chosen. Both are means over tasks."
 )
 DISTANT = (
     "KL: Kullback-Leibler divergence of the next-token distributions from the dense model's, nats "

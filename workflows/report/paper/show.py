@@ -21,8 +21,9 @@ FAMILIES = {
 }
 PARTS = ["backbone", "match", *GROUP]
 LEGEND = (
-    "Paper / ours. =: the paper's value lies in our 95 % interval; ≠: it does not; ?: the two "
-    "cannot be compared, the note says why. Retain without ARC: over the benchmarks that "
+    "Paper / ours. =: the paper's value lies in our 95 % interval, widened by its rounding and its "
+    "seeds (a steered skip: within a point); ≠: it does not; ?: the two cannot be compared, the "
+    "note says why. Retain without ARC: over the benchmarks that "
     "have one split; the paper's value is recomputed from its scores."
 )
 PLACES = (
