@@ -22,7 +22,7 @@ from workflows.suite.jobs import check_again, read_suite
 from workflows.suite.progress import RunNames, TimeLeft, at_once
 from workflows.suite.show import opening
 from workflows.report import FRAMES
-from workflows.runtime.contents import digest, is_hashed
+from workflows.runtime.contents import digest
 
 # A default `configfile:` would merge into every other suite, so the demo is loaded only when no
 # suite was given.
@@ -33,9 +33,17 @@ if not config:
 
 try:
     SUITE = read_suite(config)
+    inputs.check_fetched(SUITE)
 except ValueError as error:
     sys.exit(f"error: {error}")
 inputs.renew_models(SUITE)
+
+
+# So many GPUs are in use at once; --resources gpu=N says how many the machine has. A cluster has its
+# own limits. In a profile that Snakemake finds by itself it would win over any other profile.
+if workflow.is_main_process and workflow.global_resources["_nodes"].value is None:
+    if "gpu" not in workflow.global_resources:
+        workflow.register_resource("gpu", 1)
 
 
 report: "workflows/report/workflow.rst"

@@ -243,27 +243,37 @@ class Data:
         """Prompt (may be empty) and whole text of a row."""
         if self.tokenizer is None:
             raise ValueError(f"{where}: the backbone has no tokenizer, give ids (.npy) instead")
-        if isinstance(row, dict):
-            for name in TEXTS:
-                if not isinstance(row.get(name, ""), str):
-                    raise ValueError(f"{where}: '{name}' is no text: {row[name]!r:.80}")
-            if not _are_counts(row.get("counts", [1, 1])):
-                raise ValueError(
-                    f"{where}: 'counts' is not two numbers above 0: {row['counts']!r:.80}"
-                )
-            prompt = row.get("prompt", "")
-            if "messages" in row:
-                check_turns(row["messages"], where)
-                try:
-                    return "", conversation(self.tokenizer, row["messages"])
-                except ValueError as error:
-                    raise ValueError(f"{where}: {error}") from error
-            if "completion" in row:
-                return prompt, f"{prompt} {row['completion']}" if prompt else row["completion"]
-            for name in ("text", "fed"):
-                if name in row:
-                    return prompt if name == "fed" else "", row[name]
+        check_row(row, where)
+        if "messages" in row:
+            try:
+                return "", conversation(self.tokenizer, row["messages"])
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
+        prompt = row.get("prompt", "")
+        if "completion" in row:
+            return prompt, f"{prompt} {row['completion']}" if prompt else row["completion"]
+        return ("", row["text"]) if "text" in row else (prompt, row["fed"])
+
+
+def check_row(row: Any, where: str) -> None:
+    """Check the form of a document.
+
+    Args:
+        row: As read from JSON.
+        where: Its place, for messages.
+
+    Raises:
+        ValueError: It is no object with a text, or a value is of another kind.
+    """
+    if not isinstance(row, dict) or not {"messages", "completion", "text", "fed"} & row.keys():
         raise ValueError(f"{where}: expected an object with text, completion, messages or fed")
+    for name in TEXTS:
+        if not isinstance(row.get(name, ""), str):
+            raise ValueError(f"{where}: '{name}' is no text: {row[name]!r:.80}")
+    if not _are_counts(row.get("counts", [1, 1])):
+        raise ValueError(f"{where}: 'counts' is not two numbers above 0: {row['counts']!r:.80}")
+    if "messages" in row:
+        check_turns(row["messages"], where)
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:

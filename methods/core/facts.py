@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+# Written by the fetch step into a folder that it downloaded.
+FETCHED = "fetched.json"
+
 
 def file_facts(file: Path, earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """``size`` in bytes, ``mtime_ns`` and ``sha256`` of a file.

@@ -313,6 +313,9 @@ def test_wrong_data_sources(refuse: steps.Refuse, tmp_path: Path) -> None:
     assert "holds no document" in prepare(json.dumps({"source": str(tmp_path / "text.txt")}))
     assert "--source is not valid JSON" in prepare("{")
     assert "1 is not valid JSON" in prepare(json.dumps({"source": str(tmp_path / "bad.jsonl")}))
+    (tmp_path / "odd.jsonl").write_text('{"text": "a"}\n{"conversations": []}\n')
+    said = prepare(json.dumps({"source": str(tmp_path / "odd.jsonl")}))
+    assert "document 2: expected an object with text, completion, messages or fed" in said
 
 
 def test_a_fresh_process_says_the_same(copy: Path, tmp_path: Path) -> None:

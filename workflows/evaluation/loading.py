@@ -7,7 +7,7 @@ run, with the reason; all other tasks are scored.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -61,6 +61,7 @@ def load(entry: TaskEntry, manager: TaskManager) -> Group:
     Raises:
         CannotRun: A package, a metric or a data set is missing and cannot be fetched, or the task
             would run what a model writes without a sandbox.
+        ValueError: No task of it has the entry's metric.
     """
     confine_templates()
     with explained(entry.task):
@@ -74,7 +75,21 @@ def load(entry: TaskEntry, manager: TaskManager) -> Group:
             raise CannotRun(f"'{name}' of lm-eval runs what a model writes without a sandbox")
         if getattr(task, "MULTIMODAL", False):
             raise CannotRun(f"'{name}' has images or sound, and models here read text")
+    check_metric(entry, (name for task in group.get_all_tasks() for name in task.aggregation()))
     return group
+
+
+def check_metric(entry: TaskEntry, metrics: Iterable[str]) -> None:
+    """Refuse a headline metric that is none of these.
+
+    Raises:
+        ValueError: The message names those that there are.
+    """
+    names = sorted(set(metrics))
+    if entry.metric is not None and entry.metric not in names:
+        raise ValueError(
+            f"task '{entry.task}' has no metric '{entry.metric}' (it has: {', '.join(names)})"
+        )
 
 
 def confine_templates() -> None:

@@ -23,7 +23,7 @@ from methods.core.model.ledger import Rates, Tally
 from workflows.evaluation import sandbox
 from workflows.evaluation.answers import RIGHT_OR_WRONG, check_targets, chosen, guess
 from workflows.evaluation.harness import ANSWER, KINDS, CountingLM, simple_evaluate
-from workflows.evaluation.loading import CannotRun, explained, load, task_manager
+from workflows.evaluation.loading import CannotRun, check_metric, explained, load, task_manager
 from workflows.evaluation.perplexity import perplexity, prompt_digest
 from workflows.evaluation.store import ScoreStore, TaskScores
 from workflows.evaluation.tasklist import TaskEntry
@@ -157,10 +157,8 @@ def run_task(
     better = {k: v for name in samples for k, v in output["higher_is_better"][name].items()}
     shots = max(output["n-shot"][name] for name in samples)
     metrics = [key for key in values if "," in key and "_stderr," not in key]
+    check_metric(entry, (key.split(",")[0] for key in metrics))
     headline = entry.metric or metrics[0].split(",")[0]
-    if headline not in {key.split(",")[0] for key in metrics}:
-        names = ", ".join(sorted({key.split(",")[0] for key in metrics}))
-        raise ValueError(f"task '{entry.task}' has no metric '{headline}' (it has: {names})")
     check_targets(tasks, samples)
     frames, scores = [], []
     primary = next(key for key in metrics if key.split(",")[0] == headline)

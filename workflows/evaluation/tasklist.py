@@ -26,6 +26,8 @@ KEYS: dict[str, type] = {
     "chance": float,
 }
 PERPLEXITY = "perplexity"
+# Keys that say nothing of a text.
+OF_TASKS = ("metric", "num_fewshot", "chat_template", "split", "config", "chance")
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,9 @@ def read_entries(raw: Sequence[Any]) -> list[TaskEntry]:
             raise ValueError(f"task entry {item!r}: a perplexity needs a text file")
         if entry.file and not entry.is_perplexity:
             raise ValueError(f"task entry {item!r}: file is only for a perplexity")
+        idle = [key for key in OF_TASKS if not isinstance(item, str) and key in item]
+        if idle and entry.is_perplexity:
+            raise ValueError(f"task entry {item!r}: {', '.join(idle)} is not for a perplexity")
         if entry.split not in ("test", "validation"):
             raise ValueError(f"task entry {item!r}: split is test or validation")
         entries.append(entry)

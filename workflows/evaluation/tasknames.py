@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,16 +69,22 @@ def _members(group: Mapping[str, Any]) -> list[tuple[str, bool]]:
 def hub_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
     """Names of the folders' tasks and groups that may load a data set of the hub.
 
-    A task does if its file names such a data set. A group, and a task in Python, may do so.
+    A task does if its file names a data set, and no files and no folder here. A group, and a task
+    in Python, may do so.
     """
-    data = re.compile(r"[\w.-]+/[\w.-]+")
     return {
         name
         for name, task in read_index(folders).items()
         if task.kind == GROUP
         or (task.kind == TASK and "class" in task.content)
-        or data.fullmatch(str(task.content.get("dataset_path")))
+        or _of_hub(task.content)
     }
+
+
+def _of_hub(task: Mapping[str, Any]) -> bool:
+    data = task.get("dataset_path")
+    files = (task.get("dataset_kwargs") or {}).get("data_files")
+    return isinstance(data, str) and files is None and not Path(data).exists()
 
 
 def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TASKS,)) -> None:

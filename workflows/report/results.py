@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,16 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from methods import ORDER
-from workflows.records import DECISIONS, SAMPLE
+from workflows.records import SAMPLE
 from workflows.records.archive import ITEMS, SPEED, run_files, write_archive
 from workflows.records.files import read_record, read_speeds
 from workflows.records.record import Record
 from workflows.report.places import as_folder, read_suite_file, read_suites, suite_files
-from workflows.runtime.heartbeat import read_status
+from workflows.report.runs import find_runs, other_params
 from workflows.stats.comparable import check_comparable
 from workflows.stats.lines import Panel, headline_items, make_panels
 from workflows.stats.speeds import Speeds, key
 from workflows.suite.checks import default_focus
-from workflows.suite.job import Job
-from workflows.suite.jobs import read_suite
 from workflows.suite.splits import check_one_split, without_second_split
 
 
@@ -42,6 +40,7 @@ class Results:
         repeat_items: Index of a repeat -> its frame of items.
         speeds: Measured times of runs.
         missing: Runs of the suite without a record, by row and budget, and why some failed.
+        outdated: Runs whose record has other params than the suite, with their names.
         other_models: Runs whose times are of an earlier model, so that no table shows them.
         incomplete: Runs of which not all cases were timed.
         configs: Of the suite's parts, which made the runs.
@@ -57,6 +56,7 @@ class Results:
     repeat_items: dict[int, pd.DataFrame]
     speeds: Speeds
     missing: list[str]
+    outdated: list[str]
     other_models: list[str]
     incomplete: list[str]
     configs: list[dict[str, Any]]
@@ -95,7 +95,7 @@ def _read(folder: Path, name: str) -> Results:
     """The results of a folder with this name."""
     order = {name: position for position, name in enumerate(ORDER)}
     configs = read_suites(folder)
-    runs, noise, missing = _files(folder, configs)
+    runs, noise, missing, jobs = find_runs(folder, configs)
     loaded = [(read_record(file), file) for file in runs]
     loaded.sort(key=lambda pair: _position(pair[0], order))
     records, files = [record for record, _ in loaded], [file for _, file in loaded]
@@ -113,15 +113,22 @@ def _read(folder: Path, name: str) -> Results:
     panels = make_panels(records, items, tasks, settings["reference_row"])
     repeat_items = _read_items(repeats, noise)
     speeds, others, incomplete = _read_speeds(records, files)
+    outdated = [
+        f"{record.row} {file.parts[-3]} s{record.seed} ({', '.join(names)})"
+        for record, file in zip(records, files, strict=True)
+        if (names := other_params(record, jobs.get(file, [])))
+    ]
     return Results(
         name, folder, settings, records, files, panels, repeats, repeat_items, speeds, missing,
-        others, incomplete, configs,
+        outdated, others, incomplete, configs,
     )  # fmt: skip
 
 
 def gaps(results: Results) -> list[str]:
     """Sentences on what tables lack: runs without a record, and tasks that do not count."""
     sentences = [f"No record yet: {', '.join(results.missing)}."] if results.missing else []
+    if results.outdated:
+        sentences.append(f"Of other params than the suite has now: {', '.join(results.outdated)}.")
     if results.other_models:
         files = ", ".join(results.other_models)
         sentences.append(
@@ -190,63 +197,6 @@ def _falling_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]
         if not score.higher_is_better
     }
     return [task for task in tasks if task in names]
-
-
-def _files(
-    folder: Path, configs: Sequence[dict[str, Any]]
-) -> tuple[list[Path], list[Path], list[str]]:
-    """Files of records, files of the noise floor, and the runs without a record.
-
-    Runs that the suite does not list are left out; where no suite can be read every record counts.
-    """
-    files = sorted(folder.rglob("record.json"))
-    beside = (f for f in folder.rglob("noise/batch*.json") if not f.name.endswith(DECISIONS))
-    noise = sorted(sorted(beside), key=lambda file: (len(file.name), file.name))
-    if not files:
-        raise ValueError(f"{folder} holds no record.json")
-    if not configs:
-        return files, noise, []
-    try:
-        suites = [read_suite(config) for config in configs]
-    except ValueError as error:
-        return files, noise, [f"unknown, for the suite cannot be read here ({error})"]
-    jobs = {job.key: job for suite in suites for job in suite.jobs}
-    names = [f"{job.folder}/record.json" for job in jobs.values()]
-    names += [file for suite in suites for file in suite.noise_files()]
-    paths = {folder.joinpath(*Path(name).parts[2:]) for name in names}
-    runs, floor = ([f for f in kind if f in paths] for kind in (files, noise))
-    here = {str(file.relative_to(folder).parent) for file in runs}
-    done = {_run(job) for job in jobs.values() if "/".join(job.key) in here}
-    missing = [job for job in jobs.values() if _run(job) not in done]
-    if not runs:
-        raise ValueError(f"{folder} holds no record of a run that its suite lists")
-    return runs, floor, [*_label_runs(missing, list(jobs.values())), *_failed(folder, missing)]
-
-
-def _run(job: Job) -> tuple[str, ...]:
-    """What one record is enough for: all seeds of a job that is not stochastic."""
-    return job.key if job.method.stochastic else job.key[:-1]
-
-
-def _label_runs(missing: Sequence[Job], jobs: Sequence[Job]) -> list[str]:
-    """Runs without a record, by row; a budget or a seed without any record stands by itself."""
-    rest = [job for job in jobs if job not in missing]
-    labels = {job.label for job in missing} - {job.label for job in rest}
-    seeds = {job.seed for job in missing} - {job.seed for job in rest}
-    whole = [*sorted(labels), *(f"s{seed}" for seed in sorted(seeds))]
-    names: dict[str, list[str]] = {f"all of {part}": [] for part in whole}
-    for job in (job for job in missing if job.label not in labels and job.seed not in seeds):
-        names.setdefault(f"{job.row} {job.label}", []).append(f"s{job.seed}")
-    return [" ".join([name, *seeds]) for name, seeds in names.items()]
-
-
-def _failed(folder: Path, missing: Sequence[Job]) -> Iterator[str]:
-    """Runs without a record whose fit or score failed, each with its reason."""
-    for job in missing:
-        logs = folder.joinpath("logs", *job.key)
-        for status in map(read_status, (logs / "fit.log", logs / "score.log")):
-            if status is not None and status["status"] == "failed":
-                yield f"{job.row} {job.label} s{job.seed} failed ({status['reason'].rstrip('.')})"
 
 
 def _position(record: Record, order: dict[str, int]) -> tuple[Any, ...]:

@@ -57,31 +57,25 @@ def base_models(wildcards):
     return [ancient(model) for model in job(wildcards).stands_on()]
 
 
-# For files whose `digest` is a param: another content makes a job run again, another time does not.
-def by_content(file):
-    return ancient(file) if is_hashed(file) else file
-
-
 def backbone(wildcards):
-    return map(by_content, inputs.backbone_files(SUITE, wildcards.backbone))
+    return inputs.backbone_files(SUITE, wildcards.backbone)
 
 
 def tokenizer(wildcards):
-    return map(by_content, inputs.tokenizer_files(SUITE, wildcards.backbone))
+    return inputs.tokenizer_files(SUITE, wildcards.backbone)
 
 
+# Used as params: a changed content makes a job run again, a changed time alone does not.
 def fitted_contents(wildcards):
     return digest(inputs.fit_files(SUITE, job(wildcards)))
 
 
 def tokenizer_contents(wildcards):
-    return digest(inputs.tokenizer_files(SUITE, wildcards.backbone))
+    return digest(tokenizer(wildcards))
 
 
-# Token ids (.npy) are a file of the suite, all others are made by a rule.
 def data_files(wildcards):
-    files = SUITE.data_files(job(wildcards)).values()
-    return [by_content(file) if file.endswith(".npy") else file for file in files]
+    return SUITE.data_files(job(wildcards))
 
 
 def data_arguments(wildcards):

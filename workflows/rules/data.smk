@@ -6,9 +6,7 @@ TEXT_CODE = watched(SUITE.text_code())
 rule data:
     input:
         checked=ancient(CHECKED),
-        source=lambda wildcards: map(
-            by_content, inputs.source_files(SUITE, wildcards.part)
-        ),
+        source=lambda wildcards: inputs.source_files(SUITE, wildcards.part),
         code=TEXT_CODE,
     output:
         "results/{suite}/data/{part}.jsonl",
@@ -39,7 +37,7 @@ if SUITE.own_parts:
     rule texts:
         input:
             checked=ancient(CHECKED),
-            backbone=map(by_content, inputs.backbone_files(SUITE, OWN_WRITER)),
+            backbone=inputs.backbone_files(SUITE, OWN_WRITER),
             code=TEXT_CODE,
         output:
             f"results/{{suite}}/data/{{part,{'|'.join(SUITE.own_parts)}}}.jsonl",
@@ -97,7 +95,7 @@ if SUITE.probes_tasks:
     rule probe:
         input:
             tasks=SUITE.probe_task_files(),
-            files=map(by_content, inputs.probe_files(SUITE)),
+            files=inputs.probe_files(SUITE),
             checked=ancient(CHECKED),
             code=TEXT_CODE,
         output:

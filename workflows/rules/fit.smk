@@ -7,7 +7,7 @@ rule fit:
         code=fit_code_files,
         backbone=backbone,
         models=other_models,
-        data=data_files,
+        data=lambda wildcards: list(data_files(wildcards).values()),
     output:
         model("trained"),
     log:

@@ -46,7 +46,7 @@ rule check:
 
 rule task_data:
     input:
-        lambda wildcards: map(by_content, inputs.task_files(SUITE, wildcards.task)),
+        lambda wildcards: inputs.task_files(SUITE, wildcards.task),
     output:
         TASK_DATA,
     log:

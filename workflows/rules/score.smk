@@ -6,7 +6,7 @@ rule score:
         model=f"{RUN}/model",
         base=base_models,
         code=watched(SUITE.evaluation_code()),
-        files=map(by_content, inputs.score_files(SUITE)),
+        files=inputs.score_files(SUITE),
         tasks=SUITE.task_data_files(),
         fidelity=SUITE.fidelity_files(),
     output:

@@ -30,7 +30,6 @@ rule time:
     params:
         run=commands.timing(SUITE),
         fit=lambda wildcards: commands.fit(SUITE, job(wildcards)),
-        contents=fitted_contents,
         device=DEVICE,
     message:
         f"{RUN_NAME}: time over dense{TIMED}"

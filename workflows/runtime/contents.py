@@ -19,7 +19,7 @@ TOKENIZER = (
 )  # fmt: skip
 WEIGHTS = ("*.safetensors",)
 # Bytes. Before each run a rule hashes its input files up to this size; of larger ones it takes
-# the size and the time.
+# the size alone.
 LARGE = 2**24
 
 
@@ -62,19 +62,14 @@ def digest(files: Sequence[str]) -> str:
     return total.hexdigest()[:16]
 
 
-def is_hashed(name: str) -> bool:
-    """Whether :func:`digest` reads the content of a file, so that its time need not count."""
-    file = Path(name)
-    return file.is_file() and file.stat().st_size <= LARGE
-
-
 @cache
 def _content(name: str) -> str:
     """Hash of a file, the size of a large one, nothing if there is no file."""
     file = Path(name)
-    if is_hashed(name):
-        return sha256(file)
-    return str(file.stat().st_size) if file.is_file() else ""
+    if not file.is_file():
+        return ""
+    size = file.stat().st_size
+    return sha256(file) if size <= LARGE else str(size)
 
 
 def model_files(folder: Path, *patterns: str) -> list[Path]:

@@ -155,7 +155,8 @@ def _lock(temporary: Path, target: Path) -> Iterator[None]:
     Raises:
         ValueError: Another process has locked it.
     """
-    lock = os.open(temporary, os.O_RDONLY)
+    # NFS locks only what can be written.
+    lock = os.open(temporary, os.O_RDONLY if temporary.is_dir() else os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

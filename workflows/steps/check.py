@@ -43,8 +43,15 @@ def main() -> None:
         config = read_config(folder)
         check_windows(suite, name, window_of(config))
         check_weights(folder, config)
-        if read_tokenizer(folder, config) is None:
+        tokenizer = read_tokenizer(folder, config)
+        if tokenizer is None:
             raise ValueError(f"backbone '{name}' in {folder} has no tokenizer; tasks are text")
+        chats = [entry.task for entry in suite.entries if entry.chat_template]
+        if chats and tokenizer.chat_template is None:
+            raise ValueError(
+                f"backbone '{name}' in {folder} has no chat template, which "
+                f"{', '.join(chats)} would take (chat_template: true)"
+            )
     with whole_file(args.out) as file:
         write_json(file, dict(suite.config))
     print(f"suite {suite.name}: {len(suite.jobs)} runs")

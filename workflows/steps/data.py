@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from methods.core.data import read_rows
+from methods.core.data import check_row, read_rows
 from methods.core.jsonfile import parse_json, write_json
 from methods.core.seeds import seed_for
 from workflows.demo.corpus import documents, items, task_names
@@ -54,6 +54,7 @@ def main() -> None:
     count = 0
     with whole_file(args.out) as file, file.open("w", encoding="utf-8") as stream:
         for document in documents:
+            check_row(document, f"data source {spec['source']}, document {count + 1}")
             stream.write(json.dumps(document, ensure_ascii=False) + "\n")
             count += 1
         if not count:

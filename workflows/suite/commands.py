@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 from workflows.suite.job import Job, data_words
 from workflows.suite.jobs import Suite
@@ -65,10 +66,17 @@ def probe(suite: Suite) -> str:
     """Arguments of the probe step; a chat template is that of the first backbone."""
     source = suite.config["data"]["probe"]
     first = next(iter(suite.config["backbones"]))
-    tasks = json.dumps(suite.probe_tasks, sort_keys=True)
+    # How a task is scored changes no text of it.
+    entries = [_without(raw, "metric", "chance") for raw in suite.probe_tasks]
+    tasks = json.dumps(entries, sort_keys=True)
     words = ["--tasks", tasks, "--rows", str(source.get("rows", PROBE_ROWS))]
     words += ["--seed", str(source["seed"]), "--backbone", suite.backbone_folder(first)]
     return shlex.join([*words, *_limit(suite), *_shared(suite), *_task_dir(suite)])
+
+
+def _without(raw: Any, *keys: str) -> Any:
+    """A task entry without some keys."""
+    return raw if isinstance(raw, str) else {k: v for k, v in raw.items() if k not in keys}
 
 
 def texts(suite: Suite, part: str) -> str:

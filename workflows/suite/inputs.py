@@ -5,9 +5,11 @@ Paths are relative to the folder in which Snakemake and the steps run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from methods.core.facts import FETCHED
 from workflows.evaluation.tasklist import TaskEntry, entry_files, read_entries
 from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, model_files
 from workflows.suite.checks import is_file, is_local
@@ -61,6 +63,27 @@ def origin_files(suite: Suite, name: str) -> list[str]:
     """The file here that a backbone is converted from, if it is one."""
     path = str(suite.config["backbones"][name]["path"])
     return [path.removeprefix("gguf:")] if path.startswith("gguf:") else []
+
+
+def check_fetched(suite: Suite) -> None:
+    """Refuse to fetch a backbone into the folder of another: models of other suites stand on it.
+
+    Raises:
+        ValueError: A folder of the suite's name for a backbone holds another one.
+    """
+    for name in suite.config["backbones"]:
+        file = Path(suite.backbone_folder(name)) / FETCHED
+        asked = json.loads(suite.hub_source(name))
+        held = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if held.get("source", asked) != asked:
+            raise ValueError(
+                f"suite config, backbones.{name}: {file.parent} holds {_words(held['source'])}, "
+                f"not {_words(asked)}; take another name, or remove the folder"
+            )
+
+
+def _words(source: Mapping[str, str]) -> str:
+    return " ".join(source.values())
 
 
 def renew_models(suite: Suite) -> None:

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from methods.core.facts import file_facts
+from methods.core.facts import FETCHED, file_facts
 from methods.core.jsonfile import first_line, read_json
 from methods.core.model.families import FAMILIES
 
@@ -30,8 +30,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 GENERATION, ADAPTER = "generation_config.json", "adapter_config.json"
 SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
-# Written by the fetch step into a folder that it downloaded.
-FETCHED = "fetched.json"
 
 
 def read_config(path: Path) -> PreTrainedConfig:

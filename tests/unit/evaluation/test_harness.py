@@ -228,7 +228,10 @@ def test_a_plain_model_counts_tokens_and_skips_nothing(many: Path) -> None:
     assert scored.scores[0]["rates"]["all"]["tokens"] == sum(n for n, _ in routed.values())
 
 
-def test_an_unknown_metric_is_named(model: Any, many: Path) -> None:
+def test_an_unknown_metric_is_named_before_anything_is_scored(
+    model: Any, many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.evaluation.score.simple_evaluate", None)
     with pytest.raises(ValueError, match=r"no metric 'f1' \(it has: acc, acc_norm\)"):
         score(harness(model, 8), [TaskEntry("toy_choice", metric="f1", limit=2)], [many])
 

@@ -92,6 +92,8 @@ def test_own_names_are_found_as_yaml_reads_them(tmp_path: Path) -> None:
         "d": "task: python\nclass: !function code.Task",
         "e": "include: base\ntask: child",
         "g": "task: rows\ndataset_path: json\ndataset_kwargs: {data_files: {test: x.jsonl}}",
+        "k": "task: canonical\ndataset_path: imdb",
+        "l": f"task: folder\ndataset_path: {tmp_path}",
         "h": "group: none\ntask: [quoted]",
         "i": "group: lacks\ntask: [gone]\naggregate_metric_list: [{metric: acc}]",
         "j": "group: runs\ntask: [{task: humaneval}]\naggregate_metric_list: [{metric: acc}]",
@@ -100,15 +102,15 @@ def test_own_names_are_found_as_yaml_reads_them(tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text(text)
     (tmp_path / "base").write_text("dataset_path: owner/data")
     (tmp_path / "code.py").touch()
-    tasks = {"quoted", "drawn", "python", "child", "rows"}
+    tasks = {"quoted", "drawn", "python", "child", "rows", "canonical", "folder"}
     groups = {"pair", "none", "lacks", "runs"}
     assert own_task_names([tmp_path]) == tasks | groups
-    assert hub_task_names([tmp_path]) == {"quoted", "python", "child"} | groups
+    assert hub_task_names([tmp_path]) == {"quoted", "python", "child", "canonical"} | groups
     check_names(parse_tasks(",".join([*tasks, "pair"])), [tmp_path])
     for name, said in {
         "mine": r"'mine' is a tag, without a score of its own; name its tasks instead \(drawn\)",
         "none": r"group 'none' has no metric that is a mean .* instead \(quoted\)",
-        "lacks": r"unknown task 'gone' \(tasks here: child, drawn",
+        "lacks": r"unknown task 'gone' \(tasks here: canonical, child, drawn",
         "runs": "task 'humaneval' of lm-eval runs what a model writes without a sandbox",
     }.items():
         with pytest.raises(ValueError, match=said):

@@ -190,6 +190,22 @@ def test_a_suite_at_work_shows_what_is_there_and_names_the_rest(tmp_path: Path) 
     assert gaps(read_results(tmp_path)) == ["No record yet: all of b40."]
 
 
+def test_a_record_of_other_params_than_the_suite_asks_for_is_named(tmp_path: Path) -> None:
+    """As while a fit with a new learning rate runs, or when it failed."""
+    rows = {"suite": "demo", "rows": ["dense", "random-skip"], "seeds": [42], "budgets": [0.25]}
+    config = yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text()) | rows
+    config |= {"row_seeds": {}, "noise_batch_sizes": [], "tasks": ["demo_facts"]}
+    backbone = dense()["backbone"] | {"name": "demo"}
+    write_run(tmp_path, dense(score("demo_facts", [1, 1, 0]), backbone=backbone))
+    own = {"budget": 0.25, "match": "pooled", "backbone": backbone, "params": {"candidates": [3]}}
+    write_run(tmp_path, record("random-skip", 0.25, score("demo_facts", [1, 0, 0]), **own))
+    for asked, said in (([3], []), ([2], ["random-skip b25 s42 (candidates)"])):
+        config["params"] = {"random-skip": {"candidates": asked}}
+        (tmp_path / "suite.json").write_text(json.dumps(config))
+        told = [f"Of other params than the suite has now: {one}." for one in said]
+        assert gaps(read_results(tmp_path)) == told
+
+
 def test_a_task_that_the_reference_cannot_do_is_left_out_of_the_retain(tmp_path: Path) -> None:
     """As happens to a small model on few items; draws of nothing count half an item."""
     write_run(tmp_path, dense(score("a", [1, 0]), score("b", [0, 0])))

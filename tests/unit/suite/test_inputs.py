@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.toys.tasks import make_tasks
 from tests.unit.conftest import config
-from workflows.suite import inputs
+from workflows.suite import commands, inputs
 from workflows.suite.jobs import Suite, read_suite
 
 
@@ -61,6 +64,30 @@ def test_data_wait_for_the_file_that_they_are_made_of(suite: Suite) -> None:
     assert files == {
         "training": ["rows.jsonl"], "validation": [], "probe": [], "calibration": ["ids.npy"],
     }  # fmt: skip
+
+
+def test_a_backbone_is_not_fetched_over_another(suite: Suite) -> None:
+    config = {**suite.config, "backbones": {"mine": {"path": "hub:a/b"}}}
+    mine = replace(suite, config=config)
+    inputs.check_fetched(mine)
+    folder = Path("results/backbones/mine")
+    folder.mkdir(parents=True)
+    (folder / "fetched.json").write_text('{"source": {"path": "hub:a/b"}}')
+    inputs.check_fetched(mine)
+    (folder / "fetched.json").write_text('{"source": {"path": "hub:c/d", "revision": "e"}}')
+    with pytest.raises(ValueError, match=r"mine: results/backbones/mine holds hub:c/d e, not hub:"):
+        inputs.check_fetched(mine)
+
+
+def test_how_a_task_is_scored_makes_no_new_probe(suite: Suite) -> None:
+    words = commands.probe(suite)
+    for changes, same in (({"metric": "acc", "chance": 0.5}, True), ({"limit": 3}, False)):
+        tasks = [{"task": "toy_choice", **changes}, *suite.config["tasks"][1:]]
+        other = replace(suite, config={**suite.config, "tasks": tasks})
+        plain = json.loads(shlex.split(words)[1])[1:]
+        told = json.loads(shlex.split(commands.probe(other))[1])
+        assert told[1:] == plain
+        assert (told[0] == {"task": "toy_choice"}) == same
 
 
 def test_a_fit_waits_for_every_file_of_its_backbone(suite: Suite) -> None:

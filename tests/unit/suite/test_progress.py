@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
+from workflows import ROOT
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.progress import RunNames, TimeLeft, at_once, in_words
@@ -129,3 +131,9 @@ def test_jobs_side_by_side(limits: dict[str, Any], gpu: int, jobs: int, suite: S
 )
 def test_times_in_words(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
+
+
+def test_the_default_profile_limits_nothing_that_another_sets() -> None:
+    """Snakemake takes it beside ``--profile``, and it holds over that one."""
+    profile = yaml.safe_load((ROOT / "profiles/default/config.yaml").read_text(encoding="utf-8"))
+    assert "resources" not in profile

@@ -80,6 +80,10 @@ WRONG = [
         {"tasks": [{"task": "perplexity:text", "file": "README.md"}]},
         "tasks: Retain needs a task beside perplexity",
     ),
+    (
+        {"tasks": ["boolq", {"task": "perplexity:text", "file": "README.md", "metric": "acc"}]},
+        "metric is not for a perplexity",
+    ),
     ({"retain_tasks": ["boolq", "arc_easy"]}, "retain_tasks: 'arc_easy' is not scored"),
     ({"retain_tasks": ["boolq", "boolq"]}, "retain_tasks: ['boolq', 'boolq'] has non-unique"),
     ({"reference_row": "lora"}, "reference_row: 'lora' is not among the rows"),
@@ -123,6 +127,14 @@ WRONG = [
     (
         {"data": {"training": {"source": "gone.txt"}}},
         "data.training: file gone.txt does not exist (worlds: demo, small)",
+    ),
+    (
+        {"data": {"training": {"source": "toy/config.json"}}},
+        "data.training: file toy/config.json must end in .jsonl, .txt, .npy",
+    ),
+    (
+        {"data": {"probe": {"source": "tasks", "skip": 8}}},
+        "data.probe: skip is for texts, and source 'tasks' draws items",
     ),
     ({"data": {"trainnig": {"source": "demo"}}}, "data: .*'trainnig'"),
     (

@@ -27,7 +27,9 @@ def test_own_tasks_that_name_a_data_set_of_the_hub_are_fetched_as_well(root: Pat
     folder = root / "tasks"
     folder.mkdir()
     (folder / "theirs.yaml").write_text("task: theirs\ndataset_path: owner/set\n")
-    (folder / "here.yaml").write_text("task: here\ndataset_path: json\n")
+    (folder / "here.yaml").write_text(
+        "task: here\ndataset_path: json\ndataset_kwargs: {data_files: {test: x.jsonl}}\n"
+    )
     suite = read_suite(config(tasks=["theirs", "here"], task_folder=str(folder)), root)
     assert suite.task_data_files() == ["results/tiny/tasks/theirs.json"]
     assert commands.task_data(suite, "theirs").endswith(f"--task-dir {folder}")
