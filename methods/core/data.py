@@ -40,13 +40,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from methods.core.chat import assistant_turns, check_turns, conversation
-from methods.core.jsonfile import parse_json
+from methods.core.chat import assistant_turns, conversation
+from methods.core.rows import check_row, read_rows
 from methods.core.tokens import SUFFIX, Encoder, TokenFile, read_ids, tokenized_by
 from methods.core.tokens import Document as Document
-
-# Keys of a row whose values must be texts.
-TEXTS = ("prompt", "completion", "text", "fed", "task")
 
 
 class Batch(NamedTuple):
@@ -255,41 +252,6 @@ class Data:
         return ("", row["text"]) if "text" in row else (prompt, row["fed"])
 
 
-def check_row(row: Any, where: str) -> None:
-    """Check the form of a document.
-
-    Args:
-        row: As read from JSON.
-        where: Its place, for messages.
-
-    Raises:
-        ValueError: It is no object with a text, or a value is of another kind.
-    """
-    if not isinstance(row, dict) or not {"messages", "completion", "text", "fed"} & row.keys():
-        raise ValueError(f"{where}: expected an object with text, completion, messages or fed")
-    for name in TEXTS:
-        if not isinstance(row.get(name, ""), str):
-            raise ValueError(f"{where}: '{name}' is no text: {row[name]!r:.80}")
-    if not _are_counts(row.get("counts", [1, 1])):
-        raise ValueError(f"{where}: 'counts' is not two numbers above 0: {row['counts']!r:.80}")
-    if "messages" in row:
-        check_turns(row["messages"], where)
-
-
-def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """The rows of a JSON Lines file with their place, for messages.
-
-    Raises:
-        ValueError: A line is not JSON in UTF-8.
-    """
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            yield parse_json(line, where), where
-
-
 def check_file(path: Path, purpose: str) -> None:
     """Check that a file of documents exists and has a known ending.
 
@@ -303,15 +265,6 @@ def check_file(path: Path, purpose: str) -> None:
         raise ValueError(f"{purpose} file {path} does not exist")
     elif path.suffix not in (".jsonl", ".npy"):
         raise ValueError(f"{purpose} file {path} must end in .jsonl, {SUFFIX} or .npy")
-
-
-def _are_counts(value: Any) -> bool:
-    """Whether a value may be the ``counts`` of a row."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(type(count) in (int, float) and count > 0 for count in value)
-    )
 
 
 def _part(document: Document, length: int, opening: bool) -> Document:

@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from methods.core.data import check_row, read_rows
 from methods.core.jsonfile import parse_json, write_json
+from methods.core.rows import check_row, read_rows
 from methods.core.seeds import seed_for
 from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS

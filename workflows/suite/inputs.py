@@ -71,7 +71,10 @@ def check_fetched(suite: Suite) -> None:
     Raises:
         ValueError: A folder of the suite's name for a backbone holds another one.
     """
-    for name in suite.config["backbones"]:
+    fetched = [
+        name for name, spec in suite.config["backbones"].items() if not is_local(spec["path"])
+    ]
+    for name in fetched:
         file = Path(suite.backbone_folder(name)) / FETCHED
         asked = json.loads(suite.hub_source(name))
         held = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

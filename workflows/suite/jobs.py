@@ -180,7 +180,7 @@ class Suite:
 
     def text_code(self) -> list[str]:
         """The files whose change makes texts, probe and tokens again."""
-        core = (f"methods/core/{name}.py" for name in ("chat", "data", "seeds", "tokens"))
+        core = (f"methods/core/{name}.py" for name in ("chat", "data", "rows", "seeds", "tokens"))
         steps = (f"workflows/steps/{name}.py" for name in ("data", "probe", "texts", "tokens"))
         own = (f"workflows/evaluation/{name}.py" for name in ("chat", "ends", "own_texts", "probe"))
         parts = [*core, *steps, *own, "workflows/demo"]

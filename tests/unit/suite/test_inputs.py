@@ -77,6 +77,9 @@ def test_a_backbone_is_not_fetched_over_another(suite: Suite) -> None:
     (folder / "fetched.json").write_text('{"source": {"path": "hub:c/d", "revision": "e"}}')
     with pytest.raises(ValueError, match=r"mine: results/backbones/mine holds hub:c/d e, not hub:"):
         inputs.check_fetched(mine)
+    # What was fetched by hand is taken from where it lies.
+    backbones = {"mine": {"path": str(folder)}}
+    inputs.check_fetched(replace(suite, config={**suite.config, "backbones": backbones}))
 
 
 def test_how_a_task_is_scored_makes_no_new_probe(suite: Suite) -> None:
