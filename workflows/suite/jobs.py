@@ -21,7 +21,6 @@ from workflows.evaluation.tasknames import OWN_TASKS, check_names, hub_task_name
 from workflows.records.record import Protocol
 from workflows.runtime.provenance import SCORING, code_files
 from workflows.suite.checks import (
-    ORIGIN,
     SELF,
     TASKS,
     WORLD,
@@ -34,6 +33,7 @@ from workflows.suite.checks import (
     check_retain,
     check_timing,
     is_local,
+    origin,
 )
 from workflows.suite.config import protocols, with_defaults
 from workflows.suite.job import FIDELITY, Job, data_parts, relative
@@ -94,7 +94,7 @@ class Suite:
     def hub_source(self, name: str) -> str:
         """What the fetch rule downloads, as JSON, without how it is scored."""
         spec = self.config["backbones"][name]
-        return json.dumps({key: spec[key] for key in ORIGIN if key in spec}, sort_keys=True)
+        return json.dumps(origin(spec), sort_keys=True)
 
     def data_source(self, part: str) -> str:
         """What the data rule prepares, as JSON."""
