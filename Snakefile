@@ -44,6 +44,8 @@ inputs.renew_models(SUITE)
 if workflow.is_main_process and workflow.global_resources["_nodes"].value is None:
     if "gpu" not in workflow.global_resources:
         workflow.register_resource("gpu", 1)
+    elif not SUITE.config["resources"]["gpu"]:
+        print("note: resources.gpu of the suite is 0: its jobs run on the CPU", file=sys.stderr)
 
 
 report: "workflows/report/workflow.rst"

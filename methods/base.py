@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from methods.core.model.ledger import Rates
 
 P = TypeVar("P")
+# Types of a param beside Literal, and lists of these.
+PLAIN = (bool, int, float, str, list, dict, type(None))
 
 
 @dataclass(frozen=True)
@@ -191,12 +193,12 @@ def make_params(cls: type[P], values: Mapping[str, Any]) -> P:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     names = [field.name for field in fields]
     for field in fields:
-        if field.default is dataclasses.MISSING:
+        if field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"param '{field.name}' has no default")
         if not _known(hints[field.name]):
             raise ValueError(
                 f"param '{field.name}' is declared as {hints[field.name]}; known are bool, int, "
-                "float, str, None, Literal, and lists and tuples of one of these"
+                "float, str, None, Literal, list, dict, and lists and tuples of one of these"
             )
     for name, value in values.items():
         if name not in names:
@@ -243,7 +245,7 @@ def _known(hint: Any) -> bool:
         if origin in (list, tuple):
             if not _known(parts[0]) or any(part not in (parts[0], ...) for part in parts):
                 return False
-        elif origin is not Literal and option not in (bool, int, float, str, type(None)):
+        elif origin is not Literal and option not in PLAIN:
             return False
     return True
 

@@ -26,7 +26,7 @@ LITERALS = (*TEXTS, "trained", "stochastic", "budgeted", "causal")
 # Literals that a class may leave out.
 OPTIONAL = ("rows", "borrows")
 # Of a row's name, which becomes a folder.
-NAME = re.compile(r"[a-z0-9.-]+")
+NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def _read_rows(text: str, module: str, path: Path) -> tuple[Row, ...]:
     for name, params in params_of.items():
         if not isinstance(name, str) or not NAME.fullmatch(name) or not isinstance(params, dict):
             raise ValueError(
-                f"method file {path.name}: rows has {name!r}: {params!r}, must be a name of a-z, "
-                "0-9, '.' and '-', and a dict of params"
+                f"method file {path.name}: rows has {name!r}: {params!r}, must be a name of "
+                "letters, digits, '.', '_' and '-', and a dict of params"
             )
     return tuple(
         Row(name=name, module=module, path=path, params=params, **literals)

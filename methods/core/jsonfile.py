@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,21 @@ def _finite(text: str) -> float:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, shortened."""
     return cut((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def check_plain(value: Any, where: str) -> None:
+    """Refuse a value that JSON cannot hold, or reads back as another: numbers as keys.
+
+    Raises:
+        ValueError: It is one; the message names the place.
+    """
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{where}: the key {key!r} of a mapping is no text, as JSON wants")
+            check_plain(part, f"{where}, {key}")
+    elif isinstance(value, (list, tuple)):
+        for place, part in enumerate(value):
+            check_plain(part, f"{where}, {place}")
+    elif value is not None and not isinstance(value, (bool, int, float, str)):
+        raise ValueError(f"{where} is a {type(value).__name__}, which JSON does not hold")

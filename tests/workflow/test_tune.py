@@ -290,8 +290,13 @@ def test_a_set_that_wins_is_tried_at_the_rates_beside(suite: Suite) -> None:
 def test_lora_beside_a_router_has_a_rate_of_its_own() -> None:
     rows = ["dense", "skipgpt-joint", "skipgpt-rt", "lora"]
     config = read_suite({**CONFIG, "rows": rows, "derive": {}})
-    shares = {job.row: lora_shares(job, [0.3, 1.0, 3.0]) for job in jobs_to_tune(config, None)}
+    grid = [0.3, 1.0, 3.0]
+    shares = {job.row: lora_shares(config, job, grid) for job in jobs_to_tune(config, None)}
     assert shares == {"skipgpt-joint": [0.3, 3.0], "skipgpt-rt": [], "lora": []}
+    # The suite's own would hold over what was chosen.
+    pinned = {**CONFIG, "rows": rows, "derive": {}, "params": {"skipgpt-joint": {"lora_rate": 0.1}}}
+    suite = read_suite(pinned)
+    assert lora_shares(suite, jobs_to_tune(suite, ["skipgpt-joint"])[0], grid) == []
     asked = []
 
     def attempt(learning_rate: float, **lora: float) -> dict[str, Any]:

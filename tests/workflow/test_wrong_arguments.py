@@ -66,6 +66,10 @@ def test_an_unknown_metric(
             "--method shortgpt --shape cpu_16",
             "row 'shortgpt' is not routed; measure it with --model",
         ),
+        (
+            "--method skipgpt-rt --shape cpu_16 --modes prefill,training",
+            "--modes training: 'skipgpt-rt' routes more than one FFN per layer, whose bound is not",
+        ),
         ("--method mod-d --shape cpu_16", "row 'mod-d' needs 'capacity' of a fit; measure it with"),
         ("--method dense --shape cpu_16", "row 'dense' is not routed; measure it with --model"),
         ("--method hero --shape cpu_16 --texts t.jsonl", "--texts is for --model; with --method"),

@@ -179,6 +179,15 @@ def test_lengths_that_a_backbone_does_not_take(
 def test_a_row_that_trains_without_texts(refuse: steps.Refuse, copy: Path, tmp_path: Path) -> None:
     said = refuse("check", *checking(copy, tmp_path, rows=["dense", "lora"]))
     assert said == "suite config, data: 'lora' trains, so it needs data.training"
+    data, rows = {"training": {"source": "demo", "rows": 9}}, ["dense", "hero"]
+    said = refuse("check", *checking(copy, tmp_path, rows=rows, data=data))
+    assert said.startswith("suite config, data: 'hero' meets budgets on data.probe or data.valida")
+    (tmp_path / "plain.txt").write_text("w1 w2")
+    data["probe"] = {"source": str(tmp_path / "plain.txt")}
+    said = refuse("check", *checking(copy, tmp_path, rows=rows, data=data, match="split"))
+    assert said.startswith(
+        "suite config, data.probe: match 'split' needs texts with answers, which"
+    )
 
 
 def test_a_param_that_is_wrong_for_one_budget_alone(

@@ -51,7 +51,8 @@ class Scores:
     Args:
         scores: One mapping per task and metric.
         items: One frame per task, with one row per item and metric.
-        tallies: Counted tokens per kind, summed over tasks.
+        tallies: Counted tokens per kind, summed over tasks. Perplexities, whose tokens no budget is
+            calibrated on, count only where nothing else is scored.
         not_run: ``task`` and ``reason`` of each task that cannot be scored here.
     """
 
@@ -84,6 +85,7 @@ def score(
     """
     manager = task_manager(entries, task_folders)
     total = Scores(tallies={kind: Tally(lm.ledger) for kind in KINDS})
+    alone = all(entry.is_perplexity for entry in entries)
     for entry in tqdm(entries, desc="tasks"):
         result = None if store is None else store.read(entry)
         if result is None:
@@ -97,7 +99,7 @@ def score(
         rates = rates_by_kind(result.tallies)
         total.scores += [score | {"rates": rates} for score in result.scores]
         total.items.append(result.items)
-        for kind in KINDS:
+        for kind in KINDS if alone or not entry.is_perplexity else ():
             total.tallies[kind].merge(result.tallies[kind])
     if not total.scores:
         why = "; ".join(f"'{task['task']}': {task['reason']}" for task in total.not_run)

@@ -83,8 +83,8 @@ def hub_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
 
 def _of_hub(task: Mapping[str, Any]) -> bool:
     data = task.get("dataset_path")
-    files = (task.get("dataset_kwargs") or {}).get("data_files")
-    return isinstance(data, str) and files is None and not Path(data).exists()
+    here = {"data_files", "data_dir"} & {*(task.get("dataset_kwargs") or {})}
+    return isinstance(data, str) and not here and not Path(data).exists()
 
 
 def check_names(entries: Sequence[TaskEntry], folders: Sequence[Path] = (OWN_TASKS,)) -> None:

@@ -18,9 +18,9 @@ TOKENIZER = (
     "chat_template*", "additional_chat_templates/*",
 )  # fmt: skip
 WEIGHTS = ("*.safetensors",)
-# Bytes. Before each run a rule hashes its input files up to this size; of larger ones it takes
-# the size alone.
-LARGE = 2**24
+# Bytes. Before each run a rule hashes its input files up to this size; of larger ones it takes size
+# and time.
+LARGE = 2**30
 
 
 class Contents:
@@ -64,12 +64,13 @@ def digest(files: Sequence[str]) -> str:
 
 @cache
 def _content(name: str) -> str:
-    """Hash of a file, the size of a large one, nothing if there is no file."""
+    """Hash of a file, size and time of a large one, nothing if there is no file."""
     file = Path(name)
     if not file.is_file():
         return ""
-    size = file.stat().st_size
-    return sha256(file) if size <= LARGE else str(size)
+    facts = file.stat()
+    large = facts.st_size > LARGE
+    return f"{facts.st_size} {facts.st_mtime_ns}" if large else sha256(file)
 
 
 def model_files(folder: Path, *patterns: str) -> list[Path]:

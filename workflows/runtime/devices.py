@@ -35,8 +35,8 @@ def claim_device(wish: str) -> Iterator[str]:
             raise ValueError(f"device '{wish}' is unknown (allowed: auto, cpu, cuda, cuda:N)")
         if wish.startswith("cuda") and count == 0:
             raise ValueError(f"device '{wish}' was asked for, but torch sees no GPU")
-        if wish.startswith("cuda:"):
-            torch.cuda.set_device(wish)
+        if wish.startswith("cuda"):
+            torch.cuda.set_device(wish if ":" in wish else torch.cuda.current_device())
         yield wish
         return
     with claim_gpus(1) as (number,):

@@ -18,6 +18,8 @@ TOLERANCE, PROMPT_TOLERANCE = 0.01, 0.03
 ROUNDING = 1e-9
 # How far from the budget training may end without a note.
 TRAINED_TOLERANCE = 0.05
+# How far from the budget the skip on the texts of KL may lie without a note.
+TEXT_TOLERANCE = 0.03
 ONE_WAY = 0.01
 # The share of its candidates that a row may have to skip without a note.
 MOST_OF_CANDIDATES = 0.5
@@ -44,6 +46,21 @@ def prompt_skip(record: Record) -> float | None:
     """Skip over all scored prompt tokens, a fraction; None if there are none."""
     rates = record.rates.get("prompt")
     return None if rates is None else rates.skip
+
+
+def text_skip(records: Sequence[Record], kind: str = "all") -> float | None:
+    """Skip on the texts on which runs were compared with dense, a fraction, mean over runs.
+
+    Args:
+        records: Runs of one line.
+        kind: Of token, ``"all"`` or ``"answer"``.
+
+    Returns:
+        None where no run was compared, or no text has such a token.
+    """
+    compared = [record.fidelity.distances for record in records if record.fidelity is not None]
+    skips = [distances[kind].skip for distances in compared if kind in distances]
+    return sum(skips) / len(skips) if skips else None
 
 
 def misses(record: Record, retain_tasks: Sequence[str]) -> dict[str, float]:

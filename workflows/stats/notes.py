@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workflows.stats.budget import (
+    TEXT_TOLERANCE,
     far_in_training,
     met,
     misses,
     must_skip,
     one_way,
+    text_skip,
 )
 from workflows.stats.lines import Line, Panel
 
 
 def note(panel: Panel, line: Line) -> str:
     """The note of a line: budget, candidates, causality, one-way gates, code."""
-    sentences = [missed(line, panel.retain_tasks), _ended_training(line, panel.retain_tasks)]
+    sentences = [
+        missed(line, panel.retain_tasks),
+        _ended_training(line, panel.retain_tasks),
+        _off_on_texts(line),
+    ]
     words = [sentence for sentence in sentences if sentence]
     if share := must_skip(line.first):
         words.append(f"must skip {100 * share:.0f} % of its candidates")
@@ -58,9 +64,15 @@ def missed(line: Line, retain_tasks: Sequence[str]) -> str:
             side = "over" if excess > 0 else "under"
             misses_of.setdefault(f"{who}{side} budget by", []).append(abs(excess))
     return "; ".join(
-        f"{words} {100 * max(missed):.1f}{_of(line, len(missed))}"
+        f"{words} {_most(missed)}{_of(line, len(missed))}"
         for words, missed in sorted(misses_of.items())
     )
+
+
+def _most(fractions: Sequence[float]) -> str:
+    """The largest in percent, with ``up to`` if they differ."""
+    least, most = (f"{100 * value:.1f}" for value in (min(fractions), max(fractions)))
+    return most if least == most else f"up to {most}"
 
 
 def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
@@ -75,7 +87,16 @@ def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
     if record.fit is not None and record.fit.threshold is not None:
         met = "" if misses(record, retain_tasks) else " made the budget"
         text += f", threshold {record.fit.threshold:.2f}{met}"
-    return f"ended training at {text}{_of(line, len(far))}"
+    which = f" (worst of {len(far)} such runs)" if len(far) > 1 else _of(line, 1)
+    return f"ended training at {text}{which}"
+
+
+def _off_on_texts(line: Line) -> str:
+    """The skip where KL is read, if it is far from the budget: nothing matches it there."""
+    skip = text_skip(line.records)
+    if skip is None or met(line.budget, skip, TEXT_TOLERANCE):
+        return ""
+    return f"KL at {100 * skip:.1f} % skip"
 
 
 def _of(line: Line, runs: int) -> str:

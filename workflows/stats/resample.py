@@ -175,7 +175,6 @@ def mean_of_tasks(
     name: str,
     tasks: Sequence[str],
     reference: str | None = None,
-    seed: int = 0,
 ) -> Sample:
     """A line's mean over tasks of its score, or of score over score of another line.
 
@@ -200,7 +199,7 @@ def mean_of_tasks(
             # Only the reference of ``bootstrap`` is always above 0.
             base_replicates[task] = _above_zero(by_items)
     means, by_item = retain(points, base), retain(replicates, base_replicates)
-    sample = sample_of(means, by_item, seed, "mean of tasks", name)
+    sample = sample_of(means, by_item, 0, "mean of tasks", name)
     if reference in (None, name) or len(next(iter(others.values())).points) == 1:
         return sample
     # What another seed of the reference would make of the mean.
@@ -213,7 +212,7 @@ def mean_of_tasks(
         {task: _above_zero(other.replicates) for task, other in others.items()},
     )
     error = sample.error - replace(_sampling_error(runs, resampled), by_items=np.zeros(1))
-    return replace(sample, error=error, draws=error.draws(seed, "mean of tasks", name))
+    return replace(sample, error=error, draws=error.draws(0, "mean of tasks", name))
 
 
 def _above_zero(values: Floats) -> Floats:
@@ -221,18 +220,18 @@ def _above_zero(values: Floats) -> Floats:
     return np.maximum(values, values[values > 0].min(initial=1.0))
 
 
-def difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
+def difference(first: Sample, second: Sample) -> Floats:
     """Draws of ``second`` - ``first`` (B,), for two lines with different runs."""
-    return (second.error - first.error).draws(seed, "difference")
+    return (second.error - first.error).draws(0, "difference")
 
 
-def paired_difference(first: Sample, second: Sample, seed: int = 0) -> Floats:
+def paired_difference(first: Sample, second: Sample) -> Floats:
     """Draws of ``second`` - ``first`` (B,), for two lines with the same seeds in the same order.
 
     Run n of one line is compared with run n of the other, so what a seed does to both cancels.
     """
     points, replicates = second.points - first.points, second.replicates - first.replicates
-    return _sampling_error(points, replicates).draws(seed, "difference")
+    return _sampling_error(points, replicates).draws(0, "difference")
 
 
 def interval(draws: Floats) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from workflows.records.record import Record
 from workflows.stats.budget import (
     answer_skip,
     prompt_skip,
+    text_skip,
 )
 from workflows.stats.distances import KL, SCALES
 from workflows.stats.lines import Line, Panel
@@ -224,13 +225,9 @@ def _kind_mean(line: Line, kind: str) -> float | None:
 
 def _text_skips(line: Line) -> dict[str, float]:
     """Skip on the texts on which a line was compared with the dense model, in percent."""
-    fidelities = [record.fidelity for record in line.records if record.fidelity is not None]
-    names = {"skip_texts": "all", "skip_texts_answer": "answer"}
-    skips = {
-        name: [f.distances[kind].skip for f in fidelities if kind in f.distances]
-        for name, kind in names.items()
-    }
-    return {name: 100 * float(np.mean(values)) for name, values in skips.items() if values}
+    kinds = {"skip_texts": "all", "skip_texts_answer": "answer"}
+    skips = {name: text_skip(line.records, kind) for name, kind in kinds.items()}
+    return {name: 100 * skip for name, skip in skips.items() if skip is not None}
 
 
 def cost_frame(panels: Sequence[Panel]) -> pd.DataFrame:

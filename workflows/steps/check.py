@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from methods import load_method
 from methods.core.jsonfile import parse_json, write_json
@@ -16,6 +18,7 @@ from methods.core.model.folder import read_config, read_tokenizer, window_of
 from workflows.runtime.files import whole_file
 from workflows.runtime.program import run, step_parser
 from workflows.suite.checks import is_local
+from workflows.suite.job import Job
 from workflows.suite.jobs import Suite, read_suite
 from workflows.timing.cases import check_length
 
@@ -75,18 +78,42 @@ def check_windows(suite: Suite, backbone: str, window: int) -> None:
 
 
 def check_rows(suite: Suite) -> None:
-    """Build all params of every row, and see that a row that trains has texts to train on.
+    """Build all params of every row, and see that a row that trains has the texts for it.
 
     Raises:
-        ValueError: A name or a value does not fit; the message names the row.
+        ValueError: A name, a value or the texts do not fit; the message names the row.
     """
-    for job in {(job.row, json.dumps(job.params)): job for job in suite.jobs}.values():
-        if job.method.trained and "training" not in suite.config["data"]:
-            raise ValueError(f"suite config, data: '{job.row}' trains, so it needs data.training")
+    for job in {(job.row, json.dumps(job.params), job.match): job for job in suite.jobs}.values():
+        if job.method.trained:
+            check_trained(job, suite.config["data"])
         try:
             load_method(job.method.name, job.params)
         except ValueError as error:
             raise ValueError(f"suite config, '{job.row}': {error}") from error
+
+
+def check_trained(job: Job, data: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare what a trained row reads with the suite's texts.
+
+    Raises:
+        ValueError: A part is not there, or knows no answers where the protocol needs them.
+    """
+    if "training" not in data:
+        raise ValueError(f"suite config, data: '{job.row}' trains, so it needs data.training")
+    if not job.method.is_matched(job.budget):
+        return
+    probe = next((part for part in ("probe", "validation") if part in data), None)
+    if probe is None:
+        raise ValueError(
+            f"suite config, data: '{job.row}' meets budgets on data.probe or data.validation, and "
+            "neither is there"
+        )
+    for part in ("training", probe):
+        if job.match == "split" and data[part]["source"].endswith((".txt", ".npy")):
+            raise ValueError(
+                f"suite config, data.{part}: match 'split' needs texts with answers, which "
+                f"{data[part]['source']} has not (.jsonl with prompt and completion, or messages)"
+            )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def sources_of(
     sources = []
     for task in tasks:
         kwargs = task.config.dataset_kwargs or {}
-        if task.config.dataset_path and "data_files" not in kwargs:
+        if task.config.dataset_path and not {"data_files", "data_dir"} & {*kwargs}:
             source = task.config.dataset_path, task.config.dataset_name, kwargs.get("revision")
             sources.append(source)
     return list(dict.fromkeys(sources))

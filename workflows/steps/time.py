@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -46,6 +46,7 @@ from methods.core.model.pieces import compile_pieces
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
 from methods.core.routing.routed import router_of
+from methods.core.routing.router import Router
 from methods.core.training.lora import fold_lora
 from workflows.records.card import rows_of
 from workflows.runtime.devices import claim_device
@@ -199,6 +200,22 @@ def check_window(args: argparse.Namespace, config: PreTrainedConfig) -> None:
         check_length(f"--{option}", getattr(args, option), window_of(config))
 
 
+def check_modes(row: str, modes: Sequence[str], router: Router | None) -> None:
+    """Refuse modes whose bounds count one routed FFN per layer, of a row that routes otherwise.
+
+    Raises:
+        ValueError: A mode is one of them.
+    """
+    units = [] if router is None else router.units
+    plain = {unit.layer for unit in units if unit.kind == "ffn"}
+    of_ffns = [mode for mode in modes if mode == "block" or mode in TRAINING]
+    if of_ffns and len(plain) != len(units):
+        raise ValueError(
+            f"--modes {of_ffns[0]}: '{row}' routes more than one FFN per layer, whose bound is not "
+            f"known (allowed: {', '.join(INFERENCE)})"
+        )
+
+
 def write(
     args: argparse.Namespace, made_by: dict[str, Any], device: str, lines: list[Line], rest: int
 ) -> None:
@@ -235,6 +252,7 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
     dense, routed = build_pair(args.method, args.shape, args.budget, args.dtype, bench.device)
     texts = Texts.random(dense.config.vocab_size)
     modes = args.modes.split(",")
+    check_modes(args.method, modes, router_of(routed))
     training = [mode for mode in TRAINING if mode in modes]
     for mode, rate, case in product(training, rates(args.bypass), cases(args.training)):
         for recompute in (False, True):

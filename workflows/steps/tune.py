@@ -126,7 +126,9 @@ def main() -> None:
                 continue
             attempt = partial(try_once, suite, job, args)
             try:
-                tries = tune(job, rates, layer_sets(suite, job), lora_shares(job, shares), attempt)
+                tries = tune(
+                    job, rates, layer_sets(suite, job), lora_shares(suite, job, shares), attempt
+                )
             except BudgetMissedError as error:
                 print(error)
                 missed.append(str(error))
@@ -223,8 +225,15 @@ def layer_sets(suite: Suite, job: Job) -> list[LayerSet]:
     ]
 
 
-def lora_shares(job: Job, shares: Sequence[float]) -> list[float]:
-    """The rates of LoRA to try in place of a row's own; none for a row without router or LoRA."""
+def lora_shares(suite: Suite, job: Job, shares: Sequence[float]) -> list[float]:
+    """The rates of LoRA to try in place of a row's own.
+
+    None for a row without router or LoRA, or with a rate in the suite, which stays.
+    """
+    derived = suite.config["derive"].get(job.row)
+    own = suite.config["params"].get(job.row, {}) if derived is None else derived.get("params", {})
+    if "lora_rate" in own:
+        return []
     method = load_method(job.method.name, job.params)
     if not isinstance(method, RoutedMethod) or method.lora() is None:
         return []

@@ -149,17 +149,6 @@ def check_probe(config: Mapping[str, Any], entries: Sequence[TaskEntry]) -> None
         )
 
 
-def check_noise(config: Mapping[str, Any]) -> None:
-    """The reference is scored again at other batch sizes than the suite's.
-
-    Raises:
-        ValueError: One is the suite's own.
-    """
-    size = config["batch_size"]
-    if size in config["noise_batch_sizes"]:
-        raise ValueError(f"suite config, noise_batch_sizes: {size} is the suite's own batch size")
-
-
 def check_fidelity(config: Mapping[str, Any]) -> None:
     """Rows are compared with the dense model on texts that no other part of the data holds.
 
@@ -266,9 +255,10 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
                 f"suite config, data.{part}: texts of source '{SELF}' are one backbone's own, and "
                 f"this suite has several ({', '.join(config['backbones'])})"
             )
-        if part == "probe" and source == TASKS and "skip" in spec:
+        if part == "probe" and source == TASKS and spec.get("skip"):
             raise ValueError(
-                f"suite config, data.probe: skip is for texts, and source '{TASKS}' draws items"
+                f"suite config, data.probe: skip is for texts, and source '{TASKS}' draws "
+                "items (allowed: 0)"
             )
         if is_file(part, source) and not (root / source).is_file():
             worlds = ", ".join(PRESETS)

@@ -22,7 +22,7 @@ SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
 
 
-def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
+def read_configs(names: Sequence[str]) -> dict[str, Any]:
     """Several suite files as one config, merged as Snakemake does with several ``--configfile``.
 
     Mappings merge key by key; a later file replaces everything else. The files that key ``base``
@@ -30,14 +30,13 @@ def read_configs(names: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
 
     Args:
         names: Files, or names of files below ``workflows/suites``.
-        root: Checkout.
 
     Raises:
         ValueError: A file does not exist or is no mapping in YAML.
     """
     config: dict[str, Any] = {}
     for name in names:
-        file = next((f for f in (Path(name), root / SUITES / f"{name}.yaml") if f.is_file()), None)
+        file = next((f for f in (Path(name), ROOT / SUITES / f"{name}.yaml") if f.is_file()), None)
         if file is None:
             raise ValueError(f"suite '{name}' is no file and no name below {SUITES}")
         _merge(config, _read(file))

@@ -12,7 +12,7 @@ from pathlib import Path
 from methods.core.facts import FETCHED
 from workflows.evaluation.tasklist import TaskEntry, entry_files, read_entries
 from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, model_files
-from workflows.suite.checks import is_file, is_local
+from workflows.suite.checks import is_file, is_local, origin
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite
 
@@ -77,10 +77,14 @@ def check_fetched(suite: Suite) -> None:
     for name in fetched:
         file = Path(suite.backbone_folder(name)) / FETCHED
         asked = json.loads(suite.hub_source(name))
-        held = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if held.get("source", asked) != asked:
+        note = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        held = origin(note.get("source", asked))
+        # Fetched by hand without a hash, it has that of what came.
+        if asked.get("sha256") in (note.get("wheel"), note.get("sha256")) and "sha256" in asked:
+            held["sha256"] = asked["sha256"]
+        if held != asked:
             raise ValueError(
-                f"suite config, backbones.{name}: {file.parent} holds {_words(held['source'])}, "
+                f"suite config, backbones.{name}: {file.parent} holds {_words(held)}, "
                 f"not {_words(asked)}; take another name, or remove the folder"
             )
 

@@ -27,7 +27,6 @@ from workflows.suite.checks import (
     check_fidelity,
     check_first,
     check_focus,
-    check_noise,
     check_paths,
     check_probe,
     check_retain,
@@ -153,7 +152,8 @@ class Suite:
         for job in sorted(self.jobs, key=lambda job: job.budget or 0.0):
             if job.row == self.config["reference_row"]:
                 first.setdefault(job.backbone, job.folder)
-        sizes = self.config["noise_batch_sizes"]
+        own = self.config["batch_size"]
+        sizes = [size for size in self.config["noise_batch_sizes"] if size != own]
         return [f"{folder}/noise/batch{size}.json" for folder in first.values() for size in sizes]
 
     def speed_files(self) -> list[str]:
@@ -265,7 +265,6 @@ def read_suite(config: Mapping[str, Any], root: Path = ROOT) -> Suite:
     trained = {name: row.trained for name, row in rows.items()}
     check_first(complete, trained | {name: line.method.trained for name, line in table.items()})
     check_timing(complete)
-    check_noise(complete)
     check_probe(complete, entries)
     check_fidelity(complete)
     check_paths(complete, root)

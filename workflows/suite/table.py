@@ -157,7 +157,7 @@ def _derived(
                 "row that it comes from"
             )
     row = _find(rows, spec["from"], f"{where}.from")
-    if not row.budgeted and "budgets" in spec:
+    if not row.budgeted and spec.get("budgets", [None]) != [None]:
         raise ValueError(f"suite config, {where}.budgets: row '{row.name}' has no budget")
     budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
     for budget in budgets:

@@ -13,7 +13,6 @@ trained.safetensors   other methods: the trained weights; the backbone stays in 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from methods.base import Fitted, Method, Request
-from methods.core.jsonfile import write_json
+from methods.core.jsonfile import check_plain, write_json
 from methods.core.model.backbone import Backbone, convert, load_backbone
 from methods.core.model.card import CARD, BackboneCard, Card, read_card, write_card
 from methods.core.model.finite import check_finite, check_parameters
@@ -78,7 +77,7 @@ def save(
     """
     model, card = fitted.model, replace(card, structure=fitted.structure)
     fit = f"row '{card.row}'"
-    check_structure(fitted.structure, f"{fit}, structure")
+    check_plain(fitted.structure, f"{fit}, structure")
     check_finite(fitted.decisions, f"{fit}, decisions")
     check_parameters(model, fit)
     assert isinstance(model, PreTrainedModel)
@@ -98,24 +97,6 @@ def save(
     added = trained_file.read_bytes() if trained_file.is_file() else b""
     weights = hash_fitted(method, stored, fitted.structure, added)
     write_card(folder, replace(card, weights_hash=weights))
-
-
-def check_structure(value: Any, where: str) -> None:
-    """Refuse a structure that JSON cannot hold, or reads back as another: numbers as keys.
-
-    Raises:
-        ValueError: It is one; the message names the place.
-    """
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"{where}: the key {key!r} of a mapping is no text, as JSON wants")
-            check_structure(part, f"{where}, {key}")
-    elif isinstance(value, (list, tuple)):
-        for place, part in enumerate(value):
-            check_structure(part, f"{where}, {place}")
-    elif value is not None and not isinstance(value, (bool, int, float, str)):
-        raise ValueError(f"{where} is a {type(value).__name__}, which JSON does not hold")
 
 
 def describe(row: str, method: Method, backbone: Backbone, request: Request, folder: Path) -> Card:

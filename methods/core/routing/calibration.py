@@ -19,6 +19,8 @@ from methods.core.routing.router import Context
 
 # Documents per forward pass.
 BATCH = 32
+# Of thresholds, at most.
+MOST_TRIES = 10
 
 
 @runtime_checkable
@@ -139,13 +141,13 @@ def calibrate_threshold(
     probe: WeightedDocuments,
     shares: Tensor,
     budget: float,
-    steps: int = 10,
     batch_size: int = BATCH,
 ) -> tuple[list[dict[str, float]], Tensor]:
     """Set ``router.threshold`` so that the weighted skip rate meets the budget.
 
     A decision changes the input of later layers, so every try runs the model. The first try is 0.5,
-    the threshold of training; the search ends at a try within 0.1 % of the parameters.
+    the threshold of training; the search ends at a try within 0.1 % of the parameters, or after
+    ``MOST_TRIES``, of which the best is used.
 
     Args:
         model: Routed causal LM.
@@ -153,7 +155,6 @@ def calibrate_threshold(
         probe: Documents, with weights of one kind.
         shares: Each unit's share of the dense parameters (U,).
         budget: Fraction to skip.
-        steps: Most tries; the best one is used.
         batch_size: As of :func:`skip_rates`.
 
     Returns:
@@ -163,7 +164,7 @@ def calibrate_threshold(
     trace = list[dict[str, float]]()
     tries, rates = list[tuple[float, float]](), list[Tensor]()
     logit = 0.0
-    while len(trace) < steps:
+    while len(trace) < MOST_TRIES:
         router.threshold = 1 / (1 + math.exp(-logit))
         rates.append(skip_rates(model, probe, batch_size)[0])
         skip = float(rates[-1] @ shares)

@@ -275,7 +275,7 @@ def switch_off_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def thin(log: list[dict[str, float]], most: int = 200) -> list[dict[str, float]]:
-    """About ``most`` entries of a training log, the last one among them."""
-    step = max(1, len(log) // most)
+def thin(log: list[dict[str, float]]) -> list[dict[str, float]]:
+    """About 200 entries of a training log, the last one among them."""
+    step = max(1, len(log) // 200)
     return [*log[:-1:step], *log[-1:]]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from methods.base import Cost, Fitted, Method, Request
 from methods.core.budget import routed_layers, unmet
 from methods.core.data import Data
+from methods.core.jsonfile import check_plain
 from methods.core.model.backbone import Backbone
 from methods.core.routing.calibration import BATCH, HasThreshold, calibrate
 from methods.core.routing.routed import birthplace, route, router_of
@@ -166,6 +167,7 @@ class RoutedMethod(Method):
             {"layers": layers, "seed": request.seed},
         )
         self.prepare(backbone, data, plan)
+        check_plain(plan.structure, "structure")
         model = self.build(backbone, plan.structure)
         if self.trained:
             self.train(model, data, plan)

@@ -4,7 +4,8 @@
         +  sum over kinds of alpha_kind * sum(share * penalty) / sum(share)
 
 All denominators are sums over the whole update. So the gradient does not depend on how an update is
-split: into micro-batches, over processes, into packed or padded rows.
+split, into micro-batches, over processes, into packed or padded rows, if a penalty is a sum over
+positions; ``mean_deviation`` is not, and sees each micro-batch alone.
 
 A kind is a set of positions that meets the budget on its own. Under ``"pooled"`` there is one kind,
 all counted positions. Under ``"split"`` there are two, prompt tokens and answer tokens; answer
@@ -155,6 +156,11 @@ class Objective:
         share, counted = rows.share(kind), self._unreserved(rows, kind)
         penalty, added = totals.new_zeros((), dtype=torch.float32), None
         if term.penalty is not None:
+            if output.soft is None or output.soft.shape != output.executed.shape:
+                raise ValueError(
+                    "a router that trains must return the value of every gate (Gate.soft), "
+                    "since a penalty is a function of these"
+                )
             gates = Gates(output.soft, output.executed, counted, progress)
             total_penalty = term.penalty(gates)
             if total_penalty.shape:

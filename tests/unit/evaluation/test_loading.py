@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +201,13 @@ def test_more_is_better_in_a_metric_whose_direction_nobody_says(folder: Path) ->
     text = f"{yaml.safe_dump(told)}process_results: !function own.mine\n"
     (folder / "toy_own.yaml").write_text(text)
     (folder / "own.py").write_text("def mine(doc, results):\n    return {'mine': doc['answer']}\n")
-    (told,) = score(harness(make_model(seed=0)), [TaskEntry("toy_own", limit=2)], [folder]).scores
+    entry = TaskEntry("toy_own", limit=2)
+    (told,) = score(harness(make_model(seed=0)), [entry], [folder]).scores
     assert (told["metric"], told["higher_is_better"]) == ("mine", True)
+    # Which its code makes, and no list names, is known when it has scored.
+    (folder / "own.py").write_text("def mine(doc, results):\n    return {'other': 1.0}\n")
+    (told,) = score(harness(make_model(seed=0)), [replace(entry, metric="other")], [folder]).scores
+    assert told["metric"] == "other"
 
 
 def test_a_reason_that_is_known_before_is_told_again(folder: Path, tmp_path: Path) -> None:

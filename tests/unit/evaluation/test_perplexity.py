@@ -60,3 +60,12 @@ def test_a_perplexity_does_not_follow_from_what_was_scored_before(
     again = score(lm, text, [])
     assert again.scores == first.scores
     assert counts(again.tallies) == counts(first.tallies)
+
+
+def test_a_perplexity_beside_tasks_enters_no_skip_but_its_own(many: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(" ".join(f"w{n}" for n in range(3, 30)))
+    lm = harness(make_model(seed=0), 8)
+    task, text = TaskEntry("toy_choice", limit=2), *parse_tasks(f"perplexity:{tmp_path}/text.txt")
+    alone, both = score(lm, [task], [many]), score(lm, [task, text], [many])
+    assert counts(both.tallies) == counts(alone.tallies)
+    assert both.scores[-1]["rates"]["all"]["tokens"] == 27

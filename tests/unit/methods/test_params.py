@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
@@ -20,6 +20,7 @@ class Params:
     limit: int | None = None
     flag: bool = False
     name: str = "x"
+    steps: list = field(default_factory=list)  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ class Params:
     [
         ("count", 3), ("rate", 2), ("rate", 0.1), ("mode", "b"), ("layers", [1, 2]), ("layers", []),
         ("layers", "auto"), ("limit", None), ("limit", 4), ("flag", True), ("name", "y"),
+        ("steps", [1, "two"]),
     ],
 )  # fmt: skip
 def test_fitting_values_pass(key: str, value: Any) -> None:

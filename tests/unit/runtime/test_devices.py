@@ -20,6 +20,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int | str]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=f"u{n}")
     )
@@ -65,7 +66,9 @@ def test_a_named_device_is_taken_as_it_is(two_gpus: list[int | str]) -> None:
         assert device == "cuda:1"
     with claim_device("cpu") as device:
         assert device == "cpu"
-    assert two_gpus == ["cuda:1"]
+    with claim_device("cuda") as device:
+        assert device == "cuda"
+    assert two_gpus == ["cuda:1", 1]
     with (
         pytest.raises(ValueError, match="device 'cuda:2' is unknown"),
         claim_device("cuda:2"),

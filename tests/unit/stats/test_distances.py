@@ -112,6 +112,14 @@ def test_columns_of_the_frames_are_the_means_by_hand() -> None:
     assert (cost["scoring_seconds"], cost["fidelity_seconds"]) == (1.5, 2.0)
 
 
+@pytest.mark.parametrize(("skip", "note"), [(0.279, ""), (0.31, "KL at 31.0 % skip")])
+def test_a_note_says_where_kl_is_read_far_from_the_budget(skip: float, note: str) -> None:
+    dense, *seeds = runs()
+    for run in seeds:
+        run["fidelity"]["distances"]["all"]["skip"] = skip
+    assert retain_frame(panels(dense, *seeds))["note"].tolist() == ["", note]
+
+
 def test_a_suite_without_such_texts_has_no_such_column() -> None:
     made = panels(*({k: v for k, v in run.items() if k != "fidelity"} for run in runs()))
     assert not {*DISTANCES} & {*retain_frame(made).columns}

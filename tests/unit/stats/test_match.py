@@ -78,7 +78,8 @@ def test_notes_count_runs_per_kind_of_token() -> None:
     ]
     base = records.dense(score("a", [1, 1]))
     expected = (
-        "answers over budget by 1.4 in 2 of 3 runs; prompts under budget by 5.0 in 1 of 3 runs"
+        "answers over budget by up to 1.4 in 2 of 3 runs; "
+        "prompts under budget by 5.0 in 1 of 3 runs"
     )
     assert frame(base, *runs, tasks=("a",))["note"].tolist() == ["", expected]
 
@@ -163,7 +164,7 @@ def test_of_several_runs_the_one_that_ended_farthest_off_is_told() -> None:
         with_training(0.9, seed=43, pooled=0.01),
         with_training(seed=44, pooled=0.25),
     ]
-    note = "ended training at 1.0 % skip, threshold 0.90 made the budget in 2 of 3 runs"
+    note = "ended training at 1.0 % skip, threshold 0.90 made the budget (worst of 2 such runs)"
     assert frame(dense(), *runs)["note"].tolist() == ["", note]
 
 

@@ -168,7 +168,7 @@ def test_arguments_of_a_job_hold_what_changes_numbers(root: Path) -> None:
 
 
 def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:
-    suite = read_suite(config(batch_size=4, noise_batch_sizes=[1, 8]), root)
+    suite = read_suite(config(batch_size=4, noise_batch_sizes=[1, 4, 8]), root)
     assert suite.noise_files() == [
         f"results/tiny/toy/dense/b0/s42/noise/batch{size}.json" for size in (1, 8)
     ]
