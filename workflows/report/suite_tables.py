@@ -41,10 +41,10 @@ BESIDE = (
 )
 DISTANT = (
     "KL: Kullback-Leibler divergence of the next-token distributions from the dense model's, nats "
-    "per token, mean over the tokens of texts that nothing was fitted or calibrated on; a note says "
-    "what a row skips there if it is far from the budget. Agreement: tokens for which both hold the "
-    "same next token likeliest. KL on answers, Agreement on answers: the same on the answer tokens "
-    "of these texts."
+    "per token, mean over the tokens of texts that nothing was fitted or calibrated on; a note "
+    "says what a row skips there if it is far from the budget. Agreement: tokens for which both "
+    "hold the same next token likeliest. KL on answers, Agreement on answers: the same on the "
+    "answer tokens of these texts."
 )
 DEVIATION = "±: standard deviation over the seeds of a row."
 SKIPS = (
