@@ -45,7 +45,10 @@ if workflow.is_main_process and workflow.global_resources["_nodes"].value is Non
     if "gpu" not in workflow.global_resources:
         workflow.register_resource("gpu", 1)
     elif not SUITE.config["resources"]["gpu"]:
-        print("note: resources.gpu of the suite is 0: its jobs run on the CPU", file=sys.stderr)
+        print(
+            "note: resources.gpu of the suite is 0: its jobs run on the CPU",
+            file=sys.stderr,
+        )
 
 
 report: "workflows/report/workflow.rst"
