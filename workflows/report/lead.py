@@ -32,7 +32,8 @@ def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
     And which rows Above chance orders otherwise than Retain, beyond what their intervals allow.
 
     Args:
-        frames: ``ranks`` and ``speeds`` of :func:`workflows.report.frames.make_frames`.
+        frames: ``ranks``, ``budgets`` and ``speeds`` of
+            :func:`workflows.report.frames.make_frames`.
         reference: Row whose scores are 100 %.
 
     Returns:
@@ -52,6 +53,7 @@ def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
         leads.setdefault(f"{on}matched {HOW[match]}, ", []).append(
             f"{leader['title']} leads {at} with {leader['retain']:.1f} % of the scores of "
             f"{reference} ({leader['retain_low']:.1f} to {leader['retain_high']:.1f})"
+            f"{_off_budget(leader, frames['budgets'])}"
         )
         certainty.setdefault(f"{on}{match}: ", []).append(f"{at} {_certainty(leader, others)}")
         if clauses := _turned([leader, *others]):
@@ -64,6 +66,14 @@ def verdict(frames: Frames, reference: str) -> list[tuple[str, str]]:
         *([("Above chance", _sentence(turned))] if turned else []),
         ("On the clock", _clock(leaders, frames)),
     ]
+
+
+def _off_budget(leader: Mapping[Any, Any], budgets: pd.DataFrame) -> str:
+    """The leader's skip, where it missed its budget by more than the protocol allows."""
+    keys = ("backbone", "row", "target", "match")
+    own = budgets[(budgets[list(keys)] == [leader[key] for key in keys]).all(axis=1)]
+    missed = [line for line in own.to_dict("records") if line["missed"]]
+    return "".join(f", skipping {line['skip']:.1f} % ({line['missed']})" for line in missed)
 
 
 def _fields(ranks: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], list[dict[Any, Any]]]]:

@@ -37,8 +37,15 @@ def answer_skip(record: Record, retain_tasks: Sequence[str]) -> float | None:
     Returns:
         None where no task has an answer token.
     """
+    return task_mean(record, retain_tasks, "answer")
+
+
+def task_mean(record: Record, retain_tasks: Sequence[str], kind: str) -> float | None:
+    """Mean over the tasks of the Retain of the skip on tokens of a kind, a fraction; None if no
+    task has such a token.
+    """
     rates = {score.task: score.rates for score in record.scores if score.task in retain_tasks}
-    skips = [rate["answer"].skip for rate in rates.values() if "answer" in rate]
+    skips = [rate[kind].skip for rate in rates.values() if kind in rate]
     return sum(skips) / len(skips) if skips else None
 
 

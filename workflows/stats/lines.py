@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from workflows.records.parts import Score
 from workflows.records.record import PROTOCOLS, Protocol, Record
 from workflows.stats.distances import distances
 from workflows.stats.measures import Choices, Measures, measure
-from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap
+from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap, without_seeds
 from workflows.stats.retain import Floats, retain
 
 
@@ -182,6 +182,9 @@ def make_panels(
         chances = {t: c for t in tasks if t in heads and (c := heads[t].chance) is not None}
         measures = measure(runs, choices, samples, reference.name, tasks, chances)
         apart = distances({line.name: line.records for line in lines if line.done}, resamples)
+        alone = {line.name for line in lines if line.one_seed}
+        measures = replace(measures, samples=without_seeds(measures.samples, alone))
+        samples, apart = without_seeds(samples, alone), without_seeds(apart, alone)
         panels.append(Panel(match, lines, reference, tasks, samples, measures, apart))
     return panels
 

@@ -11,6 +11,7 @@ from workflows.stats.budget import (
     misses,
     must_skip,
     one_way,
+    task_mean,
     text_skip,
 )
 from workflows.stats.lines import Line, Panel
@@ -52,13 +53,16 @@ def missed(line: Line, retain_tasks: Sequence[str]) -> str:
     """By how much runs missed their budget; empty if all met it. Each run counts by itself.
 
     Under ``split`` a row that meets the budget on answers, where all tasks weigh alike, can be off
-    it over all tokens; that is told too.
+    it over all tokens, and as a mean over tasks; that is told too.
     """
     misses_of: dict[str, list[float]] = {}
     for record in line.records:
         found, skip = misses(record, retain_tasks), record.rates["all"].skip
-        if record.match == "split" and record.budget is not None and not met(record.budget, skip):
-            found["all tokens"] = skip - record.budget
+        if record.match == "split" and record.budget is not None:
+            by_task = task_mean(record, retain_tasks, "all")
+            for kind, rate in {"all tokens": skip, "mean over tasks": by_task}.items():
+                if rate is not None and not met(record.budget, rate):
+                    found[kind] = rate - record.budget
         for kind, excess in found.items():
             who = "" if kind == "all" else f"{kind} "
             side = "over" if excess > 0 else "under"
@@ -92,11 +96,14 @@ def _ended_training(line: Line, retain_tasks: Sequence[str]) -> str:
 
 
 def _off_on_texts(line: Line) -> str:
-    """The skip where KL is read, if it is far from the budget: nothing matches it there."""
-    skip = text_skip(line.records)
-    if skip is None or met(line.budget, skip, TEXT_TOLERANCE):
-        return ""
-    return f"KL at {100 * skip:.1f} % skip"
+    """The skips where KL is read that are far from the budget: nothing matches them there."""
+    skips = {"": text_skip(line.records), " on answers": text_skip(line.records, "answer")}
+    far = {
+        kind: skip
+        for kind, skip in skips.items()
+        if skip is not None and not met(line.budget, skip, TEXT_TOLERANCE)
+    }
+    return "; ".join(f"KL{kind} at {100 * skip:.1f} % skip" for kind, skip in far.items())
 
 
 def _of(line: Line, runs: int) -> str:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from workflows.stats.lines import Line, Panel
 from workflows.stats.measures import ABOVE
-from workflows.stats.resample import RETAIN, Sample, difference, interval
+from workflows.stats.resample import RETAIN, Sample, difference, interval, items_only
 
 DIGITS = 2
 # What the frame of ranks says of a row by one measure, and its columns by Retain and Above chance.
@@ -93,8 +93,8 @@ def rank_frame(panels: Sequence[Panel]) -> pd.DataFrame:
     Columns: backbone, target, match, row, title, retain, retain_low, retain_high (percent, 95 %
     interval), rank, rank_low, rank_high, first (share of resamples in which the row leads,
     percent), behind, behind_low, behind_high (points to the best row), tied (whether that interval
-    reaches zero), one_seed (whether that interval covers only the items of one of the two rows,
-    because it has one seed). The same by Above chance, from above_chance and above_low to
+    reaches zero), one_seed (whether that interval covers no seeds of a row that has one, since the
+    other tells nothing of seeds). The same by Above chance, from above_chance and above_low to
     above_one_seed; empty where a panel lacks that measure. overtakes (titles, split by ``; ``, of
     the rows that lead this one by Retain and that it leads by Above chance, where both intervals of
     the difference leave out zero), overtakes_one_seed (the same of these intervals).
@@ -113,7 +113,7 @@ def _ranks(panel: Panel, field: Sequence[Line]) -> Iterator[dict[str, Any]]:
         kinds.append((panel.measures.samples[ABOVE], ABOVE_COLUMNS))
     entries = [line.labels for line in field]
     for by_line, names in kinds:
-        ranks = _places_of(field, [by_line[line.name] for line in field])
+        ranks = _places_of([by_line[line.name] for line in field])
         for entry, place in zip(entries, ranks, strict=True):
             entry |= {names[name]: value for name, value in place.items()}
     for line, entry in zip(field, entries, strict=True):
@@ -124,13 +124,13 @@ def _ranks(panel: Panel, field: Sequence[Line]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _places_of(field: Sequence[Line], samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+def _places_of(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
     """The columns of ``PLACE`` of each line, by one measure."""
     values = np.array([sample.value for sample in samples])
     ranks = stats.rankdata(-values, method="min")
     rank_draws = stats.rankdata([-sample.draws for sample in samples], method="min", axis=0)
     best = int(np.argmax(values))
-    for number, (line, sample) in enumerate(zip(field, samples, strict=True)):
+    for number, sample in enumerate(samples):
         apart = difference(sample, samples[best]) if number != best else np.zeros(1)
         (low, high), behind = interval(sample.draws), interval(apart)
         place = np.quantile(rank_draws[number], [0.025, 0.975], method="nearest")
@@ -146,7 +146,7 @@ def _places_of(field: Sequence[Line], samples: Sequence[Sample]) -> Iterator[dic
             "behind_low": 100 * behind[0],
             "behind_high": 100 * behind[1],
             "tied": number != best and behind[0] <= 0,
-            "one_seed": line.one_seed or field[best].one_seed,
+            "one_seed": items_only(sample, samples[best]),
         }
 
 

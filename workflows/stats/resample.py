@@ -21,13 +21,16 @@ over both, and t has Welch's degrees of freedom,
 
 Resampling the runs themselves would give intervals that are too narrow: a bootstrap of three values
 never goes beyond their extremes. A single run has no such term; its interval covers items only.
+Where its seed matters and it is compared with a line of several runs, the difference takes that
+line's s^2 for it too, with that line's degrees of freedom: an interval must not be narrower because
+one side ran less.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -55,20 +58,32 @@ class SamplingError:
         between: s^2 / S, zero of a single run.
         within: The part of ``between`` that the items alone make; ``by_items`` holds it too.
         freedom: Degrees of freedom of ``between``.
+        unknown: Whether ``between`` is not known: a single run, whose seed matters.
     """
 
     by_items: Floats
     between: float = 0.0
     within: float = 0.0
     freedom: float = math.inf
+    unknown: bool = False
 
     def __sub__(self, other: SamplingError) -> SamplingError:
         """The error of a difference of two lines with different runs on the same items."""
-        between = self.between + other.between
-        doubt = sum(part.between**2 / part.freedom for part in (self, other))
+        one, two = self._with_seeds_of(other), other._with_seeds_of(self)
+        between, within = one.between + two.between, one.within + two.within
+        doubt = sum(part.between**2 / part.freedom for part in (one, two))
         freedom = math.floor(round(between**2 / doubt, 6)) if doubt else math.inf
-        within = self.within + other.within
-        return SamplingError(self.by_items - other.by_items, between, within, freedom)
+        if one is not self or two is not other:
+            freedom = min(one.freedom, two.freedom)
+        return SamplingError(one.by_items - two.by_items, between, within, freedom)
+
+    def _with_seeds_of(self, other: SamplingError) -> SamplingError:
+        """The error of one more run of the other, as far as seeds go, if its own is not known."""
+        if not self.unknown or not other.between:
+            return self
+        runs = other.freedom + 1
+        between, within = runs * other.between, runs * other.within
+        return replace(self, between=between, within=within, freedom=other.freedom)
 
     def draws(self, seed: int, *purpose: str) -> Floats:
         """Values with the errors of items and seeds, (B,); see the formula at the top."""
@@ -106,6 +121,27 @@ class Sample:
     def std(self) -> float | None:
         """Standard deviation over the runs; None of a single one."""
         return float(self.points.std(ddof=1)) if len(self.points) > 1 else None
+
+
+def without_seeds(
+    samples: Mapping[str, Mapping[str, Sample]], lines: Collection[str]
+) -> dict[str, dict[str, Sample]]:
+    """The samples of all measures, with the seeds of some lines as not known."""
+
+    def mark(name: str, sample: Sample) -> Sample:
+        error = replace(sample.error, unknown=name in lines)
+        return replace(sample, error=error)
+
+    return {
+        measure: {name: mark(name, sample) for name, sample in by_line.items()}
+        for measure, by_line in samples.items()
+    }
+
+
+def items_only(first: Sample, second: Sample) -> bool:
+    """Whether the interval of a difference covers no seeds of a line whose seed matters."""
+    pairs = (first.error, second.error), (second.error, first.error)
+    return any(one.unknown and not other.between for one, other in pairs)
 
 
 def bootstrap(

@@ -12,6 +12,7 @@ from workflows.records.record import Record
 from workflows.stats.budget import (
     answer_skip,
     prompt_skip,
+    task_mean,
     text_skip,
 )
 from workflows.stats.distances import KL, SCALES
@@ -193,10 +194,11 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
 
     Columns: backbone, target, match, row, title, seeds, skip (mean over scored tokens),
     skip_prompt, skip_answer (see budget.py), the deviation of each over seeds (_std), skip_net,
-    skip_authors, token_std (spread over tokens), skip_likelihood and skip_generated (over all
-    tokens of the kind), missed (which runs lie off by more than the protocol allows, and by how
-    much). Where rows were compared on texts, also skip_texts and skip_texts_answer: on all tokens
-    of these texts, and on their answer tokens.
+    skip_authors, skip_by_task and skip_prompt_by_task (means over the tasks of the Retain, of all
+    tokens and of prompt tokens), skip_answer_by_token, token_std (spread over tokens),
+    skip_likelihood and skip_generated (over all tokens of the kind), missed (which runs lie off by
+    more than the protocol allows, and by how much). Where rows were compared on texts, also
+    skip_texts and skip_texts_answer: on all tokens of these texts, and on their answer tokens.
     """
     lines = []
     for panel, line in ((own, line) for own in panels for line in own.done):
@@ -207,6 +209,7 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
                 **_skips(panel, line),
                 "skip_net": _mean(line, lambda record: record.rates["all"].skip_net),
                 "skip_authors": _mean(line, lambda record: record.skip_authors),
+                **_other_weights(panel, line),
                 "token_std": _mean(line, lambda record: record.rates["all"].skip_std),
                 "skip_likelihood": _kind_mean(line, "likelihood"),
                 "skip_generated": _kind_mean(line, "generated"),
@@ -215,6 +218,19 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
+
+
+def _other_weights(panel: Panel, line: Line) -> dict[str, float | None]:
+    """Skips weighed otherwise than budgets: all and prompt tokens by task, answers by token."""
+    values = {
+        "skip_by_task": [task_mean(r, panel.retain_tasks, "all") for r in line.records],
+        "skip_prompt_by_task": [task_mean(r, panel.retain_tasks, "prompt") for r in line.records],
+    }
+    means: dict[str, float | None] = {"skip_answer_by_token": _kind_mean(line, "answer")}
+    for name, skips in values.items():
+        numbers = [skip for skip in skips if skip is not None]
+        means[name] = 100 * float(np.mean(numbers)) if numbers else None
+    return means
 
 
 def _kind_mean(line: Line, kind: str) -> float | None:

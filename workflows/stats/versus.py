@@ -12,7 +12,7 @@ import pandas as pd
 from workflows.stats.distances import MEASURES, SCALES
 from workflows.stats.lines import Line, Panel
 from workflows.stats.paired import holm, items_needed, mcnemar, sign_share
-from workflows.stats.resample import RETAIN, Run, difference, interval
+from workflows.stats.resample import RETAIN, Run, difference, interval, items_only
 from workflows.stats.retain import Floats
 
 
@@ -27,9 +27,11 @@ def difference_frame(panels: Sequence[Panel], focus: str | None) -> pd.DataFrame
         focus: Name of a row; None, or no row of a panel: the reference alone.
 
     Columns: backbone, target, match, row, title, against, measure, items, difference, low, high
-    (points, of KL nats per token; 95 %), won and lost (items, summed over seeds), test, p, p_holm
-    (over the rows of one backbone, target, protocol, opponent and measure), items_needed (to see
-    one point). Of KL and agreement, ``items`` are texts and ``items_needed`` is empty.
+    (points, of KL nats per token; 95 %), one_seed (whether that interval covers no seeds of a row
+    that has one, since the other tells nothing of seeds), won and lost (items, summed over seeds),
+    test, p, p_holm (over the rows of one backbone, target, protocol, opponent and measure),
+    items_needed (to see one point). Of KL and agreement, ``items`` are texts and ``items_needed``
+    is empty.
     """
     lines = [
         _difference(panel, line, other, measure)
@@ -38,8 +40,8 @@ def difference_frame(panels: Sequence[Panel], focus: str | None) -> pd.DataFrame
         for measure in _measures(panel, line, other)
     ]
     columns = (
-        "backbone target match row title against measure items difference low high won lost test p "
-        "p_holm items_needed"
+        "backbone target match row title against measure items difference low high one_seed "
+        "won lost test p p_holm items_needed"
     ).split()
     frame = pd.DataFrame(lines, columns=columns)
     family = ["backbone", "target", "match", "against", "measure"]
@@ -97,6 +99,7 @@ def _difference(panel: Panel, line: Line, other: Line, measure: str) -> dict[str
         "difference": scale * (mine.value - theirs.value),
         "low": scale * low,
         "high": scale * high,
+        "one_seed": items_only(mine, theirs),
         **test_columns(line, other, measure, draws),
         "items_needed": items_needed(error, items) if error > 0 else None,
     }

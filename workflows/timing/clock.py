@@ -65,7 +65,7 @@ def compare(
 
     Returns:
         Ratio, interval, bounds, realised share of the possible saving, quantiles of both times in
-        seconds, all times of the row. The saving is that of the timed bound where it is known; the
+        seconds, all times of both. The saving is that of the timed bound where it is known; the
         share is None without a bound, or if the bound allows no saving.
     """
     ratios = np.array(seconds) / np.array(dense)
@@ -83,4 +83,5 @@ def compare(
         "seconds": {q: float(np.quantile(seconds, q / 100)) for q in (10, 50, 90)},
         "dense_seconds": {q: float(np.quantile(dense, q / 100)) for q in (10, 50, 90)},
         "raw": [round(value, 7) for value in seconds],
+        "dense_raw": [round(value, 7) for value in dense],
     }

@@ -32,7 +32,9 @@ def speed(row: str, mode: str, case: str, fast: float) -> dict[str, Any]:
 
 def frames(ranks: list[dict[str, Any]], speeds: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
     columns = list(rank("x", 1))
+    budgets = pd.DataFrame(ranks, columns=["backbone", "target", "match", "row"])
     return {
+        "budgets": budgets.assign(skip=22.5, missed=""),
         "ranks": pd.DataFrame(ranks, columns=columns),
         "speeds": pd.DataFrame(speeds, columns=COLUMNS),
     }
@@ -53,6 +55,14 @@ def test_the_verdict_names_leader_certainty_and_time() -> None:
     assert answers["On the clock"] == (
         "A at 25 % (pooled) takes 2.00 times dense's time to prefill 8x128 and 0.50 times dense's "
         "time to decode 1x128."
+    )
+
+
+def test_a_leader_that_missed_its_budget_says_so() -> None:
+    given = frames([rank("b", 2), rank("a", 1)], [])
+    given["budgets"].loc[given["budgets"]["row"] == "a", "missed"] = "under budget by 2.5"
+    assert dict(verdict(given, "dense"))["Who leads"].endswith(
+        "(88.0 to 90.0), skipping 22.5 % (under budget by 2.5)."
     )
 
 

@@ -152,6 +152,10 @@ def missed(records: list[dict[str, Any]], match: str) -> list[str]:
         excess = {
             "answers": (answers - record["budget"], 0.01),
             "prompts": (record["rates"]["prompt"]["skip"] - record["budget"], 0.03),
+            "mean over tasks": (
+                mean(record["scores"], "rates", "all", "skip") - record["budget"],
+                0.01,
+            ),
         }
         if match == "pooled":
             excess = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -103,7 +102,7 @@ def test_a_rank_has_a_95_percent_interval() -> None:
         Sample(np.array([draws[-1]]), np.array([draws]), SamplingError(np.array(draws)), draws)
         for draws in (np.where(swapped, 0.1, 0.9), np.full(1000, 0.5))
     ]
-    first, second = _places_of([SimpleNamespace(one_seed=False)] * 2, samples)  # type: ignore[list-item]
+    first, second = _places_of(samples)
     for place in (first, second):
         assert (place["rank_low"], place["rank_high"]) == (1, 2)
     assert first["first"] == pytest.approx(97)

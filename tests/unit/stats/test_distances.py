@@ -113,10 +113,15 @@ def test_columns_of_the_frames_are_the_means_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("skip", "note"), [(0.279, ""), (0.31, "KL at 31.0 % skip")])
-def test_a_note_says_where_kl_is_read_far_from_the_budget(skip: float, note: str) -> None:
+@pytest.mark.parametrize(("answer", "more"), [(0.22, ""), (0.2, "KL on answers at 20.0 % skip")])
+def test_a_note_says_where_kl_is_read_far_from_the_budget(
+    skip: float, note: str, answer: float, more: str
+) -> None:
     dense, *seeds = runs()
     for run in seeds:
-        run["fidelity"]["distances"]["all"]["skip"] = skip
+        for kind, rate in {"all": skip, "answer": answer}.items():
+            run["fidelity"]["distances"][kind]["skip"] = rate
+    note = "; ".join(words for words in (note, more) if words)
     assert retain_frame(panels(dense, *seeds))["note"].tolist() == ["", note]
 
 

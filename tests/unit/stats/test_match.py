@@ -72,7 +72,9 @@ def test_each_kind_of_token_has_a_tolerance_of_its_own(
 
 def test_notes_count_runs_per_kind_of_token() -> None:
     runs = [
-        record("hero", 0.25, score("a", [1, 0], answers=answers), seed=seed, match="split")
+        record(
+            "hero", 0.25, score("a", [1, 0], skip=0.25, answers=answers), seed=seed, match="split"
+        )
         | {"rates": rates(0.25, prompt=prompt)}
         for seed, (answers, prompt) in enumerate([(0.264, 0.2), (0.262, 0.25), (0.25, 0.25)])
     ]
@@ -84,11 +86,18 @@ def test_notes_count_runs_per_kind_of_token() -> None:
     assert frame(base, *runs, tasks=("a",))["note"].tolist() == ["", expected]
 
 
-@pytest.mark.parametrize(("skip", "note"), [(0.255, ""), (0.22, "all tokens under budget by 3.0")])
-def test_under_split_a_note_tells_a_skip_off_the_budget_over_all_tokens(
-    skip: float, note: str
+@pytest.mark.parametrize(
+    ("skip", "by_task", "note"),
+    [
+        (0.255, 0.25, ""),
+        (0.22, 0.25, "all tokens under budget by 3.0"),
+        (0.25, 0.27, "mean over tasks over budget by 2.0"),
+    ],
+)
+def test_under_split_a_note_tells_a_skip_off_the_budget_in_another_weight(
+    skip: float, by_task: float, note: str
 ) -> None:
-    run = record("hero", 0.25, score("a", [1, 0], answers=0.25), match="split")
+    run = record("hero", 0.25, score("a", [1, 0], skip=by_task, answers=0.25), match="split")
     run["rates"] = rates(skip, prompt=0.25)
     table = frame(records.dense(score("a", [1, 1])), run, tasks=("a",))
     assert table["note"].tolist() == ["", note]

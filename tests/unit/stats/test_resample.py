@@ -16,8 +16,10 @@ from workflows.stats.resample import (
     bootstrap,
     difference,
     interval,
+    items_only,
     mean_of_tasks,
     paired_difference,
+    without_seeds,
 )
 
 Run = dict[str, np.ndarray]
@@ -194,6 +196,23 @@ def test_degrees_of_freedom_of_a_difference_are_those_of_welch() -> None:
     assert (one - one).freedom == 8
     assert (one - single).freedom == 4
     assert (single - single).draws(0, "here") == [0]
+
+
+def test_one_run_takes_the_seeds_of_several_that_it_is_compared_with() -> None:
+    """With three runs of equal deviation s, a fourth moves by s: s^2 + s^2 / 3 in all."""
+    scores = np.array([0.2, 0.5, 0.35])
+    base = {"a": np.ones(50)}
+    several, one = (
+        sample([{"a": np.full(50, score)} for score in runs], base, 10_000)
+        for runs in (scores, [0.4])
+    )
+    assert np.ptp(interval(difference(several, one))) < 1
+    alone = without_seeds({"x": {"one": one}}, {"one"})["x"]["one"]
+    assert items_only(alone, alone)
+    assert not items_only(several, alone)
+    width = stats.t.ppf(0.975, 2) * scores.std(ddof=1) * (1 + 1 / 3) ** 0.5
+    for apart in (difference(several, alone), -difference(alone, several)):
+        assert interval(apart) == pytest.approx((0.05 - width, 0.05 + width), rel=3e-3)
 
 
 def test_seeds_of_the_reference_enter_a_mean_over_it_by_welch() -> None:

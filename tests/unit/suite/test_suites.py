@@ -122,7 +122,7 @@ def test_a_variable_says_where_the_files_of_the_real_suite_lie(
     names = ["smollm2_135m_instruct", REALDATA]
     with pytest.raises(ValueError, match=f"file {tmp_path}/chat/train.jsonl does not exist"):
         read_suite(read_configs(names))
-    for file in ("chat/train", "chat/validation", "text/books"):
+    for file in ("chat/train", "chat/validation"):
         (tmp_path / f"{file}.jsonl").parent.mkdir(exist_ok=True)
         (tmp_path / f"{file}.jsonl").touch()
     suite = read_suite(read_configs(names))
