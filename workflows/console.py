@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 COMMANDS = (
-    "rows", "fetch", "fit", "score", "fidelity", "texts", "report", "site", "explain", "compare",
-    "time", "cost", "plan", "status", "tune", "stock", "publish", "gpu", "lm_eval",
+    "rows", "fetch", "task_data", "fit", "score", "fidelity", "texts", "report", "site", "explain",
+    "compare", "time", "cost", "plan", "status", "tune", "stock", "publish", "gpu", "lm_eval",
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def main() -> None:
 
 def usage() -> str:
     """The commands with the first sentence of their steps."""
-    lines = [f"  {command:<8} {_sentence(command)}" for command in COMMANDS]
+    lines = [f"  {command:<9} {_sentence(command)}" for command in COMMANDS]
     hint = "`skipbench COMMAND --help` lists a command's options."
     return "\n".join(["usage: skipbench COMMAND ...", "", *lines, "", hint])
 

@@ -57,7 +57,9 @@ def test_the_command_lists_its_commands_and_refuses_others() -> None:
     assert [line.split()[0] for line in said.stdout.splitlines()[2:-2]] == list(console.COMMANDS)
     wrong = steps.python("-m", "workflows.console", "fti")
     assert wrong.returncode == 2
-    assert steps.sentence(wrong.stderr).startswith("there is no command 'fti' (rows, fetch, fit, ")
+    assert steps.sentence(wrong.stderr).startswith(
+        "there is no command 'fti' (rows, fetch, task_data, fit, "
+    )
 
 
 @pytest.mark.parametrize("command", sorted({*console.COMMANDS} - {"lm_eval"}))

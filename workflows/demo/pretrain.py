@@ -194,12 +194,12 @@ def update(
     """Make one update and return the loss before it.
 
     Raises:
-        RuntimeError: If the loss is not finite.
+        ValueError: If the loss is not finite.
     """
     optimizer.zero_grad()
     loss = weighted_loss(model, batch)
     if not torch.isfinite(loss):
-        raise RuntimeError(f"the loss became {loss.item()}")
+        raise ValueError(f"the loss became {loss.item()}")
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     optimizer.step()

@@ -122,8 +122,11 @@ def task_folders(args: argparse.Namespace) -> list[Path]:
     """The folder of ``--task-dir``; empty without that option.
 
     Raises:
-        ValueError: It is no folder.
+        ValueError: It is no folder, or that of ``--task-data`` is none.
     """
+    data = getattr(args, "task_data", None)
+    if data is not None and not data.is_dir():
+        raise ValueError(f"--task-data {data} is no folder")
     if args.task_dir is not None and not args.task_dir.is_dir():
         raise ValueError(f"--task-dir {args.task_dir} is no folder")
     return [] if args.task_dir is None else [args.task_dir]
@@ -231,4 +234,6 @@ def _label(word: str) -> str:
 
 def _from_word(word: str, name: str) -> TaskEntry:
     kind, colon, file = word.partition(":")
+    if kind == PERPLEXITY and not file:
+        raise ValueError(f"--tasks {word} needs a text file: {PERPLEXITY}:FILE")
     return TaskEntry(name, file=file if colon and kind == PERPLEXITY else None)

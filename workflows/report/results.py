@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from methods import ORDER
@@ -252,9 +253,18 @@ def _read_items(records: Sequence[Record], files: Sequence[Path]) -> dict[int, p
 
 def _read_frame(frame: Path, texts: bool = False) -> pd.DataFrame:
     """A frame of items, with or without the column of their texts."""
-    with pq.ParquetFile(frame) as file:
-        names = [name for name in file.schema_arrow.names if texts or name != SAMPLE]
-        return file.read(columns=names).to_pandas()
+    try:
+        with pq.ParquetFile(frame) as file:
+            held = file.schema_arrow.names
+            names = [name for name in held if texts or name != SAMPLE]
+            items = file.read(columns=names).to_pandas()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{frame} is no whole parquet file: {error}") from error
+    if missing := [
+        name for name in ("task", "metric", "filter", "item", "value") if name not in held
+    ]:
+        raise ValueError(f"{frame} has no column '{missing[0]}'")
+    return items
 
 
 def read_texts(file: Path) -> pd.DataFrame:

@@ -31,10 +31,7 @@ def claim_device(wish: str) -> Iterator[str]:
         yield "cpu"
         return
     if wish != "auto":
-        if wish != "cpu" and wish not in {"cuda", *(f"cuda:{n}" for n in range(count))}:
-            raise ValueError(f"device '{wish}' is unknown (allowed: auto, cpu, cuda, cuda:N)")
-        if wish.startswith("cuda") and count == 0:
-            raise ValueError(f"device '{wish}' was asked for, but torch sees no GPU")
+        check_device(wish)
         if wish.startswith("cuda"):
             torch.cuda.set_device(wish if ":" in wish else torch.cuda.current_device())
         yield wish
@@ -42,6 +39,21 @@ def claim_device(wish: str) -> Iterator[str]:
     with claim_gpus(1) as (number,):
         torch.cuda.set_device(number)
         yield f"cuda:{number}"
+
+
+def check_device(wish: str) -> None:
+    """Refuse a device that is unknown or not here.
+
+    Raises:
+        ValueError: It is one.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wish not in {"auto", "cpu", "cuda", *(f"cuda:{n}" for n in range(count))}:
+        raise ValueError(f"device '{wish}' is unknown (allowed: auto, cpu, cuda, cuda:N)")
+    if wish.startswith("cuda") and count == 0:
+        raise ValueError(f"device '{wish}' was asked for, but torch sees no GPU")
 
 
 @contextmanager

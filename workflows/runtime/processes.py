@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from workflows.runtime.devices import claim_device, claim_gpus
+from workflows.runtime.devices import check_device, claim_device, claim_gpus
 from workflows.runtime.files import whole_folder
 
 
@@ -30,6 +30,9 @@ def start_processes(count: int, device: str, step: str) -> int:
     """
     import torch
 
+    check_device(device)
+    if ":" in device:
+        raise ValueError(f"device '{device}' is one; {count} processes take auto, cpu or cuda")
     gpu = torch.cuda.is_available() and device != "cpu"
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     # Seconds: enough to finish the current update and write its snapshot.

@@ -36,6 +36,16 @@ def run(main: Callable[[], None]) -> None:
             traceback.print_exc()
         print(f"error: {sentence(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+    except RuntimeError as error:
+        # torch's, whose import costs a second.
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        print(
+            "error: the GPU's memory is full; less fits with a smaller batch size, or in training "
+            "with param micro_tokens or checkpointing",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
     except KeyboardInterrupt as stop:
         # A training that can be continued raises this with a message and the signal's status.
         print(str(stop) or "interrupted; nothing half-written is left", file=sys.stderr)

@@ -37,6 +37,8 @@ def download(package: str, folder: Path) -> Path:
         pip = subprocess.run(
             [sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False
         )
+        if pip.returncode and "No module named pip" in pip.stderr:
+            raise ValueError(f"{package} is fetched by pip, which this Python does not have")
         if pip.returncode:
             raise ValueError(_refusal(package, pip.stderr))
         wheels = sorted(folder.glob("*.whl"))

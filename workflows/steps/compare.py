@@ -15,7 +15,7 @@ from workflows.report.cautions import folder_cautions
 from workflows.report.comparison import comparison_table
 from workflows.report.render import latex, markdown
 from workflows.report.results import read_results
-from workflows.runtime.files import write_text
+from workflows.runtime.files import check_place, write_text
 from workflows.runtime.program import run, step_parser
 from workflows.stats.folders import comparison_frame, equality_frame
 
@@ -32,6 +32,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Read both, compare, print, write."""
     args = arguments()
+    if args.out is not None:
+        check_place(args.out / "compare.csv")
     first, second = (read_results(folder).panels for folder in (args.first, args.second))
     frame = comparison_frame(first, second).round(4)
     equality = equality_frame(first, second)

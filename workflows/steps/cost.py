@@ -111,7 +111,14 @@ def cost_of(
         ValueError: The row does not fit, or its fit failed.
     """
     code = {part: code_hash(part) for part in fit_parts(find_row(row))}
-    identity = {"code": code, "device": args.device, "threads": args.threads, "host": node()}
+    versions = provenance([])["versions"]
+    identity = {
+        "code": code,
+        "versions": versions,
+        "device": args.device,
+        "threads": args.threads,
+        "host": node(),
+    }
     file = home / f"{row}-{ids.stem}-{args.budget:g}.json"
     cost = kept(file, identity, partial(fit, row, backbone, ids, home / row, args))
     return {name: value for name, value in cost.items() if name != "identity"}

@@ -131,6 +131,8 @@ def read_hub(spec: dict[str, Any], provenance: Path) -> Iterator[dict[str, Any]]
     """
     from datasets import load_dataset
 
+    if spec["source"].count("/") not in (1, 2):
+        raise ValueError(f"{spec['source']} must be hub:OWNER/NAME or hub:OWNER/NAME/CONFIG")
     owner, name, *more = spec["source"].removeprefix("hub:").split("/")
     repository, split = f"{owner}/{name}", spec["split"]
     addresses = data_files(repository, more[0] if more else None, spec.get("revision"))

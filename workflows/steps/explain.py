@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from methods.core.budget import check_budget
 from workflows.records.archive import ITEMS
 from workflows.records.parts import Score
 from workflows.records.record import Record
@@ -53,6 +52,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Find the number and print where it comes from."""
+    from methods.core.budget import check_budget  # reads torch, which --help needs not
+
     args = arguments()
     results = read_results(args.results or Path("results") / args.suite)
     panel = find_panel(results, args.backbone, args.match)

@@ -23,7 +23,7 @@ from workflows.runtime.files import resumable_folder
 from workflows.runtime.hub import one_sentence
 from workflows.runtime.program import run, step_parser
 from workflows.runtime.wheels import download, extract
-from workflows.suite.checks import origin
+from workflows.suite.checks import check_origin, origin
 from workflows.suite.config import check_source
 
 FILES = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"]
@@ -53,6 +53,7 @@ def main() -> None:
     if kind not in SOURCES or not name:
         forms = "hub:owner/name, pypi:NAME==VERSION, gguf:FILE"
         raise ValueError(f"--source '{spec['path']}' is none of {forms}")
+    check_origin(spec, "--source")
     with resumable_folder(args.out, json.dumps(spec, sort_keys=True)) as folder:
         found = SOURCES[kind](name, spec, folder)
         facts = {

@@ -118,9 +118,9 @@ def main() -> None:
         raise ValueError(f"--lender {args.lender}: row '{row.name}' takes no rates of another")
     if args.processes < 1 or (args.processes > 1 and not row.trained):
         raise ValueError(f"--processes is {args.processes}; only a trained row takes more than 1")
+    check_data(args, row)
     if args.processes > 1 and "RANK" not in os.environ:
         raise SystemExit(start_processes(args.processes, args.device, "workflows.steps.fit"))
-    check_data(args, row)
     set_up_torch(args.threads)
     workdir = args.workdir or args.out.parent / f"{args.out.name}.checkpoints"
     request = Request(budget, args.seed, workdir / code_of(row), args.match, args.lender)

@@ -78,6 +78,8 @@ def main() -> None:
         raise ValueError(
             f"--parts: '{unknown[0]}' is unknown (allowed: {', '.join(('tests', *TIMED))})"
         )
+    # The commands below run in the checkout.
+    args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     ends = {}
     if "tests" in parts:

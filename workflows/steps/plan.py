@@ -16,7 +16,7 @@ import argparse
 import json
 from pathlib import Path
 
-from workflows.runtime.files import write_text
+from workflows.runtime.files import check_place, write_text
 from workflows.runtime.program import add_suite_argument, run, step_parser
 from workflows.suite.config import read_configs
 from workflows.suite.jobs import read_suite
@@ -35,6 +35,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Count, print, write."""
     args = arguments()
+    if args.out is not None:
+        check_place(args.out, ".json")
     costs = plan(read_suite(read_configs(args.suite)))
     print("\n".join(lines(costs)))
     if args.out is not None:

@@ -11,6 +11,7 @@ below --reference.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,7 +83,12 @@ def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) 
         The folder that holds them.
     """
     results = read_results(*places)
-    out = reference / str(results.settings["suite"])
+    name = str(results.settings["suite"])
+    if not re.fullmatch(r"\w+", name):
+        raise ValueError(
+            f"records of the suite '{name}': a suite's name is letters, digits and '_'"
+        )
+    out = reference / name
     for name, frame in make_frames(results, spread).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:

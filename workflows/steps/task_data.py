@@ -39,6 +39,8 @@ def main() -> None:
     """Build the task, which fetches its data; then write what it was built from."""
     args = arguments()
     entry = read_entries([parse_json(args.task, "--task")])[0]
+    if entry.is_perplexity:
+        raise ValueError(f"--task '{entry.task}' is a text file here: there is nothing to fetch")
     folders = task_folders(args)
     try:
         report = fetch(entry, folders)

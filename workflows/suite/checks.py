@@ -29,6 +29,17 @@ def origin(backbone: Mapping[str, Any]) -> dict[str, Any]:
     return {key: backbone[key] for key in ("path", "revision", "sha256") if key in backbone}
 
 
+def check_origin(backbone: Mapping[str, Any], where: str) -> None:
+    """Refuse a hash or a revision that nothing is held against.
+
+    Raises:
+        ValueError: The source of the backbone has none.
+    """
+    for key, sources in (("sha256", ("pypi:", "gguf:")), ("revision", ("hub:",))):
+        if key in backbone and not str(backbone["path"]).startswith(sources):
+            raise ValueError(f"{where}: {key} is only for {' and '.join(sources)}")
+
+
 def check_end(part: str, spec: Mapping[str, Any]) -> None:
     """Some texts have no end, and ``rows`` must say how many: what a model writes itself, and what
     a world draws for training and calibration.
@@ -221,11 +232,7 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
         if path.startswith(WORLD) and path.removeprefix(WORLD) not in PRESETS:
             worlds = ", ".join(f"{WORLD}{world}" for world in PRESETS)
             raise ValueError(f"suite config, backbones.{name}: {path} is unknown (known: {worlds})")
-        for key, sources in (("sha256", ("pypi:", "gguf:")), ("revision", ("hub:",))):
-            if key in backbone and not path.startswith(sources):
-                raise ValueError(
-                    f"suite config, backbones.{name}: {key} is only for {' and '.join(sources)}"
-                )
+        check_origin(backbone, f"suite config, backbones.{name}")
         file = path.removeprefix("gguf:")
         if path != file and not (root / file).is_file():
             raise ValueError(f"suite config, backbones.{name}: file {file} does not exist")

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from methods.core.jsonfile import cut
+from methods.core.jsonfile import check_plain, cut
 from workflows import ROOT
 from workflows.records.record import Protocol
 from workflows.suite.checks import check_budget
@@ -20,6 +20,13 @@ from workflows.suite.checks import check_budget
 VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-([^}]*))?\}")
 SUITES = "workflows/suites"
 SCHEMA = ROOT / "workflows" / "schemas" / "config.schema.yaml"
+# For JSON Schema 1.0 is an integer; a folder or an option made of it is another than of 1.
+WHOLE_NUMBERS = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator,
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
+    ),
+)
 
 
 def read_configs(names: Sequence[str]) -> dict[str, Any]:
@@ -91,7 +98,7 @@ def _variable(match: re.Match[str]) -> str:
 def _read(file: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"suite file {file} is not valid YAML: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"suite file {file} is no mapping of keys")
@@ -113,9 +120,11 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: The config breaks the schema; the message names the key and what is allowed.
     """
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    complete = json.loads(json.dumps(with_base(config)))
+    complete = dict(with_base(config))
+    check_plain(complete, "suite config")
+    complete = json.loads(json.dumps(complete))
     _fill(complete, schema, schema)
-    errors = jsonschema.Draft202012Validator(schema).iter_errors(complete)
+    errors = WHOLE_NUMBERS(schema).iter_errors(complete)
     error = next(iter(sorted(errors, key=lambda e: list(map(str, e.absolute_path)))), None)
     if error is not None:
         key = ".".join(map(str, error.absolute_path)) or "top level"
