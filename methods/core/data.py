@@ -147,8 +147,8 @@ class Data:
 
     def _read(self, path: Path | None, purpose: str) -> Sequence[Document]:
         if path is None:
-            either = " and no probe" if purpose == "validation" else ""
-            raise ValueError(f"no {purpose}{either} file was given, and this row needs one")
+            either = " (nor a probe file)" if purpose == "validation" else ""
+            raise ValueError(f"no {purpose} file was given{either}, and this row needs one")
         check_file(path, purpose)
         if path.suffix == SUFFIX:
             return TokenFile(path, self.encoding)

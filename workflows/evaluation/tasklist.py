@@ -122,11 +122,8 @@ def task_folders(args: argparse.Namespace) -> list[Path]:
     """The folder of ``--task-dir``; empty without that option.
 
     Raises:
-        ValueError: It is no folder, or that of ``--task-data`` is none.
+        ValueError: It is no folder.
     """
-    data = getattr(args, "task_data", None)
-    if data is not None and not data.is_dir():
-        raise ValueError(f"--task-data {data} is no folder")
     if args.task_dir is not None and not args.task_dir.is_dir():
         raise ValueError(f"--task-dir {args.task_dir} is no folder")
     return [] if args.task_dir is None else [args.task_dir]
