@@ -80,9 +80,11 @@ class LLMPruner(Method):
         the released script adds up others (``gqa_fold``). Gradients are accumulated in float32,
         layer by layer, at any batch size. Of equal heads or channels the lower one goes. A ratio
         that would empty a layer raises an error; the code silently leaves the layer whole. It reads
-        the suite's calibration documents, not BookCorpus. The random control, the global and the
-        iterative selection and the channel-wise and layer-wise modes are left out: no published
-        command uses them. The authors count skip as we do: removed over all parameters.
+        the suite's calibration documents, not BookCorpus, from the middle of each. The authors
+        train LoRA afterwards; here that is a row of its own (``then: lora``). The random control,
+        the global and the iterative selection and the channel-wise and layer-wise modes are left
+        out: no published command uses them. The authors count skip as we do: removed over all
+        parameters.
     """
 
     title = "LLM-Pruner"

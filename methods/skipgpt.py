@@ -42,7 +42,9 @@ FIRST, LAST = 5.0, 1.0
 class SkipGPT(RoutedMethod):
     """Two routers per layer, one for attention and one for the FFN, let each token skip either.
 
-    RT ("router tuning") trains the routers alone, on a frozen backbone. Joint also trains LoRA.
+    RT ("router tuning") trains the routers alone, on a frozen backbone. Joint also trains LoRA; its
+    authors show it as the less stable form. Their second stage, LoRA on top of RT's frozen routers,
+    is left out, as in HeRo's tables.
 
     Formula: z = router(h) has two components; component 0 stands for run. Both routers of a layer
     read its raw input h, D numbers per token. Training: y = softmax((z + Gumbel) / T), and
