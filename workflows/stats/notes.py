@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workflows.records.record import Record
 from workflows.stats.budget import (
     TEXT_TOLERANCE,
     far_in_training,
@@ -57,13 +58,7 @@ def missed(line: Line, retain_tasks: Sequence[str]) -> str:
     """
     misses_of: dict[str, list[float]] = {}
     for record in line.records:
-        found, skip = misses(record, retain_tasks), record.rates["all"].skip
-        if record.match == "split" and record.budget is not None:
-            by_task = task_mean(record, retain_tasks, "all")
-            for kind, rate in {"all tokens": skip, "mean over tasks": by_task}.items():
-                if rate is not None and not met(record.budget, rate):
-                    found[kind] = rate - record.budget
-        for kind, excess in found.items():
+        for kind, excess in _all_misses(record, retain_tasks).items():
             who = "" if kind == "all" else f"{kind} "
             side = "over" if excess > 0 else "under"
             misses_of.setdefault(f"{who}{side} budget by", []).append(abs(excess))
@@ -71,6 +66,22 @@ def missed(line: Line, retain_tasks: Sequence[str]) -> str:
         f"{words} {_most(missed)}{_of(line, len(missed))}"
         for words, missed in sorted(misses_of.items())
     )
+
+
+def _all_misses(record: Record, retain_tasks: Sequence[str]) -> dict[str, float]:
+    """Kind of token or of mean -> skip - budget of a run, a fraction, where it was missed."""
+    found, budget = misses(record, retain_tasks), record.budget
+    if record.match != "split" or budget is None:
+        return found
+    rates = {
+        "all tokens": record.rates["all"].skip,
+        "mean over tasks": task_mean(record, retain_tasks, "all"),
+    }
+    return found | {
+        kind: rate - budget
+        for kind, rate in rates.items()
+        if rate is not None and not met(budget, rate)
+    }
 
 
 def _most(fractions: Sequence[float]) -> str:
