@@ -126,7 +126,12 @@ class Data:
         """The documents on which skip rates are calibrated, in the form in which tasks are scored.
 
         Without a probe file these are the validation documents.
+
+        Raises:
+            ValueError: There is neither.
         """
+        if self.probe_file is None and self.validation_file is None:
+            raise ValueError("no probe and no validation file was given, and this row needs one")
         return self._validation if self.probe_file is None else self._probe
 
     @cached_property
@@ -147,8 +152,7 @@ class Data:
 
     def _read(self, path: Path | None, purpose: str) -> Sequence[Document]:
         if path is None:
-            either = " (nor a probe file)" if purpose == "validation" else ""
-            raise ValueError(f"no {purpose} file was given{either}, and this row needs one")
+            raise ValueError(f"no {purpose} file was given, and this row needs one")
         check_file(path, purpose)
         if path.suffix == SUFFIX:
             return TokenFile(path, self.encoding)

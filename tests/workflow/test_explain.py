@@ -16,7 +16,8 @@ from tests import steps
 from tests.records import write_suite
 from workflows.records.archive import ARCHIVE
 from workflows.report.results import read_results
-from workflows.stats.resample import bootstrap, interval
+from workflows.stats.resample import bootstrap
+from workflows.stats.sampling import interval
 
 
 def explain(made: Path, capfd: pytest.CaptureFixture[str], *words: str) -> str:

@@ -99,8 +99,9 @@ def score(
         rates = rates_by_kind(result.tallies)
         total.scores += [score | {"rates": rates} for score in result.scores]
         total.items.append(result.items)
-        for kind in KINDS if alone or not entry.is_perplexity else ():
-            total.tallies[kind].merge(result.tallies[kind])
+        if alone or not entry.is_perplexity:
+            for kind in KINDS:
+                total.tallies[kind].merge(result.tallies[kind])
     if not total.scores:
         why = "; ".join(f"'{task['task']}': {task['reason']}" for task in total.not_run)
         raise ValueError(f"no task can be run here ({why})")

@@ -151,6 +151,11 @@ def local_files(keys: Mapping[str, Any]) -> list[Path]:
     return sorted(path for path in paths if path.is_file())
 
 
+def names_files(dataset_kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether a task's data are files or a folder here, and no data set of the hub."""
+    return bool({"data_files", "data_dir"} & {*(dataset_kwargs or {})})
+
+
 def read_index(folders: Sequence[Path]) -> dict[str, Definition]:
     """Name -> task, group or tag of the folders; the last folder wins if names are equal."""
     index: dict[str, Definition] = {}

@@ -15,6 +15,7 @@ from workflows.evaluation.taskfiles import (
     as_list,
     check_files,
     member_name,
+    names_files,
     read_index,
 )  # fmt: skip
 from workflows.evaluation.tasklist import TaskEntry
@@ -83,7 +84,7 @@ def hub_task_names(folders: Sequence[Path] = (OWN_TASKS,)) -> set[str]:
 
 def _of_hub(task: Mapping[str, Any]) -> bool:
     data = task.get("dataset_path")
-    here = {"data_files", "data_dir"} & {*(task.get("dataset_kwargs") or {})}
+    here = names_files(task.get("dataset_kwargs"))
     return isinstance(data, str) and not here and not Path(data).exists()
 
 

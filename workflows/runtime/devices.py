@@ -26,12 +26,11 @@ def claim_device(wish: str) -> Iterator[str]:
     """
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wish == "auto" and count == 0:
+    check_device(wish)
+    if wish == "auto" and gpu_count() == 0:
         yield "cpu"
         return
     if wish != "auto":
-        check_device(wish)
         if wish.startswith("cuda"):
             torch.cuda.set_device(wish if ":" in wish else torch.cuda.current_device())
         yield wish
@@ -41,15 +40,20 @@ def claim_device(wish: str) -> Iterator[str]:
         yield f"cuda:{number}"
 
 
+def gpu_count() -> int:
+    """How many GPUs torch sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def check_device(wish: str) -> None:
     """Refuse a device that is unknown or not here.
 
     Raises:
         ValueError: It is one.
     """
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = gpu_count()
     if wish not in {"auto", "cpu", "cuda", *(f"cuda:{n}" for n in range(count))}:
         raise ValueError(f"device '{wish}' is unknown (allowed: auto, cpu, cuda, cuda:N)")
     if wish.startswith("cuda") and count == 0:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,7 +34,7 @@ def provenance(parts: Sequence[str]) -> dict[str, Any]:
         parts: Files and folders of the checkout on which the record's results depend.
     """
     return {
-        "versions": {"python": platform.python_version()} | dict(_versions()),
+        "versions": package_versions(),
         "commit": git("rev-parse", "HEAD"),
         "dirty": dirty(),
         "code": {part: code_hash(part) for part in parts},
@@ -48,11 +48,13 @@ def provenance(parts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _versions() -> Iterator[tuple[str, str]]:
-    """Versions of installed packages; a machine that only fits has no lm_eval."""
+def package_versions() -> dict[str, str]:
+    """Versions of Python and installed packages; a machine that only fits has no lm_eval."""
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            yield package, version(package)
+            versions[package] = version(package)
+    return versions
 
 
 def dirty() -> bool:

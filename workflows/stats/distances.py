@@ -4,7 +4,7 @@
     agreement = tokens with the same likeliest next token / tokens
 
 over all tokens, and over answer tokens. Tokens of one text depend on each other, so whole texts are
-resampled, the same for every line; seeds come on top as in resample.py.
+resampled, the same for every line; seeds come on top as in sampling.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 
 from workflows.records.parts import Distance
 from workflows.records.record import Record
-from workflows.stats.resample import RESAMPLES, Sample, by_line, resample_means
+from workflows.stats.resample import RESAMPLES, by_line, resample_means
+from workflows.stats.sampling import Sample
 
 KL, AGREEMENT = "kl", "agreement"
 # Measure -> kind of token, and what is summed over the tokens of a text.

@@ -12,7 +12,7 @@ import pandas as pd
 from workflows.stats.comparable import SAME_HEADLINE, score_difference
 from workflows.stats.distances import SCALES
 from workflows.stats.lines import Line, Panel
-from workflows.stats.resample import difference, interval, paired_difference
+from workflows.stats.sampling import difference, interval, paired_difference
 from workflows.stats.versus import test_columns
 
 PERCENT = 100.0

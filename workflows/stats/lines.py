@@ -14,8 +14,9 @@ from workflows.records.parts import Score
 from workflows.records.record import PROTOCOLS, Protocol, Record
 from workflows.stats.distances import distances
 from workflows.stats.measures import Choices, Measures, measure
-from workflows.stats.resample import RESAMPLES, Run, Sample, bootstrap, without_seeds
+from workflows.stats.resample import RESAMPLES, Run, bootstrap
 from workflows.stats.retain import Floats, retain
+from workflows.stats.sampling import Sample, without_seeds
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workflows.stats.resample import Run, Sample, by_line, resample_means
+from workflows.stats.resample import Run, by_line, resample_means
 from workflows.stats.retain import Floats, Scores
+from workflows.stats.sampling import Sample
 
 MEASURES = ABOVE, FLIPS, LOST, WON, CHANGED = "above_chance", "flips", "lost", "won", "changed"
 # A task has signal if the reference leads chance by more standard errors than this.

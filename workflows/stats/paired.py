@@ -1,6 +1,6 @@
 """Paired tests of two lines on the same items, and the items that a difference needs.
 
-The interval of a difference is made in versus.py, by the draws of resample.py.
+The interval of a difference is made in versus.py, by the draws of sampling.py.
 """
 
 from __future__ import annotations

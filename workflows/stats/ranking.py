@@ -12,7 +12,8 @@ from scipy import stats
 
 from workflows.stats.lines import Line, Panel
 from workflows.stats.measures import ABOVE
-from workflows.stats.resample import RETAIN, Sample, difference, interval, items_only
+from workflows.stats.resample import RETAIN
+from workflows.stats.sampling import Sample, difference, interval, items_only
 
 DIGITS = 2
 # What the frame of ranks says of a row by one measure, and its columns by Retain and Above chance.
@@ -118,9 +119,12 @@ def _ranks(panel: Panel, field: Sequence[Line]) -> Iterator[dict[str, Any]]:
             entry |= {names[name]: value for name, value in place.items()}
     for line, entry in zip(field, entries, strict=True):
         below = [other for other in field if _overtakes(panel, line, other)]
+        retain = panel.samples[RETAIN]
         yield entry | {
             "overtakes": "; ".join(other.first.title for other in below),
-            "overtakes_one_seed": any(line.one_seed or other.one_seed for other in below),
+            "overtakes_one_seed": any(
+                items_only(retain[line.name], retain[other.name]) for other in below
+            ),
         }
 
 

@@ -2,7 +2,7 @@
 
     Retain = mean over tasks of (score of the row / score of the reference row)
 
-A mean of ratios, not a ratio of means. Its interval is in workflows/stats/resample.py.
+A mean of ratios, not a ratio of means. Its interval is in workflows/stats/sampling.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from workflows.stats.distances import KL, SCALES
 from workflows.stats.lines import Line, Panel
 from workflows.stats.measures import ABOVE
 from workflows.stats.notes import missed, note, twins
-from workflows.stats.resample import RETAIN, Sample, interval
+from workflows.stats.resample import RETAIN
+from workflows.stats.sampling import Sample, interval
 
 LEAD = [
     "backbone", "target", "match", "row", "title", "kind", "seeds", "skip", "skip_std",
@@ -141,9 +142,15 @@ def _skips(panel: Panel, line: Line) -> dict[str, float | None]:
     columns: dict[str, float | None] = {}
     for name, values in kinds.items():
         numbers = [value for value in values if value is not None]
-        columns[name] = 100 * float(np.mean(numbers)) if numbers else None
+        columns[name] = _percent(values)
         columns[f"{name}_std"] = _deviation(line, numbers)
     return columns
+
+
+def _percent(fractions: Iterable[float | None]) -> float | None:
+    """The mean of those that are known, in percent; None if none is."""
+    known = [value for value in fractions if value is not None]
+    return 100 * float(np.mean(known)) if known else None
 
 
 def _mean(line: Line, value: Any, scale: float = 100) -> float:
@@ -222,21 +229,17 @@ def budget_frame(panels: Sequence[Panel]) -> pd.DataFrame:
 
 def _other_weights(panel: Panel, line: Line) -> dict[str, float | None]:
     """Skips weighed otherwise than budgets: all and prompt tokens by task, answers by token."""
-    values = {
-        "skip_by_task": [task_mean(r, panel.retain_tasks, "all") for r in line.records],
-        "skip_prompt_by_task": [task_mean(r, panel.retain_tasks, "prompt") for r in line.records],
+    tasks, runs = panel.retain_tasks, line.records
+    return {
+        "skip_answer_by_token": _kind_mean(line, "answer"),
+        "skip_by_task": _percent(task_mean(run, tasks, "all") for run in runs),
+        "skip_prompt_by_task": _percent(task_mean(run, tasks, "prompt") for run in runs),
     }
-    means: dict[str, float | None] = {"skip_answer_by_token": _kind_mean(line, "answer")}
-    for name, skips in values.items():
-        numbers = [skip for skip in skips if skip is not None]
-        means[name] = 100 * float(np.mean(numbers)) if numbers else None
-    return means
 
 
 def _kind_mean(line: Line, kind: str) -> float | None:
     rates = [record.rates.get(kind) for record in line.records]
-    shares = [rate.skip for rate in rates if rate is not None]
-    return 100 * float(np.mean(shares)) if shares else None
+    return _percent(rate.skip for rate in rates if rate is not None)
 
 
 def _text_skips(line: Line) -> dict[str, float]:

@@ -12,8 +12,9 @@ import pandas as pd
 from workflows.stats.distances import MEASURES, SCALES
 from workflows.stats.lines import Line, Panel
 from workflows.stats.paired import holm, items_needed, mcnemar, sign_share
-from workflows.stats.resample import RETAIN, Run, difference, interval, items_only
+from workflows.stats.resample import RETAIN, Run
 from workflows.stats.retain import Floats
+from workflows.stats.sampling import difference, interval, items_only
 
 
 def difference_frame(panels: Sequence[Panel], focus: str | None) -> pd.DataFrame:

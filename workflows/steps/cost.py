@@ -37,7 +37,7 @@ from workflows.runtime.program import (
     set_up_torch,
     step_parser,
 )
-from workflows.runtime.provenance import code_hash, fit_parts, provenance
+from workflows.runtime.provenance import code_hash, fit_parts, package_versions, provenance
 from workflows.suite.job import data_parts, data_words
 
 
@@ -111,10 +111,9 @@ def cost_of(
         ValueError: The row does not fit, or its fit failed.
     """
     code = {part: code_hash(part) for part in fit_parts(find_row(row))}
-    versions = provenance([])["versions"]
     identity = {
         "code": code,
-        "versions": versions,
+        "versions": package_versions(),
         "device": args.device,
         "threads": args.threads,
         "host": node(),

@@ -23,7 +23,7 @@ from workflows.demo.world import the_world
 from workflows.runtime.files import check_place, read_text, whole_file
 from workflows.runtime.hub import SLICE, data_files, describe_files, fetch_files
 from workflows.runtime.program import run, step_parser
-from workflows.suite.checks import check_end
+from workflows.suite.checks import check_end, check_repository
 from workflows.suite.config import check_source
 from workflows.suite.job import DATA_PARTS, FIDELITY
 
@@ -131,8 +131,7 @@ def read_hub(spec: dict[str, Any], provenance: Path) -> Iterator[dict[str, Any]]
     """
     from datasets import load_dataset
 
-    if spec["source"].count("/") not in (1, 2):
-        raise ValueError(f"{spec['source']} must be hub:OWNER/NAME or hub:OWNER/NAME/CONFIG")
+    check_repository(spec["source"], "--source")
     owner, name, *more = spec["source"].removeprefix("hub:").split("/")
     repository, split = f"{owner}/{name}", spec["split"]
     addresses = data_files(repository, more[0] if more else None, spec.get("revision"))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from methods.core.budget import check_budget
 from workflows.records.archive import ITEMS
 from workflows.records.parts import Score
 from workflows.records.record import Record
@@ -23,7 +24,7 @@ from workflows.runtime.program import run, step_parser
 from workflows.stats.budget import answer_skip, prompt_skip
 from workflows.stats.distances import KL
 from workflows.stats.lines import Line, Panel, headline_items
-from workflows.stats.resample import interval
+from workflows.stats.sampling import interval
 from workflows.stats.versus import differences_of
 
 # Of a score -> in words.
@@ -52,8 +53,6 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Find the number and print where it comes from."""
-    from methods.core.budget import check_budget  # reads torch, which --help needs not
-
     args = arguments()
     results = read_results(args.results or Path("results") / args.suite)
     panel = find_panel(results, args.backbone, args.match)

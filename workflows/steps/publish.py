@@ -83,12 +83,10 @@ def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) 
         The folder that holds them.
     """
     results = read_results(*places)
-    name = str(results.settings["suite"])
-    if not re.fullmatch(r"\w+", name):
-        raise ValueError(
-            f"records of the suite '{name}': a suite's name is letters, digits and '_'"
-        )
-    out = reference / name
+    suite = str(results.settings["suite"])
+    if not re.fullmatch(r"\w+", suite):
+        raise ValueError(f"suite '{suite}': the name of a suite is letters, digits and '_'")
+    out = reference / suite
     for name, frame in make_frames(results, spread).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
     with whole_file(out / SOURCE) as file:

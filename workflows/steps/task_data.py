@@ -12,6 +12,7 @@ from typing import Any
 
 from methods.core.jsonfile import parse_json, write_json
 from workflows.evaluation.loading import CannotRun, load, task_manager
+from workflows.evaluation.taskfiles import names_files
 from workflows.evaluation.tasklist import TaskEntry, add_task_folder, read_entries, task_folders
 from workflows.runtime.files import whole_file
 from workflows.runtime.hub import (
@@ -84,7 +85,7 @@ def sources_of(
     sources = []
     for task in tasks:
         kwargs = task.config.dataset_kwargs or {}
-        if task.config.dataset_path and not {"data_files", "data_dir"} & {*kwargs}:
+        if task.config.dataset_path and not names_files(kwargs):
             source = task.config.dataset_path, task.config.dataset_name, kwargs.get("revision")
             sources.append(source)
     return list(dict.fromkeys(sources))

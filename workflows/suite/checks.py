@@ -40,6 +40,16 @@ def check_origin(backbone: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{where}: {key} is only for {' and '.join(sources)}")
 
 
+def check_repository(source: str, where: str) -> None:
+    """Refuse a source of the hub that names no repository.
+
+    Raises:
+        ValueError: It is one.
+    """
+    if source.count("/") not in (1, 2):
+        raise ValueError(f"{where}: {source} must be hub:OWNER/NAME or hub:OWNER/NAME/CONFIG")
+
+
 def check_end(part: str, spec: Mapping[str, Any]) -> None:
     """Some texts have no end, and ``rows`` must say how many: what a model writes itself, and what
     a world draws for training and calibration.
@@ -242,11 +252,8 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
     for part, spec in config["data"].items():
         source = spec["source"]
         check_end(part, spec)
-        if source.startswith("hub:") and source.count("/") not in (1, 2):
-            raise ValueError(
-                f"suite config, data.{part}: {source} must be hub:OWNER/NAME or "
-                "hub:OWNER/NAME/CONFIG"
-            )
+        if source.startswith("hub:"):
+            check_repository(source, f"suite config, data.{part}")
         if source.endswith(".npy") and part != "calibration":
             raise ValueError(
                 f"suite config, data.{part}: {source} holds ids, which only calibration takes"

@@ -76,12 +76,13 @@ def check_fetched(suite: Suite) -> None:
     ]
     for name in fetched:
         file = Path(suite.backbone_folder(name)) / FETCHED
-        asked = json.loads(suite.hub_source(name))
+        asked = origin(suite.config["backbones"][name])
         note = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         held = origin(note.get("source", asked))
         # Fetched by hand without a hash, it has that of what came.
-        if asked.get("sha256") in (note.get("wheel"), note.get("sha256")) and "sha256" in asked:
-            held["sha256"] = asked["sha256"]
+        came = note.get("wheel", note.get("sha256"))
+        if came is not None and asked.get("sha256") == came:
+            held["sha256"] = came
         if held != asked:
             raise ValueError(
                 f"suite config, backbones.{name}: {file.parent} holds {_words(held)}, "

@@ -13,7 +13,7 @@ from tests.records import record, score
 from workflows.report.suite_tables import rank_table
 from workflows.stats.lines import Panel
 from workflows.stats.ranking import ABOVE_COLUMNS, _places_of, rank_frame
-from workflows.stats.resample import Sample, SamplingError
+from workflows.stats.sampling import Sample, SamplingError
 
 # Task -> chance. Dense leads chance on a by a tenth of all items, on b by half of them.
 CHANCES = {"a": 0.4, "b": 0.5}

@@ -14,7 +14,7 @@ from tests.records import Run, distance, panels, record, score, typed
 from workflows.records.parts import Distance, Fidelity
 from workflows.stats.comparable import check_comparable
 from workflows.stats.distances import AGREEMENT, KL, MEASURES, distances
-from workflows.stats.resample import interval
+from workflows.stats.sampling import interval
 from workflows.stats.tables import (
     DISTANCES,
     budget_frame,

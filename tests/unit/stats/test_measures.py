@@ -18,7 +18,8 @@ from workflows.stats.measures import (
     has_signal,
     measure,
 )
-from workflows.stats.resample import RETAIN, bootstrap, interval
+from workflows.stats.resample import RETAIN, bootstrap
+from workflows.stats.sampling import interval
 
 DENSE = {"a": [1, 1, 1, 0], "b": [1, 1, 1, 1, 0]}
 ROW = {"a": [1, 0, 1, 1], "b": [1, 1, 0, 0, 0]}

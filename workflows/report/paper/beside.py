@@ -36,8 +36,9 @@ from workflows.report.paper.printed import (
 from workflows.report.paper.verdict import CANNOT, Ours, Paper, verdict
 from workflows.stats.budget import TOLERANCE
 from workflows.stats.lines import Line, Panel
-from workflows.stats.resample import Sample, interval, mean_of_tasks
+from workflows.stats.resample import mean_of_tasks
 from workflows.stats.retain import retain
+from workflows.stats.sampling import Sample, interval
 
 COLUMNS = [
     "backbone", "match", "table", "paper_backbone", "target", "family", "method", "row", "seeds",
