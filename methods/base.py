@@ -149,6 +149,9 @@ class Method(ABC):
     def fit(self, backbone: Backbone, data: Data, request: Request) -> Fitted:
         """Search, calibrate or train; may change ``backbone.model``.
 
+        A method that trains leaves ``requires_grad`` on exactly what it trained, and its ``Params``
+        derive from ``TrainingParams``.
+
         Raises:
             ValueError: The request cannot be met; the message names the parameter.
         """
@@ -193,8 +196,8 @@ def make_params(cls: type[P], values: Mapping[str, Any]) -> P:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     names = [field.name for field in fields]
     for field in fields:
-        if field.default is field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"param '{field.name}' has no default")
+        if field.default is dataclasses.MISSING:
+            raise ValueError(f"param '{field.name}' has no default that is a literal, such as None")
         if not _known(hints[field.name]):
             raise ValueError(
                 f"param '{field.name}' is declared as {hints[field.name]}; known are bool, int, "
@@ -206,7 +209,7 @@ def make_params(cls: type[P], values: Mapping[str, Any]) -> P:
             raise ValueError(f"unknown param '{name}' (allowed: {allowed})")
         if not _fits(value, hints[name]):
             raise ValueError(f"param '{name}' is {value!r}, expected {_describe(hints[name])}")
-    return cls(**values)
+    return cls(**{name: _typed(value, hints[name]) for name, value in values.items()})
 
 
 def check_least(params: object, least: int, *names: str) -> None:
@@ -230,6 +233,12 @@ def check_protect(protect: tuple[int, int]) -> None:
     """
     if len(protect) != 2 or min(protect) < 0:
         raise ValueError(f"param 'protect' is {protect}, must be two numbers from 0")
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """A list from JSON as a tuple, where the hint says so."""
+    origins = [typing.get_origin(option) for option in _options(hint)]
+    return tuple(value) if isinstance(value, list) and tuple in origins else value
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -258,8 +267,12 @@ def _fits(value: Any, hint: Any) -> bool:
             if value in typing.get_args(option):
                 return True
         elif origin in (list, tuple):
-            if isinstance(value, list | tuple) and all(
-                _fits(item, typing.get_args(option)[0]) for item in value
+            parts = typing.get_args(option)
+            length = None if origin is list or ... in parts else len(parts)
+            if (
+                isinstance(value, list | tuple)
+                and length in (None, len(value))
+                and all(_fits(item, parts[0]) for item in value)
             ):
                 return True
         elif option in (int, float):

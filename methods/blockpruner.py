@@ -87,11 +87,6 @@ class BlockPruner(Method):
         length: int | None = None
 
         def __post_init__(self) -> None:
-            """Check ranges.
-
-            Raises:
-                ValueError: A number is out of its range.
-            """
             check_least(self, 1, "samples", "length")
             check_protect(self.protect)
 

@@ -123,7 +123,6 @@ class DLLM(RoutedMethod):
         lora_alpha: int | None = None
 
         def __post_init__(self) -> None:
-            """Check ranges."""
             super().__post_init__()
             if self.omega is not None and not 0 < self.omega < 1:
                 raise ValueError(f"param 'omega' is {self.omega}, must be between 0 and 1")

@@ -23,7 +23,6 @@ from methods.api import (
     RoutedMethod,
     SlimRouter,
     Sublayer,
-    Tokens,
     TrainingParams,
     Unit,
     batches,
@@ -93,7 +92,6 @@ class DiffSkip(RoutedMethod):
         initial_bias: float = 2.0
 
         def __post_init__(self) -> None:
-            """Check ranges."""
             super().__post_init__()
             check_least(self, 1, "router_width", "adapter_width")
             check_least(self, 0, "alpha")
@@ -127,9 +125,6 @@ class DifferenceRouter(SlimRouter):
 
     With ``beside`` = 1 the router reads one more number: log(rms(delta) / rms(h)).
     """
-
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
-        """No state: a token carries nothing from layer to layer."""
 
     def gate(
         self,

@@ -49,6 +49,20 @@ class Row:
     borrows: bool = False
     params: Mapping[str, Any] = field(default_factory=dict)
 
+    def title_of(self, params: Mapping[str, Any]) -> str:
+        """The title with the values of params.
+
+        Raises:
+            ValueError: It names what is no param, or is no format.
+        """
+        try:
+            return self.title.format(**params)
+        except (LookupError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"row '{self.name}': its title is {self.title!r}, whose braces must hold params "
+                f"({', '.join(params)}): {error}"
+            ) from error
+
     def is_matched(self, budget: float | None) -> bool:
         """Whether the protocol (``match``) changes its run; else one run serves all protocols."""
         return self.kind == "dynamic" and self.budgeted and budget is not None
@@ -170,8 +184,5 @@ def load_method(name: str, params: Mapping[str, Any] | None = None) -> Method:
         method = own[0]({**row.params, **(params or {})})
     except ValueError as error:
         raise ValueError(f"row '{name}': {error}") from error
-    try:
-        row.title.format(**vars(method.params))
-    except LookupError as error:
-        raise ValueError(f"row '{name}': its title names {error}, which is no param") from error
+    row.title_of(vars(method.params))
     return method

@@ -21,7 +21,6 @@ from methods.api import (
     RoutedMethod,
     SlimRouter,
     Target,
-    Tokens,
     TrainingParams,
     Unit,
     attention_norm,
@@ -87,7 +86,6 @@ class FlexiDepth(RoutedMethod):
         norm_place: Literal["before", "after"] = "before"
 
         def __post_init__(self) -> None:
-            """Check ranges."""
             super().__post_init__()
             check_least(self, 1, "router_width", "adapter_width")
             check_least(self, 0, "alpha")
@@ -130,9 +128,6 @@ class LayerRouter(SlimRouter):
     ) -> None:
         super().__init__(units, config, params, seed, norm_place=params.norm_place)
         self.norms = norms
-
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
-        """No state: a token carries nothing from layer to layer."""
 
     def gate(
         self,

@@ -107,11 +107,6 @@ class LaCo(Method):
         length: int | None = None
 
         def __post_init__(self) -> None:
-            """Check ranges.
-
-            Raises:
-                ValueError: A number is out of its range.
-            """
             check_least(self, 2, "C")
             check_least(self, 1, "I", "sentences", "length")
             check_least(self, 0, "Lw")

@@ -83,11 +83,6 @@ class Lora(Method):
         alpha: int | None = None
 
         def __post_init__(self) -> None:
-            """Check ranges.
-
-            Raises:
-                ValueError: A number is too small, or two params say how much to train.
-            """
             super().__post_init__()
             check_least(self, 1, "rank", "parameters", "alpha")
             if self.rank is not None and self.parameters is not None:

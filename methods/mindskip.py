@@ -108,7 +108,6 @@ class MindSkip(RoutedMethod):
         initial: Literal["zero", "normal"] = "zero"
 
         def __post_init__(self) -> None:
-            """Check ranges."""
             super().__post_init__()
             if self.target_capacity is not None and not 0 < self.target_capacity < 1:
                 raise ValueError(

@@ -21,6 +21,7 @@ from methods.api import (
     Method,
     Rates,
     Request,
+    check_least,
     factor_of,
     ffn,
     ffn_writer,
@@ -96,18 +97,11 @@ class ReplaceMe(Method):
         batch_tokens: int = 1024
 
         def __post_init__(self) -> None:
-            """Check ranges.
-
-            Raises:
-                ValueError: A number is out of its range.
-            """
             if not 0 <= self.ridge < math.inf:
                 raise ValueError(f"param 'ridge' is {self.ridge}, must be at least 0")
             if not 0 < self.learning_rate < math.inf:
                 raise ValueError(f"param 'learning_rate' is {self.learning_rate}, must be above 0")
-            for name in ("epochs", "batch_tokens"):
-                if getattr(self, name) < 1:
-                    raise ValueError(f"param '{name}' is {getattr(self, name)}, must be at least 1")
+            check_least(self, 1, "epochs", "batch_tokens")
 
     def skip_reason(self, backbone: Backbone, request: Request) -> str | None:
         """No number of layers is set, or the matrix could not be merged."""

@@ -110,11 +110,6 @@ class ShortenedLlama(Method):
         batch_size: int | None = None
 
         def __post_init__(self) -> None:
-            """Check ranges.
-
-            Raises:
-                ValueError: A number is out of its range.
-            """
             check_least(self, 1, "samples", "length", "batch_size")
             if not isinstance(self.protect, bool) and (
                 len(self.protect) != 2 or min(self.protect) < 0

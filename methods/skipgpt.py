@@ -105,7 +105,6 @@ class SkipGPT(RoutedMethod):
         lora_alpha: int | None = None
 
         def __post_init__(self) -> None:
-            """Check ranges."""
             super().__post_init__()
             if self.sparsity is not None and not 0 < self.sparsity < 1:
                 raise ValueError(f"param 'sparsity' is {self.sparsity}, must be between 0 and 1")

@@ -94,11 +94,6 @@ class SliceGPT(Method):
         do_slice_head: bool = False
 
         def __post_init__(self) -> None:
-            """Check ranges.
-
-            Raises:
-                ValueError: ``slice_fraction`` is outside [0, 1), or ``round_to`` is below 1.
-            """
             share = self.slice_fraction
             if share is not None and not 0 <= share < 1:
                 raise ValueError(

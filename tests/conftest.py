@@ -11,13 +11,17 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # Two workers use two cores: more threads would wait for each other.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# What a shell may hold, and what makes a fit one of several processes.
+for name in ("SKIPBENCH_DEBUG", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+    os.environ.pop(name, None)
 
 import tempfile
 from pathlib import Path
 
-# Caches of data sets lie outside the home folder and are deleted when the run ends.
+# Caches lie outside the home folder and are deleted when the run ends.
 _CACHE = tempfile.TemporaryDirectory(prefix="skipbench-cache-")
-os.environ["HF_DATASETS_CACHE"] = _CACHE.name
+os.environ["HF_HOME"] = _CACHE.name
+os.environ["HF_DATASETS_CACHE"] = str(Path(_CACHE.name) / "datasets")
 
 import pytest
 import torch
@@ -43,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def threads() -> None:
     """One thread of torch, or as many as ``SKIPBENCH_TEST_THREADS`` says."""
     torch.set_num_threads(int(os.environ.get("SKIPBENCH_TEST_THREADS", "1")))
+
+
+@pytest.fixture(autouse=True)
+def torch_seed() -> None:
+    """What a test draws without a generator of its own is the same in any order of tests."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

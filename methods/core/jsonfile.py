@@ -80,5 +80,7 @@ def check_plain(value: Any, where: str) -> None:
     elif isinstance(value, (list, tuple)):
         for place, part in enumerate(value):
             check_plain(part, f"{where}, {place}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} is {value}, which JSON does not hold")
     elif value is not None and not isinstance(value, (bool, int, float, str)):
         raise ValueError(f"{where} is a {type(value).__name__}, which JSON does not hold")

@@ -108,11 +108,6 @@ class FfnSkipLlm(Method):
         warmup: int | None = None
 
         def __post_init__(self) -> None:
-            """Check ranges.
-
-            Raises:
-                ValueError: A number is out of its range.
-            """
             check_least(self, 1, "run_length")
             check_least(self, 0, "warmup")
             if self.cold is not None and (len(self.cold) != 2 or min(self.cold) < 0):

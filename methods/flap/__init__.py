@@ -100,11 +100,6 @@ class FLAP(Method):
         compensate: bool = True
 
         def __post_init__(self) -> None:
-            """Check ranges.
-
-            Raises:
-                ValueError: A number is out of its range.
-            """
             if self.ratio is not None and not 0 <= self.ratio < 1:
                 raise ValueError(f"param 'ratio' is {self.ratio}, must be at least 0 and below 1")
             if self.remove_heads < 0:

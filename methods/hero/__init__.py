@@ -117,11 +117,6 @@ class Hero(RoutedMethod):
         lora_rank: int = 0
 
         def __post_init__(self) -> None:
-            """Check ranges.
-
-            Raises:
-                ValueError: Params do not go together.
-            """
             super().__post_init__()
             check_least(self, 1, "head_width", "memory_width")
             check_least(self, 0, "lora_rank", "adapter_width", "alpha")

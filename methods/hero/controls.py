@@ -159,7 +159,7 @@ class RandomGates(_WithAdapters):
         draws, columns = state
         logits = self.get_buffer("logits")[index]
         shift = math.log(self.threshold / (1 - self.threshold))
-        execute = draws[:, index] >= torch.sigmoid(logits + shift)[columns]
+        execute = draws[:, index] >= torch.sigmoid(logits[columns] + shift)
         return Gate(execute.float(), execute=execute), state
 
 

@@ -31,7 +31,7 @@ class LayerGates(Router):
         units: Attention and FFN of each layer, in turn.
     """
 
-    shared = True
+    heavy, shared = True, True
 
     def __init__(self, gates: HeroRouter, units: list[Unit]) -> None:
         super().__init__()

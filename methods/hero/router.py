@@ -161,6 +161,8 @@ class HeroRouter(Router):
         if self.by_kernels and use_device(hidden):
             return self._kernel_steps(hidden)
         self._host = None
+        if torch.is_grad_enabled():
+            self._kernels = None
         return self.empty(hidden)
 
     def empty(self, hidden: Tensor) -> PathState:

@@ -107,7 +107,6 @@ class MoDD(RoutedMethod):
         lora_alpha: int | None = None
 
         def __post_init__(self) -> None:
-            """Check ranges."""
             super().__post_init__()
             if self.capacity is not None and not 0 < self.capacity <= 1:
                 raise ValueError(f"param 'capacity' is {self.capacity}, must be above 0, up to 1")

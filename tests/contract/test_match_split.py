@@ -37,8 +37,8 @@ def test_answer_tokens_meet_the_budget(
     assert router is not None
     shares = unit_shares(router.units, total)
     (rates,) = skip_rates(fitted.model.eval(), weigh(data.probe(), "answer"))
-    # The grain of a toy: few positions, few updates.
-    assert float(rates @ shares) == pytest.approx(budget, abs=0.05)
+    # The grain of a toy: of 96 answer tokens one moves the rate by 0.0016 at most.
+    assert float(rates @ shares) == pytest.approx(budget, abs=0.005)
     if ROWS[row].trained:
         assert set(fitted.decisions["trained_skip"]) == {"prompt", "answer"}
 

@@ -13,7 +13,6 @@ from methods.api import (
     Gate,
     RoutedMethod,
     Router,
-    Tokens,
     TrainingParams,
     Unit,
     ffn_units,
@@ -61,9 +60,6 @@ class LinearRouter(Router):
         rng = generator(seed, "initial values")
         for weight in (each for each in self.maps.parameters() if not each.is_meta):
             nn.init.normal_(weight, std=0.02, generator=rng)
-
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
-        """Nothing is handed on."""
 
     def gate(
         self,

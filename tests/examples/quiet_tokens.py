@@ -11,7 +11,6 @@ from methods.api import (
     Gate,
     RoutedMethod,
     Router,
-    Tokens,
     Unit,
     ffn_units,
 )
@@ -47,9 +46,6 @@ class QuietRouter(Router):
     def __init__(self, units: list[Unit]) -> None:
         super().__init__()
         self.units, self.threshold = units, 0.5
-
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
-        """Nothing is handed on."""
 
     def gate(
         self,

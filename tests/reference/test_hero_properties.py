@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from methods.core.model.backbone import decoder, ffn, layers
-from methods.core.model.ledger import Ledger, Tally
 from methods.core.routing.routed import route
 from methods.core.routing.router import Unit, ffn_units
 from methods.hero.heads import Sizes
@@ -130,26 +128,6 @@ def test_a_gate_sees_its_own_token_alone() -> None:
     assert bool((change[:, 1, 2] != 0).all())
     change[:, 1, 2] = 0
     assert bool((change == 0).all())
-
-
-@pytest.mark.parametrize(
-    ("shape", "blocks", "expected"),
-    [
-        ((4096, 14336, 8_030_261_248), 16, 35.0994),
-        ((4096, 14336, 8_030_261_248), 24, 52.6491),
-        ((4096, 11008, 6_738_415_616), 16, 32.1182),
-        ((5120, 13824, 13_015_864_320), 20, 32.6274),
-    ],
-)
-def test_ceiling_of_the_skip_rate(
-    shape: tuple[int, int, int], blocks: int, expected: float
-) -> None:
-    """Property 10, by the ledger alone; tests/unit/methods/test_hero_counts.py takes the models."""
-    width, inner, total = shape
-    units = [Unit(n, "ffn", 3 * width * inner) for n in range(blocks)]
-    tally = Tally(Ledger(total, total, units, 0, (0,) * blocks, 32, 32))
-    tally.add(torch.zeros(blocks, 7, dtype=torch.bool), 7)
-    assert round(100 * tally.rates().skip, 4) == expected
 
 
 def test_a_memory_without_values_is_the_ablation_apart_from_novelty() -> None:

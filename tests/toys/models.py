@@ -93,6 +93,15 @@ def make_scaled(
     return cast(model, dtype)
 
 
+def draw_biases(model: Any) -> Any:
+    """The model, with random numbers in every bias."""
+    draw = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, generator=draw)
+    return model
+
+
 def cast(model: Any, dtype: torch.dtype) -> Any:
     """The model in ``dtype``; in float64 its norms too, which a family computes in float32."""
     if dtype is torch.float64:

@@ -41,6 +41,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mindskip-block": ("mindskip-block", {}),
     "hero+lora": ("hero", {"lora_rank": 4, "initial_bias": 0.5}),
 }
+# Of six layers, those that a row routes in its own tests.
+ROUTED = [2, 3, 4, 5]
 # Rows whose decisions list the layers that they route.
 LISTS_LAYERS = ("flexidepth", "diffskip", "mindskip", "mindskip-block", "hero")
 TRAINING = {"updates": 6, "batch_tokens": 60, "learning_rate": 3e-3, "row_length": 40}
@@ -98,6 +100,13 @@ def build_variant(
     if row == "mod-d" and params.get("inference") != "topk" and "levels" not in structure:
         model.model.router.levels = [[0.0, 1.0]] * len(model.model.router.units)
     return model.eval()
+
+
+def build_biased(row: str, bias: float, layers: Sequence[int] = ROUTED, **params: Any) -> Any:
+    """A toy Llama under ``row``, whose gates start by ``bias``, in eval mode."""
+    method = load_method(row, {"initial_bias": bias, **params})
+    structure = {"layers": layers, "seed": 7, "threshold": 0.5}
+    return method.build(wrap(make_model()), structure).eval()
 
 
 def shake_variant(variant: str, kind: str = "llama", dtype: torch.dtype = torch.float32) -> Any:

@@ -92,7 +92,8 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 class ByNumber(Router):
-    """Unit 0 runs even ids with gate id / 10, unit 1 runs ids from 4 with gate id / 5.
+    """Unit 0 runs even ids with gate id / 10, unit 1 runs ids from 4 with gate id / 5,
+    at most 1.
 
     ``size`` multiplies every gate.
     """
@@ -114,7 +115,8 @@ class ByNumber(Router):
         at: Context,
     ) -> tuple[Gate, Tensor]:
         execute = state >= 4 if index else state % 2 == 0
-        return Gate(self.size * state / (5 if index else 10), execute=execute), state
+        value = (state / (5 if index else 10)).clamp(max=1)
+        return Gate(self.size * value, execute=execute), state
 
 
 def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ def test_a_suite_gives_its_gpus_to_what_trains() -> None:
     config = yaml.safe_load((ROOT / "workflows/suites/demo.yaml").read_text())
     suite = read_suite(config | {"resources": {"gpu": 2}})
     assert suite.processes == 2
+    assert suite.fit_mem_mb == 2 * suite.config["resources"]["mem_mb"]
     # Another number of GPUs must not run finished fits again.
     alone = read_suite(config | {"resources": {"gpu": 1}})
     pairs = zip(suite.jobs, alone.jobs, strict=True)

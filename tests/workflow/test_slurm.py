@@ -61,7 +61,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "snakemake", *arguments, *SUITE],
         cwd=folder,
-        env=environment(),
+        env=environment() | {"SKIPBENCH_CPU": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

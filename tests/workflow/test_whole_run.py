@@ -290,7 +290,7 @@ def test_the_contract_can_be_run_for_a_row_alone(finished: Path) -> None:
 def test_a_healed_model_is_scored_while_what_it_stands_on_is_there(
     tmp_path: Path, run_snakemake: Snakemake
 ) -> None:
-    """Also where models that nothing trained are deleted once scored."""
+    """Also where models that nothing trained are deleted once scored: those it stands on stay."""
     copy = toy_checkout(tmp_path / "checkout")
     for name in ("shortgpt", "lora"):
         shutil.copy(ROOT / f"methods/{name}.py", copy / "methods")
@@ -309,4 +309,11 @@ def test_a_healed_model_is_scored_while_what_it_stands_on_is_there(
     for target in wanted:
         status, said = run_snakemake(copy, target, "--configfile", "toy.yaml", "--cores", "1")
         assert status == 0, said
-        assert not (copy / run.format("shortgpt", "model")).exists()
+    # Scored by another metric, under another time between snapshots, nothing is fitted again.
+    suite["tasks"][0]["metric"] = "acc_norm"
+    suite["training"]["snapshot_minutes"] = 3
+    (copy / "toy.yaml").write_text(yaml.safe_dump(suite), encoding="utf-8")
+    status, said = run_snakemake(copy, "-n", *wanted, "--configfile", "toy.yaml")
+    assert status == 0, said
+    assert "\nscore " in said
+    assert "\nfit" not in said

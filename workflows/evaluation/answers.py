@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
+
+# Right answers of an item, and its choices.
+Item = tuple[Sequence[Any], Sequence[str]]
 
 # Nothing was chosen: the model wrote a text, or one continuation was scored alone.
 NO_CHOICE = -1
@@ -56,14 +62,16 @@ def guess(task: Any, sample: Mapping[str, Any], metric: str) -> float:
 def check_targets(
     tasks: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Refuse a task of which no item's answer is among its choices: every model would score 0.
+    """Refuse answers that are not among their choices: they count as wrong for every model.
+
+    If a task of lm-eval itself has some, that is a warning.
 
     Args:
         tasks: Name -> task of lm-eval.
         samples: Name -> lm-eval's log of its items.
 
     Raises:
-        ValueError: There is such a task.
+        ValueError: There are such answers.
     """
     for name, items in samples.items():
         task = tasks[name]
@@ -72,13 +80,63 @@ def check_targets(
         plain = task.OUTPUT_TYPE == "multiple_choice" and not getattr(task, "multiple_input", True)
         if not plain or callable(task.config.process_results):
             continue
-        pairs = [(_targets(item), task.doc_to_choice(item["doc"])) for item in items]
-        if pairs and not any(_is_choice(one, names) for own, names in pairs for one in own):
-            own, names = pairs[0]
-            raise ValueError(
-                f"task '{name}': no item's answer is among its choices; of the first it is {own}, "
-                f"the choices are {', '.join(map(str, names))}"
+        # Every filter has a log of the same items.
+        logs = {item["doc_id"]: item for item in items}.values()
+        pairs = [(_targets(item), task.doc_to_choice(item["doc"])) for item in logs]
+        wrong = [pair for pair in pairs if not _is_right(*pair)]
+        said = digits_read_as_places(task, pairs)
+        if wrong and not said:
+            answers, choices = wrong[0]
+            said = (
+                f"{len(wrong)} of {len(pairs)} items' answers are not among the choices; first: "
+                f"{', '.join(map(str, answers)) or 'none'}; its choices, counted from 0, are "
+                f"{', '.join(map(str, choices))}"
             )
+        if said and (len(wrong) == len(pairs) or not _is_stock(task)):
+            raise ValueError(f"task '{name}': {said}")
+        if said:
+            warnings.warn(f"task '{name}': {said} (they count as wrong)", stacklevel=2)
+
+
+def digits_read_as_places(task: Any, items: Sequence[Item]) -> str:
+    """What to write if a task's answers are texts that lm-eval takes for places; else empty.
+
+    A template makes a text of all that it is given, so its digits may be meant as either. It makes
+    a place with index, or with int; a column of numbers has places too.
+    """
+    source, options = str(task.config.doc_to_target), task.config.doc_to_choice
+    texts = _texts_elsewhere(items)
+    if "{{" not in source or re.search(r"index|\bint\b", source) or _is_stock(task) or not texts:
+        return ""
+    field, choices = (
+        value.strip("{} ") if isinstance(value, str) else texts for value in (source, options)
+    )
+    return (
+        "its answers are numbers, which lm-eval takes for places among the choices, from 0, but "
+        "they are texts of choices too; write doc_to_target as "
+        f"{{{{{choices}.index({field} | string)}}}}, or as {{{{{field} | int}}}} if they are places"
+    )
+
+
+def _texts_elsewhere(items: Sequence[Item]) -> list[str]:
+    """The first choices that have an answer's digits elsewhere than at the place of that number.
+
+    Empty if an answer is no number, or not the text of a choice: then numbers are places.
+    """
+    found: list[str] = []
+    for answers, choices in items:
+        texts = [str(choice).strip() for choice in choices]
+        for answer in answers:
+            if not isinstance(answer, int) or str(answer) not in texts:
+                return []
+            if not found and texts.index(str(answer)) != answer:
+                found = texts
+    return found
+
+
+def _is_stock(task: Any) -> bool:
+    """Whether a task's file is lm-eval's."""
+    return "/lm_eval/tasks/" in str((task.config.metadata or {}).get("config_source"))
 
 
 def _targets(sample: Mapping[str, Any]) -> list[Any]:
@@ -86,9 +144,7 @@ def _targets(sample: Mapping[str, Any]) -> list[Any]:
     return list(target) if isinstance(target, list) else [target]
 
 
-def _is_choice(target: Any, choices: Sequence[str]) -> bool:
-    """Whether an answer is one of the choices, by its text or its number."""
-    if target in choices:
-        return True
-    number = str(target).strip()
-    return number.isdecimal() and int(number) < len(choices)
+def _is_right(answers: Sequence[Any], choices: Sequence[str]) -> bool:
+    """Whether one of the answers is a choice, as lm-eval reads it: a text, or a place."""
+    places = range(len(choices))
+    return any(one in (places if isinstance(one, Integral) else choices) for one in answers)

@@ -6,8 +6,8 @@ run, with the reason; all other tasks are scored.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from methods.core.jsonfile import cut, read_json
+from methods.core.jsonfile import read_json
+from workflows.evaluation.faults import (
+    fetching,
+    own_frames,
+    refuse_neighbour,
+    unknown_metric,
+    wrong_task,
+)  # fmt: skip
 from workflows.evaluation.stock import UNGUARDED, stock_names
 from workflows.evaluation.taskfiles import check_files, read_index
 from workflows.evaluation.tasklist import TaskEntry
@@ -24,9 +31,6 @@ from workflows.evaluation.tasknames import OWN_TASKS, PROGRAM_TASKS, names_outsi
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
     from lm_eval.tasks import TaskManager
-
-# Packages that metrics of lm-eval use to fetch code or word lists.
-FETCHING = ("evaluate", "nltk")
 
 
 class CannotRun(ValueError):
@@ -76,18 +80,48 @@ def load(entry: TaskEntry, manager: TaskManager) -> Group:
         if getattr(task, "MULTIMODAL", False):
             raise CannotRun(f"'{name}' has images or sound, and models here read text")
     tasks = group.get_all_tasks()
-    if all(map(_names_its_metrics, tasks)):
-        check_metric(entry, (name for task in tasks for name in task.aggregation()))
+    for task in tasks:
+        _check_functions(entry.task, task)
+    listed = listed_metrics(tasks)
+    if listed is not None:
+        check_metric(entry, listed)
     return group
 
 
-def _names_its_metrics(task: Any) -> bool:
-    """Whether the metrics of a task are known before it scores: none is made by its own code."""
+def _check_functions(name: str, task: Any) -> None:
+    """Refuse metrics and aggregations that lm-eval did not find, which it tells after it scored."""
+    from lm_eval.api.registry import AGGREGATION_REGISTRY
     from lm_eval.api.task import ConfigurableTask
 
-    if not isinstance(task, ConfigurableTask) or task.config.process_results is not None:
+    if not isinstance(task, ConfigurableTask):
+        return
+    for metric, aggregation in task.aggregation().items():
+        if not callable(aggregation):
+            raise ValueError(
+                f"task '{name}': the aggregation of metric '{metric}' is none of lm-eval's "
+                f"({', '.join(sorted(AGGREGATION_REGISTRY))})"
+            )
+    for metric, function in task._metric_fn_list.items():
+        if function is None and task.config.process_results is None:
+            raise unknown_metric(name, metric)
+
+
+def listed_metrics(tasks: Collection[Any]) -> set[str] | None:
+    """Names of metrics that the files of tasks give; None if a task's own code may name others."""
+    if all(map(_names_its_metrics, tasks)):
+        return {name for task in tasks for name in task.aggregation()}
+    return None
+
+
+def _names_its_metrics(task: Any) -> bool:
+    from lm_eval.api.task import ConfigurableTask
+
+    if not isinstance(task, ConfigurableTask):
         return False
-    return not any(callable(metric["metric"]) for metric in task.config.metric_list or ())
+    listed = task.config.metric_list
+    if not listed:
+        return task.config.process_results is None
+    return not any(callable(metric["metric"]) for metric in listed)
 
 
 def check_metric(entry: TaskEntry, metrics: Iterable[str]) -> None:
@@ -142,45 +176,31 @@ def explained(task: str) -> Iterator[None]:
         raise
     except ModuleNotFoundError as error:
         missing = str(error.name or error).split(".")[0]
+        refuse_neighbour(task, missing, error)
         raise CannotRun(f"it needs the Python package '{missing}', not installed here") from error
     except (ImportError, LookupError, OSError) as error:
-        package = _fetching(error)
+        package = fetching(error)
         if package is None and isinstance(error, OSError):
             raise
         if package is None:
-            raise _wrong_task(task, error) from error
+            raise wrong_task(task, error) from error
         raise CannotRun(
             f"its metric fetches files of its own with the package '{package}', not here yet"
         ) from error
     except RuntimeError as error:
-        if "Dataset scripts are no longer supported" not in str(error):
+        if "Dataset scripts are no longer supported" in str(error):
+            raise CannotRun(
+                f"its data set is a program ({str(error).split()[-1]}), which the library datasets "
+                "no longer runs; point dataset_path of its config to a copy in plain files"
+            ) from error
+        if type(error).__name__ == "OutOfMemoryError" or not own_frames(error):
             raise
-        raise CannotRun(
-            f"its data set is a program ({str(error).split()[-1]}), which the library datasets no "
-            "longer runs; point dataset_path of its config to a copy in plain files"
-        ) from error
+        raise wrong_task(task, error) from error
     except (
-        ArithmeticError, AssertionError, AttributeError, DatasetGenerationError, SyntaxError,
-        TemplateError, TypeError, ValueError,
+        ArithmeticError, AssertionError, AttributeError, DatasetGenerationError, StopIteration,
+        SyntaxError, TemplateError, TypeError, ValueError, re.error,
     ) as error:  # fmt: skip
-        raise _wrong_task(task, error) from error
-
-
-def _wrong_task(task: str, error: Exception) -> ValueError:
-    """An error in a task's file or data as one sentence."""
-    if isinstance(error, KeyError):
-        return ValueError(f"the data of task '{task}' lack {error}")
-    message = " ".join(str(error).split())
-    return ValueError(f"task '{task}' cannot be scored: {type(error).__name__}: {cut(message)}")
-
-
-def _fetching(error: BaseException) -> str | None:
-    """The package of ``FETCHING`` in which an error arose; None if it is none of them."""
-    packages = {
-        str(frame.f_globals.get("__name__")).split(".")[0]
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-    }
-    return next((package for package in FETCHING if package in packages), None)
+        raise wrong_task(task, error) from error
 
 
 def reasons_not_to_run(folder: Path | None, entries: Sequence[TaskEntry]) -> dict[str, str]:

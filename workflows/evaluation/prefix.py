@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -29,9 +29,12 @@ from transformers import Cache, PreTrainedModel
 from methods.core.model.backbone import decoder
 from methods.core.model.families import logits_of
 from methods.core.model.ledger import Tally
+from workflows.evaluation.fidelity import POSITIONS
 
 # A request of lm-eval: the two texts (key of its cache), ids of the context, ids of the answer.
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
+# A prediction: place among the scored positions, number of the request, token.
+Read = tuple[int, int, int]
 
 
 class Counting(Protocol):
@@ -215,7 +218,7 @@ def _run(
     ids: Tensor,
     mask: Tensor,
     scored: Tensor,
-    reads: list[tuple[int, int, int]],
+    reads: list[Read],
     **options: Any,
 ) -> tuple[Any, list[TokenScore]]:
     """One pass of the decoder, with the head on scored positions; counts what ran.
@@ -225,7 +228,7 @@ def _run(
         ids: Tokens (B, T).
         mask: True on tokens, (B, past + T).
         scored: Which positions predict a token of an answer (B, T).
-        reads: (place among the scored positions, number of the request, token) of every prediction.
+        reads: Every prediction.
         options: More arguments of the decoder: its cache.
 
     Returns:
@@ -245,12 +248,22 @@ def _run(
         executed = lm.log.passes[-1]
         part = None if executed is None else executed.transpose(0, 1)[:, where.to(device)]
         lm.tallies[kind].add(part, int(where.sum()))
-    logits = logits_of(lm.model)(output.last_hidden_state[scored.to(device)])
-    logs = logits.log_softmax(-1, torch.float32)
-    at, numbers, tokens = torch.tensor(reads).to(device).unbind(1)
-    values, best = logs[at, tokens], logs.argmax(-1)[at] == tokens
-    scores = list(map(TokenScore, numbers.tolist(), values.tolist(), best.tolist()))
-    return output.past_key_values, scores
+    states = output.last_hidden_state[scored.to(device)]
+    return output.past_key_values, list(_token_scores(logits_of(lm.model), states, reads))
+
+
+def _token_scores(
+    head: Callable[[Tensor], Tensor], states: Tensor, reads: list[Read]
+) -> Iterator[TokenScore]:
+    """Scores of predictions at states (n, D), each of which has one; per answer in their order."""
+    parts = defaultdict[int, list[Read]](list)
+    for place, number, token in reads:
+        parts[place // POSITIONS].append((place % POSITIONS, number, token))
+    for n, part in enumerate(states.split(POSITIONS)):
+        logs = head(part).log_softmax(-1, torch.float32)
+        at, numbers, tokens = torch.tensor(parts[n]).to(part.device).unbind(1)
+        values, best = logs[at, tokens], logs.argmax(-1)[at] == tokens
+        yield from map(TokenScore, numbers.tolist(), values.tolist(), best.tolist())
 
 
 def _pad(rows: Sequence[Row], left: bool) -> tuple[Tensor, Tensor]:

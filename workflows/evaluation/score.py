@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,14 @@ from methods.core.model.ledger import Rates, Tally
 from workflows.evaluation import sandbox
 from workflows.evaluation.answers import RIGHT_OR_WRONG, check_targets, chosen, guess
 from workflows.evaluation.harness import ANSWER, KINDS, CountingLM, simple_evaluate
-from workflows.evaluation.loading import CannotRun, check_metric, explained, load, task_manager
+from workflows.evaluation.loading import (
+    CannotRun,
+    check_metric,
+    explained,
+    listed_metrics,
+    load,
+    task_manager,
+)  # fmt: skip
 from workflows.evaluation.perplexity import perplexity, prompt_digest
 from workflows.evaluation.store import ScoreStore, TaskScores
 from workflows.evaluation.tasklist import TaskEntry
@@ -160,11 +167,9 @@ def run_task(
     better = {k: v for name in samples for k, v in output["higher_is_better"][name].items()}
     shots = max(output["n-shot"][name] for name in samples)
     metrics = [key for key in values if "," in key and "_stderr," not in key]
-    check_metric(entry, (key.split(",")[0] for key in metrics))
-    headline = entry.metric or metrics[0].split(",")[0]
+    primary = _headline(entry, metrics, listed_metrics(list(tasks.values())))
     check_targets(tasks, samples)
     frames, scores = [], []
-    primary = next(key for key in metrics if key.split(",")[0] == headline)
     for key in metrics:
         metric, filter_name = key.split(",", 1)
         frame = _items(entry.task, samples, metric, filter_name, tasks)
@@ -201,6 +206,28 @@ def run_task(
     return scores, pd.concat(frames, ignore_index=True)
 
 
+def _headline(entry: TaskEntry, metrics: Sequence[str], listed: Collection[str] | None) -> str:
+    """Key of the entry's metric, else of the first one whose direction a task file gives.
+
+    Args:
+        entry: Of the task.
+        metrics: Keys of lm-eval: metric,filter.
+        listed: See :func:`listed_metrics`.
+
+    Raises:
+        ValueError: There is none.
+    """
+    names = [key.split(",")[0] for key in metrics]
+    check_metric(entry, names)
+    for key, name in zip(metrics, names, strict=True):
+        if entry.metric in (None, name) and (listed is None or name in listed):
+            return key
+    raise ValueError(
+        f"task '{entry.task}' computes {', '.join(names) or 'no metric'}, but the metric_list of "
+        f"its file names {', '.join(sorted(listed or ())) or 'none'}"
+    )
+
+
 def _items(
     task: str,
     samples: Mapping[str, list[dict[str, Any]]],
@@ -214,9 +241,12 @@ def _items(
         task: Name of the entry.
         samples: Task -> lm-eval's log of its items. A group has several tasks; its items get new
             numbers from 0.
-        metric: An item without a value of its own gets NaN.
+        metric: An item without a value of its own gets None.
         filter_name: Of lm-eval: what it extracts from a generated text.
         tasks: Task -> lm-eval's object.
+
+    Raises:
+        ValueError: The value of an item is the number NaN.
     """
     rows = [
         {
@@ -238,6 +268,11 @@ def _items(
         )
         if sample["filter"] == filter_name and metric in sample
     ]
+    nan = sum(row["value"] is not None and math.isnan(row["value"]) for row in rows)
+    if nan:
+        raise ValueError(
+            f"metric '{metric}' is NaN for {nan} of {len(rows)} items of task '{task}'"
+        )
     frame = pd.DataFrame(rows)
     if list(samples) == [task]:
         return frame.drop(columns="subtask")
@@ -257,13 +292,13 @@ def chance_of(entry: TaskEntry, metric: str, items: pd.DataFrame) -> float | Non
     return mean if metric in RIGHT_OR_WRONG and not math.isnan(mean) else None
 
 
-def _number(metric: str, value: Any) -> float:
-    """Value of one item: a number, or nats per word or byte; NaN if it is neither."""
+def _number(metric: str, value: Any) -> float | None:
+    """Value of one item: a number, or nats per word or byte; None if it is neither."""
     if metric in PER_UNIT:
         loglikelihood, units = value
         # An empty document has no bytes and no nats.
         return float(-loglikelihood / max(units, 1))
-    return math.nan if isinstance(value, Sequence) else float(value)
+    return None if isinstance(value, Sequence) else float(value)
 
 
 def _spread(values: pd.Series[float]) -> dict[str, Any]:

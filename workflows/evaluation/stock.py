@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from workflows.evaluation.taskfiles import TAG, as_list, index_of, member_name
+from workflows.evaluation.taskfiles import TAG, as_list, index_of, member_name, parse
 
 # Tasks that run or eval what a model writes, without a sandbox. lm-eval marks only some of them.
 UNGUARDED = re.compile(
     r"humaneval.*|mbpp.*|cruxeval.*|longproc(_countdown.*|_pseudo_to_code.*)?"
     r"|.*robustness_math.*|score_robustness"
 )
-
-
-class _Plain(yaml.SafeLoader):
-    """Reads a task file without the functions that it names."""
-
-
-_Plain.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
 class Stock(NamedTuple):
@@ -45,14 +36,14 @@ def stock_names(names: tuple[str, ...]) -> dict[str, Stock]:
     """Those of the names that are tasks or groups of lm-eval; of equal names the first file."""
     if not names:
         return {}
+    any_name = "|".join(map(re.escape, names))
     line = re.compile(
-        rf"""^["']?(task|group)["']?:[ \t]*["']?({_any(names)})["']?[ \t]*(?:\#.*)?$""".encode(),
-        re.M,
+        rf"""^["']?(task|group)["']?:[ \t]*["']?({any_name})["']?[ \t]*(?:\#.*)?$""".encode(), re.M
     )
     stock: dict[str, Stock] = {}
     for file, text in _files():
         for kind, name in line.findall(text):
-            group = yaml.load(text, _Plain) if kind == b"group" else {}
+            group = parse(text) if kind == b"group" else {}
             stock.setdefault(name.decode(), Stock(file.parent, group))
         if len(stock) == len(set(names)):
             break
@@ -115,7 +106,3 @@ def _files(templates: bool = False) -> Iterator[tuple[Path, bytes]]:
         for file in sorted(folder.rglob("*" if templates else "*.yaml"), key=Path.as_posix):
             if file.suffix == ".yaml" or (not file.suffix and file.is_file()):
                 yield file, file.read_bytes()
-
-
-def _any(names: Sequence[str]) -> str:
-    return "|".join(map(re.escape, names))

@@ -19,12 +19,12 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from methods.core.jsonfile import read_json, write_json
+from methods.core.jsonfile import read_json
 from methods.core.model.ledger import Ledger, Tally
 from workflows.evaluation.loading import data_facts
 from workflows.evaluation.tasklist import TaskEntry, entry_files
 from workflows.runtime.contents import Contents
-from workflows.runtime.files import whole_file
+from workflows.runtime.files import whole_file, write_json
 
 # A file beside the scores: hashes of large files, which need not be read again.
 HASHES = ".contents.json"
@@ -47,8 +47,7 @@ def kept(
     value = read_json(file) if file.is_file() else {}
     if value.get("identity") != now:
         value = {"identity": now, **make()}
-        with whole_file(file) as temporary:
-            write_json(temporary, value)
+        write_json(file, value)
     return value
 
 
@@ -128,9 +127,8 @@ class ScoreStore:
         now = perf_counter()
         seconds = now - self._began.get(entry.task, now)
         # Written last: this file says that the frame beside it is complete.
-        with whole_file(file) as temporary:
-            value = {"identity": digest, "scores": result.scores, "tallies": tallies}
-            write_json(temporary, value | {"seconds": seconds})
+        value = {"identity": digest, "scores": result.scores, "tallies": tallies}
+        write_json(file, value | {"seconds": seconds})
         self.contents.save()
 
     def _files(self, entry: TaskEntry) -> tuple[Path, Path]:

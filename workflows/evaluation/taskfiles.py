@@ -225,7 +225,7 @@ def _add(index: dict[str, Definition], content: dict[str, Any], files: Sequence[
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = _parse(file.read_bytes())
+        content = parse(file.read_bytes())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"task file {file} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
@@ -234,7 +234,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 @cache
-def _parse(text: bytes) -> Any:
+def parse(text: bytes) -> Any:
     """Content of a task file; cached, so callers must not change it."""
     return yaml.load(text, _Reader)
 

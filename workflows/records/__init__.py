@@ -4,3 +4,5 @@
 SAMPLE = "sample"
 # What a fit decided: in the folder of its model, and by this ending beside its record.
 DECISIONS = "decisions.json"
+# Params that change no number: where one changes, nothing is fitted again.
+IDLE = {"snapshot_minutes"}

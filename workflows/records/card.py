@@ -37,7 +37,7 @@ def new_record(card: Card, labels: Mapping[str, str | None], made_by: Mapping[st
             "suite": labels["suite"],
             "row": name,
             "method": card.row,
-            "title": row.title.format(**card.params) if name == row.name else name,
+            "title": row.title_of(card.params) if name == row.name else name,
             "kind": find_row(card.first.row).kind,
             "stochastic": row.stochastic,
             "params": card.params,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import jsonschema
 
 SCHEMAS = ROOT / "workflows" / "schemas"
-# Keywords of a schema that constrain a value itself and nothing inside it.
-PLAIN = {"type", "enum", "const", "minimum", "maximum", "minLength", "pattern"}
 
 
 @cache
@@ -25,41 +23,7 @@ def _validator(schema: str) -> jsonschema.Draft202012Validator:
     # Imported here: a GPU machine that only times reads no record and has no jsonschema.
     import jsonschema
 
-    base = jsonschema.Draft202012Validator
-    keywords = {"properties": _properties, "items": _items}
-    return jsonschema.validators.extend(base, keywords)(
-        read_json(SCHEMAS / f"{schema}.schema.json")
-    )
-
-
-def _properties(
-    validator: Any, schemas: Mapping[str, Any], value: Any, schema: Any
-) -> Iterator[jsonschema.ValidationError]:
-    """As jsonschema's own keyword, but a property that plainly fits gets no validator of its own.
-
-    A report reads thousands of records; jsonschema's own takes most of that time.
-    """
-    entries = value if isinstance(value, dict) else {}
-    for name in (name for name in schemas if name in entries):
-        if not _fits(validator, entries[name], schemas[name]):
-            yield from validator.descend(entries[name], schemas[name], path=name, schema_path=name)
-
-
-def _items(
-    validator: Any, schema: Mapping[str, Any], value: Any, whole: Any
-) -> Iterator[jsonschema.ValidationError]:
-    """The same for the members of a list."""
-    for place, member in enumerate(value if isinstance(value, list) else []):
-        if not _fits(validator, member, schema):
-            yield from validator.descend(member, schema, path=place)
-
-
-def _fits(validator: Any, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a value keeps a schema of plain keywords; False where there are others."""
-    return schema.keys() <= PLAIN and not any(
-        any(validator.VALIDATORS[keyword](validator, limit, value, schema))
-        for keyword, limit in schema.items()
-    )
+    return jsonschema.Draft202012Validator(read_json(SCHEMAS / f"{schema}.schema.json"))
 
 
 def to_record(entries: Mapping[str, Any], where: str = "the new record") -> Record:

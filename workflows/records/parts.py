@@ -232,7 +232,7 @@ class Distance:
         skip: Share of the dense parameters that did not run for these tokens.
         tokens: Compared tokens of each text.
         kl: KL(dense, row) in nats, summed over the tokens of each text.
-        agreement: Tokens of each text for which both hold the same next token likeliest.
+        agreement: Tokens of each text for which both have the same likeliest next token.
     """
 
     skip: float

@@ -18,7 +18,6 @@ import jinja2
 import pandas as pd
 import yaml
 
-from methods import discover
 from methods.core.jsonfile import read_json
 from workflows import ROOT
 from workflows.report.display import number
@@ -130,22 +129,6 @@ class Published:
             for row, other in pairs
         ]
         return Spread(sum(points) / len(points), min(points), max(points))
-
-    def leaders(self, target: float, match: str) -> dict[str, str]:
-        """Row -> what it is: HeRo, the best other row of each kind, and a control."""
-        rows, lines = discover(), self.lines("retain", target=target, match=match)
-        lines = sorted(
-            (line for line in lines if not pd.isna(line["retain"])), key=lambda n: -n["retain"]
-        )
-        order = [line["row"] for line in lines if line["row"] != "hero"]
-        plain = [rows[name] for name in order if name in rows]
-        kinds = {
-            "the best other router": [r.name for r in plain if r.trained and r.kind == "dynamic"],
-            "the best narrowed once and healed": [name for name in order if "+" in name],
-            "the best without training": [r.name for r in plain if not r.trained],
-        }
-        best = {names[0]: kind for kind, names in kinds.items()}
-        return {"hero": "the paper's", **best, "random-skip": "a control"}
 
 
 def answers_right(row: str, budget: float) -> tuple[float, float]:

@@ -142,8 +142,8 @@ def gaps(results: Results) -> list[str]:
     every = [*results.records, *results.repeats]
     rows: dict[tuple[str, str], list[str]] = {}
     for record in every:
-        for task, reason in _not_run(record):
-            rows.setdefault((task, reason), []).append(record.row)
+        for missing in record.not_run:
+            rows.setdefault((missing.task, missing.reason), []).append(record.row)
     rows_with_scores = {record.row for record in every if record.done}
     for (task, reason), names in rows.items():
         of = "" if set(names) == rows_with_scores else f" for {', '.join(dict.fromkeys(names))}"
@@ -164,11 +164,6 @@ def gaps(results: Results) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _not_run(record: Record) -> list[tuple[str, str]]:
-    """Tasks that the machine of a record could not run, each with the reason."""
-    return [(task.task, task.reason) for task in record.not_run]
-
-
 def _without(record: Record, tasks: Container[str]) -> Record:
     """The record without the scores of some tasks: all lines of a table have the same tasks."""
     return replace(record, scores=[score for score in record.scores if score.task not in tasks])
@@ -180,7 +175,7 @@ def _retain_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
     Raises:
         ValueError: There is none.
     """
-    reasons = dict(task for record in records for task in _not_run(record))
+    reasons = {task.task: task.reason for record in records for task in record.not_run}
     perplexities = _falling_tasks(tasks, records)
     rest = [task for task in tasks if task not in reasons and task not in perplexities]
     if not rest:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workflows.records import DECISIONS
+from workflows.records import DECISIONS, IDLE
 from workflows.records.record import Record
 from workflows.runtime.heartbeat import read_status
 from workflows.suite.job import Job
@@ -73,7 +73,11 @@ def other_params(record: Record, jobs: Sequence[Job]) -> list[str]:
     names: list[str] = []
     for job in jobs:
         asked = json.loads(json.dumps(job.params))
-        names = [name for name, value in asked.items() if record.params.get(name, value) != value]
+        names = [
+            name
+            for name, value in asked.items()
+            if name not in IDLE and record.params.get(name, value) != value
+        ]
         if not names:
             break
     return names

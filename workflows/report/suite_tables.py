@@ -27,7 +27,7 @@ from workflows.stats.speeds import KEYS
 
 MARKED = (
     "Bold: best of its target; underlined: second; ≈: the 95 % interval of the difference to the "
-    "best reaches zero. References do not compete."
+    "best reaches zero. Rows that skip nothing have no rank."
 )
 DEFINED = (
     "Retain: mean over tasks of score over the reference's score. Skip: share of the dense "
@@ -42,9 +42,9 @@ BESIDE = (
 DISTANT = (
     "KL: Kullback-Leibler divergence of the next-token distributions from the dense model's, nats "
     "per token, mean over the tokens of texts that nothing was fitted or calibrated on; a note "
-    "says what a row skips there if it is far from the budget. Agreement: tokens for which both "
-    "hold the same next token likeliest. KL on answers, Agreement on answers: the same on the "
-    "answer tokens of these texts."
+    "says what a row skips there if it is far from the budget. Agreement: share of tokens for "
+    "which both have the same likeliest next token. KL on answers, Agreement on answers: the same "
+    "on the answer tokens of these texts."
 )
 DEVIATION = "±: standard deviation over the seeds of a row."
 SKIPS = (

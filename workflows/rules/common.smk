@@ -1,5 +1,9 @@
 """Paths and inputs that several rules share; the logic is in workflows/suite."""
 
+# A signal to a job reaches its step, and the job ends when the step has: no shell waits between.
+shell.prefix("set -euo pipefail; exec ")
+inputs.restore_check(SUITE)
+
 RUN = "results/{suite}/{backbone}/{row}/{budget}/{seed}"
 LOG = "results/{suite}/logs/{backbone}/{row}/{budget}/{seed}"
 CHECKED = f"results/{SUITE.name}/suite.json"

@@ -94,7 +94,8 @@ if SUITE.probes_tasks:
 
     rule probe:
         input:
-            tasks=SUITE.probe_task_files(),
+            # What of a task changes its texts is in the params and in `files`.
+            tasks=ancient(SUITE.probe_task_files()),
             files=inputs.probe_files(SUITE),
             checked=ancient(CHECKED),
             code=TEXT_CODE,

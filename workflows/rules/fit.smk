@@ -18,7 +18,7 @@ rule fit:
         "../../environment.yml"
     threads: SUITE.processes
     resources:
-        mem_mb=RESOURCES["mem_mb"],
+        mem_mb=SUITE.fit_mem_mb,
         runtime=RESOURCES["runtime"],
         gpu=RESOURCES["gpu"],
         # A resource, since another number of processes must not run finished fits again.
@@ -27,7 +27,9 @@ rule fit:
         nodes=1,
         tasks=0,
     params:
-        run=lambda wildcards: commands.fit(SUITE, job(wildcards)),
+        # A function of `input`, whose change runs nothing again.
+        run=lambda wildcards, input: commands.fit(SUITE, job(wildcards)),
+        numbers=lambda wildcards: commands.numbers_of_fit(SUITE, job(wildcards)),
         start=start_folder,
         data=data_arguments,
         contents=fitted_contents,
@@ -59,3 +61,8 @@ use rule fit as fit_untrained with:
         runtime=RESOURCES["runtime"],
         gpu=GPU,
         processes=1,
+
+
+use rule fit_untrained as fit_started with:
+    output:
+        model("started"),

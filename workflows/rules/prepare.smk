@@ -26,7 +26,7 @@ rule check:
             for name in SUITE.config["backbones"]
         ],
     output:
-        CHECKED,
+        update(CHECKED),
     log:
         f"results/{SUITE.name}/logs/check.log",
     conda:

@@ -29,7 +29,7 @@ rule time:
         gpu=GPU,
     params:
         run=commands.timing(SUITE),
-        fit=lambda wildcards: commands.fit(SUITE, job(wildcards)),
+        fit=lambda wildcards: commands.numbers_of_fit(SUITE, job(wildcards)),
         device=DEVICE,
     message:
         f"{RUN_NAME}: time over dense{TIMED}"

@@ -11,15 +11,23 @@ from itertools import islice
 from pathlib import Path
 from time import sleep
 
+# Variable of the environment: set, what asks for a GPU runs on the CPU.
+ON_CPU = "SKIPBENCH_CPU"
+
+
+def device_name(wish: str) -> str:
+    """The option ``--device``: a suite's ``gpu`` is the CPU where the environment says so."""
+    return "cpu" if wish == "gpu" and os.environ.get(ON_CPU) else wish
+
 
 @contextmanager
 def claim_device(wish: str) -> Iterator[str]:
     """A torch device for the length of the block.
 
-    ``auto`` takes the first GPU whose lock file is free. If all are locked it waits; without a GPU
-    it takes the CPU. All steps of one user on one machine use the same locks. Any other device is
-    taken without a lock. A GPU becomes torch's current device, because clocks and memory counters
-    read that one.
+    ``gpu`` takes the first GPU whose lock file is free. If all are locked it waits. ``auto`` is
+    ``gpu``, or the CPU of a machine without one. All steps of one user on one machine use the same
+    locks. Any other device is taken without a lock. A GPU becomes torch's current device, because
+    clocks and memory counters read that one.
 
     Raises:
         ValueError: The device does not exist.
@@ -30,7 +38,7 @@ def claim_device(wish: str) -> Iterator[str]:
     if wish == "auto" and gpu_count() == 0:
         yield "cpu"
         return
-    if wish != "auto":
+    if wish not in ("auto", "gpu"):
         if wish.startswith("cuda"):
             torch.cuda.set_device(wish if ":" in wish else torch.cuda.current_device())
         yield wish
@@ -53,11 +61,15 @@ def check_device(wish: str) -> None:
     Raises:
         ValueError: It is one.
     """
+    import torch
+
     count = gpu_count()
-    if wish not in {"auto", "cpu", "cuda", *(f"cuda:{n}" for n in range(count))}:
-        raise ValueError(f"device '{wish}' is unknown (allowed: auto, cpu, cuda, cuda:N)")
-    if wish.startswith("cuda") and count == 0:
-        raise ValueError(f"device '{wish}' was asked for, but torch sees no GPU")
+    if wish not in {"auto", "gpu", "cpu", "cuda", *(f"cuda:{n}" for n in range(count))}:
+        raise ValueError(f"device '{wish}' is unknown (allowed: auto, gpu, cpu, cuda, cuda:N)")
+    if wish not in ("auto", "cpu") and count == 0:
+        why = "" if torch.version.cuda else f" (torch {torch.__version__} is a build without CUDA)"
+        other = f"; {ON_CPU}=1 runs it on the CPU" if wish == "gpu" else ""
+        raise ValueError(f"device '{wish}' was asked for, but torch sees no GPU{why}{other}")
 
 
 @contextmanager

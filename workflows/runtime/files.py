@@ -10,6 +10,9 @@ import shutil
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from methods.core import jsonfile
 
 
 @contextmanager
@@ -84,6 +87,12 @@ def write_text(file: Path, text: str) -> None:
     """Write a text file, through :func:`whole_file`."""
     with whole_file(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write a JSON file, through :func:`whole_file`; NaN is refused."""
+    with whole_file(file) as temporary:
+        jsonfile.write_json(temporary, value)
 
 
 def read_text(file: Path) -> str:

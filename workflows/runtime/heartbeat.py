@@ -23,7 +23,8 @@ from workflows.runtime.files import write_text
 
 # Seconds between two beats.
 BEAT = 30.0
-TAIL = 4096
+# Bytes at the end of a log; the report of torchrun takes a few thousand.
+TAIL = 32_768
 
 
 def own_log() -> Path | None:
@@ -100,9 +101,14 @@ def _write(file: Path, log: Path, facts: dict[str, Any], **outcome: str) -> None
 
 
 def _reason(error: BaseException, log: Path) -> str:
-    """An error in one line; if the step exits by itself, the last line of its log says why."""
+    """An error in one line; if the step exits by itself, its log says why.
+
+    torchrun puts a report of its own below what a process of the fit said last.
+    """
     if isinstance(error, SystemExit):
-        return "".join(last_lines(log, 1)) or f"exit status {error.code}"
+        lines = last_lines(log, TAIL)
+        said = [line for line in lines if line.startswith(("error: ", "interrupted"))] or lines
+        return said[-1].removeprefix("error: ") if said else f"exit status {error.code}"
     message = sentence(error)
     if isinstance(error, (ValueError, OSError, KeyboardInterrupt)) and message:
         return message

@@ -32,7 +32,7 @@ def start_processes(count: int, device: str, step: str) -> int:
 
     check_device(device)
     if ":" in device:
-        raise ValueError(f"device '{device}' is one; {count} processes take auto, cpu or cuda")
+        raise ValueError(f"device '{device}' is one; {count} processes take auto, gpu, cpu or cuda")
     gpu = torch.cuda.is_available() and device != "cpu"
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     # Seconds: enough to finish the current update and write its snapshot.
@@ -68,14 +68,17 @@ def process_group(device: str, out: Path) -> Iterator[tuple[str, Path]]:
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         with claim_device(device) as own, whole_folder(out) as folder:
+            print(f"device {own}", flush=True)
             yield own, folder
         return
+    check_device(device)
     gpu = torch.cuda.is_available() and device != "cpu"
     dist.init_process_group("nccl" if gpu else "gloo")
     wish = f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu"
     target = whole_folder(out) if dist.get_rank() == 0 else tempfile.TemporaryDirectory()
     try:
         with claim_device(wish) as own, target as folder:
+            print(f"device {own} of process {dist.get_rank()}", flush=True)
             yield own, Path(folder)
     finally:
         dist.destroy_process_group()

@@ -15,6 +15,7 @@ from typing import Any, TextIO, cast
 
 from safetensors import SafetensorError
 
+from workflows.runtime.devices import device_name
 from workflows.runtime.errors import sentence
 from workflows.runtime.heartbeat import own_log, status_file
 
@@ -41,8 +42,8 @@ def run(main: Callable[[], None]) -> None:
         if type(error).__name__ != "OutOfMemoryError":
             raise
         print(
-            "error: the GPU's memory is full; less fits with a smaller batch size, or in training "
-            "with param micro_tokens or checkpointing",
+            "error: the GPU's memory is full; an evaluation takes less with a smaller batch_size, "
+            "training with micro_tokens or checkpointing under `params` of this row alone",
             file=sys.stderr,
         )
         raise SystemExit(2) from None
@@ -135,7 +136,10 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 
 def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose hardware and do not change what is computed."""
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument(
+        "--device", default="auto", type=device_name,
+        help="auto, gpu (a free one, never the CPU), cpu, cuda or cuda:N",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
 
 

@@ -25,24 +25,16 @@ ONE_WAY = 0.01
 MOST_OF_CANDIDATES = 0.5
 
 
-def answer_skip(record: Record, retain_tasks: Sequence[str]) -> float | None:
-    """Skip on answer tokens, a fraction.
-
-    The mean over tasks of each task's rate: the Retain, too, weighs all tasks alike.
+def task_mean(record: Record, retain_tasks: Sequence[str], kind: str) -> float | None:
+    """Skip on tokens of a kind, a fraction, mean over tasks, as in the Retain.
 
     Args:
         record: Of a finished run.
-        retain_tasks: Tasks of the Retain. Tasks without an answer token are left out.
+        retain_tasks: Tasks of the Retain. Tasks without such a token are left out.
+        kind: Of token, ``"answer"``, ``"prompt"`` or ``"all"``.
 
     Returns:
-        None where no task has an answer token.
-    """
-    return task_mean(record, retain_tasks, "answer")
-
-
-def task_mean(record: Record, retain_tasks: Sequence[str], kind: str) -> float | None:
-    """Mean over the tasks of the Retain of the skip on tokens of a kind, a fraction; None if no
-    task has such a token.
+        None where no task has such a token.
     """
     rates = {score.task: score.rates for score in record.scores if score.task in retain_tasks}
     skips = [rate[kind].skip for rate in rates.values() if kind in rate]
@@ -79,7 +71,7 @@ def misses(record: Record, retain_tasks: Sequence[str]) -> dict[str, float]:
     """
     skips: dict[str, tuple[float | None, float]] = {}
     if record.match == "split":
-        skips["answers"] = answer_skip(record, retain_tasks), TOLERANCE
+        skips["answers"] = task_mean(record, retain_tasks, "answer"), TOLERANCE
         skips["prompts"] = prompt_skip(record), PROMPT_TOLERANCE
     else:
         skips["all"] = record.rates["all"].skip, TOLERANCE

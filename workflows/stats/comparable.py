@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from workflows.records import IDLE
 from workflows.records.parts import Score
 from workflows.records.record import Record
 
@@ -83,7 +84,7 @@ def _shared_params(first: Record, record: Record) -> Iterator[tuple[str, Any, An
     if first.start is not None and record.start is not None:
         pairs.append((first.start.params, record.start.params))
     for ours, theirs in pairs:
-        for name in sorted(ours.keys() & theirs.keys()):
+        for name in sorted(ours.keys() & theirs.keys() - IDLE):
             yield name, ours[name], theirs[name]
 
 

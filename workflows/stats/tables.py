@@ -10,7 +10,6 @@ import pandas as pd
 
 from workflows.records.record import Record
 from workflows.stats.budget import (
-    answer_skip,
     prompt_skip,
     task_mean,
     text_skip,
@@ -137,7 +136,7 @@ def _skips(panel: Panel, line: Line) -> dict[str, float | None]:
     kinds: dict[str, list[float | None]] = {
         "skip": [record.rates["all"].skip for record in line.records],
         "skip_prompt": [prompt_skip(record) for record in line.records],
-        "skip_answer": [answer_skip(record, panel.retain_tasks) for record in line.records],
+        "skip_answer": [task_mean(record, panel.retain_tasks, "answer") for record in line.records],
     }
     columns: dict[str, float | None] = {}
     for name, values in kinds.items():
@@ -307,13 +306,7 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
     for record in (record for record in records if record.done):
         if record.kind == "static" and not (record.units or record.layers.removed):
             continue
-        budget = record.budget
-        labels = {
-            "backbone": record.backbone.name,
-            "target": None if budget is None else 100 * budget,
-            "match": record.match,
-            "row": record.row, "title": unit_title(record), "kind": record.kind,
-        }  # fmt: skip
+        labels = run_labels(record) | {"title": unit_title(record)}
         shares = [1.0] * record.layers.dense
         for layer in record.layers.removed:
             shares[layer] = 0.0
@@ -323,6 +316,19 @@ def layer_frame(records: Sequence[Record]) -> pd.DataFrame:
             shares[layer] = executed / sum(unit.parameters for unit in units)
         lines.setdefault(tuple(labels.values()), labels | dict(enumerate(shares)))
     return pd.DataFrame(list(lines.values())).astype({"target": float})
+
+
+def run_labels(record: Record) -> dict[str, Any]:
+    """The columns that say of which line a run is; ``target`` in percent."""
+    budget = record.budget
+    return {
+        "backbone": record.backbone.name,
+        "target": None if budget is None else round(100 * budget, 6),
+        "match": record.match,
+        "row": record.row,
+        "title": record.title,
+        "kind": record.kind,
+    }
 
 
 def unit_title(record: Record) -> str:

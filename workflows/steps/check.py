@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from methods import load_method
-from methods.core.jsonfile import parse_json, write_json
+from methods.core.jsonfile import parse_json
 from methods.core.model.backbone import check_weights
 from methods.core.model.folder import read_config, read_tokenizer, window_of
-from workflows.runtime.files import whole_file
+from workflows.runtime.files import write_json
 from workflows.runtime.program import run, step_parser
 from workflows.suite.checks import is_local
 from workflows.suite.job import Job
@@ -55,8 +55,7 @@ def main() -> None:
                 f"backbone '{name}' in {folder} has no chat template, which "
                 f"{', '.join(chats)} would take (chat_template: true)"
             )
-    with whole_file(args.out) as file:
-        write_json(file, dict(suite.config))
+    write_json(args.out, dict(suite.config))
     print(f"suite {suite.name}: {len(suite.jobs)} runs")
 
 

@@ -1,4 +1,4 @@
-"""Two results folders side by side, with intervals: `python -m workflows.steps.compare A B`.
+"""Compare two results folders, with intervals: `python -m workflows.steps.compare A B`.
 
 Prints the table as Markdown and how many runs are equal; --out also writes both as CSV
 (compare.csv, agreement.csv) and the table as compare.md and compare.tex. Lines are compared on the
@@ -25,7 +25,7 @@ def arguments() -> argparse.Namespace:
     parser = step_parser(__doc__)
     parser.add_argument("first", type=Path, metavar="A", help="results folder, or published suite")
     parser.add_argument("second", type=Path, metavar="B", help="another one")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: print alone")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: only print")
     return parser.parse_args()
 
 

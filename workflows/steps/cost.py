@@ -23,13 +23,12 @@ from transformers import AutoModelForCausalLM
 
 from methods import find_row
 from methods.core.budget import check_budget
-from methods.core.jsonfile import write_json
 from methods.core.model.backbone import shape_config
 from methods.core.model.card import read_card
 from methods.core.model.shapes import SHAPES
 from methods.core.model.tensors import DTYPES
 from workflows.evaluation.store import kept
-from workflows.runtime.files import check_place, whole_file, whole_folder
+from workflows.runtime.files import check_place, whole_file, whole_folder, write_json
 from workflows.runtime.program import (
     add_machine_arguments,
     check_positive,
@@ -88,8 +87,7 @@ def main() -> None:
         "rows": {row: cost_of(row, backbone, ids, home, args) for row in rows},
         **provenance(fit_parts(*map(find_row, rows))),
     }
-    with whole_file(args.out) as file:
-        write_json(file, report)
+    write_json(args.out, report)
     for row, cost in report["rows"].items():
         print(f"{row:20} {cost['seconds']:8.1f} s  {cost['peak_memory_mb']:9.1f} MB")
 

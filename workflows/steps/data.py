@@ -14,13 +14,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from methods.core.jsonfile import parse_json, write_json
+from methods.core.jsonfile import parse_json
 from methods.core.rows import check_row, read_rows
 from methods.core.seeds import seed_for
 from workflows.demo.corpus import documents, items, task_names
 from workflows.demo.presets import PRESETS
 from workflows.demo.world import the_world
-from workflows.runtime.files import check_place, read_text, whole_file
+from workflows.runtime.files import check_place, read_text, whole_file, write_json
 from workflows.runtime.hub import SLICE, data_files, describe_files, fetch_files
 from workflows.runtime.program import run, step_parser
 from workflows.suite.checks import check_end, check_repository
@@ -151,8 +151,7 @@ def read_hub(spec: dict[str, Any], provenance: Path) -> Iterator[dict[str, Any]]
         raise ValueError(
             f"{repository} has no column '{column}' (it has: {', '.join(table.column_names)})"
         )
-    with whole_file(provenance) as file:
-        write_json(file, {"source": spec, "files": describe_files(files)})
+    write_json(provenance, {"source": spec, "files": describe_files(files)})
     order = list(range(len(table)))
     random.Random(seed_for(spec["seed"], "hub order")).shuffle(order)
     for index in order:

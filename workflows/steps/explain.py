@@ -1,4 +1,4 @@
-"""Where one number comes from: `python -m workflows.steps.explain --suite demo --row hero ...`.
+"""Show what a number is made of: `python -m workflows.steps.explain --suite demo --row hero ...`.
 
 Prints the record, the score of the task, the items won and lost against the reference row, and the
 commands that reproduce the number.
@@ -21,7 +21,7 @@ from workflows.records.record import Record
 from workflows.report.again import Again
 from workflows.report.results import Results, read_results
 from workflows.runtime.program import run, step_parser
-from workflows.stats.budget import answer_skip, prompt_skip
+from workflows.stats.budget import prompt_skip, task_mean
 from workflows.stats.distances import KL
 from workflows.stats.lines import Line, Panel, headline_items
 from workflows.stats.sampling import interval
@@ -158,7 +158,7 @@ def run_texts(panel: Panel, record: Record, score: Score) -> dict[str, str]:
     skip = score.rates["all"]
     kinds = {
         "prompt tokens": prompt_skip(record),
-        "answer tokens (mean over tasks)": answer_skip(record, panel.retain_tasks),
+        "answer tokens (mean over tasks)": task_mean(record, panel.retain_tasks, "answer"),
     }
     skips = [f"{100 * s:.2f} % on {kind}" for kind, s in kinds.items() if s is not None]
     versions = record.versions

@@ -14,19 +14,18 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from methods import Row, find_row, load_method
-from methods.base import Method, Request
+from methods.base import Fitted, Method, Request
 from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
 from methods.core.jsonfile import parse_json
 from methods.core.model.card import CARD, read_card, write_card
 from methods.core.model.checkpoint import describe, open_backbone, save
 from methods.core.training.snapshots import NAME as SNAPSHOT
-from methods.core.training.snapshots import earlier_seconds
+from methods.core.training.snapshots import earlier_seconds, tell_other_code
 from workflows.records.card import rows_of
 from workflows.records.record import PROTOCOLS
 from workflows.runtime.processes import process_group, start_processes
@@ -64,8 +63,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--budget",
-        help="fraction of the dense parameters to skip, in (0, 1); default: none, as params stand; "
-        "has no effect on a row without a budget",
+        help="fraction of the dense parameters to skip, in (0, 1); default: none, the params "
+        "decide; has no effect on a row without a budget",
     )
     parser.add_argument(
         "--match",
@@ -74,8 +73,8 @@ def arguments() -> argparse.Namespace:
         help="what meets the budget: the mean over all tokens, or prompts and answers each; has no "
         "effect on a row that does not decide per token, or without a budget",
     )
-    parser.add_argument("--seed", type=int, default=42, help="of every draw of the fit")
-    parser.add_argument("--params", default="{}", metavar="JSON", help="over those of the row")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the fit")
+    parser.add_argument("--params", default="{}", metavar="JSON", help="override the row's")
     parser.add_argument(
         "--lender",
         type=Path,
@@ -100,7 +99,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--workdir", type=Path, help="checkpoints of this fit alone; default: beside --out"
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the model")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="folder of the fitted model"
+    )
     add_machine_arguments(parser)
     return parser.parse_args()
 
@@ -109,7 +110,11 @@ def main() -> None:
     """Check the arguments, fit, write."""
     args = arguments()
     row = find_row(args.method)
-    params = json_object(args.params, "--params", '{"layers": 3}')
+    params = parse_json(args.params, "--params")
+    if not isinstance(params, dict):
+        raise ValueError(
+            f"--params must be a JSON object, such as '{{\"layers\": 3}}': {args.params}"
+        )
     method = load_method(args.method, params)
     budget = None if args.budget is None else check_budget(args.budget)
     if not row.budgeted:
@@ -154,14 +159,6 @@ def code_of(row: Row) -> str:
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def json_object(text: str, name: str, example: str) -> dict[str, Any]:
-    """A JSON object from the command line."""
-    value = parse_json(text, name)
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} must be a JSON object, such as '{example}': {text}")
-    return value
-
-
 def fit(
     args: argparse.Namespace, method: Method, request: Request, device: str, folder: Path
 ) -> None:
@@ -183,6 +180,8 @@ def fit(
     card = describe(args.method, method, backbone, request, args.out)
     reason = method.skip_reason(backbone, request)
     if reason is not None:
+        if not isinstance(reason, str):
+            raise ValueError(f"row '{row.name}': skip_reason is {reason!r}, must be text or None")
         print(f"{args.method} is not applicable: {reason}")
         write_card(folder, replace(card, not_applicable=reason))
         return
@@ -196,10 +195,13 @@ def fit(
         validation_file=args.validation,
         probe_file=args.probe,
     )
+    tell_other_code(request.workdir)
     # Loading maps the weight files; their pages would count in addition to their copies.
     reset_peak_memory()
     began = time.perf_counter()
     result = method.fit(backbone, data, request)
+    if not isinstance(result, Fitted):
+        raise ValueError(f"row '{row.name}': fit gives {result!r}, must be a Fitted")
     seconds = time.perf_counter() - began + earlier_seconds(request.workdir)
     names = STEERED if method.kind == "dynamic" else ()
     cost = {

@@ -1,4 +1,4 @@
-"""All that needs a GPU, the most important first: `python -m workflows.steps.gpu --out DIR`.
+"""Run all that needs a GPU, the most important first: `python -m workflows.steps.gpu --out DIR`.
 
     tests      tests/gpu, with the kernels' own, in several processes: most of it is compiling
     decode     batch 1, 8, 32 at forced bypass rates, as CUDA graphs and without
@@ -22,9 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
-from methods.core.jsonfile import write_json
 from workflows import ROOT
-from workflows.runtime.files import whole_file
+from workflows.runtime.files import write_json
 from workflows.runtime.program import run, step_parser
 
 TESTS = (
@@ -64,8 +63,8 @@ def arguments() -> argparse.Namespace:
         "--shape", default="llama31_8b", help="a name of methods/core/model/shapes.py"
     )
     parser.add_argument("--dtype", default="bfloat16", help="of the weights")
-    parser.add_argument("--rounds", type=int, default=20, help="counted calls of each")
-    parser.add_argument("--parts", default=",".join(("tests", *TIMED)), help="a,b,c")
+    parser.add_argument("--rounds", type=int, default=20, help="timed calls of each model")
+    parser.add_argument("--parts", default=",".join(("tests", *TIMED)), help="parts to run: a,b,c")
     return parser.parse_args()
 
 
@@ -128,8 +127,7 @@ def note(file: Path, command: list[str], timeout: float) -> int | None:
         "seconds": round(monotonic() - start, 1),
         "said": text[-4000:],
     }
-    with whole_file(file) as partial:
-        write_json(partial, outcome)
+    write_json(file, outcome)
     print(f"{file.stem}: status {status}, {outcome['seconds']} s\n{text[-1500:]}", flush=True)
     return status
 

@@ -28,7 +28,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
     add_suite_argument(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="default: print alone")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="default: only print")
     return parser.parse_args()
 
 

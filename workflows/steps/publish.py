@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from methods.core.jsonfile import write_json
 from workflows.records.archive import ARCHIVE
 from workflows.report.cautions import remarks
 from workflows.report.figures import METADATA, drawings
@@ -30,7 +29,7 @@ from workflows.report.published import REFERENCE, SOURCE
 from workflows.report.readme import page_of, render, templates
 from workflows.report.results import read_results
 from workflows.report.seeds import SeedSpread, add_spread_argument, read_spread
-from workflows.runtime.files import delete_others, whole_file, write_text
+from workflows.runtime.files import delete_others, whole_file, write_json, write_text
 from workflows.runtime.program import run, step_parser
 
 PAPER = "paper/paper_above_chance.csv"
@@ -89,8 +88,7 @@ def publish(places: Sequence[Path], reference: Path, spread: SeedSpread | None) 
     out = reference / suite
     for name, frame in make_frames(results, spread).items():
         write_text(out / f"{name}.csv", frame.to_csv(index=False))
-    with whole_file(out / SOURCE) as file:
-        write_json(file, source(results, remarks(results)))
+    write_json(out / SOURCE, source(results, remarks(results)))
     results.write_archive(out / ARCHIVE)
     draw_figures(out)
     return out

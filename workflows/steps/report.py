@@ -1,4 +1,4 @@
-"""Tables, figures and the page, from records alone: `python -m workflows.steps.report ...`.
+"""Make tables, figures and the page from records alone: `python -m workflows.steps.report ...`.
 
 Reads every record.json below --results with its items, and suite.json if there is one (for the
 tasks of the Retain and the reference row). Runs no job and needs no model. While a suite still

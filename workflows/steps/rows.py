@@ -60,7 +60,7 @@ def row_text(row: Row) -> str:
     params = {**defaults(row), **row.params}
     facts = [fact if getattr(row, fact) else f"not {fact}" for fact in FACTS]
     lines = {
-        "title": row.title.format(**params),
+        "title": row.title_of(params),
         "kind": ", ".join([row.kind, *facts]),
         "source": row.source,
         "params": ", ".join(f"{name}={value!r}" for name, value in params.items()) or "none",

@@ -21,7 +21,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from methods.core.jsonfile import write_json
 from methods.core.model.checkpoint import Loaded
 from workflows.evaluation.fidelity import check_texts, compare, reference_of
 from workflows.evaluation.fidelity import identity as fidelity_identity
@@ -62,7 +61,7 @@ from workflows.records.parts import (
 from workflows.records.record import Record
 from workflows.runtime.contents import Contents
 from workflows.runtime.devices import claim_device
-from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.files import check_place, whole_file, write_json
 from workflows.runtime.program import (
     add_machine_arguments,
     check_positive,
@@ -84,7 +83,7 @@ def arguments() -> argparse.Namespace:
         "--backbone",
         type=Path,
         metavar="DIR",
-        help="if it moved; default: where it was when fitted",
+        help="folder of the backbone; default: where it was when fitted",
     )
     parser.add_argument("--tasks", required=True, help="a,b or perplexity:FILE or a JSON list")
     add_task_arguments(parser)
@@ -146,8 +145,7 @@ def main() -> None:
     if decided.is_file():
         with whole_file(decision_file) as file:
             shutil.copyfile(decided, file)
-    with whole_file(args.out) as file:
-        write_json(file, value)
+    write_json(args.out, value)
     # Those of an earlier model that this one lacks.
     if items is None:
         item_file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""An index over all suites, and pages of published tables: `python -m workflows.steps.site`.
+"""Write an index over all suites, and pages of published tables: `python -m workflows.steps.site`.
 
 Writes DIR/index.html, which links the pages of suites below DIR (default: reports), and a page
 beside each set of committed tables in DIR/reference. Runs no job; a static host can serve them.

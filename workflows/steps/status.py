@@ -26,7 +26,9 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = step_parser(__doc__)
     add_suite_argument(parser)
-    parser.add_argument("--lines", type=int, default=5, help="of the log of what failed")
+    parser.add_argument(
+        "--lines", type=int, default=5, help="lines shown of the log of a failed job"
+    )
     return parser.parse_args()
 
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from methods.core.jsonfile import parse_json, write_json
+from methods.core.jsonfile import parse_json
 from workflows.evaluation.loading import CannotRun, load, task_manager
 from workflows.evaluation.taskfiles import names_files
 from workflows.evaluation.tasklist import TaskEntry, add_task_folder, read_entries, task_folders
-from workflows.runtime.files import whole_file
+from workflows.runtime.files import write_json
 from workflows.runtime.hub import (
     data_files,
     describe_files,
@@ -48,8 +48,7 @@ def main() -> None:
     except CannotRun as error:
         # Other tasks are scored; the tables leave this one out and say why.
         report = {"task": entry.task, "files": [], "not_run": str(error)}
-    with whole_file(args.out) as file:
-        write_json(file, report)
+    write_json(args.out, report)
     summary = report.get("not_run") or f"{len(report['files'])} files"
     print(f"{entry.task}: {summary}")
 

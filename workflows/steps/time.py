@@ -1,4 +1,4 @@
-"""Time over dense: `python -m workflows.steps.time --method hero --shape ...`.
+"""Time a row over the dense model: `python -m workflows.steps.time --method hero --shape ...`.
 
 Builds the dense and the routed model from random weights of a true shape (or loads --model), forces
 a bypass rate, times them in turn and writes each ratio beside its bounds: of work alone, and with
@@ -32,12 +32,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from methods import find_row
 from methods.core.budget import check_budget
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import write_json
 from methods.core.model.backbone import load_backbone, shape_config
 from methods.core.model.card import read_card
 from methods.core.model.checkpoint import cast_alternatives, dense_folder, load
@@ -50,7 +49,7 @@ from methods.core.routing.router import Router
 from methods.core.training.lora import fold_lora
 from workflows.records.card import rows_of
 from workflows.runtime.devices import claim_device
-from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.files import check_place, write_json
 from workflows.runtime.program import (
     add_machine_arguments,
     check_positive,
@@ -76,10 +75,15 @@ CASES = {"prefill": "prefill", "decode": "decode", "static": "decode"} | dict.fr
 
 
 class Piece(NamedTuple):
-    """A few lines of one mode and case; ``name`` says which."""
+    """A few lines of one mode and case; ``name`` says which.
+
+    ``trains``: it runs in torch's deterministic mode on a GPU too, as fits do. Inference does not:
+    in that mode torch writes a static cache by a sort, a dozen kernels in place of one.
+    """
 
     name: str
-    measure: Callable[[], list[Line]]
+    measure: Callable[[], list[Line] | None]
+    trains: bool = False
 
 
 def arguments() -> argparse.Namespace:
@@ -106,9 +110,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--decode", default="1x128", help="SEQUENCESxCONTEXT, static too, a,b,c")
     parser.add_argument("--training", default="2x512", help="SEQUENCESxTOKENS, a,b,c")
     parser.add_argument(
-        "--compile", action="store_true", help="both models' small operations, for inference"
+        "--compile", action="store_true", help="compile norms, positions and FFNs of both models"
     )
-    parser.add_argument("--rounds", type=int, default=20, help="counted calls of each")
+    parser.add_argument("--rounds", type=int, default=20, help="timed calls of each model")
     parser.add_argument("--warmup", type=int, default=5, help="calls before them")
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="begin nothing after so many"
@@ -127,9 +131,6 @@ def main() -> None:
     deadline = monotonic() + 60 * args.minutes
     lines: list[Line] = []
     with claim_device(args.device) as device:
-        if device != "cpu":
-            # In deterministic mode torch writes a static cache by a sort: a dozen kernels, not one.
-            torch.use_deterministic_algorithms(False)
         bench = Bench(device, args.rounds, args.warmup)
         pieces = list(of_model(args, bench) if args.model else of_shape(args, bench))
         card = read_card(args.model) if args.model else None
@@ -141,12 +142,14 @@ def main() -> None:
         for piece in pieces:
             if monotonic() > deadline:
                 break
+            if device != "cpu":
+                torch.use_deterministic_algorithms(piece.trains, warn_only=True)
             try:
                 new_lines = piece.measure()
             except torch.OutOfMemoryError:
                 print(f"{piece.name}: more than the memory of the GPU", flush=True)
                 continue
-            for line in new_lines:
+            for line in new_lines or []:
                 lines.append(line)
                 show(line)
             rest -= 1
@@ -183,6 +186,10 @@ def check(args: argparse.Namespace) -> None:
     for option in ("warmup", "minutes"):
         if getattr(args, option) < 0:
             raise ValueError(f"--{option} is {getattr(args, option)}, must be at least 0")
+    if args.warmup == 0 and "static" in args.modes.split(","):
+        raise ValueError(
+            "--warmup is 0, must be at least 1 for mode static: the first step captures the graph"
+        )
     rates(args.bypass)
     for option in ("prefill", "decode", "training"):
         cases(getattr(args, option))
@@ -228,8 +235,7 @@ def write(
         "peak_memory_mb": peak_memory_mb(),
         **made_by,
     }
-    with whole_file(args.out) as file:
-        write_json(file, report)
+    write_json(args.out, report)
 
 
 def show(line: Line) -> None:
@@ -258,9 +264,9 @@ def of_shape(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
         for recompute in (False, True):
             name = f"{mode} {case_name(case)} bypass {rate}" + " recomputed" * recompute
             what = (routed, case, rate, recompute, bench, TRAINING[mode])
-            yield Piece(name, partial(_one_line, time_training, *what))
+            yield Piece(name, partial(_one_line, time_training, *what), trains=True)
     if training:
-        yield Piece("cast", partial(_cast, routed))
+        yield Piece("cast", partial(cast_alternatives, routed))
     else:
         cast_alternatives(routed)
     models = Models.of(dense, routed)
@@ -294,8 +300,8 @@ def of_model(args: argparse.Namespace, bench: Bench) -> Iterator[Piece]:
         for case in cases(args.training):
             rows = texts.rows(*case).to(bench.device)
             measure = partial(_one_line, time_update, row, dense, rows, bench)
-            yield Piece(f"training {case_name(case)}", measure)
-    yield Piece("folded", partial(_folded, row))
+            yield Piece(f"training {case_name(case)}", measure, trains=True)
+    yield Piece("folded", partial(fold_lora, row))
     models = Models.of(dense, row)
     yield from _compilation(args, models)
     yield from inference(models, texts, None, args, bench)
@@ -321,28 +327,15 @@ def _one_line(function: Callable[..., Line], *arguments: object) -> list[Line]:
     return [function(*arguments)]
 
 
-def _folded(row: PreTrainedModel) -> list[Line]:
-    """Fold LoRA into its matrices, as for use; no line."""
-    fold_lora(row)
-    return []
-
-
 def _compilation(args: argparse.Namespace, models: Models) -> Iterator[Piece]:
     """A piece without lines that compiles the models, if asked for."""
     if args.compile:
         yield Piece("compilation", partial(_compile, models))
 
 
-def _compile(models: Models) -> list[Line]:
+def _compile(models: Models) -> None:
     for model in filter(None, models):
         compile_pieces(model)
-    return []
-
-
-def _cast(routed: PreTrainedModel) -> list[Line]:
-    """Cast what was trained in float32 to the backbone's precision; no line."""
-    cast_alternatives(routed)
-    return []
 
 
 if __name__ == "__main__":

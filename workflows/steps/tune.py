@@ -39,7 +39,7 @@ from methods import load_method
 from methods.base import Fitted, Method, Request
 from methods.core.budget import LAYER_SETS, LayerSet, routed_layers
 from methods.core.data import Data, check_file
-from methods.core.jsonfile import read_json, write_json
+from methods.core.jsonfile import read_json
 from methods.core.model.backbone import Backbone, empty_backbone
 from methods.core.model.checkpoint import open_backbone
 from methods.core.model.folder import hash_folder, read_config
@@ -50,7 +50,7 @@ from methods.core.training.method import RoutedMethod
 from workflows.records.record import Protocol
 from workflows.runtime.contents import TOKENIZER, Contents, model_files
 from workflows.runtime.devices import claim_device
-from workflows.runtime.files import check_place, whole_file
+from workflows.runtime.files import check_place, write_json, write_text
 from workflows.runtime.program import (
     add_machine_arguments,
     add_suite_argument,
@@ -87,7 +87,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, help="per try; default: the suite's")
     parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="prepared data")
     parser.add_argument(
-        "--workdir", type=Path, default=Path("results/tune"), metavar="DIR", help="finished tries"
+        "--workdir",
+        type=Path,
+        default=Path("results/tune"),
+        metavar="DIR",
+        help="folder that keeps finished tries",
     )
     parser.add_argument(
         "--out", required=True, type=Path, metavar="FILE.yaml", help="what is chosen"
@@ -134,9 +138,8 @@ def main() -> None:
                 missed.append(str(error))
                 continue
             enter(outcome, job, tries)
-            with whole_file(args.out) as file:
-                text = yaml.safe_dump(outcome, sort_keys=False)
-                file.write_text(f"# Written by workflows.steps.tune.\n{text}", "utf-8")
+            text = yaml.safe_dump(outcome, sort_keys=False)
+            write_text(args.out, f"# Written by workflows.steps.tune.\n{text}")
             print(f"wrote {args.out}")
     if missed:
         raise ValueError("; ".join(missed))
@@ -313,8 +316,7 @@ def try_once(suite: Suite, job: Job, args: argparse.Namespace, **choice: Any) ->
         print(f"{job.row} at {name}: {error}")
         answers = Answers(0.0, DIVERGED)
     outcome |= {"right": round(answers.right, 5), "loss": round(answers.loss, 5)}
-    with whole_file(try_file) as file:
-        write_json(file, outcome)
+    write_json(try_file, outcome)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     print(f"{job.row} at {name}: {outcome}", flush=True)
     return outcome

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from methods.core import facts
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.suite.splits import VALIDATION, check_one_split
@@ -27,6 +29,13 @@ FOCUS = "hero"  # whose claims the suites examine
 def origin(backbone: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a backbone that say what is fetched, without those on how it is scored."""
     return {key: backbone[key] for key in ("path", "revision", "sha256") if key in backbone}
+
+
+def fetched_note(folder: str) -> dict[str, Any]:
+    """What the fetch step left in the folder of a backbone; empty without it."""
+    file = Path(folder) / facts.FETCHED
+    note: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return note
 
 
 def check_origin(backbone: Mapping[str, Any], where: str) -> None:
@@ -63,16 +72,6 @@ def check_end(part: str, spec: Mapping[str, Any]) -> None:
         raise ValueError(f"data.{part}: rows must say how many texts the backbone writes")
     if spec["source"] in PRESETS and part in ("training", "calibration"):
         raise ValueError(f"data.{part}: rows must say how many texts of world '{spec['source']}'")
-
-
-def check_budget(key: str, budget: float | None) -> None:
-    """A budget of a suite is a fraction, or None.
-
-    Raises:
-        ValueError: It is outside (0, 1).
-    """
-    if budget is not None and not 0 < budget < 1:
-        raise ValueError(f"suite config, {key}: {budget} must lie between 0 and 1, such as 0.25")
 
 
 def check_retain(

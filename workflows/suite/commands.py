@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
+from workflows.records import IDLE
 from workflows.suite.job import Job, data_words
 from workflows.suite.jobs import Suite
 
@@ -14,9 +16,18 @@ PROBE_ROWS = 32
 
 
 def fit(suite: Suite, job: Job) -> str:
-    """Arguments of the fit step that change numbers."""
+    """Arguments of the fit step beside data and folders."""
+    return _fit(suite, job, job.params)
+
+
+def numbers_of_fit(suite: Suite, job: Job) -> str:
+    """The same without params that change no number."""
+    return _fit(suite, job, {name: v for name, v in job.params.items() if name not in IDLE})
+
+
+def _fit(suite: Suite, job: Job, params: Mapping[str, Any]) -> str:
     backbone = suite.config["backbones"][job.backbone]
-    words = ["--method", job.method.name, "--params", json.dumps(job.params, sort_keys=True)]
+    words = ["--method", job.method.name, "--params", json.dumps(params, sort_keys=True)]
     words += ["--seed", str(job.seed), "--dtype", backbone["dtype"]]
     words += ["--max-length", str(suite.config["max_length"])]
     if job.budget is not None and job.start is None:
@@ -25,8 +36,8 @@ def fit(suite: Suite, job: Job) -> str:
         words += ["--match", job.match]
     if job.lender is not None:
         words += ["--lender", job.lender.model]
-    if "revision" in backbone:
-        words += ["--revision", backbone["revision"]]
+    if "revision" in (asked := suite.asked_origin(job.backbone)):
+        words += ["--revision", asked["revision"]]
     return shlex.join(words)
 
 
@@ -89,7 +100,7 @@ def texts(suite: Suite, part: str) -> str:
 
 def task_data(suite: Suite, task: str) -> str:
     """Arguments of the step that fetches a task's data."""
-    words = ["--task", json.dumps(suite.hub_tasks[task], sort_keys=True)]
+    words = ["--task", json.dumps(_without(suite.hub_tasks[task], "chance"), sort_keys=True)]
     return shlex.join([*words, *_task_dir(suite)])
 
 

@@ -15,7 +15,6 @@ import yaml
 from methods.core.jsonfile import check_plain, cut
 from workflows import ROOT
 from workflows.records.record import Protocol
-from workflows.suite.checks import check_budget
 
 VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-([^}]*))?\}")
 SUITES = "workflows/suites"
@@ -135,8 +134,6 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
         if words := error.schema.get("description"):
             said = f"{cut(repr(error.instance))} must be {words}"
         raise ValueError(f"suite config, {key}: {said}")
-    for budget in complete["budgets"]:
-        check_budget("budgets", budget)
     return complete
 
 

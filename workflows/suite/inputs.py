@@ -5,14 +5,13 @@ Paths are relative to the folder in which Snakemake and the steps run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from methods.core.facts import FETCHED
 from workflows.evaluation.tasklist import TaskEntry, entry_files, read_entries
 from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, model_files
-from workflows.suite.checks import is_file, is_local, origin
+from workflows.runtime.files import write_text
+from workflows.suite.checks import fetched_note, is_file, is_local, origin
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite
 
@@ -75,9 +74,7 @@ def check_fetched(suite: Suite) -> None:
         name for name, spec in suite.config["backbones"].items() if not is_local(spec["path"])
     ]
     for name in fetched:
-        file = Path(suite.backbone_folder(name)) / FETCHED
-        asked = origin(suite.config["backbones"][name])
-        note = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        asked, note = suite.asked_origin(name), fetched_note(suite.backbone_folder(name))
         held = origin(note.get("source", asked))
         # Fetched by hand without a hash, it has that of what came.
         came = note.get("wheel", note.get("sha256"))
@@ -85,9 +82,19 @@ def check_fetched(suite: Suite) -> None:
             held["sha256"] = came
         if held != asked:
             raise ValueError(
-                f"suite config, backbones.{name}: {file.parent} holds {_words(held)}, "
-                f"not {_words(asked)}; take another name, or remove the folder"
+                f"suite config, backbones.{name}: {suite.backbone_folder(name)} holds "
+                f"{_words(held)}, not {_words(asked)}; take another name, or remove the folder"
             )
+
+
+def restore_check(suite: Suite) -> None:
+    """Put an empty file in the place of a lost ``suite.json``; the next run checks the suite again.
+
+    Without it Snakemake would make it in a job, and run every job again that waits for that one.
+    """
+    checked = Path("results") / suite.name / "suite.json"
+    if not checked.exists() and any(Path(job.folder).is_dir() for job in suite.jobs):
+        write_text(checked, "{}")
 
 
 def _words(source: Mapping[str, str]) -> str:

@@ -31,6 +31,7 @@ from workflows.suite.checks import (
     check_probe,
     check_retain,
     check_timing,
+    fetched_note,
     is_local,
     origin,
 )
@@ -63,8 +64,8 @@ class Suite:
 
     @property
     def device(self) -> str:
-        """``auto``; without a GPU in the suite ``cpu``, for the same bits on a machine with one."""
-        return "auto" if self.config["resources"]["gpu"] else "cpu"
+        """``gpu``; without a GPU in the suite ``cpu``, for the same bits on a machine with one."""
+        return "gpu" if self.config["resources"]["gpu"] else "cpu"
 
     @property
     def tasks_json(self) -> str:
@@ -92,8 +93,16 @@ class Suite:
 
     def hub_source(self, name: str) -> str:
         """What the fetch rule downloads, as JSON, without how it is scored."""
-        spec = self.config["backbones"][name]
-        return json.dumps(origin(spec), sort_keys=True)
+        return json.dumps(self.asked_origin(name), sort_keys=True)
+
+    def asked_origin(self, name: str) -> dict[str, Any]:
+        """What is fetched for a backbone; not a revision that came before the suite named it."""
+        asked = origin(self.config["backbones"][name])
+        note = fetched_note(self.backbone_folder(name))
+        unnamed = "revision" not in note.get("source", asked)
+        if unnamed and asked.get("revision", "") == note.get("commit"):
+            del asked["revision"]
+        return asked
 
     def data_source(self, part: str) -> str:
         """What the data rule prepares, as JSON."""
@@ -130,7 +139,7 @@ class Suite:
     def probe_tasks(self) -> list[Any]:
         """Entries that the probe is made of: the suite's tasks at the time it was written.
 
-        A task that is added later must not change the probe: all rows would be calibrated again.
+        No task that is added later, and no other order, changes it: all rows would be fitted again.
         """
         tasks = self.config["tasks"]
         entries = [raw for raw in tasks if isinstance(raw, str) or raw.get("probe", True)]
@@ -138,8 +147,9 @@ class Suite:
         names_file = probe.with_suffix(TASK_NAMES)
         if not (probe.is_file() and names_file.is_file()):
             return entries
+        by_name = {raw if isinstance(raw, str) else raw["task"]: raw for raw in entries}
         names = json.loads(names_file.read_text(encoding="utf-8"))
-        return [raw for raw in entries if (raw if isinstance(raw, str) else raw["task"]) in names]
+        return [by_name[name] for name in names if name in by_name]
 
     @property
     def own_parts(self) -> list[str]:
@@ -218,16 +228,28 @@ class Suite:
         """Processes that share the updates of a fit: one per GPU of a job."""
         return max(1, int(self.config["resources"]["gpu"]))
 
-    def rows(self, group: str) -> list[str]:
-        """Rows of a group of fits: ``"first"`` and ``"trained"`` train, ``"untrained"`` do not."""
+    @property
+    def fit_mem_mb(self) -> int:
+        """Memory of a trained fit: each of its processes reads the backbone."""
+        return self.processes * int(self.config["resources"]["mem_mb"])
+
+    @cached_property
+    def groups(self) -> dict[str, str]:
+        """Row -> group of its fits. ``"first"`` and ``"trained"`` train; ``"untrained"`` and
+        ``"started"``, from which trained rows start, do not.
+        """
         trained = {job.row: job.method.trained for job in self.jobs}
-        first = [row for row in self.config["first"] if trained.get(row)]
-        rest = [row for row, trains in trained.items() if trains and row not in first]
-        untrained = [row for row, trains in trained.items() if not trains]
-        return {"first": first, "trained": rest, "untrained": untrained}[group]
+        started = {job.start.row for job in self.jobs if job.start is not None}
+        still = {row: "started" if row in started else "untrained" for row in trained}
+        groups = {row: "trained" if trains else still[row] for row, trains in trained.items()}
+        return groups | {row: "first" for row in self.config["first"] if trained.get(row)}
+
+    def rows(self, group: str) -> list[str]:
+        """Rows of a group of fits."""
+        return [row for row, own in self.groups.items() if own == group]
 
     def keeps(self, group: str) -> bool:
-        """Whether the models of a group stay once they are scored."""
+        """Whether the models of a group stay once they are scored; none stays without its start."""
         choice = self.config["keep_models"]
         return bool(choice) if choice != "trained" else group != "untrained"
 

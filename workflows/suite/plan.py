@@ -104,19 +104,23 @@ def _hours(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def disk(suite: Suite, costs: Sequence[JobCost]) -> dict[str, Any]:
-    """GB by kind. Static models and snapshots exist one at a time, unless models are kept."""
-    statics = [cost.own_weights for cost in costs]
-    models = sum(statics) if suite.keeps("untrained") else max(statics, default=0)
+    """GB by kind. Static models that are not kept, and snapshots, exist one at a time; where all
+    untrained fits run side by side, static models do so together.
+    """
+    statics = {True: [0.0], False: [0.0]}
+    for cost in costs:
+        statics[suite.keeps(suite.groups[cost.job.row])].append(cost.own_weights)
+    kept, passing = statics[True], statics[False]
     backbones = {cost.job.backbone: cost.weights for cost in costs}
     kinds = {
         "backbones": sum(backbones.values()),
         "trained_parts": sum(4.0 * cost.trained for cost in costs),
-        "static_models": models,
+        "static_models": sum(kept) + max(passing),
         "snapshots": max((12.0 * cost.trained for cost in costs), default=0),
         "data": sum(data_bytes(spec) for spec in _sources(suite)),
     }
-    sizes = {name: round(size / GB, 2) for name, size in kinds.items()}
-    return {"basis": "derived", **sizes, "total": round(sum(kinds.values()) / GB, 2)}
+    kinds |= {"total": sum(kinds.values()), "static_models_side_by_side": sum(kept) + sum(passing)}
+    return {"basis": "derived", **{name: round(size / GB, 2) for name, size in kinds.items()}}
 
 
 def _sources(suite: Suite) -> list[dict[str, Any]]:

@@ -60,10 +60,15 @@ def _short(value: float) -> str:
 def notes(plan: Mapping[str, Any]) -> list[str]:
     """What the table leaves out."""
     total, open_jobs, disk = plan["total"], plan["left"], plan["disk"]
-    sizes = ", ".join(
-        f"{name.replace('_', ' ')} {size:g}" for name, size in disk.items() if name != "basis"
-    )
-    sentences = [f"Disk in GB (derived): {sizes}."]
+    sizes = {name: size for name, size in disk.items() if name != "basis"}
+    together = sizes.pop("static_models_side_by_side")
+    kinds = ", ".join(f"{name.replace('_', ' ')} {size:g}" for name, size in sizes.items())
+    sentences = [f"Disk in GB (derived): {kinds}."]
+    if together != sizes["static_models"]:
+        sentences[0] += (
+            f" Where all untrained fits run side by side, as on a cluster, static models take "
+            f"{together:g}."
+        )
     for machine in MACHINES:
         if machine.jobs > 1:
             longest = total["longest_run_hours"][machine.name]

@@ -11,7 +11,6 @@ import yaml
 
 from methods import Row
 from workflows.records.record import PROTOCOLS, Protocol
-from workflows.suite.checks import check_budget
 
 
 @dataclass(frozen=True)
@@ -160,8 +159,6 @@ def _derived(
     if not row.budgeted and spec.get("budgets", [None]) != [None]:
         raise ValueError(f"suite config, {where}.budgets: row '{row.name}' has no budget")
     budgets = spec.get("budgets", config["budgets"]) if row.budgeted else [None]
-    for budget in budgets:
-        check_budget(f"{where}.budgets", budget)
     first = None
     if "then" in spec:
         first, row = row.name, _find(rows, spec["then"], f"{where}.then")
@@ -211,7 +208,8 @@ def read_choices(content: Mapping[str, Any]) -> dict[str, Choices]:
     for choice in (choice for entries in choices.values() for choice in entries):
         if choice.match not in (None, *PROTOCOLS):
             raise ValueError(f"match is '{choice.match}'")
-        check_budget("tuned", choice.budget)
+        if choice.budget is not None and not 0 < choice.budget < 1:
+            raise ValueError(f"budget is {choice.budget}")
     return choices
 
 

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from methods.core.model.backbone import count, decoder
+from methods.core.model.backbone import attention, count, decoder, ffn, is_finished, layers
 from methods.core.routing.decoding import StaticDecoder
 from methods.core.routing.routed import router_of
+from methods.core.routing.router import Router
 from methods.core.seeds import generator
 from methods.kernels.choose import MOST_ROWS, available
+from methods.kernels.weights import attention_weights, branches
 from workflows.timing.cases import Case, case_name
 from workflows.timing.clock import compare
 from workflows.timing.meters import joules, peak_memory
@@ -129,9 +131,9 @@ def time_static(
 ) -> Line:
     """Time decoding steps in a static cache, on a GPU each as one CUDA graph.
 
-    Arguments as in :func:`time_decode`. ``masked``: without the kernels a routed unit and its
-    alternative both run, so nothing is skipped. ``eager``: the router has no kernels, so each of
-    its operations is a launch.
+    Arguments as in :func:`time_decode`. ``masked``: some routed unit has no kernels, so it runs for
+    every token and skips nothing. ``eager``: the router has no kernels, so each of its operations
+    is a launch.
     """
     decoders = list[StaticDecoder]()
 
@@ -150,9 +152,22 @@ def time_static(
     row, sequences = models.row, case[0]
     router = router_of(row)
     kernels = available(next(row.parameters())) and sequences <= MOST_ROWS
-    line["masked"] = router is not None and not kernels
+    line["masked"] = router is not None and not (kernels and _has_kernels(row, router))
     line["eager"] = router is not None and not line["masked"] and not router.by_kernels
     return line | joules([_replay(static) for static in decoders[:2]], sequences)
+
+
+def _has_kernels(model: PreTrainedModel, router: Router) -> bool:
+    """Whether kernels can compute every routed unit."""
+    for index, unit in enumerate(router.units):
+        layer = layers(model)[unit.layer]
+        if unit.kind != "attention" and (
+            not is_finished(layer) or branches(ffn(layer), router.alternative(index)) is None
+        ):
+            return False
+        if unit.kind != "ffn" and attention_weights(attention(layer)) is None:
+            return False
+    return True
 
 
 def _time_steps(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from methods.core.routing.decisions import Decision
 from methods.core.routing.layer import add_ffn
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context, Router
+from methods.core.routing.steering import squared_use
 from methods.core.seeds import generator
 from methods.core.training.documents import packed_attention
 from methods.core.training.lora import add_lora
@@ -37,10 +38,13 @@ def shape_of(model: PreTrainedModel) -> Shape:
     """Sizes of a model, in parameters, from which bounds are computed."""
     router = router_of(model)
     first = layers(model)[0]
-    alternative = None if router is None else router.alternative(0)
-    adapter = count(alternative) if isinstance(alternative, nn.Module) else 0
-    routed = 0 if router is None else len(router.units)
-    own = 0 if router is None else count(router) - routed * adapter
+    routed = adapter = own = 0
+    if router is not None:
+        routed = len({unit.layer for unit in router.units})
+        adapters = count(*router.alternatives())
+        adapter = adapters // routed
+        # A shared router runs whole in every routed layer, any other only that layer's part.
+        own = (count(router) - adapters) // (1 if router.shared else routed)
     head = model.lm_head
     assert isinstance(head, nn.Module)
     return Shape(
@@ -94,6 +98,7 @@ def time_block(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Line]
     router = router_of(routed)
     assert router is not None
     alternative = router.alternative(0)
+    trained = list(alternative.parameters()) if isinstance(alternative, nn.Module) else []
     dense = ffn(layers(routed)[router.units[0].layer])
     rows = torch.randn(1, 2048, routed.config.hidden_size, device=bench.device).to(routed.dtype)
     execute = forced_decisions(router, 1, 2048, rate, bench.device)[:, 0]
@@ -107,8 +112,9 @@ def time_block(routed: PreTrainedModel, rate: float, bench: Bench) -> list[Line]
                 _block_step,
                 lambda x: add_ffn(x, x, Decision(execute), dense, alternative, False),
                 leaf,
+                trained,
             ),
-            partial(_block_step, lambda x: x + dense(x), leaf),
+            partial(_block_step, lambda x: x + dense(x), leaf, trained),
         )
         case = "forward, backward" if backward else "forward"
         times = compare(routed_time, dense_time, bound=bound)
@@ -150,13 +156,15 @@ def time_training(
         # transformers also computes gradients of the embeddings, which LoRA does not need.
         lora.disable_input_require_grads()
     routed.model.checkpointing = recompute
+    routed.train()
     steps = partial(_training_step, routed, ids, extra), partial(_training_step, lora, ids, {})
     try:
         seconds = bench.time(*steps)
-        memory = peak_memory(steps)
+        memory = peak_memory(_each_without_gradients(steps, (routed, lora)))
     finally:
         routed.model.checkpointing = False
         routed.zero_grad(set_to_none=True)
+        routed.eval()
     reached = len(everywhere) - adapted[0]
     each = _document_length(length)
     work = [
@@ -190,12 +198,18 @@ def time_update(row: PreTrainedModel, dense: PreTrainedModel, ids: Tensor, bench
         context = {"context": Context(generator=generator(0, "noise"))} if routed else {}
         _training_step(row, ids, context)
 
+    trained = [(p, p.dtype) for p in row.parameters() if p.requires_grad]
+    for parameter, _ in trained:
+        # Loading cast adapters to the backbone's dtype.
+        parameter.data = parameter.data.float()
     row.train()
     try:
         seconds = bench.time(step, partial(_training_step, lora, ids, {}))
     finally:
         row.zero_grad(set_to_none=True)
         row.eval()
+        for parameter, dtype in trained:
+            parameter.data = parameter.data.to(dtype)
     case = "x".join(map(str, ids.shape))
     return {"mode": "training", "case": case, "bypass": None, **compare(*seconds, bound=None)}
 
@@ -216,16 +230,33 @@ def _with_lora(
     return add_lora(lora, projections, adapted, rank, rank, 0)
 
 
-def _block_step(function: Callable[[Tensor], Tensor], leaf: Tensor) -> None:
-    output = function(leaf)
+def _block_step(
+    function: Callable[[Tensor], Tensor], leaf: Tensor, trained: Sequence[Tensor]
+) -> None:
+    """Forward, and backward if ``leaf`` requires a gradient; no gradient is left."""
+    with torch.set_grad_enabled(leaf.requires_grad):
+        output = function(leaf)
     if leaf.requires_grad:
         output.sum().backward()
+        for tensor in (leaf, *trained):
+            tensor.grad = None
+
+
+def _each_without_gradients(
+    functions: Iterable[Callable[[], Any]], models: Sequence[PreTrainedModel]
+) -> Iterator[Callable[[], Any]]:
+    """The functions; before each one the models' gradients are freed."""
+    for function in functions:
+        for model in models:
+            model.zero_grad(set_to_none=True)
+        yield function
 
 
 def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -> None:
     """Forward and backward pass as the trainer runs them: packed rows, the loss of every token.
 
-    The tokens of each row are ``DOCUMENTS`` documents; the mask is made again in every step.
+    The tokens of each row are ``DOCUMENTS`` documents; the mask is made again in every step. A
+    routed model has a penalty of HeRo's form, so that every gate has a gradient.
     """
     model.zero_grad(set_to_none=True)
     positions = (torch.arange(ids.shape[1]) % _document_length(ids.shape[1])).expand(ids.shape)
@@ -237,7 +268,11 @@ def _training_step(model: PreTrainedModel, ids: Tensor, extra: dict[str, Any]) -
             output = decoder(model)(use_cache=False, **arguments, **apart, **extra)
             states = output.last_hidden_state[:, :-1].flatten(0, 1)
             loss = lm_loss_sum(states, logits_of(model), targets, weights)
-        (loss / len(targets)).backward()
+        loss = loss / len(targets)
+        soft = getattr(output, "soft", None)
+        if soft is not None:
+            loss = loss + squared_use(soft, torch.ones_like(ids)) / ids.numel()
+        loss.backward()
 
 
 def _document_length(length: int) -> int:

@@ -72,4 +72,4 @@ def build_pair(
         raise ValueError(f"row '{row}' needs {error} of a fit; measure it with --model") from error
     if router_of(routed) is None:
         raise ValueError(f"row '{row}' is not routed; measure it with --model")
-    return dense, routed  # type: ignore[return-value]
+    return dense, routed.eval()  # type: ignore[return-value]

@@ -126,15 +126,13 @@ class Work:
             return whole
         return whole - self.saved(*step_rates(executed))
 
-    def predicted_weights(self, executed: Tensor | None, sequences: int) -> float:
+    def predicted_weights(self, executed: Tensor, sequences: int) -> float:
         """:meth:`step_weights` of batches that are drawn from a trace of single tokens.
 
         Args:
-            executed: Decisions about N tokens of any texts (N, U), bool; None if no unit is routed.
+            executed: Decisions about N tokens of any texts (N, U), bool.
             sequences: Batch size; tokens are drawn with replacement.
         """
-        if executed is None:
-            return self.step_weights(None)
         rng = generator(0, f"batches of {sequences}")
         tokens = torch.randint(len(executed), (DRAWS, sequences), generator=rng)
         return self.step_weights(executed.cpu()[tokens])

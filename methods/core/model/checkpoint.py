@@ -25,12 +25,20 @@ from methods.base import Fitted, Method, Request
 from methods.core.jsonfile import check_plain, write_json
 from methods.core.model.backbone import Backbone, convert, load_backbone
 from methods.core.model.card import CARD, BackboneCard, Card, read_card, write_card
-from methods.core.model.finite import check_finite, check_parameters
+from methods.core.model.finite import check_buffers, check_parameters
 from methods.core.model.folder import INDEX, WEIGHTS, check_no_adapter, hash_folder
 from methods.core.model.ledger import Ledger
 from methods.core.model.pretrained import SkipbenchConfig, guard, is_plain
 from methods.core.model.tensors import read_tensors
-from methods.core.model.whole import assign, build, guard_whole, hash_fitted, read_from, read_whole
+from methods.core.model.whole import (
+    assign,
+    build,
+    guard_whole,
+    hash_fitted,
+    odd_in_build,
+    read_from,
+    read_whole,
+)
 from methods.core.routing.routed import router_of
 from methods.discovery import find_row, load_method
 
@@ -73,14 +81,19 @@ def save(
         tokenizer: Stored with the model.
 
     Raises:
-        ValueError: A decision or a weight is NaN or infinite, or the structure is no JSON.
+        ValueError: A weight is NaN or infinite, structure or decisions are no JSON, or ``build``
+            makes another model.
     """
     model, card = fitted.model, replace(card, structure=fitted.structure)
     fit = f"row '{card.row}'"
     check_plain(fitted.structure, f"{fit}, structure")
-    check_finite(fitted.decisions, f"{fit}, decisions")
+    check_plain(fitted.decisions, f"{fit}, decisions")
     check_parameters(model, fit)
     assert isinstance(model, PreTrainedModel)
+    if method.kind == "static":
+        check_buffers(model, fit)
+        if odd := odd_in_build(model, method, card, folder):
+            raise ValueError(f"{fit}: build does not make the model that fit returned: {odd}")
     guard_whole(model, method, card)
     trained_file = folder / TRAINED
     if method.kind == "static":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,10 +34,21 @@ def check_finite(value: Any, name: str) -> None:
 
 
 def check_parameters(model: nn.Module, where: object) -> None:
-    """Refuse NaN and infinity in the parameters of a model.
+    """Refuse NaN and infinity in the parameters and buffers of a model.
 
     Raises:
-        ValueError: A parameter has one; the message names the tensor and ``where`` it is from.
+        ValueError: One has them; the message names the tensor and ``where`` it is from.
     """
-    for name, parameter in model.named_parameters():
-        check_finite(parameter.detach(), f"{where}: tensor '{name}'")
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        check_finite(tensor.detach(), f"{where}: tensor '{name}'")
+
+
+def check_buffers(model: nn.Module, where: object) -> None:
+    """Refuse buffers that a file of weights would hold: a skip counts parameters.
+
+    Raises:
+        ValueError: There is one; the message names it.
+    """
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name in model.state_dict().keys() - parameters:
+        raise ValueError(f"{where}: buffer '{name}' holds weights; make it a parameter")

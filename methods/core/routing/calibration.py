@@ -19,6 +19,8 @@ from methods.core.routing.router import Context
 
 # Documents per forward pass.
 BATCH = 32
+# How far rounding may take a gate out of [0, 1].
+TOLERANCE = 1e-3
 # Of thresholds, at most.
 MOST_TRIES = 10
 
@@ -129,6 +131,9 @@ def skip_rates(model: nn.Module, probe: WeightedDocuments, batch_size: int = BAT
         output = decoder(model)(input_ids=batch.ids.to(device), use_cache=False, context=context)
         if output.soft is not None:
             check_finite(output.soft, "the gates of the router")
+            low, high = output.soft.aminmax()
+            if low < -TOLERANCE or high > 1 + TOLERANCE:
+                raise ValueError(f"gates reach from {low:.4g} to {high:.4g}, must be in [0, 1]")
         skips = (~output.executed).double().cpu()
         skipped = skipped + torch.einsum("but,btk->ku", skips, weights.double())
         total = total + weights.double().sum(dim=(0, 1))

@@ -71,6 +71,8 @@ class Decider:
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Gate):
             raise ValueError(f"{name}: it must return a Gate and the next state")
         gate: Gate = answer[0]
+        if gate.value is None and gate.execute is None:
+            raise ValueError(f"{name}: a gate needs a value or decisions")
         for part, value in gate._asdict().items():
             if isinstance(value, Tensor) and value.shape != shape:
                 raise ValueError(
@@ -93,7 +95,9 @@ class Decider:
         forced = None if self.forced is None else self.forced[index]
         execute = self._first(index, self._by_threshold(gate) if forced is None else forced)
         decision = decision_of(gate, execute)
-        return decision if forced is None else Decision(forced, None, decision.soft)
+        if forced is None or (self.router.training and torch.is_grad_enabled()):
+            return decision
+        return Decision(forced, None, decision.soft)
 
     def _first(self, index: int, execute: Tensor) -> Tensor:
         """The first decision about unit ``index`` (B, T); ``execute`` if this is the first."""
@@ -105,7 +109,7 @@ class Decider:
         """Which tokens execute a unit (B, T), by its gate alone."""
         if gate.execute is not None:
             return gate.execute
-        assert gate.value is not None, "a gate has a value or decisions"
+        assert gate.value is not None
         if self.router.ties_execute:
             return gate.value >= self.router.threshold
         return gate.value > self.router.threshold

@@ -24,8 +24,8 @@ class Options(NamedTuple):
     """What a call of the decoder may ask for beside its inputs.
 
     Args:
-        forced: Decisions (B, U, T), bool, in place of the router's. The router still runs, and no
-            update is scaled.
+        forced: Decisions (B, U, T), bool, in place of the router's. The router still runs;
+            updates are scaled in training alone.
         context: Training progress, noise, and which tokens are answer tokens.
         capturable: Whether a CUDA graph may capture the pass. Then launches, shapes and addresses
             do not depend on decisions, and the host reads no tensor. For one new token of each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -69,7 +69,9 @@ class Tokens(NamedTuple):
     """The tokens of one forward pass; each tensor is (B, T).
 
     ``ids`` are token ids, None where the call has embeddings in their place. ``positions`` count
-    the tokens of a sequence from 0, without pads. ``valid`` is False on pads.
+    the tokens of a document from 0, without pads; training packs documents into one row, so they
+    start at 0 again in it. ``valid`` is False on pads where the call has a mask; without one, as in
+    training and calibration, pads on the right count as tokens.
     """
 
     ids: Tensor | None
@@ -129,15 +131,15 @@ class Router(nn.Module, ABC):
         """Whether a token that skips a unit leaves no key and value there."""
         return any(unit.kind == "evicting" for unit in self.units)
 
-    @abstractmethod
     def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> Any:
         """The state before the first unit; ``hidden`` (B, T, D) are the embeddings.
 
         The state belongs to one forward pass. It is a tensor, None, or a tuple of these; a large
         tensor that follows from others may be ``Derived``. If nothing is trained it may be any
         object. Noise is drawn here, from ``at.generator``, and never in a gate: a gate may be
-        recomputed, and would then draw other noise.
+        recomputed, and would then draw other noise. The default has none.
         """
+        return None
 
     @abstractmethod
     def gate(
@@ -227,6 +229,29 @@ def block_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
 def evicting_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
     """The layers ``which`` with all their parameters: a skipped token leaves nothing there."""
     return [Unit(n, "evicting", count(layers(model)[n])) for n in which]
+
+
+def check_units(model: nn.Module, units: Iterable[Unit]) -> None:
+    """Hold the parameters of units against the backbone, before anything is added to it.
+
+    Raises:
+        ValueError: A unit counts other parameters than its kind has in its layer.
+    """
+    for unit in units:
+        (counted,) = UNITS[unit.kind](model, [unit.layer])
+        if unit.parameters != counted.parameters:
+            raise ValueError(
+                f"a unit of kind '{unit.kind}' in layer {unit.layer} counts {unit.parameters} "
+                f"parameters, must be {counted.parameters}; make units by {unit.kind}_units"
+            )
+
+
+UNITS: Mapping[Kind, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
+    "attention": attention_units,
+    "ffn": ffn_units,
+    "block": block_units,
+    "evicting": evicting_units,
+}
 
 
 def _key_value_parameters(heads: nn.Module) -> int:

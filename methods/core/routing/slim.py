@@ -98,7 +98,7 @@ class SlimRouter(Router):
         norm_place: Of the heads.
     """
 
-    ties_execute = False
+    heavy, ties_execute = True, False
 
     def __init__(
         self,

@@ -245,6 +245,30 @@ def mean_deviation(soft: Tensor, counted: Tensor, weights: Tensor, skip: float) 
     return excess.sum() * torch.sign(total)
 
 
+def check_penalty(penalty: Penalty, units: int) -> None:
+    """Refuse what is no penalty, by its values on gates made up for a few positions.
+
+    Raises:
+        ValueError: It is no scalar tensor with a gradient, or with doubled weights not doubled.
+    """
+    soft = torch.linspace(0.1, 0.9, 6 * units).view(2, units, 3).requires_grad_()
+    gates = Gates(soft, soft.detach() > 0.5, torch.ones(2, 3), 0.5)
+    value = penalty(gates)
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        raise ValueError("a penalty must be a tensor that has a gradient in gates.soft")
+    if value.shape:
+        raise ValueError(
+            f"a penalty has the shape {tuple(value.shape)}, must be a sum over positions, weighted "
+            "by gates.counted"
+        )
+    twice = penalty(gates._replace(counted=2 * gates.counted))
+    if not torch.allclose(twice, 2 * value, rtol=1e-4):
+        raise ValueError(
+            "a penalty must be a sum over positions, weighted by gates.counted: with doubled "
+            f"weights it goes from {value:.4g} to {twice:.4g}"
+        )
+
+
 def squared_use(soft: Tensor, counted: Tensor, units: int = 1) -> Tensor:
     """Sum over counted positions of (sum over routed layers of the soft gate)^2.
 

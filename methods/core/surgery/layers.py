@@ -61,7 +61,7 @@ def replace_layers(
 
     Args:
         model: Causal LM.
-        stack: Its new layers.
+        stack: Its new layers; each has ``self_attn``, ``NoAttention`` where it does not attend.
         origins: For each new layer the present layer whose place it takes, ascending.
     """
     _renumber(stack)

@@ -72,6 +72,8 @@ class Trainer:
         if not self.parameters:
             raise ValueError("nothing to train: no parameter asks for a gradient")
         self.device = next(iter(self.parameters.values())).device
+        if self.device.type == "cpu" and next(self.model.parameters()).dtype is torch.float16:
+            raise ValueError("gradients underflow in float16 on a CPU, take bfloat16 or float32")
         switch_off_dropout(self.model)
         self._set_checkpointing()
         self.optimizer = torch.optim.AdamW(

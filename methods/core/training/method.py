@@ -16,7 +16,7 @@ from methods.core.jsonfile import check_plain
 from methods.core.model.backbone import Backbone
 from methods.core.routing.calibration import BATCH, HasThreshold, calibrate
 from methods.core.routing.routed import birthplace, route, router_of
-from methods.core.routing.router import Router, Unit
+from methods.core.routing.router import Router, Unit, check_units
 from methods.core.routing.steering import (
     SHARE,
     START,
@@ -27,6 +27,7 @@ from methods.core.routing.steering import (
     Target,
     Term,
     Weight,
+    check_penalty,
     squared_use,
     unit_shares,
 )
@@ -168,6 +169,7 @@ class RoutedMethod(Method):
         )
         self.prepare(backbone, data, plan)
         check_plain(plan.structure, "structure")
+        check_plain(plan.decisions, "decisions")
         model = self.build(backbone, plan.structure)
         if self.trained:
             self.train(model, data, plan)
@@ -183,6 +185,7 @@ class RoutedMethod(Method):
         # Units count parameters of the backbone, so they are made before LoRA is added.
         layers = structure["layers"] if "layers" in structure else self.layers(backbone, None)
         units = self.units(backbone, layers)
+        check_units(model, units)
         if lora is not None:
             every = range(backbone.layer_count)
             add_lora(model, lora.projections, every, lora.rank, lora.alpha, structure["seed"])
@@ -226,7 +229,10 @@ class RoutedMethod(Method):
     def _term(self, kind: str, plan: Plan) -> Term:
         target = self.target(plan)
         penalty = self.penalty(kind, target, plan)
-        return Term(FixedWeight(0.0) if penalty is None else self.weight(target), penalty)
+        if penalty is None:
+            return Term(FixedWeight(0.0), None)
+        check_penalty(penalty, len(plan.shares))
+        return Term(self.weight(target), penalty)
 
     @property
     def _probe_batch(self) -> int:
@@ -236,4 +242,6 @@ class RoutedMethod(Method):
     @property
     def _pinned(self) -> object:
         """Value of the param that pins how much is skipped; None: the budget decides."""
+        if self.knob is not None and not hasattr(self.params, self.knob):
+            raise ValueError(f"knob is '{self.knob}', which is no param")
         return None if self.knob is None else getattr(self.params, self.knob)

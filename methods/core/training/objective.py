@@ -162,13 +162,7 @@ class Objective:
                     "since a penalty is a function of these"
                 )
             gates = Gates(output.soft, output.executed, counted, progress)
-            total_penalty = term.penalty(gates)
-            if total_penalty.shape:
-                raise ValueError(
-                    f"a penalty has the shape {tuple(total_penalty.shape)}, must be a sum over "
-                    "positions, weighted by gates.counted"
-                )
-            penalty = total_penalty / unreserved.float()
+            penalty = term.penalty(gates) / unreserved.float()
             added = term.weight.alpha * penalty
         executed = output.executed.double()
         soft = executed if output.soft is None else output.soft.detach().double()

@@ -44,11 +44,6 @@ class TrainingParams:
     snapshot_minutes: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check ranges.
-
-        Raises:
-            ValueError: A value is out of its range.
-        """
         check_least(self, 1, "updates", "batch_tokens")
         check_least(self, 0, "weight_decay", "row_length", "micro_tokens", "snapshot_minutes")
         for name in ("learning_rate", "lora_rate", "clip"):

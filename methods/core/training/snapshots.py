@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from methods.core.data import Document
+from methods.core.training.processes import rank_and_world
 
 NAME = "snapshot.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -37,6 +39,9 @@ def write_snapshot(
             tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment].cpu().contiguous()
     temporary = folder / f".{NAME}.part"
     save_file(tensors, temporary, metadata={"state": json.dumps(state)})
+    with temporary.open("rb") as stream:
+        # Else a power cut could leave an empty file under the new name.
+        os.fsync(stream.fileno())
     temporary.replace(folder / NAME)
 
 
@@ -81,6 +86,14 @@ def read_snapshot(
             moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in MOMENTS
         }
     return state
+
+
+def tell_other_code(folder: Path) -> None:
+    """Say so if runs of other code, whose folders lie beside this one, left a snapshot."""
+    if rank_and_world()[0] > 0 or (folder / NAME).is_file():
+        return
+    for other in sorted(folder.parent.glob(f"*/{NAME}")):
+        print(f"a snapshot of other code lies in {other.parent}: training starts anew", flush=True)
 
 
 def earlier_seconds(folder: Path) -> float:

@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 
 from methods import load_method
-from methods.core.budget import check_budget, layers_to_remove, nearest, routed_layers
+from methods.core.budget import (
+    check_budget,
+    layers_shortfall,
+    layers_to_remove,
+    nearest,
+    out_of_reach,
+    routed_layers,
+)
+from methods.core.model.backbone import count, layers
 from methods.core.model.shapes import candidate_layers
 from tests.toys.models import make_model, wrap
 
@@ -35,19 +43,25 @@ def test_a_setting_may_be_a_share() -> None:
     assert nearest([0.1, 0.2, 0.3], lambda share: share, 0.21)[0] == 0.2
 
 
-@pytest.mark.parametrize(
-    ("model", "total", "layer", "quarter", "forty"),
-    [
-        ("Llama-3.1-8B", 8_030_261_248, 218_112_000, 9, 15),
-        ("Llama-2-7B", 6_738_415_616, 202_383_360, 8, 13),
-        ("Llama-2-13B", 13_015_864_320, 317_204_480, 10, 16),
-    ],
-)
-def test_published_shapes_need_so_many_layers(
-    model: str, total: int, layer: int, quarter: int, forty: int
-) -> None:
-    count = [nearest(range(32), lambda n: n * layer / total, b)[0] for b in (0.25, 0.40)]
-    assert count == [quarter, forty]
+@pytest.mark.parametrize(("settings", "most"), [([0, 1, 2], 0.25), ([2], 0.2)])
+def test_a_search_may_end_half_a_step_short(settings: list[int], most: float) -> None:
+    """Of a single setting there is no step."""
+
+    def reason(budget: float) -> str | None:
+        return out_of_reach("heads", settings, lambda setting: setting * 0.1, budget)
+
+    assert reason(most - 0.01) is None
+    missed = "its heads hold 20.0% of the parameters, less than the budget"
+    assert reason(most + 0.01) == missed
+
+
+def test_whole_layers_may_end_half_a_layer_short() -> None:
+    """Of six layers one stays."""
+    backbone = wrap(make_model())
+    layer = count(layers(backbone.model)[0]) / backbone.parameters
+    assert layers_shortfall(backbone, 5.4 * layer) is None
+    missed = f"its layers but one hold {5 * layer:.1%} of the parameters, less than the budget"
+    assert layers_shortfall(backbone, 5.6 * layer) == missed
 
 
 def test_candidates_are_the_latter_half_or_the_last_three_quarters() -> None:

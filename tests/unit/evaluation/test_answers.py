@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from tests.toys import tasks as toy_tasks
 from tests.toys.models import make_model
 from tests.toys.sharing import make_lm
+from tests.toys.texts import write_jsonl
 from workflows.evaluation.answers import NO_CHOICE, check_targets, chosen, guess
 from workflows.evaluation.score import chance_of, score
 from workflows.evaluation.tasklist import TaskEntry, parse_tasks, read_entries
@@ -27,7 +29,9 @@ class Task:
         self.OUTPUT_TYPE = kind
         self.choices = choices
         self.multiple_input = 0
-        self.config = SimpleNamespace(process_results=None)
+        self.config = SimpleNamespace(
+            process_results=None, metadata=None, doc_to_target="{{answer}}", doc_to_choice=choices
+        )
 
     def doc_to_choice(self, doc: Any) -> list[str]:
         return list(self.choices)
@@ -35,6 +39,12 @@ class Task:
 
 def sample(*scores: float, target: Any = 0) -> dict[str, Any]:
     return {"doc": {}, "filtered_resps": [(s, False) for s in scores], "target": target}
+
+
+def check(task: Task, *targets: Any) -> None:
+    """As lm-eval logs items, with two filters."""
+    logs = [sample(target=target) | {"doc_id": n} for n, target in enumerate(targets)]
+    check_targets({"pets": task}, {"pets": logs * 2})
 
 
 def test_the_chosen_answer_follows_the_length_that_the_metric_divides_by() -> None:
@@ -113,22 +123,86 @@ def test_an_entry_may_state_its_chance(chance: float) -> None:
         read_entries([{"task": "a", "chance": chance}])
 
 
-@pytest.mark.parametrize("target", [1, "1", "blue", ["green", "red"], [7, 0]])
-def test_an_answer_is_a_choice_or_its_number(target: Any) -> None:
-    task = Task(choices=("red", "blue"))
-    items = [sample(-1.0, -2.0, target=one) for one in ("lable", target)]
-    check_targets({"pets": task}, {"pets": items})
+@pytest.mark.parametrize("target", [1, "blue", [1, 0], [7, 0], np.int64(1), True])
+def test_an_answer_is_a_choice_or_its_place(target: Any) -> None:
+    check(Task(choices=("red", "blue")), target, "red")
 
 
-@pytest.mark.parametrize("target", [2, "lable", "", -1, ["a", "b"], []])
-def test_a_task_whose_answers_match_no_choice_is_refused(target: Any) -> None:
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [(2, "2"), ("lable", "lable"), ("1", "1"), ("Red", "Red"), ("red ", "red "), (-1, "-1"),
+     ("None", "None"), ([5, 6], "5, 6"), ([], "none")],
+)  # fmt: skip
+def test_answers_that_are_no_choice_are_counted_and_refused(target: Any, shown: str) -> None:
     task = Task(choices=("red", "blue"))
-    items = [sample(-1.0, -2.0, target=target)] * 2
-    with pytest.raises(ValueError, match="'pets': no item's answer is among .* are red, blue$"):
-        check_targets({"pets": task}, {"pets": items})
+    end = f"; first: {shown}; its choices, counted from 0, are red, blue"
+    for targets, count in (([target], "1 of 1"), (["red", target, 1, target], "2 of 4")):
+        with pytest.raises(ValueError, match="task 'pets'") as caught:
+            check(task, *targets)
+        said = f"task 'pets': {count} items' answers are not among the choices{end}"
+        assert str(caught.value) == said
     # The number of a context is no choice.
     task.multiple_input = 2
-    check_targets({"pets": task}, {"pets": items})
+    check(task, target)
+
+
+def test_a_task_of_lm_eval_may_have_some_but_not_all() -> None:
+    task = Task(choices=("red", "blue"))
+    task.config.metadata = {"config_source": "/site-packages/lm_eval/tasks/pets/pets.yaml"}
+    with pytest.warns(UserWarning, match=r"1 of 2 items' answers .* \(they count as wrong\)$"):
+        check(task, "lable", 0)
+    with pytest.raises(ValueError, match="2 of 2 items' answers"):
+        check(task, "lable", 7)
+    # Its numbers are places, whatever the choices are.
+    task.choices = ("1", "0")
+    check(task, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("choices", "targets"),
+    [(("1", "0"), (1, 0)), (("1", "2", "3"), (1, 2, 3)), ((" 3", " 2"), (3, 2))],
+)
+def test_digits_that_are_texts_of_choices_are_no_places(
+    choices: tuple[str, ...], targets: tuple[int, ...]
+) -> None:
+    task, texts = Task(choices=choices), [choice.strip() for choice in choices]
+    advice = (
+        f"{{{{{texts}.index(answer | string)}}}}, or as {{{{answer | int}}}} if they are places"
+    )
+    with pytest.raises(ValueError, match="task 'pets'") as caught:
+        check(task, *targets)
+    assert str(caught.value).endswith(f"write doc_to_target as {advice}")
+    # A place that the file makes is one, so is a number of a column, or beside one that is no text.
+    places = range(len(choices))
+    for source in (f"{{{{{texts}.index(answer)}}}}", "{{answer | int}}", "answer", lambda doc: 1):
+        task.config.doc_to_target = source
+        check(task, *places)
+    check(Task(choices=("2", "1", "3")), 0, 1, 2)
+    check(Task(choices=("0", "1")), 0, 1)
+
+
+@pytest.mark.parametrize("answers", [("1", "0"), ("10", "20"), (1, 0)])
+def test_what_a_task_with_numbers_for_choices_is_told_to_write_is_right(
+    answers: tuple[Any, Any], tmp_path: Path
+) -> None:
+    folder, entry = toy_tasks.make_tasks(tmp_path), parse_tasks("toy_choice")
+    options = list(map(str, answers))
+    rows = [
+        {"question": f"w{n}", "options": options, "answer": answers[n % 3 > 0]} for n in range(6)
+    ]
+    write_jsonl(folder / "choice.jsonl", rows)
+    lm = make_lm(make_model(), 4, share=False)
+    said = r"write doc_to_target as (\{\{options.index\(answer \| string\)\}\}), or"
+    with pytest.raises(ValueError, match=said) as caught:
+        score(lm, entry, [folder])
+    (advice,) = re.findall(said, str(caught.value))
+    file = folder / "toy_choice.yaml"
+    file.write_text(file.read_text().replace("{{answer}}", advice))
+    (items,) = score(lm, entry, [folder]).items
+    own = items[items["metric"] == "acc"].sort_values("item")
+    texts = [str(row["answer"]) for row in rows]
+    right = [options[n] == text for n, text in zip(own["choice"], texts, strict=True)]
+    assert own["value"].tolist() == right
 
 
 def test_a_misspelled_answer_column_ends_in_a_sentence(tmp_path: Path) -> None:
@@ -137,7 +211,9 @@ def test_a_misspelled_answer_column_ends_in_a_sentence(tmp_path: Path) -> None:
     text = file.read_text()
     assert "{{answer}}" in text
     file.write_text(text.replace("{{answer}}", "lable"))
-    with pytest.raises(ValueError, match="'toy_choice': no item's answer is among its choices"):
+    with pytest.raises(
+        ValueError, match="'toy_choice': 4 of 4 items' answers are not among the ch"
+    ):
         score(make_lm(make_model(), 4, share=False), parse_tasks("toy_choice"), [folder])
 
 

@@ -21,7 +21,8 @@ from methods.random_skip import RandomRouter
 from tests.steps import Refuse, call, fit
 from tests.toys.models import make_backbone, make_model
 from tests.toys.texts import ids_of, write_jsonl
-from workflows.evaluation.fidelity import Fidelity, _compare, measure
+from workflows.evaluation import fidelity
+from workflows.evaluation.fidelity import POSITIONS, Fidelity, _compare, measure
 
 DOCUMENTS = [
     Document(ids, prompt, "", ((prompt - 1, len(ids) - 1),))
@@ -74,9 +75,11 @@ def test_a_permuted_head_changes_which_token_is_likeliest() -> None:
 
 @pytest.mark.parametrize("kind", ["all", "answer"])
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("positions", [POSITIONS, 3])
 def test_every_position_counts_as_in_a_loop_over_single_documents(
-    kind: str, batch_size: int
+    positions: int, batch_size: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fidelity, "POSITIONS", positions)
     reference = make_model()
     model = route(
         make_model(), RandomRouter(ffn_units(reference, [1, 2, 3, 4, 5]), seed=9, skips=2.3)

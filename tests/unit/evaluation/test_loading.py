@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +203,32 @@ def test_more_is_better_in_a_metric_whose_direction_nobody_says(folder: Path) ->
     entry = TaskEntry("toy_own", limit=2)
     (told,) = score(harness(make_model(seed=0)), [entry], [folder]).scores
     assert (told["metric"], told["higher_is_better"]) == ("mine", True)
-    # Which its code makes, and no list names, is known when it has scored.
-    (folder / "own.py").write_text("def mine(doc, results):\n    return {'other': 1.0}\n")
-    (told,) = score(harness(make_model(seed=0)), [replace(entry, metric="other")], [folder]).scores
-    assert told["metric"] == "other"
+
+
+def test_a_metric_of_a_task_s_own_code_is_one_that_its_file_names(folder: Path) -> None:
+    told = yaml.safe_load((folder / "toy_other.yaml").read_text())
+    mine = {"metric": "mine", "aggregation": "mean", "higher_is_better": False}
+    (folder / "own.py").write_text(
+        "def other(doc, results):\n    return {'other': 1.0}\n"
+        "def both(doc, results):\n    return {'other': 1.0, 'mine': 2.0}\n"
+    )
+
+    def made(listed: list[Any] | None, function: str, metric: str | None = None) -> Any:
+        keys = told | {"task": "toy_own", "metric_list": listed}
+        call = f"process_results: !function own.{function}\n"
+        (folder / "toy_own.yaml").write_text(yaml.safe_dump(keys) + call)
+        entry = TaskEntry("toy_own", limit=2, metric=metric)
+        return score(harness(make_model(seed=0)), [entry], [folder]).scores
+
+    with pytest.raises(ValueError, match="'toy_own' computes other, but the .* file names mine$"):
+        made([mine], "other")
+    with pytest.raises(ValueError, match=r"has no metric 'other' \(it has: mine\)"):
+        made([mine], "both", "other")
+    scores = {s["metric"]: (s["primary"], s["higher_is_better"]) for s in made([mine], "both")}
+    assert scores == {"other": (False, True), "mine": (True, False)}
+    # Without a list nothing says that it is another.
+    (own,) = made(None, "other", "other")
+    assert (own["metric"], own["primary"]) == ("other", True)
 
 
 def test_a_reason_that_is_known_before_is_told_again(folder: Path, tmp_path: Path) -> None:

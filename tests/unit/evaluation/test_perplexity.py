@@ -15,11 +15,16 @@ from tests.toys.models import make_model
 from tests.toys.routed import PromptSkipper
 from tests.toys.sharing import executed
 from tests.unit.evaluation.test_harness import counts, harness
+from workflows.evaluation.fidelity import POSITIONS
 from workflows.evaluation.score import score
 from workflows.evaluation.tasklist import TaskEntry, parse_tasks
 
 
-def test_perplexity_of_windows_by_hand(model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("positions", [POSITIONS, 3])
+def test_perplexity_of_windows_by_hand(
+    positions: int, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.evaluation.perplexity.POSITIONS", positions)
     ids = np.random.default_rng(0).integers(0, 60, 25).tolist()
     file = tmp_path / "text.txt"
     file.write_text(" ".join(f"w{n}" for n in ids))

@@ -175,6 +175,20 @@ def test_the_head_runs_where_a_token_is_scored_and_nowhere_else() -> None:
     assert sum(rows) == len(contexts) + sum(following)
 
 
+@pytest.mark.parametrize("positions", [1, 3, 7])
+def test_the_head_runs_over_few_positions_at_once(
+    positions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+    requests, lm = requests_of(model), make_lm(model, 4, share=True)
+    whole = ask(lm, requests)
+    rows: list[int] = []
+    model.lm_head.register_forward_hook(lambda _, __, out: rows.append(out[..., 0].numel()))
+    monkeypatch.setattr("workflows.evaluation.prefix.POSITIONS", positions)
+    same_answers(ask(lm, requests), whole)
+    assert max(rows) == positions
+
+
 def test_texts_without_a_context_and_whole_texts_are_scored_as_by_the_stock_path() -> None:
     rng = np.random.default_rng(6)
     texts = [sentence(rng, length) for length in (3, 70, 1)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from torch import Tensor, nn
 
 from methods import d_llm, load_method
 from methods.base import Request
-from methods.core.data import Document
 from methods.core.model.backbone import attention, attention_norm, decoder, ffn, ffn_norm, layers
 from methods.core.routing import eviction
-from methods.core.training.method import Plan
 from tests.near import TERMS, assert_near
 from tests.toys.models import make_model, wrap
 from tests.toys.routed import (
@@ -327,23 +324,3 @@ def test_what_does_not_apply_and_what_is_refused(tmp_path: Path) -> None:
             load_method("d-llm", {name: value})
     with pytest.raises(ValueError, match="param 'start_layer' is 6, the last layer is 5"):
         load_method("d-llm", {"start_layer": 6}).build(dense, {"seed": 1, "threshold": 0.5})
-
-
-def test_a_budget_that_reserved_tokens_exclude_is_refused(tmp_path: Path) -> None:
-    dense, method = wrap(make_model()), load_method("d-llm", {"reserved": 4})
-    texts: Any = SimpleNamespace(training=lambda: [Document(list(range(8)), 1)] * 3)
-    shares = method.shares(dense, 0.25)
-    for part, fits in ((0.4, True), (0.6, False)):
-        budget = part * float(shares.sum())
-        plan = Plan(budget, Request(budget, 1, tmp_path), shares, {})
-        if fits:
-            method.prepare(dense, texts, plan)
-            continue
-        with pytest.raises(ValueError, match=f"a budget of {budget:.1%} is more than pooled"):
-            method.prepare(dense, texts, plan)
-
-
-def test_tokens_that_the_first_documents_lack_are_found_in_later_ones() -> None:
-    plain, asked = (Document(list(range(8)), 4, answers=[(first, 8)]) for first in (0, 4))
-    share = d_llm.reserved_share([plain] * 3 + [asked], 2, "prompt", sample=3)
-    assert share == d_llm.reserved_share([asked], 2, "prompt") == 0.5

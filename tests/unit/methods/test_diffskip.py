@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from tests.near import assert_near
 from tests.toys.models import make_model, wrap
 from tests.toys.routed import (
     IDS,
+    ROUTED,
     TRAINING,
     Texts,
+    build_biased,
     causal_reads,
     shake_variant,
     slow_attention,
@@ -39,14 +42,8 @@ from tests.toys.routed import (
 )
 from tests.toys.texts import ids_of
 
-ROUTED = [2, 3, 4, 5]
 DENSE = make_model()
-
-
-def built(bias: float, layers: list[int] = ROUTED, **params: Any) -> Any:
-    method = load_method("diffskip", {"initial_bias": bias, **params})
-    structure = {"layers": layers, "seed": 7, "threshold": 0.5}
-    return method.build(wrap(make_model()), structure).eval()
+built = partial(build_biased, "diffskip")
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ def test_what_is_read_equals_what_is_imported(name: str) -> None:
         assert getattr(row, literal) == getattr(type(method), literal)
     for key, value in row.params.items():
         assert getattr(method.params, key) == value
-    row.title.format(**vars(method.params))
+    row.title_of(vars(method.params))
 
 
 def test_a_file_without_rows_is_one_row_named_after_it(tmp_path: Path) -> None:
@@ -135,6 +135,16 @@ def test_a_computed_literal_is_named(tmp_path: Path) -> None:
     text = FILE.replace('title = "New"', "title = str(5)")
     with pytest.raises(ValueError, match=r"brand_new.py: 'title' is not a literal"):
         discover(folder(tmp_path, brand_new=text))
+
+
+@pytest.mark.parametrize("title", ["New {nope}", "New {", "New {layers.nope}"])
+def test_a_title_names_params(title: str, tmp_path: Path) -> None:
+    text = FILE.replace('title = "New"', f'title = "{title}"')
+    (row,) = discover(folder(tmp_path, brand_new=text)).values()
+    with pytest.raises(
+        ValueError, match=r"row 'brand-new': its title is .* hold params \(layers\)"
+    ):
+        row.title_of({"layers": 3})
 
 
 def test_a_row_that_two_files_define_is_named(tmp_path: Path) -> None:

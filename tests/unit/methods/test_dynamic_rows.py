@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from methods import load_method, load_model, skipgpt
 from methods.base import Fitted, Request
-from methods.core.model.backbone import load_backbone
+from methods.core.model.backbone import attention, layers, load_backbone
 from methods.core.model.card import read_card
 from methods.core.model.checkpoint import describe, save
 from methods.core.routing.routed import router_of
 from tests import steps
 from tests.toys.models import make_model, wrap
-from tests.toys.routed import IDS, LISTS_LAYERS, VARIANTS, fit, shake_variant
+from tests.toys.routed import IDS, LISTS_LAYERS, VARIANTS, build_variant, fit, shake_variant
 from tests.toys.tasks import make_tasks
 from tests.toys.training import interrupt_and_follow, same_bits, slow_clock
 from workflows.evaluation.harness import CountingLM
@@ -96,6 +96,11 @@ def test_a_static_cache_of_transformers_writes_the_same(variant: str, kind: str)
     options = {"attention_mask": mask, "max_new_tokens": 4, "pad_token_id": 9}
     written = model.generate(ids, **options)
     assert torch.equal(model.generate(ids, cache_implementation="static", **options), written)
+
+
+@pytest.mark.parametrize("variant", ["skipgpt-joint", "mod-d", "hero+lora"])
+def test_lora_beside_a_router_is_scaled_by_two(variant: str) -> None:
+    assert attention(layers(build_variant(variant))[0]).q_proj.scaling == {"default": 2.0}
 
 
 @TRAINED

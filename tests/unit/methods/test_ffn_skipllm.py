@@ -217,40 +217,6 @@ def test_similarities_are_medians_over_the_calibration_tokens() -> None:
     assert decisions["similarity"][3] == pytest.approx(1 - float(turns[3].median()), abs=1e-6)
 
 
-@pytest.mark.parametrize("match", ["pooled", "split"])
-def test_the_setting_with_the_most_right_answers_meets_the_budget(match: str) -> None:
-    fitted = fit(0.2, match)
-    choice, chosen = fitted.decisions["choice"], fitted.structure
-    assert len(choice) > 3
-    # Documents are few: comparisons see what the calibration sees.
-    meeting = [one for one in choice if abs(one["skip"] - 0.2) < 0.01] or choice
-    best = max(meeting, key=lambda one: (one["right"], -one["loss"]))
-    assert chosen["region"] == [best["first"], 6 - best["last"]]
-    assert chosen["run_length"] == best["run_length"]
-    assert chosen["tau"] == fitted.decisions["tau"] == router_of(fitted.model).tau
-    trace = fitted.decisions["calibration"]
-    assert min(abs(one["skip"] - 0.2) for one in trace) < 0.02
-    assert len({one["run_length"] for one in choice}) > 1
-    assert len({one["first"] for one in choice}) > 1
-
-
-def test_a_run_length_that_cannot_reach_the_budget_is_not_tried() -> None:
-    """Of five FFNs runs of two leave two: 30.8 % at most, 28.0 % less the warm-up."""
-    tried = {one["run_length"] for one in fit(0.28).decisions["choice"] if one["first"] == 1}
-    assert tried == {8, 4}
-
-
-def test_a_budget_that_only_all_fields_together_reach_takes_the_widest_setting() -> None:
-    model = make_model(num_hidden_layers=12)
-    backbone = wrap(model)
-    one = sum(p.numel() for p in ffn(layers(model)[0]).parameters()) / backbone.parameters
-    reason = load_method("ffn-skipllm").skip_reason
-    assert reason(backbone, Request(8.9 * one, 0, Path())) is None
-    fitted = fit(8.9 * one, model=model)
-    assert fitted.decisions["choice"] == []
-    assert (fitted.structure["region"], fitted.structure["run_length"]) == ([1, 12], 8)
-
-
 def test_pinned_params_are_kept_and_nothing_is_searched() -> None:
     fitted = fit(0.25, tau=0.6, run_length=2, cold=[2, 1], warmup=4)
     expected = {"region": [2, 5], "run_length": 2, "warmup": 4, "tau": 0.6}

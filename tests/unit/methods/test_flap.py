@@ -16,7 +16,7 @@ from methods.core.model.backbone import count, layers, projections, widths
 from methods.flap import Units, choose, standardise
 from methods.flap.statistics import Pooled, Released
 from tests.toys import static
-from tests.toys.models import cast, make_four
+from tests.toys.models import cast, draw_biases, make_four
 from tests.toys.static import logits
 from tests.toys.texts import ids_of
 
@@ -176,12 +176,7 @@ def test_cutting_equals_zeroing_with_the_mean_in_a_bias(kind: str) -> None:
 
 def biased() -> Any:
     """Biases everywhere, so that the new ones are added to old ones."""
-    model = make(mlp_bias=True, attention_bias=True)
-    draw = torch.Generator().manual_seed(2)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, generator=draw)
-    return model
+    return draw_biases(make(mlp_bias=True, attention_bias=True))
 
 
 def test_biases_that_are_there_are_added_to() -> None:

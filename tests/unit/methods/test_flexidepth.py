@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,19 @@ from methods.core.routing.router import Context
 from methods.core.routing.steering import squared_use
 from tests.near import assert_near
 from tests.toys.models import keep_layers, make_model, wrap
-from tests.toys.routed import IDS, TRAINING, causal_reads, shake_variant, slow_attention
+from tests.toys.routed import (
+    IDS,
+    ROUTED,
+    TRAINING,
+    build_biased,
+    causal_reads,
+    shake_variant,
+    slow_attention,
+)
 from tests.toys.texts import ids_of
 
-ROUTED = [2, 3, 4, 5]
 DENSE = make_model()
-
-
-def built(bias: float, layers: list[int] = ROUTED, **params: Any) -> Any:
-    method = load_method("flexidepth", {"initial_bias": bias, **params})
-    structure = {"layers": layers, "seed": 7, "threshold": 0.5}
-    return method.build(wrap(make_model()), structure).eval()
+built = partial(build_biased, "flexidepth")
 
 
 def fill_adapters(model: Any) -> None:

@@ -57,6 +57,7 @@ def hero(shape: str, budget: float, **params: Any) -> nn.Module:
 
 @pytest.mark.parametrize("line", HERO, ids=lambda line: f"{line[0]}-{line[2]}")
 def test_what_hero_trains_and_can_skip(line: tuple[Any, ...]) -> None:
+    """Property 10: the ceiling of the skip rate."""
     shape, budget, ffns, adapters, shared, total, ceiling = line
     model = hero(shape, budget)
     router = router_of(model)

@@ -107,6 +107,23 @@ def test_a_recomputed_layer_keeps_its_input_and_its_stream() -> None:
     assert len(states) == 4 + 1 + 3
 
 
+@pytest.mark.parametrize(
+    ("row", "params"), [("hero", {"unit": "block"}), ("flexidepth", {}), ("diffskip", {})]
+)
+def test_every_row_with_heavy_gates_trains_alike(
+    row: str, params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(name: str) -> list[dict[str, float]]:
+        model = build_row(row, initial_bias=0.0, **params)
+        assert model.model.router.heavy
+        return trainer_for(row, tmp_path / name, model=model, updates=3, micro_tokens=40).run()
+
+    log = train("plain")
+    # As on a GPU.
+    monkeypatch.setattr(Decider, "_recomputes_gates", lambda *_: torch.is_grad_enabled())
+    assert train("recomputed") == [pytest.approx(entry, rel=1e-5) for entry in log]
+
+
 def test_recompute_gates_change_no_bit_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

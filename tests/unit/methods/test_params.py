@@ -20,7 +20,9 @@ class Params:
     limit: int | None = None
     flag: bool = False
     name: str = "x"
-    steps: list = field(default_factory=list)  # type: ignore[type-arg]
+    steps: list | None = None  # type: ignore[type-arg]
+    ends: tuple[int, int] = (0, 0)
+    sizes: tuple[int, ...] | None = None
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ class Params:
     [
         ("count", 3), ("rate", 2), ("rate", 0.1), ("mode", "b"), ("layers", [1, 2]), ("layers", []),
         ("layers", "auto"), ("limit", None), ("limit", 4), ("flag", True), ("name", "y"),
-        ("steps", [1, "two"]),
+        ("steps", [1, "two"]), ("ends", (1, 2)), ("sizes", (1, 2, 3)),
     ],
 )  # fmt: skip
 def test_fitting_values_pass(key: str, value: Any) -> None:
@@ -43,12 +45,27 @@ def test_fitting_values_pass(key: str, value: Any) -> None:
         ("mode", "c", "one of 'a', 'b'"), ("layers", [1, "2"], "one of 'auto' or list"),
         ("layers", "all", "one of 'auto' or list"), ("layers", 3, "list"),
         ("limit", "4", "int or null"), ("flag", 1, "bool"), ("name", 5, "str"),
-        ("layers", [[1]], "list"), ("mode", ["a"], "one of"),
+        ("layers", [[1]], "list"), ("mode", ["a"], "one of"), ("ends", [1], "tuple"),
+        ("ends", [1, 2, 3], "tuple"),
     ],
 )  # fmt: skip
 def test_other_values_are_refused_by_name(key: str, value: Any, expected: str) -> None:
     with pytest.raises(ValueError, match=f"^param '{key}' is .*expected .*{expected}"):
         make_params(Params, {key: value})
+
+
+def test_a_list_from_json_becomes_the_tuple_that_the_hint_says() -> None:
+    params = make_params(Params, {"ends": [1, 2], "sizes": [3], "layers": [4]})
+    assert (params.ends, params.sizes, params.layers) == ((1, 2), (3,), [4])
+
+
+def test_a_default_is_a_literal() -> None:
+    @dataclass(frozen=True)
+    class Made:
+        steps: list[int] = field(default_factory=list)
+
+    with pytest.raises(ValueError, match="param 'steps' has no default that is a literal"):
+        make_params(Made, {})
 
 
 def test_an_unknown_name_lists_the_allowed_ones() -> None:

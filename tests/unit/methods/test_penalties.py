@@ -1,13 +1,15 @@
-"""Penalties of SkipGPT and D-LLM by hand: values, signs, what counts."""
+"""Penalties by hand: values, signs, what counts."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from methods.core.routing.steering import Target, aim_of, mean_deviation
+from methods import load_method
+from methods.core.routing.steering import Gates, Target, aim_of, mean_deviation
 from methods.d_llm import depth_deviation, ramp
 
 # Two micro-batch rows of three tokens, the last ones pads or last tokens of a document.
@@ -68,6 +70,20 @@ def test_d_llm_at_the_two_ends() -> None:
     assert float(found) / 4 == pytest.approx(0.4)
     halves = torch.tensor([1.0, 0.0, 0.0])[None, :, None].expand(2, 3, 3)
     assert float(depth_deviation(halves, REAL, 0.5, 4)) == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "params", "counted"),
+    [("hero", {}, 12), ("hero", {"unit": "block"}, 6), ("flexidepth", {}, 6)],
+)
+def test_a_gate_of_attention_and_ffn_counts_once(
+    row: str, params: dict[str, Any], counted: int
+) -> None:
+    """Twelve units of one half, on ten positions."""
+    soft, everywhere = torch.full((2, 12, 5), 0.5), torch.ones(2, 5)
+    nothing: Any = None
+    penalty = load_method(row, params).penalty("pooled", None, nothing)
+    assert float(penalty(Gates(soft, soft >= 0.5, everywhere, 0.0))) == 10 * (counted / 2) ** 2
 
 
 def test_the_ramp_of_d_llm() -> None:

@@ -14,7 +14,7 @@ from methods import d_llm, skipgpt
 from methods.core.routing.decisions import Decider
 from methods.core.routing.gates import sample_gates
 from methods.core.routing.routed import route
-from methods.core.routing.router import Context, Gate, Router, Tokens, module_units
+from methods.core.routing.router import Context, Gate, Router, module_units
 from tests.toys.models import make_model
 from tests.toys.routed import IDS, shake_variant, training_context
 from tests.toys.training import build_row, same_bits
@@ -28,9 +28,6 @@ class Undecided(Router):
         self.units = module_units(model, range(1, 6))
         self.rng = torch.Generator().manual_seed(4)
         self.gates = torch.nn.Parameter(torch.rand(len(self.units), 1, 1, generator=self.rng))
-
-    def start(self, tokens: Tokens, hidden: Tensor, at: Context) -> None:
-        return None
 
     def gate(
         self, index: int, block_input: Tensor, post: Tensor | None, state: Any, at: Context

@@ -16,7 +16,7 @@ from methods.base import Fitted, Request
 from methods.core.model.backbone import ffn, layers
 from methods.core.model.ledger import Ledger, Tally
 from methods.replaceme import Updates, highest_cosine, least_squares, updates
-from tests.toys.models import cast, keep_layers, make_model, wrap
+from tests.toys.models import cast, draw_biases, keep_layers, make_model, wrap
 from tests.toys.texts import calibration_data, ids_of
 
 # More tokens than the 32 directions of a toy, in documents that are padded together.
@@ -112,6 +112,14 @@ def test_the_merged_weight_is_that_of_numpys_least_squares(kind: str, ridge: flo
     assert fitted.decisions["transform_change"] == pytest.approx(change, rel=1e-8)
 
 
+def test_what_an_ffn_adds_is_scaled_where_the_family_scales_it() -> None:
+    """Granite adds half of what its FFN makes."""
+    data = calibration_data([TEXTS[4]])
+    (found,) = updates(make("granite"), data, 1, 1, torch.float64)
+    _, made = outputs(make("granite"), TEXTS[4])
+    np.testing.assert_allclose(found.update, 0.5 * made[1], rtol=0, atol=1e-9)
+
+
 def random_pairs(tokens: int = 90) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(3)
     pair = (torch.randn(tokens, 8, generator=draw, dtype=torch.float64) for _ in range(2))
@@ -187,12 +195,7 @@ def test_merging_equals_multiplying_what_the_ffn_writes() -> None:
     """Its bias as well."""
 
     def biased() -> Any:
-        model = make(mlp_bias=True)
-        draw = torch.Generator().manual_seed(2)
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                torch.nn.init.normal_(parameter, generator=draw)
-        return model
+        return draw_biases(make(mlp_bias=True))
 
     fitted = fit(biased())
     removed, first = fitted.structure["removed_layers"], fitted.decisions["absorbed_by"]

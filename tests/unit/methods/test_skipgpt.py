@@ -208,6 +208,23 @@ def test_the_temperature_follows_the_optimizer_step(
     assert all(seen.count(t) == 12 * 2 * 2 for t in set(seen))
 
 
+def test_every_forward_pass_draws_noise_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[float] = []
+    real = skipgpt.logistic_noise
+
+    def spy(units: int, tokens: Any, at: Context) -> Tensor | None:
+        noise = real(units, tokens, at)
+        if noise is not None:
+            drawn.append(float(noise[0, 0, 0]))
+        return noise
+
+    monkeypatch.setattr(skipgpt, "logistic_noise", spy)
+    fit("skipgpt-rt", tmp_path, updates=4, micro_tokens=40)
+    assert len(drawn) == len(set(drawn)) == 4 * 2
+
+
 @pytest.mark.parametrize(
     ("params", "target", "weight"),
     [

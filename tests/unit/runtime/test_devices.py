@@ -11,6 +11,8 @@ import torch
 
 from workflows.runtime import devices
 from workflows.runtime.devices import claim_device, claim_gpus
+from workflows.runtime.processes import process_group
+from workflows.runtime.program import add_machine_arguments, step_parser
 
 
 @pytest.fixture
@@ -40,6 +42,39 @@ def test_without_a_gpu_auto_is_the_cpu() -> None:
         pass
 
 
+def test_what_asks_for_a_gpu_is_refused_without_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By a suite's name for it, and where torchrun has started the processes."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = (
+        r"device 'gpu' was asked for, but torch sees no GPU.*; SKIPBENCH_CPU=1 runs it on the CPU"
+    )
+    with pytest.raises(ValueError, match=said), claim_device("gpu"):
+        pass
+    for processes in ("1", "2"):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        with pytest.raises(ValueError, match=said), process_group("gpu", tmp_path / "out"):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_environment_may_ask_for_the_cpu_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = step_parser("")
+    add_machine_arguments(parser)
+    assert parser.parse_args(["--device", "gpu"]).device == "gpu"
+    monkeypatch.setenv("SKIPBENCH_CPU", "1")
+    assert parser.parse_args(["--device", "gpu"]).device == "cpu"
+    assert parser.parse_args(["--device", "cuda"]).device == "cuda"
+
+
+def test_a_fit_says_first_on_what_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with process_group("cpu", tmp_path / "out"):
+        assert capsys.readouterr().out == "device cpu\n"
+
+
 def test_each_step_takes_a_free_gpu_and_waits_for_one(
     two_gpus: list[int | str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,9 +101,11 @@ def test_a_named_device_is_taken_as_it_is(two_gpus: list[int | str]) -> None:
         assert device == "cuda:1"
     with claim_device("cpu") as device:
         assert device == "cpu"
+    with claim_device("gpu") as device:
+        assert device == "cuda:0"
     with claim_device("cuda") as device:
         assert device == "cuda"
-    assert two_gpus == ["cuda:1", 1]
+    assert two_gpus == ["cuda:1", 0, 1]
     with (
         pytest.raises(ValueError, match="device 'cuda:2' is unknown"),
         claim_device("cuda:2"),

@@ -18,9 +18,14 @@ from workflows.runtime.heartbeat import last_lines, read_status, status_file
 
 BODY = """
 import sys, time
+from pathlib import Path
 from workflows.runtime import heartbeat
 from workflows.runtime.program import run
 heartbeat.BEAT = 0.05
+def wait(file):
+    ends = time.monotonic() + 60
+    while not Path(file).exists() and time.monotonic() < ends:
+        time.sleep(0.01)
 def main():
     print("half way", file=sys.stderr, flush=True)
     {what}
@@ -46,14 +51,18 @@ def until(ready: Callable[[], Any]) -> Any:
 
 
 def test_a_step_beats_while_it_runs_and_leaves_nothing(tmp_path: Path) -> None:
-    log = tmp_path / "fit.log"
-    running = step(tmp_path, "time.sleep(1.5)")
+    folder, end = tmp_path / "logs", tmp_path / "end"
+    folder.mkdir()
+    log = folder / "fit.log"
+    running = step(folder, f"wait({str(end)!r})")
     first = until(lambda: read_status(log))
     assert (first["status"], first["pid"]) == ("running", running.pid)
     until(lambda: (read_status(log) or first)["beat"] > first["beat"])
     until(lambda: (read_status(log) or first)["progress"] == "half way")
+    assert log.with_suffix(".status").exists()
+    end.touch()
     assert running.wait() == 0
-    assert [file.name for file in tmp_path.iterdir()] == ["fit.log"]
+    assert [file.name for file in folder.iterdir()] == ["fit.log"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from tests import records
 from tests.records import rates, record, score, typed
 from tests.unit.stats.test_tables import dense, frame, other, panels
-from workflows.stats.budget import PROMPT_TOLERANCE, answer_skip, met, misses
+from workflows.stats.budget import PROMPT_TOLERANCE, met, misses, task_mean
 from workflows.stats.tables import budget_frame, layer_frame, retain_frame
 
 
@@ -43,11 +43,11 @@ def test_answer_skip_is_weighed_by_task_not_by_token() -> None:
     run = other()
     for entry, skip, tokens in zip(run["scores"], (0.1, 0.4), (10, 990), strict=True):
         entry["rates"]["answer"] |= {"skip": skip, "tokens": tokens}
-    assert answer_skip(*typed(run), ["a", "b"]) == pytest.approx(0.25)
-    assert answer_skip(*typed(run), ["b"]) == pytest.approx(0.4)
+    assert task_mean(*typed(run), ["a", "b"], "answer") == pytest.approx(0.25)
+    assert task_mean(*typed(run), ["b"], "answer") == pytest.approx(0.4)
     del run["scores"][0]["rates"]["answer"]
-    assert answer_skip(*typed(run), ["a", "b"]) == pytest.approx(0.4)
-    assert answer_skip(*typed(run), ["a"]) is None
+    assert task_mean(*typed(run), ["a", "b"], "answer") == pytest.approx(0.4)
+    assert task_mean(*typed(run), ["a"], "answer") is None
 
 
 @pytest.mark.parametrize(

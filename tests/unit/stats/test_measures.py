@@ -78,6 +78,18 @@ def test_a_reference_of_several_runs_is_their_mean() -> None:
     assert retain.value == pytest.approx(0.5 / 0.375)
 
 
+def test_items_are_compared_with_the_first_run_of_the_reference() -> None:
+    runs, chosen = [arrays(DENSE), arrays(ROW)], [arrays(ANSWERS), arrays(OTHERS)]
+    found = resampled(
+        {"dense": runs, "first": runs[:1], "second": runs[1:]},
+        {"dense": chosen, "first": chosen[:1], "second": chosen[1:]},
+        "dense", ["a", "b"], {}, 20,
+    )  # fmt: skip
+    for name in (LOST, WON, FLIPS, CHANGED):
+        assert value(found, name, "first") == 0
+        assert value(found, name, "second") == value(of({}), name) > 0
+
+
 def test_flips_are_lost_and_won_items_in_every_draw() -> None:
     samples = of({}).samples
     both = samples[LOST]["row"].draws + samples[WON]["row"].draws

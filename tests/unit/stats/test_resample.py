@@ -114,9 +114,16 @@ def test_seed_and_resamples_decide_every_bit() -> None:
     assert not np.array_equal(first[RETAIN]["row"].draws, other[RETAIN]["row"].draws)
 
 
-def test_resamples_in_which_the_reference_solves_nothing_stay_finite() -> None:
+def test_resamples_in_which_the_reference_solves_nothing_take_all_items() -> None:
     run = {"a": items(4, 1)}
-    assert np.isfinite(sample([run], run).draws).all()
+    assert (sample([run], run).draws == 1).all()
+
+
+def test_the_mean_of_several_reference_runs_counts_half_an_item_at_least() -> None:
+    solved = [1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]
+    runs = [{"a": np.array(run, dtype=float)} for run in solved]
+    lines = {"dense": runs, "row": [{"a": np.ones(8)}]}
+    assert bootstrap(lines, "dense", ["a"], 2000)[RETAIN]["row"].draws.max() == 16
 
 
 def test_tasks_outside_the_retain_are_resampled_and_do_not_enter() -> None:

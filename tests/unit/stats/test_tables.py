@@ -16,7 +16,6 @@ from workflows.stats.measures import ABOVE
 from workflows.stats.tables import (
     budget_frame,
     cost_frame,
-    layer_frame,
     measure_frame,
     retain_frame,
     score_frame,
@@ -253,40 +252,6 @@ def test_scores_have_one_line_per_run_and_metric() -> None:
     ]
 
 
-def test_layers_show_what_ran() -> None:
-    units = [
-        {"layer": 2, "kind": "ffn", "parameters": 6, "executed": 0.25},
-        {"layer": 3, "kind": "attention", "parameters": 2, "executed": 0.5},
-        {"layer": 3, "kind": "ffn", "parameters": 6, "executed": 0.75},
-    ]
-    removed = {"kept": 3, "dense": 4, "removed": [1]}
-    shares = layer_frame(
-        typed(dense(), other(units=units), record("cut", 0.25, score("a", [1]), layers=removed))
-    )
-    assert shares[["title", "target"]].fillna(0).to_numpy().tolist() == [
-        ["Dense", 0], ["Hero", 25], ["Cut", 25],
-    ]  # fmt: skip
-    assert shares[[0, 1, 2, 3]].to_numpy().tolist() == [
-        [1, 1, 1, 1], [1, 1, 0.25, 0.6875], [1, 0, 1, 1],
-    ]  # fmt: skip
-
-
-def test_layers_name_the_routed_part_and_leave_out_what_no_record_tells() -> None:
-    unit = {"layer": 2, "kind": "ffn", "parameters": 6, "executed": 0.25}
-    narrowed = record("narrowed", 0.25, score("a", [1]), kind="static", stochastic=False)
-    shares = layer_frame(typed(dense(), other(units=[unit]), narrowed))
-    assert shares["title"].tolist() == ["Dense", "Hero, FFN only"]
-
-
-def test_layers_of_two_backbones_are_both_shown() -> None:
-    deep = {"kept": 6, "dense": 6, "removed": []}
-    shares = layer_frame(typed(dense(), dense(**on("far"), layers=deep)))
-    assert shares["backbone"].tolist() == ["toy", "far"]
-    layers = shares[list(range(6))]
-    assert layers.isna().sum(axis=1).tolist() == [2, 0]
-    assert layers.to_numpy().dtype == float
-
-
 def test_budgets_by_hand() -> None:
     line = budget_frame(panels(dense(), other(0.25), other(0.29, seed=43))).to_dict("records")[1]
     assert (line["target"], line["seeds"]) == (25, 2)
@@ -303,6 +268,16 @@ def test_budgets_by_hand() -> None:
         pytest.approx(np.std([25, 29], ddof=1)), pytest.approx(20), 0,
     )  # fmt: skip
     assert pd.isna(line["skip_generated"])
+
+
+def test_skips_weighed_otherwise_than_budgets_by_hand() -> None:
+    run = other(0.25)
+    run["rates"] |= records.rates(0.25, answer=0.5)
+    for entry, (skip, prompt) in zip(run["scores"], [(0.1, 0.3), (0.2, 0.6)], strict=True):
+        entry["rates"] |= records.rates(skip, prompt=prompt)
+    line = budget_frame(panels(dense(), run)).to_dict("records")[1]
+    names = ["skip_answer_by_token", "skip_by_task", "skip_prompt_by_task"]
+    assert [line[name] for name in names] == pytest.approx([50, 15, 45])
 
 
 def test_costs_by_hand() -> None:

@@ -148,6 +148,15 @@ def test_holm_runs_over_the_rows_of_one_target_and_measure() -> None:
     assert alone["p_holm"] == alone["p"]
 
 
+def test_holm_runs_over_the_rows_of_one_backbone() -> None:
+    runs = [dense(), run("x", "most"), run("y", "half")]
+    far = {"backbone": dense()["backbone"] | {"name": "far"}}
+    frame = difference_frame(panels(*runs, *(one | far for one in runs)), None)
+    alone = difference_frame(panels(*runs), None)["p_holm"].tolist()
+    for name in ("toy", "far"):
+        assert frame[frame["backbone"] == name]["p_holm"].tolist() == alone
+
+
 def test_rows_meet_rows_of_their_own_protocol_only() -> None:
     runs = [
         dense(), run("hero", "most"), run("cut", "half", kind="static"),

@@ -86,6 +86,45 @@ def test_a_backbone_is_not_fetched_over_another(suite: Suite) -> None:
     inputs.check_fetched(replace(suite, config={**suite.config, "backbones": backbones}))
 
 
+def test_the_commit_that_came_may_be_named_afterwards(suite: Suite) -> None:
+    """Neither is it fetched, nor is anything fitted again."""
+
+    def named(**more: str) -> Suite:
+        return replace(suite, config={**suite.config, "backbones": {"toy": {**spec, **more}}})
+
+    spec = {"path": "hub:a/b", "dtype": "float32"}
+    folder = Path("results/backbones/toy")
+    folder.mkdir(parents=True)
+    (folder / "fetched.json").write_text('{"source": {"path": "hub:a/b"}, "commit": "abc"}')
+    before, after = named(), named(revision="abc")
+    for one in (before, after):
+        inputs.check_fetched(one)
+    assert after.hub_source("toy") == before.hub_source("toy") == '{"path": "hub:a/b"}'
+    assert commands.fit(after, suite.jobs[-1]) == commands.fit(before, suite.jobs[-1])
+    with pytest.raises(ValueError, match=r"holds hub:a/b, not hub:a/b v2"):
+        inputs.check_fetched(named(revision="v2"))
+    # Named before it was fetched, it stays in the arguments.
+    note = '{"source": {"path": "hub:a/b", "revision": "abc"}, "commit": "abc"}'
+    (folder / "fetched.json").write_text(note)
+    inputs.check_fetched(after)
+    assert "--revision abc" in commands.fit(after, suite.jobs[-1])
+
+
+def test_the_score_of_a_guess_fetches_no_data_again(root: Path) -> None:
+    tasks = ({"task": "piqa", "metric": "acc"}, {"task": "piqa", "metric": "acc", "chance": 0.5})
+    first, second = (read_suite(config(tasks=[task]), root) for task in tasks)
+    assert commands.task_data(first, "piqa") == commands.task_data(second, "piqa")
+
+
+def test_a_lost_check_is_made_up_for_where_something_ran(suite: Suite) -> None:
+    checked = Path("results/tiny/suite.json")
+    inputs.restore_check(suite)
+    assert not checked.exists()
+    Path(suite.jobs[0].folder).mkdir(parents=True)
+    inputs.restore_check(suite)
+    assert checked.read_text() == "{}"
+
+
 def test_how_a_task_is_scored_makes_no_new_probe(suite: Suite) -> None:
     words = commands.probe(suite)
     for changes, same in (({"metric": "acc", "chance": 0.5}, True), ({"limit": 3}, False)):

@@ -84,6 +84,8 @@ def test_a_task_that_is_added_stays_out_of_a_probe_that_is_made(
     assert commands.probe(later) == commands.probe(first).replace('"boolq"', '{"task": "boolq"}')
     assert later.probe_task_files() == first.probe_task_files()
     assert "results/tiny/tasks/sciq.json" in later.task_data_files()
+    turned = read_suite(config(data=data, tasks=["boolq", "piqa"]), root)
+    assert commands.probe(turned) == commands.probe(first)
 
 
 def test_texts_of_fidelity_go_to_the_score_step_alone(root: Path) -> None:

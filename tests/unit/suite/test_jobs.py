@@ -167,6 +167,24 @@ def test_arguments_of_a_job_hold_what_changes_numbers(root: Path) -> None:
     assert commands.score(sharing, sharing.jobs[0]).endswith(" --batch-size 16 --share-prefix")
 
 
+def test_time_between_snapshots_is_no_number_of_a_fit(root: Path) -> None:
+    data = {part: {"source": "text.txt"} for part in ("training", "probe")}
+
+    def hero(**training: float) -> tuple[str, str]:
+        suite = read_suite(config(rows=["dense", "hero"], data=data, training=training), root)
+        return commands.fit(suite, suite.jobs[-1]), commands.numbers_of_fit(suite, suite.jobs[-1])
+
+    (first, before), (second, after) = hero(updates=5), hero(updates=5, snapshot_minutes=1)
+    assert after == before == first
+    assert '"snapshot_minutes": 1' in second
+    assert hero(updates=6)[1] != before
+
+
+def test_a_suite_with_a_gpu_asks_for_one(root: Path) -> None:
+    assert read_suite(config(), root).device == "cpu"
+    assert read_suite(config(resources={"gpu": 1}), root).device == "gpu"
+
+
 def test_the_noise_floor_is_the_first_run_of_the_reference(root: Path) -> None:
     suite = read_suite(config(batch_size=4, noise_batch_sizes=[1, 4, 8]), root)
     assert suite.noise_files() == [
@@ -279,6 +297,15 @@ def test_rows_are_fitted_by_what_they_cost_and_kept_by_what_they_weigh(root: Pat
     }  # fmt: skip
     assert [suite.keeps(group) for group in groups] == [False, True, True]
     assert read_suite(config(), root).keeps("untrained")
+
+
+def test_a_model_stays_as_long_as_those_that_start_from_it(root: Path) -> None:
+    derive = {"cut+lora": {"from": "shortgpt", "then": "lora"}}
+    suite = read_suite(config(derive=derive, keep_models="trained"), root)
+    assert suite.rows("started") == ["shortgpt"]
+    assert suite.rows("untrained") == ["dense", "random-skip"]
+    assert suite.keeps("started")
+    assert not read_suite(config(derive=derive, keep_models=False), root).keeps("started")
 
 
 def test_texts_and_backbones_of_a_world_are_made_again_with_its_code() -> None:

@@ -17,9 +17,14 @@ from methods.core.model.shapes import SHAPES
 from methods.core.routing.routed import router_of
 from methods.core.routing.router import Context
 from methods.core.seeds import generator
+from methods.core.training import losses
 from methods.core.training.documents import document_mask
 from tests.toys.models import make_model, wrap
+from workflows.evaluation import fidelity
+from workflows.stats.bounds import Shape
 from workflows.suite.memory import (
+    CHUNK,
+    COMPARED,
     OPTIMIZER_BYTES,
     Dense,
     calibration_memory,
@@ -98,6 +103,27 @@ def test_a_fit_keeps_about_what_autograd_keeps(row: str, params: dict[str, Any])
     beside -= training_memory(dense, cost, 0, LENGTH, False) + 12 * positions * dense.vocabulary
     # HeRo's router keeps numbers whose count does not grow with D: they matter in a toy alone.
     assert beside == pytest.approx(measured, rel=0.40)
+
+
+def test_as_many_positions_are_estimated_at_a_time_as_are_computed() -> None:
+    assert (CHUNK, COMPARED) == (losses.CHUNK, fidelity.POSITIONS)
+
+
+def test_training_by_hand() -> None:
+    """In float16: D 2, F 5, vocabulary 7, and 11 trained parameters under two of three layers."""
+    shape = Shape(width=2, layers=3, attention=16, ffn=30, head=14)
+    dense = Dense(shape, parameters=200, layer=50, channels=5, cached=4, vocabulary=7, number=2)
+    cost = Cost(layers=2, trained=11)
+    # Ten positions on rows of six: a layer holds 3 F + 10 D numbers of each, a mask six.
+    layer, mask, logits = 2 * (3 * 5 + 10 * 2), 2 * 6, 7 * (12 + 2 * 2)
+    beside = 2 * 200 + 11 * (16 + 2)
+    whole = beside + 10 * (2 * layer + mask + logits)
+    assert training_memory(dense, cost, 10, 6, recomputed=False) == whole
+    kept = 2 * 2 * 2
+    recomputed = beside + 10 * (kept + layer + mask + logits)
+    assert training_memory(dense, cost, 10, 6, recomputed=True) == recomputed
+    many = training_memory(dense, cost, 3000, 6, recomputed=False)
+    assert many == beside + 3000 * (2 * layer + mask) + 2048 * logits
 
 
 def test_what_trains_takes_a_value_a_gradient_and_two_moments() -> None:

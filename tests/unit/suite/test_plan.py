@@ -19,7 +19,7 @@ from workflows.suite.costs import PADDING, JobCost, Work, job_cost
 from workflows.suite.jobs import Suite, read_suite
 from workflows.suite.machines import MACHINES, Machine
 from workflows.suite.plan import plan
-from workflows.suite.show import opening
+from workflows.suite.show import notes, opening
 
 PAPER = ("llama31_8b", "llama2_7b", "llama2_13b")
 
@@ -132,6 +132,24 @@ def test_static_models_lie_there_one_at_a_time_unless_they_are_kept(tmp_path: Pa
     assert sizes[0] == pytest.approx(16.06 * 0.75, abs=0.05)
     # Two rows at 25 and at 40 %.
     assert sizes[1] == pytest.approx(16.06 * 2 * (0.75 + 0.60), abs=0.1)
+
+
+def test_static_models_that_are_deleted_may_lie_there_together(tmp_path: Path) -> None:
+    healed = {"shortgpt+lora": {"from": "shortgpt", "then": "lora"}}
+    suite = suite_of(
+        "llama31_8b", rows=["dense", "shortgpt", "laco"], derive=healed, first=[], row_seeds={},
+        budgets=[0.25], keep_models="trained",
+    )  # fmt: skip
+    costs, one = plan(suite, tmp_path), 16.06 * 0.75
+    # ShortGPT's stays for the row that starts from it; so does LaCo's until it is scored.
+    assert costs["disk"]["static_models"] == pytest.approx(2 * one, abs=0.05)
+    assert costs["disk"]["static_models_side_by_side"] == pytest.approx(2 * one, abs=0.05)
+    assert "side by side, as on a cluster" not in notes(costs)[0]
+    apart = plan(few("dense", "shortgpt", "laco", budgets=[0.25], keep_models=False), tmp_path)
+    assert apart["disk"]["static_models"] == pytest.approx(one, abs=0.05)
+    assert notes(apart)[0].endswith(
+        f"side by side, as on a cluster, static models take {2 * one:.4g}."
+    )
 
 
 def row_cost(suite: Suite, row: str, root: Path) -> JobCost:

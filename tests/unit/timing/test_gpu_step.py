@@ -35,22 +35,37 @@ def test_how_a_part_ended_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_time_that_is_up_ends_a_part_with_its_children(tmp_path: Path, heard: bool) -> None:
+def test_time_that_is_up_ends_a_part_with_its_children(
+    heard: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that is asked to stop and does not, among them; also behind a shell's ``&``."""
     file, started = tmp_path / "part.json", tmp_path / "child"
-    stubborn = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
-    words = f"""
-import subprocess, sys, time
+    stubborn = f"""
+import os, signal, time
 from pathlib import Path
-from time import sleep
-child = subprocess.Popen([sys.executable, "-c", {stubborn!r}])
-Path({str(started)!r}).write_text(str(child.pid))
-print("begun")
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+Path({str(started)!r}).write_text(str(os.getpid()))
 time.sleep(60)
 """
+    words = f"""
+import subprocess, sys, time
+print("begun")
+subprocess.Popen([sys.executable, "-c", {stubborn!r}])
+time.sleep(60)
+"""
+    plain = gpu.exit_status
+
+    def once_begun(child: Any, timeout: float) -> int | None:
+        """The clock starts when both interpreters have."""
+        for _ in range(600):
+            if not started.exists():
+                sleep(0.1)
+        return plain(child, timeout)
+
+    monkeypatch.setattr(gpu, "exit_status", once_begun)
     before = signal.signal(signal.SIGINT, signal.default_int_handler if heard else signal.SIG_IGN)
     try:
-        gpu.note(file, ["-c", words], timeout=5)
+        gpu.note(file, ["-c", words], timeout=1)
     finally:
         signal.signal(signal.SIGINT, before)
     told = json.loads(file.read_text())
@@ -112,7 +127,7 @@ def test_time_that_is_up_begins_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("torch_as_it_was")
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_a_gpu_is_timed_without_deterministic_forms(
+def test_on_a_gpu_deterministic_forms_are_timed_in_training_alone(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = list[bool]()
@@ -122,12 +137,38 @@ def test_a_gpu_is_timed_without_deterministic_forms(
         return []
 
     monkeypatch.setattr(time, "claim_device", lambda _: nullcontext(device))
-    monkeypatch.setattr(time, "of_shape", lambda *_: [time.Piece("a piece", piece)])
+    pieces = [time.Piece("a step", piece, trains=True), time.Piece("a prompt", piece)]
+    monkeypatch.setattr(time, "of_shape", lambda *_: pieces)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     words = ["--method", "hero", "--shape", "cpu_16", "--out", str(tmp_path / "lines.json")]
     monkeypatch.setattr("sys.argv", ["time", *words])
     time.main()
-    assert seen == [device == "cpu"]
+    assert seen == [True, device == "cpu"]
+
+
+@pytest.mark.usefixtures("torch_as_it_was")
+def test_pieces_of_training_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--method", "hero", "--shape", "cpu_16", "--out", str(tmp_path / "lines.json")]
+    modes = "block,prefill,training,training-ffn"
+    monkeypatch.setattr("sys.argv", ["time", *words, "--bypass", "0.5", "--modes", modes])
+    bench = time.Bench("cpu", 1, 0)
+    found = {piece.name: piece.trains for piece in time.of_shape(time.arguments(), bench)}
+    assert {name for name, trains in found.items() if trains} == {
+        f"{mode} 2x512 bypass 0.5{again}"
+        for mode in ("training", "training-ffn")
+        for again in ("", " recomputed")
+    }
+
+
+def test_a_graph_is_captured_before_the_clock_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--method", "hero", "--shape", "cpu_16", "--out", str(tmp_path / "lines.json")]
+    for modes in ("decode", "decode,static"):
+        monkeypatch.setattr("sys.argv", ["time", *words, "--modes", modes, "--warmup", "0"])
+        refused = pytest.raises(ValueError, match="^--warmup is 0, must be at least 1 for mode")
+        with refused if "static" in modes else nullcontext():
+            time.check(time.arguments())
 
 
 @pytest.mark.usefixtures("torch_as_it_was")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pytest
@@ -13,28 +12,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from methods import load_method
-from methods.core.data import Document
 from methods.core.model.backbone import count
-from methods.core.model.shapes import ATTENTION, FFN
-from methods.core.routing import layer
 from methods.core.routing.routed import router_of
 from methods.core.surgery.layers import remove_sublayers
-from methods.core.training.documents import document_mask
-from methods.core.training.packing import lay_out
+from methods.core.training.lora import fold_lora
 from tests.toys.models import keep_layers, make_model, wrap
 from tests.toys.routed import build_variant
 from tests.unit.core.routing.test_decoding import model_of
 from workflows.stats.bounds import prefill_flops
 from workflows.timing.inference import Texts, time_decode, time_prefill, time_static
-from workflows.timing.modes import (
-    Bench,
-    _training_step,
-    _with_lora,
-    forced_decisions,
-    shape_of,
-    time_block,
-    time_training,
-)
+from workflows.timing.modes import Bench, forced_decisions, shape_of
 from workflows.timing.pair import Models, build_pair
 from workflows.timing.work import Work
 
@@ -93,6 +80,18 @@ def test_a_prompt_costs_what_its_matrices_multiply() -> None:
 
 def test_a_gate_that_decides_for_attention_and_ffn_counts_once() -> None:
     assert Work.of(hero(unit="block")).again == Work.of(hero()).again > 0
+
+
+@pytest.mark.parametrize("row", ["diffskip", "flexidepth", "skipgpt-rt", "hero+lora"])
+def test_the_sizes_of_a_router_are_those_of_one_routed_layer(row: str) -> None:
+    model = build_variant(row)
+    router, sizes = router_of(model), shape_of(model)
+    assert router is not None
+    adapters = count(*router.alternatives())
+    assert sizes.routed == len({unit.layer for unit in router.units})
+    assert sizes.routed * sizes.adapter == adapters
+    runs = sizes.routed if row != "hero+lora" else 1
+    assert runs * sizes.router == count(router) - adapters
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
@@ -206,6 +205,35 @@ def test_a_line_says_what_was_measured(row: str | None) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("row", "kind", "masked"),
+    [
+        ("hero", "llama", False),
+        ("hero", "qwen2", False),
+        ("hero", "granite", True),
+        ("hero", "olmo2", True),
+        ("skipgpt-rt", "llama", False),
+        ("skipgpt-rt", "qwen2", True),
+        ("d-llm", "llama", False),
+        ("d-llm", "qwen2", True),
+    ],
+)
+def test_a_line_is_masked_if_a_unit_has_no_kernels(
+    row: str, kind: str, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Granite multiplies the FFN's update, OLMo 2 norms it, and this Qwen2 has windows."""
+    monkeypatch.setattr("workflows.timing.inference.available", lambda tensor: True)
+    dense, start = (
+        make_model(kind, **({"sliding_window": 64} if kind == "qwen2" else {})) for _ in range(2)
+    )
+    structure = {"layers": [2, 3], "seed": 0, "threshold": 0.5}
+    model: Any = load_method(row).build(wrap(start), structure)
+    fold_lora(model)
+    line = time_static(Models.of(dense, model.eval()), (2, 8), Texts.random(60), None, BENCH)
+    assert line["masked"] == masked
+    assert line["eager"] == (row != "hero" and not masked)
+
+
 def test_forced_decisions_are_those_that_are_timed() -> None:
     dense, model = make_model("llama", hidden_size=64, intermediate_size=176), hero()
     for timed in (time_prefill, time_decode, time_static):
@@ -263,71 +291,3 @@ def test_texts_go_on_and_begin_anew() -> None:
     texts = Texts(torch.arange(10))
     assert texts.rows(2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert texts.rows(2, 3, turn=1).tolist() == [[6, 7, 8], [9, 0, 1]]
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(
-    ("projections", "adapted"), [((*ATTENTION, *FFN), range(6)), (FFN, range(3, 6))]
-)
-def test_lora_is_timed_on_the_weights_of_the_routed_model(
-    projections: tuple[str, ...], adapted: range, tied: bool
-) -> None:
-    dense = make_model("llama", hidden_size=64, tie_word_embeddings=tied)
-    structure = {"layers": [3, 4, 5], "seed": 0, "threshold": 0.5}
-    model: Any = load_method("hero").build(wrap(dense), structure)
-    lora = _with_lora(model, projections, adapted)
-    held = {parameter.data_ptr() for parameter in model.parameters()}
-    trained = set()
-    for name, parameter in lora.named_parameters():
-        assert (parameter.data_ptr() in held) != parameter.requires_grad
-        if parameter.requires_grad:
-            _, _, layer, _, projection, *_ = name.split(".")
-            trained.add((int(layer), projection))
-    assert trained == set(product(adapted, projections))
-    ids = Texts.random(60).rows(2, 8)
-    with torch.no_grad():
-        expected = make_model("llama", hidden_size=64, tie_word_embeddings=tied)(ids)
-        torch.testing.assert_close(lora(ids).logits, expected.logits)
-    _training_step(lora, ids, {})
-    assert all((p.grad is not None) == p.requires_grad for p in lora.parameters())
-
-
-def test_a_training_step_has_the_mask_of_the_trainer() -> None:
-    model, masks = hero(), list[Tensor]()
-    hook = model.model.register_forward_pre_hook(
-        lambda _, __, given: masks.append(given["attention_mask"]), with_kwargs=True
-    )
-    _training_step(model, Texts.random(60).rows(2, 16), {})
-    hook.remove()
-    document = Document(list(range(4)), 0)
-    assert torch.equal(
-        masks[0], document_mask(lay_out([document] * 8, 16, 1.0).positions, torch.float32)
-    )
-
-
-def test_a_block_is_timed_as_a_layer_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, plain = list[int](), layer.dispatch
-
-    def counted(rows: Tensor, execute: Tensor, *others: Any) -> Tensor:
-        calls.append(int(execute.sum()))
-        return plain(rows, execute, *others)
-
-    monkeypatch.setattr(layer, "dispatch", counted)
-    lines = time_block(hero(), 0.25, BENCH)
-    assert len(calls) == 2 * BENCH.turns
-    assert {1 - count / 2048 for count in calls} == {lines[0]["bypass"]}
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_line_of_training_says_what_was_measured(recompute: bool) -> None:
-    model = hero()
-    line, short = (
-        time_training(model, (2, 8), 0.5, recompute, BENCH, ffns) for ffns in (False, True)
-    )
-    assert (line["mode"], short["mode"]) == ("training", "training-ffn")
-    assert line["case"] == "2x8" + " recomputed" * recompute
-    assert len(line["raw"]) == 2
-    assert line["tokens_per_second"] == pytest.approx(16 / line["seconds"][50])
-    # Gradients of LoRA reach every layer, or the upper three of six alone.
-    assert 0 < line["bound"] < 0.8 * short["bound"]
-    assert not model.model.checkpointing

@@ -15,7 +15,7 @@ from workflows.records.files import read_decisions
 from workflows.records.parts import Route
 from workflows.records.record import Record
 from workflows.stats.speeds import KEYS
-from workflows.stats.tables import unit_title
+from workflows.stats.tables import run_labels, unit_title
 
 LEAD = [*KEYS, "title", "kind"]
 CURVES = [*LEAD, "update", "loss", "skip", "alpha"]
@@ -95,7 +95,7 @@ def curve_frame(runs: Sequence[tuple[Record, Path]]) -> pd.DataFrame:
     """
     curves: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record, file in runs:
-        lead = _lead(record)
+        lead = run_labels(record)
         name = tuple(str(lead[key]) for key in KEYS)
         if name in curves:
             continue
@@ -122,7 +122,7 @@ def route_frame(records: Sequence[Record]) -> pd.DataFrame:
     """
     routes: dict[tuple[str, ...], list[pd.DataFrame]] = {}
     for record in records:
-        lead = _lead(record)
+        lead = run_labels(record)
         name = tuple(str(lead[key]) for key in KEYS)
         if name not in routes and record.routes:
             lead["title"] = unit_title(record)
@@ -154,15 +154,3 @@ def _prompt_frame(record: Record, route: Route) -> pd.DataFrame:
             "ran": shares.ravel(),
         }
     )
-
-
-def _lead(record: Record) -> dict[str, Any]:
-    budget = record.budget
-    return {
-        "backbone": record.backbone.name,
-        "target": None if budget is None else round(100 * budget, 6),
-        "match": record.match,
-        "row": record.row,
-        "title": record.title,
-        "kind": record.kind,
-    }

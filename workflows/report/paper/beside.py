@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -247,19 +247,14 @@ class Beside:
     def task_of(self, method: str, name: str) -> str | None:
         """Our task on the split of a printed score, else on the one of our Retain; None if none."""
         split = BENCHMARKS[name].get(split_of(self.group, method, name) or "")
-        tasks = [task for task in split.tasks if task in self.tasks] if split else []
+        tasks = [task for task in split.tasks if task in self.panel.samples] if split else []
         return tasks[0] if tasks else self.standard_task(name)
 
     def standard_task(self, name: str) -> str | None:
         """Our task for a benchmark: the one of our Retain, else any that was scored."""
         tasks = [task for split in BENCHMARKS[name].values() for task in split.tasks]
         own = [task for task in tasks if task in self.panel.retain_tasks]
-        return next((task for task in (*own, *tasks) if task in self.tasks), None)
-
-    @property
-    def tasks(self) -> Mapping[str, Any]:
-        """What was scored."""
-        return self.panel.samples
+        return next((task for task in (*own, *tasks) if task in self.panel.samples), None)
 
 
 def without_arc(group: Group, method: str) -> tuple[float, float]:

@@ -61,6 +61,18 @@ def test_steering_by_hand() -> None:
     assert copy.alpha == steering.alpha
 
 
+def test_a_unit_scales_alpha_and_its_limits() -> None:
+    one, other = Controller(Target(0.2), 0.0), Controller(Target(0.2), 0.0, unit=8.0)
+    alphas = list[float]()
+    for step in range(800):
+        skip = 0.0 if step < 400 else 0.4
+        for each in (one, other):
+            each.observe(skip, skip, min(1.0, step / 400))
+        alphas.append(one.alpha)
+        assert other.alpha == pytest.approx(8 * one.alpha)
+    assert (min(alphas), max(alphas)) == one.limits
+
+
 def test_a_noisy_rate_does_not_go_into_the_target() -> None:
     rates = [0.2, 0.3] * 200
     pooled, few = Target(0.25), Target(0.25, share=STEADY_SHARE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,8 @@ class Data:
 
 def fitted(
     match: str, workdir: Path, budget: float | None, updates: int = 120
-) -> dict[str, Weight]:
+) -> tuple[dict[str, Weight], dict[str, Any]]:
+    """The weights of the penalties after a fit, and what the fit tells."""
     model = make_model().requires_grad_(False)
     route(model, Threshold(model))
     weights = {
@@ -54,8 +56,8 @@ def fitted(
     }
     routing = Routing(SIZES, {kind: Term(weight, hero_penalty) for kind, weight in weights.items()})
     params = TrainingParams(updates=updates, batch_tokens=8, row_length=0, learning_rate=1e-9)
-    fit.train_routed(model, params, Data(), Request(budget, 1, workdir, match), routing)
-    return weights
+    request = Request(budget, 1, workdir, match)
+    return weights, fit.train_routed(model, params, Data(), request, routing)
 
 
 @pytest.mark.parametrize("part", ["training", "probe"])
@@ -92,7 +94,8 @@ def test_split_is_refused_before_training_where_a_kind_has_no_token(
 def test_a_target_is_corrected_by_what_inference_skips(
     match: str, trained: dict[str, float], seen: dict[str, float], tmp_path: Path
 ) -> None:
-    for kind, weight in fitted(match, tmp_path, 0.25).items():
+    weights, _ = fitted(match, tmp_path, 0.25)
+    for kind, weight in weights.items():
         assert weight.target.rate == pytest.approx(trained[kind], abs=1e-4)
         assert weight.target.correction == pytest.approx(seen[kind] - trained[kind], abs=1e-4)
 
@@ -101,8 +104,23 @@ def test_nothing_is_asked_where_there_is_no_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit, "skip_rates", None)
-    (weight,) = fitted("pooled", tmp_path, None).values()
-    assert weight == FixedWeight(0.0)
+    weights, _ = fitted("pooled", tmp_path, None)
+    assert weights == {"pooled": FixedWeight(0.0)}
+
+
+def test_the_skip_rate_that_training_ended_at_is_that_of_its_last_tenth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = [{"update": n, "skip": n / 100} for n in range(30)]
+    monkeypatch.setattr(Trainer, "run", lambda self: log)
+    _, told = fitted("pooled", tmp_path, None)
+    assert told["trained_skip"] == {"pooled": pytest.approx((0.27 + 0.28 + 0.29) / 3)}
+    # An update without answer tokens tells nothing of them.
+    log = [{"skip_prompt": n / 100} | ({"skip_answer": n / 50} if n % 2 else {}) for n in range(20)]
+    _, told = fitted("split", tmp_path, None)
+    assert told["trained_skip"] == {
+        "prompt": pytest.approx((0.18 + 0.19) / 2), "answer": pytest.approx((0.34 + 0.38) / 2),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Functions timed in turn, and what is told of their times."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from workflows.timing import clock
+
+
+def test_functions_are_called_in_turn_and_a_warm_up_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = iter([0, 9, 10, 18, 20, 21, 30, 32, 40, 43, 50, 54])
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=ticks.__next__))
+    calls: list[str] = []
+    functions = {name: lambda name=name: calls.append(name) for name in "ab"}
+    seconds = clock.time_in_turn(functions, rounds=2, warmup=1, device="cpu")
+    assert calls == ["a", "b"] * 3
+    assert seconds == {"a": [1, 3], "b": [2, 4]}
+
+
+def test_the_interval_of_a_ratio_is_the_bootstrap_of_its_median() -> None:
+    rng = np.random.default_rng(3)
+    dense, ratios = rng.lognormal(0, 0.5, 60), rng.lognormal(0, 0.6, 60)
+    theirs = stats.bootstrap(
+        (ratios,), np.median, n_resamples=20_000, method="percentile", rng=np.random.default_rng(2)
+    ).confidence_interval
+    told = clock.compare((ratios * dense).tolist(), dense.tolist(), bound=0.5)
+    assert told["over_dense"] == pytest.approx(np.median(ratios))
+    assert told["interval"] == pytest.approx([theirs.low, theirs.high], abs=0.01)
+
+
+def test_what_is_told_of_times_by_hand() -> None:
+    seconds, dense = [float(n) for n in range(1, 12)], [10.0] * 11
+    told = clock.compare(seconds, dense, bound=0.2)
+    assert told["seconds"] == pytest.approx({10: 2, 50: 6, 90: 10})
+    assert told["dense_seconds"] == pytest.approx({10: 10, 50: 10, 90: 10})
+    assert (told["raw"], told["dense_raw"]) == (seconds, dense)
+    assert told["realised_share"] == pytest.approx(0.4 / 0.8)
+    nearer = clock.compare(seconds, dense, bound=0.2, timed_bound=0.5)
+    assert nearer["realised_share"] == pytest.approx(0.4 / 0.5)
+    for bound in (None, 0.996):
+        assert clock.compare(seconds, dense, bound=bound)["realised_share"] is None
