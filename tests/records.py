@@ -299,3 +299,11 @@ def write_decisions(file: Path) -> None:
         "rates": [[n, n] for n in range(200)],
     }
     file.with_suffix(".decisions.json").write_text(json.dumps(decisions))
+
+
+def line(frame: pd.DataFrame, **keys: Any) -> dict[str, Any]:
+    """The only line of a frame with these values."""
+    for name, value in keys.items():
+        frame = frame[frame[name] == value]
+    (found,) = frame.to_dict("records")
+    return found

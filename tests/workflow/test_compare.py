@@ -6,27 +6,19 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from tests import steps
-from tests.records import dense, score, suite, write_run
+from tests.records import dense, line, score, suite, write_run
 
 
 @pytest.fixture(scope="module")
 def compared(made: Path) -> pd.DataFrame:
     steps.call("compare", made / "a", made / "b", "--out", made / "out")
     return pd.read_csv(made / "out/compare.csv")
-
-
-def line(frame: pd.DataFrame, **keys: Any) -> dict[str, Any]:
-    for name, value in keys.items():
-        frame = frame[frame[name] == value]
-    (found,) = frame.to_dict("records")
-    return found
 
 
 def test_both_sides_are_the_tables_of_the_report(made: Path, compared: pd.DataFrame) -> None:

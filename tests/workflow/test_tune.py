@@ -337,20 +337,3 @@ def test_a_later_call_leaves_what_others_wrote() -> None:
     rates = [entry["params"]["learning_rate"] for entry in outcome["params"]["hero"]]
     assert 0.05 in rates
     assert 0.4 not in rates
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ("healed", "healed starts from results/tuning/demo/shortgpt/b25/s42/model, which a run"),
-        ("shortgpt", "--rows: 'shortgpt' is not a trained row of the suite"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused(
-    row: str, sentence: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "suite.yaml"
-    file.write_text(yaml.safe_dump(CONFIG))
-    refuse = steps.Refuse(capfd, tmp_path)
-    fixed = ["--suite", file, "--data", ROOT, "--workdir", tmp_path / "w", "--device", "cpu"]
-    assert sentence in refuse("tune", *fixed, "--rows", row, "--out", tmp_path / "tuned.yaml")

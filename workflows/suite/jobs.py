@@ -137,10 +137,7 @@ class Suite:
 
     @cached_property
     def probe_tasks(self) -> list[Any]:
-        """Entries that the probe is made of: the suite's tasks at the time it was written.
-
-        No task that is added later, and no other order, changes it: all rows would be fitted again.
-        """
+        """Entries of which the probe was made: a later task or another order fits nothing again."""
         tasks = self.config["tasks"]
         entries = [raw for raw in tasks if isinstance(raw, str) or raw.get("probe", True)]
         probe = ROOT / self._data_file("probe")

@@ -190,18 +190,18 @@ def test_what_is_no_text_is_not_taken_for_one(name: str, row: object, tmp_path: 
         read(jsonl(tmp_path, {"text": "w1"}, row))
 
 
-def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"text": "w1"}\n{"text": \n', ""),
+        # Cut inside an emoji.
+        ('{"text": "w1 \\ud83d\\ude00"}\n{"text": "w1 \\ud83d"}\n', ".*ud83d"),
+    ],
+)
+def test_a_line_that_is_no_json_is_named(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text('{"text": "w1"}\n{"text": \n', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"rows.jsonl, line 2 is not valid JSON"):
-        read(file)
-
-
-def test_half_a_character_is_named_with_its_line(tmp_path: Path) -> None:
-    """A text that was cut inside an emoji."""
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"text": "w1 \\ud83d\\ude00"}\n{"text": "w1 \\ud83d"}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"rows.jsonl, line 2 is not valid JSON: .*ud83d"):
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"rows.jsonl, line 2 is not valid JSON{said}"):
         read(file)
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tests import records
-from tests.records import record, score
+from tests.records import line, record, score
 from workflows.report.display import p_texts
 from workflows.stats.lines import Panel
 from workflows.stats.paired import holm
@@ -35,13 +35,6 @@ def panels(*runs: dict[str, Any]) -> list[Panel]:
 
 def dense() -> dict[str, Any]:
     return records.dense(score("a", SOLVED["all"]), score("b", [1, 0] * 20))
-
-
-def line(frame: pd.DataFrame, **keys: Any) -> dict[str, Any]:
-    for name, value in keys.items():
-        frame = frame[frame[name] == value]
-    (entry,) = frame.to_dict("records")
-    return entry
 
 
 def test_equal_rows_need_no_number_of_items() -> None:
