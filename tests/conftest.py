@@ -12,7 +12,7 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # Two workers use two cores: more threads would wait for each other.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # What a shell may hold, and what makes a fit one of several processes.
-for name in ("SKIPBENCH_DEBUG", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+for name in ("SKIPBENCH_DEBUG", "SKIPBENCH_CPU", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
     os.environ.pop(name, None)
 
 import tempfile

@@ -161,7 +161,7 @@ class HeroRouter(Router):
         if self.by_kernels and use_device(hidden):
             return self._kernel_steps(hidden)
         self._host = None
-        if torch.is_grad_enabled():
+        if self.training:
             self._kernels = None
         return self.empty(hidden)
 

@@ -85,7 +85,8 @@ def refuse_neighbour(task: str, missing: str, error: ModuleNotFoundError) -> Non
         ValueError: The module that is missing lies there.
     """
     files = [Path(frame.f_code.co_filename) for frame in own_frames(error)]
-    if files and any(files[-1].with_name(name).exists() for name in (missing, f"{missing}.py")):
+    modules = (f"{missing}.py", f"{missing}/__init__.py")
+    if files and any((files[-1].parent / name).is_file() for name in modules):
         raise ValueError(
             f"task '{task}': {files[-1]} imports '{missing}', which lies beside it, but lm-eval "
             "loads each Python file alone; put both into one"

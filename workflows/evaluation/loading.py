@@ -102,7 +102,9 @@ def _check_functions(name: str, task: Any) -> None:
                 f"({', '.join(sorted(AGGREGATION_REGISTRY))})"
             )
     for metric, function in task._metric_fn_list.items():
-        if function is None and task.config.process_results is None:
+        # Choices are scored by lm-eval itself, whatever the metric's own function is.
+        generates = task.OUTPUT_TYPE == "generate_until"
+        if function is None and generates and task.config.process_results is None:
             raise unknown_metric(name, metric)
 
 

@@ -172,7 +172,7 @@ def run_task(
     frames, scores = [], []
     for key in metrics:
         metric, filter_name = key.split(",", 1)
-        frame = _items(entry.task, samples, metric, filter_name, tasks)
+        frame = _items(entry.task, samples, metric, filter_name, tasks, key == primary)
         # lm-eval gives no direction for a metric that a task's own code computes.
         value, more = float(values[key]), better.get(metric) is not False
         valueless = frame["value"].isna().any()
@@ -234,6 +234,7 @@ def _items(
     metric: str,
     filter_name: str,
     tasks: Mapping[str, Any],
+    headline: bool,
 ) -> pd.DataFrame:
     """One row per item, for one metric and filter.
 
@@ -244,9 +245,10 @@ def _items(
         metric: An item without a value of its own gets None.
         filter_name: Of lm-eval: what it extracts from a generated text.
         tasks: Task -> lm-eval's object.
+        headline: Whether tables compare rows by this metric.
 
     Raises:
-        ValueError: The value of an item is the number NaN.
+        ValueError: ``headline``, and the value of an item is the number NaN.
     """
     rows = [
         {
@@ -269,7 +271,7 @@ def _items(
         if sample["filter"] == filter_name and metric in sample
     ]
     nan = sum(row["value"] is not None and math.isnan(row["value"]) for row in rows)
-    if nan:
+    if nan and headline:
         raise ValueError(
             f"metric '{metric}' is NaN for {nan} of {len(rows)} items of task '{task}'"
         )

@@ -2,7 +2,8 @@
 
 # A signal to a job reaches its step, and the job ends when the step has: no shell waits between.
 shell.prefix("set -euo pipefail; exec ")
-inputs.restore_check(SUITE)
+if workflow.is_main_process:
+    inputs.restore_check(SUITE)
 
 RUN = "results/{suite}/{backbone}/{row}/{budget}/{seed}"
 LOG = "results/{suite}/logs/{backbone}/{row}/{budget}/{seed}"

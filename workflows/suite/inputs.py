@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workflows.evaluation.tasklist import TaskEntry, entry_files, read_entries
 from workflows.runtime.contents import SETTINGS, TOKENIZER, WEIGHTS, model_files
-from workflows.runtime.files import write_text
+from workflows.runtime.files import write_json
 from workflows.suite.checks import fetched_note, is_file, is_local, origin
 from workflows.suite.job import Job
 from workflows.suite.jobs import Suite
@@ -88,13 +88,13 @@ def check_fetched(suite: Suite) -> None:
 
 
 def restore_check(suite: Suite) -> None:
-    """Put an empty file in the place of a lost ``suite.json``; the next run checks the suite again.
+    """Write a lost ``suite.json`` again, beside results.
 
-    Without it Snakemake would make it in a job, and run every job again that waits for that one.
+    Snakemake would make it in a job, and run every job again that waits for that one.
     """
     checked = Path("results") / suite.name / "suite.json"
     if not checked.exists() and any(Path(job.folder).is_dir() for job in suite.jobs):
-        write_text(checked, "{}")
+        write_json(checked, dict(suite.config))
 
 
 def _words(source: Mapping[str, str]) -> str:

@@ -23,13 +23,13 @@ def _defaults_in(source: Path, name: str) -> dict[str, Any]:
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef) and node.name == name:
             bases = [ast.unparse(base).split(".")[-1] for base in node.bases]
-            if other := [base for base in bases if base != SHARED]:
+            if other := [base for base in bases if base not in (SHARED, "Params")]:
                 raise ValueError(
                     f"method file {source.relative_to(ROOT)}: {name} derives from {other[0]}, must "
                     f"be from nothing or {SHARED}: its fields are read without an import"
                 )
             own = _literals(node, source.relative_to(ROOT))
-            return {**(_defaults_in(SHARED_FILE, SHARED) if bases else {}), **own}
+            return {**(_defaults_in(SHARED_FILE, SHARED) if SHARED in bases else {}), **own}
     return {}
 
 

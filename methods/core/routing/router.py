@@ -235,9 +235,15 @@ def check_units(model: nn.Module, units: Iterable[Unit]) -> None:
     """Hold the parameters of units against the backbone, before anything is added to it.
 
     Raises:
-        ValueError: A unit counts other parameters than its kind has in its layer.
+        ValueError: A unit counts other parameters than its kind has in its layer, or there is no
+            such kind or layer.
     """
     for unit in units:
+        if unit.kind not in UNITS or unit.layer not in range(len(layers(model))):
+            raise ValueError(
+                f"a unit is of kind '{unit.kind}' in layer {unit.layer}, kinds are "
+                f"{', '.join(UNITS)}, layers 0 to {len(layers(model)) - 1}"
+            )
         (counted,) = UNITS[unit.kind](model, [unit.layer])
         if unit.parameters != counted.parameters:
             raise ValueError(

@@ -245,14 +245,14 @@ def mean_deviation(soft: Tensor, counted: Tensor, weights: Tensor, skip: float) 
     return excess.sum() * torch.sign(total)
 
 
-def check_penalty(penalty: Penalty, units: int) -> None:
+def check_penalty(penalty: Penalty, units: int, device: torch.device) -> None:
     """Refuse what is no penalty, by its values on gates made up for a few positions.
 
     Raises:
         ValueError: It is no scalar tensor with a gradient, or with doubled weights not doubled.
     """
-    soft = torch.linspace(0.1, 0.9, 6 * units).view(2, units, 3).requires_grad_()
-    gates = Gates(soft, soft.detach() > 0.5, torch.ones(2, 3), 0.5)
+    soft = torch.linspace(0.1, 0.9, 6 * units, device=device).view(2, units, 3).requires_grad_()
+    gates = Gates(soft, soft.detach() > 0.5, torch.ones(2, 3, device=device), 0.5)
     value = penalty(gates)
     if not isinstance(value, Tensor) or not value.requires_grad:
         raise ValueError("a penalty must be a tensor that has a gradient in gates.soft")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from methods.base import Cost, Fitted, Method, Request
@@ -210,7 +211,8 @@ class RoutedMethod(Method):
 
     def train(self, model: nn.Module, data: Data, plan: Plan) -> None:
         """Train the routed model in place."""
-        terms = {kind: self._term(kind, plan) for kind in MATCH_KINDS[plan.request.match]}
+        device = next(model.parameters()).device
+        terms = {kind: self._term(kind, plan, device) for kind in MATCH_KINDS[plan.request.match]}
         routing = Routing(plan.shares, terms, self.reserved, plan.structure)
         plan.decisions |= train_routed(
             model, self.params, data, plan.request, routing, self._probe_batch
@@ -226,12 +228,12 @@ class RoutedMethod(Method):
         units = self.units(backbone, self.layers(backbone, budget))
         return unit_shares(units, backbone.parameters)
 
-    def _term(self, kind: str, plan: Plan) -> Term:
+    def _term(self, kind: str, plan: Plan, device: torch.device) -> Term:
         target = self.target(plan)
         penalty = self.penalty(kind, target, plan)
         if penalty is None:
             return Term(FixedWeight(0.0), None)
-        check_penalty(penalty, len(plan.shares))
+        check_penalty(penalty, len(plan.shares), device)
         return Term(self.weight(target), penalty)
 
     @property

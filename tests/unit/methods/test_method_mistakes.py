@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.api import Fitted, Gate, Request, RoutedMethod
+from methods.api import Fitted, Gate, Request, RoutedMethod, Unit
 from methods.core.jsonfile import check_plain
 from methods.core.model.finite import check_buffers
 from tests.examples.linear_gates import LinearGates, LinearRouter
@@ -38,6 +38,18 @@ def test_units_count_what_their_kind_has(tmp_path: Path) -> None:
     said = r"a unit of kind 'ffn' in layer 3 counts \d+ parameters, must be \d+; make units by ffn_"
     with pytest.raises(ValueError, match=said):
         fit(linear(units=doubled), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        (Unit(9, "ffn", 3), "a unit is of kind 'ffn' in layer 9, kinds are .*, layers 0 to 5"),
+        (Unit(2, "mlp", 3), "a unit is of kind 'mlp' in layer 2, kinds are attention, ffn, "),
+    ],
+)
+def test_units_name_layers_and_kinds_that_there_are(unit: Unit, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        fit(linear(units=lambda *_: [unit]), tmp_path)
 
 
 @pytest.mark.parametrize(
