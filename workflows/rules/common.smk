@@ -2,12 +2,12 @@
 
 # A signal to a job reaches its step, and the job ends when the step has: no shell waits between.
 shell.prefix("set -euo pipefail; exec ")
-if workflow.is_main_process:
-    inputs.restore_check(SUITE)
 
 RUN = "results/{suite}/{backbone}/{row}/{budget}/{seed}"
 LOG = "results/{suite}/logs/{backbone}/{row}/{budget}/{seed}"
 CHECKED = f"results/{SUITE.name}/suite.json"
+if workflow.is_main_process:
+    inputs.restore_check(SUITE, Path(CHECKED))
 TASK_DATA = "results/{suite}/tasks/{task}.json"
 # For messages: the run in words, its files, how long it takes.
 RUN_NAMES = RunNames(SUITE)

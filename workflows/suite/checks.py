@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Container, Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.core import facts
+from methods.core.jsonfile import read_json
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
 from workflows.suite.splits import VALIDATION, check_one_split
@@ -34,8 +34,7 @@ def origin(backbone: Mapping[str, Any]) -> dict[str, Any]:
 def fetched_note(folder: str) -> dict[str, Any]:
     """What the fetch step left in the folder of a backbone; empty without it."""
     file = Path(folder) / facts.FETCHED
-    note: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return note
+    return read_json(file) if file.is_file() else {}
 
 
 def check_origin(backbone: Mapping[str, Any], where: str) -> None:

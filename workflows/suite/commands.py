@@ -36,7 +36,7 @@ def _fit(suite: Suite, job: Job, params: Mapping[str, Any]) -> str:
         words += ["--match", job.match]
     if job.lender is not None:
         words += ["--lender", job.lender.model]
-    if "revision" in (asked := suite.asked_origin(job.backbone)):
+    if "revision" in (asked := suite.origins[job.backbone]):
         words += ["--revision", asked["revision"]]
     return shlex.join(words)
 

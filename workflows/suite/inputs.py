@@ -74,7 +74,7 @@ def check_fetched(suite: Suite) -> None:
         name for name, spec in suite.config["backbones"].items() if not is_local(spec["path"])
     ]
     for name in fetched:
-        asked, note = suite.asked_origin(name), fetched_note(suite.backbone_folder(name))
+        asked, note = suite.origins[name], fetched_note(suite.backbone_folder(name))
         held = origin(note.get("source", asked))
         # Fetched by hand without a hash, it has that of what came.
         came = note.get("wheel", note.get("sha256"))
@@ -87,12 +87,11 @@ def check_fetched(suite: Suite) -> None:
             )
 
 
-def restore_check(suite: Suite) -> None:
-    """Write a lost ``suite.json`` again, beside results.
+def restore_check(suite: Suite, checked: Path) -> None:
+    """Write a lost ``suite.json``, the file ``checked``, again where there are results.
 
     Snakemake would make it in a job, and run every job again that waits for that one.
     """
-    checked = Path("results") / suite.name / "suite.json"
     if not checked.exists() and any(Path(job.folder).is_dir() for job in suite.jobs):
         write_json(checked, dict(suite.config))
 

@@ -93,16 +93,18 @@ class Suite:
 
     def hub_source(self, name: str) -> str:
         """What the fetch rule downloads, as JSON, without how it is scored."""
-        return json.dumps(self.asked_origin(name), sort_keys=True)
+        return json.dumps(self.origins[name], sort_keys=True)
 
-    def asked_origin(self, name: str) -> dict[str, Any]:
-        """What is fetched for a backbone; not a revision that came before the suite named it."""
-        asked = origin(self.config["backbones"][name])
-        note = fetched_note(self.backbone_folder(name))
-        unnamed = "revision" not in note.get("source", asked)
-        if unnamed and asked.get("revision", "") == note.get("commit"):
-            del asked["revision"]
-        return asked
+    @cached_property
+    def origins(self) -> dict[str, dict[str, Any]]:
+        """What is fetched for each backbone; not a revision that came before the suite named it."""
+        origins = {name: origin(spec) for name, spec in self.config["backbones"].items()}
+        for name, asked in origins.items():
+            note = fetched_note(self.backbone_folder(name))
+            unnamed = "revision" not in note.get("source", asked)
+            if unnamed and asked.get("revision", "") == note.get("commit"):
+                del asked["revision"]
+        return origins
 
     def data_source(self, part: str) -> str:
         """What the data rule prepares, as JSON."""

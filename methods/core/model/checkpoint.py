@@ -30,15 +30,7 @@ from methods.core.model.folder import INDEX, WEIGHTS, check_no_adapter, hash_fol
 from methods.core.model.ledger import Ledger
 from methods.core.model.pretrained import SkipbenchConfig, guard, is_plain
 from methods.core.model.tensors import read_tensors
-from methods.core.model.whole import (
-    assign,
-    build,
-    guard_whole,
-    hash_fitted,
-    odd_in_build,
-    read_from,
-    read_whole,
-)
+from methods.core.model.whole import assign, build, guard_whole, hash_fitted, read_from, read_whole
 from methods.core.routing.routed import router_of
 from methods.discovery import find_row, load_method
 
@@ -92,8 +84,6 @@ def save(
     assert isinstance(model, PreTrainedModel)
     if method.kind == "static":
         check_buffers(model, fit)
-        if odd := odd_in_build(model, method, card, folder):
-            raise ValueError(f"{fit}: build does not make the model that fit returned: {odd}")
     guard_whole(model, method, card)
     trained_file = folder / TRAINED
     if method.kind == "static":

@@ -207,19 +207,15 @@ def _card_of_now(card: Card, model: PreTrainedModel, config: dict[str, Any]) -> 
     return replace(card, start=replace(card.start, backbone=dense))
 
 
-def odd_in_build(model: PreTrainedModel, method: Method, card: Card, folder: Path) -> str | None:
-    """In what the model that a card rebuilds differs from this one, or why it makes none."""
-    try:
-        odd = odd_part(model, _rebuild(method, card, folder), ROUTING)
-    except ValueError as error:
-        return str(error)
-    return None if odd is None else f"'{odd}' is of another type, shape or value"
-
-
 def _check_described(model: PreTrainedModel, method: Method, card: Card, folder: Path) -> None:
     """Refuse a model that its card does not rebuild."""
-    if reason := odd_in_build(model, method, card, folder):
+    try:
+        odd = odd_part(model, _rebuild(method, card, folder), ROUTING)
+        reason = None if odd is None else f"'{odd}' is of another type, shape or value"
+    except ValueError as error:
+        reason = str(error)
+    if reason is not None:
         raise ValueError(
             f"this model is not what {CARD} says of it: {reason}; undo the change, or change the "
-            "backbone and fit the row again"
+            "backbone and fit the row again; after a fit, build of its row makes another model"
         )

@@ -231,6 +231,14 @@ def evicting_units(model: nn.Module, which: Sequence[int]) -> list[Unit]:
     return [Unit(n, "evicting", count(layers(model)[n])) for n in which]
 
 
+UNITS: Mapping[Kind, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
+    "attention": attention_units,
+    "ffn": ffn_units,
+    "block": block_units,
+    "evicting": evicting_units,
+}
+
+
 def check_units(model: nn.Module, units: Iterable[Unit]) -> None:
     """Hold the parameters of units against the backbone, before anything is added to it.
 
@@ -250,14 +258,6 @@ def check_units(model: nn.Module, units: Iterable[Unit]) -> None:
                 f"a unit of kind '{unit.kind}' in layer {unit.layer} counts {unit.parameters} "
                 f"parameters, must be {counted.parameters}; make units by {unit.kind}_units"
             )
-
-
-UNITS: Mapping[Kind, Callable[[nn.Module, Sequence[int]], list[Unit]]] = {
-    "attention": attention_units,
-    "ffn": ffn_units,
-    "block": block_units,
-    "evicting": evicting_units,
-}
 
 
 def _key_value_parameters(heads: nn.Module) -> int:

@@ -286,10 +286,9 @@ def test_budgets(site: Path, runs: Runs) -> None:
             "skip_authors": ("skip_authors",),
         }.items():
             assert close(line[name], mean(records, *path))
-        skips = [record["rates"]["all"]["skip"] for record in records]
-        assert close(line["skip_std"], spread(skips, records[0]))
-        prompts = [record["rates"]["prompt"]["skip"] for record in records]
-        assert close(line["skip_prompt_std"], spread(prompts, records[0]))
+        for kind, column in (("all", "skip_std"), ("prompt", "skip_prompt_std")):
+            skips = [record["rates"][kind]["skip"] for record in records]
+            assert close(line[column], spread(skips, records[0]))
         assert close(line["skip_answer"], sum(answer_skips(records)) / len(records))
         assert close(line["skip_answer_std"], spread(answer_skips(records), records[0]))
         if line["row"] == "hero":

@@ -106,8 +106,9 @@ def test_the_commit_that_came_may_be_named_afterwards(suite: Suite) -> None:
     # Named before it was fetched, it stays in the arguments.
     note = '{"source": {"path": "hub:a/b", "revision": "abc"}, "commit": "abc"}'
     (folder / "fetched.json").write_text(note)
-    inputs.check_fetched(after)
-    assert "--revision abc" in commands.fit(after, suite.jobs[-1])
+    again = named(revision="abc")
+    inputs.check_fetched(again)
+    assert "--revision abc" in commands.fit(again, suite.jobs[-1])
 
 
 def test_the_score_of_a_guess_fetches_no_data_again(root: Path) -> None:
@@ -118,10 +119,10 @@ def test_the_score_of_a_guess_fetches_no_data_again(root: Path) -> None:
 
 def test_a_lost_check_is_made_up_for_where_something_ran(suite: Suite) -> None:
     checked = Path("results/tiny/suite.json")
-    inputs.restore_check(suite)
+    inputs.restore_check(suite, checked)
     assert not checked.exists()
     Path(suite.jobs[0].folder).mkdir(parents=True)
-    inputs.restore_check(suite)
+    inputs.restore_check(suite, checked)
     assert json.loads(checked.read_text()) == suite.config
 
 
