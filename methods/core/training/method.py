@@ -115,8 +115,8 @@ class RoutedMethod(Method):
         Args:
             backbone: Its model has LoRA already, if the method uses it.
             units: From :meth:`units`.
-            structure: ``layers``, ``seed`` and what :meth:`prepare` added; of a fitted model also
-                ``threshold``, which the core sets.
+            structure: ``layers``, ``seed`` (0 if the row is not stochastic) and what
+                :meth:`prepare` added; of a fitted model also ``threshold``, which the core sets.
         """
 
     def lora(self) -> Lora | None:
@@ -166,7 +166,7 @@ class RoutedMethod(Method):
             request.budget,
             asked,
             self.shares(backbone, request.budget),
-            {"layers": layers, "seed": request.seed},
+            {"layers": layers, "seed": request.seed if self.stochastic else 0},
         )
         self.prepare(backbone, data, plan)
         check_plain(plan.structure, "structure")
