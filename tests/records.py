@@ -144,11 +144,17 @@ def typed(*runs: Run) -> list[Record]:
     return [split(run)[0] for run in runs]
 
 
-def panels(*runs: Run, tasks: Sequence[str] = ("a", "b"), resamples: int = 400) -> list[Panel]:
+def panels(
+    *runs: Run,
+    tasks: Sequence[str] = ("a", "b"),
+    resamples: int = 400,
+    measure_tasks: Sequence[str] | None = None,
+) -> list[Panel]:
     """Panels as a report makes them, against ``dense``."""
     parts = [split(run) for run in runs]
     items = {number: frame for number, (_, frame) in enumerate(parts) if len(frame)}
-    return make_panels([record for record, _ in parts], items, tasks, "dense", resamples)
+    records = [record for record, _ in parts]
+    return make_panels(records, items, tasks, "dense", measure_tasks, resamples)
 
 
 def write(file: Path, run: Run) -> Path:

@@ -173,6 +173,14 @@ def test_folders_of_different_things_are_refused(
         for run in runs:
             write_run(folder, run)
         assert sentence in refuse("compare", made / "a", folder, "--out", tmp_path / "out")
+    for key, words in (
+        ("retain_tasks", "of the Retain"),
+        ("measure_tasks", "of the measures beside it"),
+    ):
+        folder = shutil.copytree(made / "a", tmp_path / key)
+        (folder / "suite.json").write_text(json.dumps({"suite": "made", key: ["left"]}))
+        said = refuse("compare", made / "a", folder, "--out", tmp_path / "out")
+        assert said == f"the folders have other tasks {words}: left, right and left"
     assert "holds no record.json" in refuse("compare", made / "a", tmp_path / "gone")
 
 

@@ -114,7 +114,7 @@ def test_an_empty_folder(refuse: steps.Refuse, tmp_path: Path) -> None:
         (
             "code",
             {"methods/core": "e"},
-            "The records of 'toy' differ in code: methods/core between 1 and 1 rows.",
+            "The records of 'toy' differ in the code of methods/core.",
         ),
         ("dirty", True, "Made from code that was not committed: hero."),
         (

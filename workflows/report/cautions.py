@@ -35,8 +35,10 @@ def cautions(records: Sequence[Record]) -> list[str]:
             for what, groups in mixtures.items()
             if not what.startswith(CODE)
         ]
-        if parts := code_parts({what: _sizes(groups) for what, groups in mixtures.items()}):
-            sentences.append(f"The records of '{name}' differ in code: {parts}.")
+        code = [what.removeprefix(CODE) for what in mixtures if what.startswith(CODE)]
+        parts = [part for part in code if part.removesuffix(FITTED) not in {*code} - {part}]
+        if parts:
+            sentences.append(f"The records of '{name}' differ in the code of {', '.join(parts)}.")
     dirty = dict.fromkeys(record.row for record in finished if record.dirty)
     if dirty:
         sentences.append(f"Made from code that was not committed: {', '.join(dirty)}.")
@@ -54,22 +56,23 @@ def part_cautions(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         configs: Of the parts. A file counts by its name: parts may run on several machines.
     """
-    values: dict[str, dict[str, None]] = {}
+    specs_of: dict[str, list[dict[str, str]]] = {}
     for config in configs:
-        specs = {
-            f"{top}.{name}": spec
-            for top in KEYS_OF_PARTS
-            for name, spec in config.get(top, {}).items()
-        }
-        for part, spec in specs.items():
-            for key, value in ({"rows": None, "skip": None, "revision": None} | spec).items():
-                text = str(value).rsplit("/", 1)[-1]
-                values.setdefault(f"{part}.{key}", {})[text] = None
-    return [
-        f"The parts of the suite differ in {what}: {' and '.join(texts)}."
-        for what, texts in values.items()
-        if len(texts) > 1
-    ]
+        for top in KEYS_OF_PARTS:
+            for name, spec in config.get(top, {}).items():
+                texts = {key: str(value).rsplit("/", 1)[-1] for key, value in spec.items()}
+                specs_of.setdefault(f"{top}.{name}", []).append(texts)
+    sentences = []
+    for part, specs in specs_of.items():
+        keys = dict.fromkeys(key for spec in specs for key in spec)
+        apart = [key for key in keys if len({spec.get(key) for spec in specs}) > 1]
+        forms = dict.fromkeys(
+            ", ".join(f"{key} {spec[key]}" if key in spec else f"no {key}" for key in apart)
+            for spec in specs
+        )
+        if apart:
+            sentences.append(f"The parts of the suite differ in {part}: {'; '.join(forms)}.")
+    return sentences
 
 
 def code_differences(records: Sequence[Record]) -> list[str]:
@@ -81,22 +84,6 @@ def code_differences(records: Sequence[Record]) -> list[str]:
         for what, groups in mixtures.items()
         if what.startswith(CODE)
     ]
-
-
-def code_parts(sizes: Mapping[str, Sequence[int]]) -> str:
-    """``methods/core, workflows/demo between 23 and 7 rows``; empty where no code differs.
-
-    Args:
-        sizes: Setting -> rows of each of its values; what is no code is left out.
-    """
-    parts_of: dict[str, list[str]] = {}
-    for what, (*most, last) in sizes.items():
-        part = what.removeprefix(CODE)
-        between = f"between {', '.join(map(str, most))} and {last} rows"
-        repeats = part.removesuffix(FITTED) in parts_of.get(between, [])
-        if what.startswith(CODE) and not repeats:
-            parts_of.setdefault(between, []).append(part)
-    return "; ".join(f"{', '.join(parts)} {between}" for between, parts in parts_of.items())
 
 
 def folder_cautions(first: Sequence[Panel], second: Sequence[Panel]) -> Iterator[str]:
@@ -142,10 +129,6 @@ def _by_backbone(records: Sequence[Record]) -> Iterator[tuple[str, Mixtures]]:
             for what, value in settings(record).items():
                 groups.setdefault(what, {}).setdefault(value, []).append(record.row)
         yield name, {what: values for what, values in groups.items() if len(values) > 1}
-
-
-def _sizes(groups: Mapping[Any, Sequence[str]]) -> list[int]:
-    return [len(set(rows)) for rows in groups.values()]
 
 
 def settings(record: Record) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def _add_distances(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame) ->
         for side in "ab":
             builder.numbers(same, {f"{head} {side.upper()}": (side, f"{{:.{digits}}}")})
         builder.numbers(same, {f"{head}, B - A": ("difference", f"{{:+.{digits}}}")})
-        builder.add(f"95 % of {head}, B - A", spans(same, "low", "high", f"{{:+.{digits}}}"))
+        builder.add(f"{head}, B - A, 95 % interval", spans(same, "low", "high", f"{{:+.{digits}}}"))
 
 
 def _agreement_sentences(frame: pd.DataFrame) -> list[str]:

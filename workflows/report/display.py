@@ -125,9 +125,9 @@ class Builder:
             form = "{:.4f}" if name.startswith("kl") else "{:.2f}"
             self.add(head, [number(value, form) for value in frame[name]])
             if name == "above_chance":
-                self.add("95 % of above chance", spans(frame, "above_low", "above_high"))
+                self.add("Above chance, 95 % interval", spans(frame, "above_low", "above_high"))
             if name == "kl":
-                self.add("95 % of KL", spans(frame, "kl_low", "kl_high", "{:.4f}"))
+                self.add("KL, 95 % interval", spans(frame, "kl_low", "kl_high", "{:.4f}"))
 
     def numbers(self, frame: pd.DataFrame, heads: Mapping[str, tuple[str, str]]) -> None:
         """Add columns of numbers, by head -> (column of the frame, format)."""

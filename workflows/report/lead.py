@@ -23,6 +23,7 @@ from workflows.stats.speeds import KEYS, with_speed
 Frames = Mapping[str, pd.DataFrame]
 
 ONE_SEED = ", not counting other seeds of rows that ran one"
+VERBS = {"prefill": "runs a prompt", "decode": "decodes"}
 HOW = {"pooled": "over all tokens", "split": "on prompts and on answers"}
 
 
@@ -104,7 +105,7 @@ def _turned(lines: list[dict[Any, Any]]) -> str:
 
 
 def _clock(leaders: list[dict[Any, Any]], frames: Frames) -> str:
-    """Times of the leaders over dense."""
+    """Speeds of the leaders over dense."""
     speeds = frames["speeds"]
     if speeds.empty:
         return "No row was timed; a skip rate is no speed-up."
@@ -113,12 +114,12 @@ def _clock(leaders: list[dict[Any, Any]], frames: Frames) -> str:
         own = speeds[(speeds["row"] == leader["row"]) & (speeds["backbone"] == leader["backbone"])]
         own = own[(own["target"] == leader["target"]) & (own["match"] == leader["match"])]
         first = own[own["mode"].isin(["prefill", "decode"])].drop_duplicates("mode")
-        times = [
-            f"{1 / line['speed']:.2f} times dense's time to {line['mode']} {line['case']}"
+        speeds_of = [
+            f"{VERBS[line['mode']]} {line['speed']:.2f} times as fast as dense ({line['case']})"
             for line in first.to_dict("records")
         ]
         name = f"{leader['title']} at {leader['target']:g} % ({leader['match']})"
-        clauses[name] = f"{name} takes {' and '.join(times)}" if times else f"{name} was not timed"
+        clauses[name] = f"{name} {' and '.join(speeds_of) or 'was not timed'}"
     return _sentence(list(clauses.values())) if clauses else "Only references were timed."
 
 
@@ -213,7 +214,7 @@ def _add_scores(builder: Builder, both: pd.DataFrame) -> None:
     if both["seed_std"].notna().any():
         builder.numbers(both, {"Between seeds": ("seed_std", "± {:.2f}")})
     builder.numbers(both, {"Rank": ("rank", "{:.0f}")})
-    builder.add("95 % of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
+    builder.add("Rank, 95 % interval", spans(both, "rank_low", "rank_high", "{:.0f}"))
     builder.beside(both)
     if both["above_rank"].notna().any():
         builder.numbers(both, {"Rank above chance": ("above_rank", "{:.0f}")})

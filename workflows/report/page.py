@@ -152,6 +152,7 @@ def source(results: Results, cautions: Sequence[str]) -> dict[str, Any]:
         "cautions": list(cautions),
         "training": results.settings.get("training", {}),
         "retain_tasks": results.settings["retain_tasks"],
+        "measure_tasks": results.settings["measure_tasks"],
         "reference_row": results.settings["reference_row"],
         "tokens": records[0].rates["all"].tokens,
         "limits": sorted({s.n for record in records for s in record.scores if s.k is not None}),

@@ -33,8 +33,8 @@ AXES = {
     "skip_answer": "skip on answer tokens (%)",
     "skip_prompt": "skip on prompt tokens (%)",
     "skip_net": "net skip, added parameters charged (%)",
-    "prefill_time": "time of a prompt over dense",
-    "decode_time": "time of a new token over dense",
+    "prefill": "speed of a prompt over dense",
+    "decode": "speed of decoding over dense",
 }
 BESIDE = {
     "above_chance": "Above chance (%)",
@@ -97,8 +97,6 @@ def _lines(frames: Frames, match: str) -> list[dict[str, Any]]:
     lines = []
     for line in with_speed(own, speeds[speeds["match"] == match]).to_dict("records"):
         numbers = {k: line[k] for k in line if k in NUMBERS or ":" in str(k)}
-        for mode in ("prefill", "decode"):
-            numbers[f"{mode}_time"] = 1 / line[mode] if line[mode] else None
         lines.append(
             {
                 "id": line_id(line),

@@ -60,6 +60,6 @@ def short_table(retain: pd.DataFrame, ranks: pd.DataFrame) -> Table:
     columns.add("95 % interval", spans(both, "retain_low", "retain_high"))
     columns.beside(both)
     columns.numbers(both, {"Rank": ("rank", "{:.0f}")})
-    columns.add("95 % interval of the rank", spans(both, "rank_low", "rank_high", "{:.0f}"))
+    columns.add("Rank, 95 % interval", spans(both, "rank_low", "rank_high", "{:.0f}"))
     columns.add("Note", notes(both))
     return columns.table("short", "Retain", "")

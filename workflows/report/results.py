@@ -32,8 +32,8 @@ class Results:
     Args:
         place: What people call the folder: its path, or that of the archive that it was packed in.
         folder: Where the files lie.
-        settings: ``suite``, ``retain_tasks``, ``reference_row`` and ``focus``, with the rest of
-            suite.json.
+        settings: ``suite``, ``retain_tasks``, ``measure_tasks``, ``reference_row`` and ``focus``,
+            with the rest of suite.json.
         records: All runs, in the table's order.
         files: Where each record lies.
         panels: Their lines, one panel per backbone and protocol of matching.
@@ -110,8 +110,10 @@ def _read(folder: Path, name: str) -> Results:
     check_comparable(every)
     items = _read_items(records, files)
     settings = read_settings(folder, records)
-    tasks = _retain_tasks(settings["retain_tasks"], every)
-    panels = make_panels(records, items, tasks, settings["reference_row"])
+    tasks, others = (
+        _counted_tasks(settings[kind], every) for kind in ("retain_tasks", "measure_tasks")
+    )
+    panels = make_panels(records, items, tasks, settings["reference_row"], others)
     repeat_items = _read_items(repeats, noise)
     speeds, others, incomplete = _read_speeds(records, files)
     outdated = [
@@ -154,12 +156,17 @@ def gaps(results: Results) -> list[str]:
             f"Retain leaves out {', '.join(perplexities)}: of the headline metric less is better."
         )
     for panel in results.panels:
-        tasks_of_suite = _retain_tasks(results.settings["retain_tasks"], every)
+        tasks_of_suite = _counted_tasks(results.settings["retain_tasks"], every)
         tasks = [task for task in tasks_of_suite if task not in panel.retain_tasks]
         row = results.settings["reference_row"]
         if tasks:
             sentences.append(
                 f"Retain leaves out {', '.join(tasks)}: '{row}' solves none of its items."
+            )
+        if more := [task for task in panel.measure_tasks if task not in panel.retain_tasks]:
+            sentences.append(
+                "Above chance, flips and changed answers are over more tasks than Retain: "
+                f"{', '.join(more)}."
             )
     return list(dict.fromkeys(sentences))
 
@@ -169,7 +176,7 @@ def _without(record: Record, tasks: Container[str]) -> Record:
     return replace(record, scores=[score for score in record.scores if score.task not in tasks])
 
 
-def _retain_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
+def _counted_tasks(tasks: Sequence[str], records: Sequence[Record]) -> list[str]:
     """The tasks that every record has, with a metric whose higher values are better.
 
     Raises:
@@ -275,7 +282,7 @@ def _as_list(value: Any) -> list[Any]:
 def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     """The suite's settings; without a suite every scored task counts, against ``dense``.
 
-    A suite.json that is older than the key ``focus`` gets its default.
+    A suite.json without ``focus`` or ``measure_tasks`` gets their defaults.
 
     Raises:
         ValueError: The tasks of the Retain are of two splits of ARC.
@@ -296,11 +303,13 @@ def read_settings(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     settings |= read_suite_file(folder)
     rows = {record.row for record in records}
     settings.setdefault("focus", default_focus(rows, settings["reference_row"]))
-    names = [settings["reference_row"], *_as_list(settings["retain_tasks"])]
-    if not names[1:] or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"{folder / 'suite.json'}: retain_tasks must be a list of names, reference_row a name"
-        )
+    settings.setdefault("measure_tasks", settings["retain_tasks"])
+    for kind in ("retain_tasks", "measure_tasks"):
+        names = _as_list(settings[kind])
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{folder / 'suite.json'}: {kind} must be a list of names")
+        settings[kind] = list(dict.fromkeys(names))
+    if not isinstance(settings["reference_row"], str):
+        raise ValueError(f"{folder / 'suite.json'}: reference_row must be a name")
     check_one_split(settings["retain_tasks"])
-    settings["retain_tasks"] = list(dict.fromkeys(settings["retain_tasks"]))
     return settings

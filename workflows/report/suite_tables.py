@@ -49,7 +49,8 @@ DISTANT = (
 DEVIATION = "±: standard deviation over the seeds of a row."
 SKIPS = (
     "On prompts: skip on prompt tokens. On answers: skip on answer tokens, whose output is scored, "
-    "mean over the tasks of the Retain. Net: skip minus the parameters that the method adds "
+    "mean over the tasks of the Retain. Skip weighs each token alike, On answers each task, so "
+    "Skip may lie outside the two. Net: skip minus the parameters that the method adds "
     "(router, adapters, LoRA); a shared router counts once."
 )
 SPEEDS = "Prefill, Decode: speed over dense, measured side by side; above 1 is faster."
@@ -69,9 +70,9 @@ CLOCK = (
     "is timed. Bound: the speed that the row's own "
     "decisions would allow if only work took time (multiplications of a prompt, bytes read for a "
     "new token). Timed bound: the speed if what the row skips took no time, and all else what it "
-    "takes in the dense model; dense is timed without the sublayers that may be skipped. Realised: "
-    "share of the saving of the timed bound, or of the bound where there is no timed one; a dash "
-    "where the row is slower than dense. "
+    "takes in the dense model; dense is timed without the sublayers that may be skipped. Share of "
+    "the saving: time saved over what the timed bound saves, or the bound where there is no timed "
+    "one; above 100 by noise, a dash where the row is slower than dense. "
     "Predicted: the bound of a decoding step, from decisions on single tokens. Training: forward "
     "and backward pass of one update, over those of LoRA on every linear layer; without a bound."
 )
@@ -167,7 +168,7 @@ def _add_ranks(
     spread = [(names[f"{name}_low"], names[f"{name}_high"]) for name in ("rank", "behind")]
     heads = {head: (names["value"], "{:.2f}"), f"Rank{end}": (names["rank"], "{:.0f}")}
     builder.numbers(frame, heads)
-    builder.add(f"95 % interval of the rank{end}", spans(frame, *spread[0], "{:.0f}"))
+    builder.add(f"Rank{end}, 95 % interval", spans(frame, *spread[0], "{:.0f}"))
     heads = {
         f"Is first{end} (%)": (names["first"], "{:.1f}"),
         f"Behind the best{end}": (names["behind"], "{:.2f}"),
@@ -216,7 +217,7 @@ def _add_beside(builder: Builder, main: pd.DataFrame, frame: pd.DataFrame) -> No
         head, form = heads[measure]
         same = main[KEYS].merge(frame[frame["measure"] == measure], on=KEYS, how="left")
         builder.numbers(same, {head: ("difference", form)})
-        builder.add(f"95 % of {head}", spans(same, "low", "high", form))
+        builder.add(f"{head}, 95 % interval", spans(same, "low", "high", form))
 
 
 def score_table(frame: pd.DataFrame, titles: Mapping[str, str]) -> Table:
@@ -253,7 +254,9 @@ def budget_table(frame: pd.DataFrame) -> Table:
     builder.numbers(frame, present)
     builder.add("Missed", frame["missed"].tolist())
     note = (
-        "Percent of the dense parameters. Spread: standard deviation over scored tokens. "
+        "Percent of the dense parameters. Authors' measure: as the row's authors count skip. "
+        "Spread: standard deviation over scored tokens. Likelihood, Generated: skip on the tokens "
+        "of tasks that are scored by likelihood, and of those in which the model writes. "
         "Missed: runs more than one point off the target (split: answer tokens and all tokens "
         f"one, prompts three). {SKIPS}"
     )
@@ -324,6 +327,6 @@ def speed_table(frame: pd.DataFrame) -> Table:
     builder.add("95 % interval", spans(frame, "speed_low", "speed_high", "{:.2f}"))
     builder.numbers(frame, {"Bound": ("bound", "{:.2f}"), "Timed bound": ("timed_bound", "{:.2f}")})
     faster = frame["realised"].where(frame["realised"] >= 0)
-    builder.add("Realised (%)", [number(value, "{:.0f}") for value in faster])
+    builder.add("Share of the saving (%)", [number(value, "{:.0f}") for value in faster])
     builder.add("Predicted", [number(value) for value in frame["predicted"]])
     return builder.table("speeds", "Speed", CLOCK)

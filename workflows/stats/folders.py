@@ -68,11 +68,13 @@ def shared_panels(first: Sequence[Panel], second: Sequence[Panel]) -> list[tuple
 
 def _check(one: Panel, two: Panel) -> None:
     """Refuse two panels whose scores measure different things."""
-    if set(one.samples) != set(two.samples) or set(one.retain_tasks) != set(two.retain_tasks):
-        raise ValueError(
-            f"the folders score different tasks: {', '.join(one.samples)} and "
-            f"{', '.join(two.samples)}"
-        )
+    for what, mine, theirs in (
+        ("score different tasks", one.samples, two.samples),
+        ("have other tasks of the Retain", one.retain_tasks, two.retain_tasks),
+        ("have other tasks of the measures beside it", one.measure_tasks, two.measure_tasks),
+    ):
+        if set(mine) != set(theirs):
+            raise ValueError(f"the folders {what}: {', '.join(mine)} and {', '.join(theirs)}")
     first, second = (panel.reference.first for panel in (one, two))
     heads, others = first.headlines, second.headlines
     scores = {(s.task, s.metric, s.filter): s for s in first.scores}

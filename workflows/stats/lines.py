@@ -92,6 +92,7 @@ class Panel:
         lines: In the table's order.
         reference: The one whose scores are 100 %.
         retain_tasks: Tasks that enter Retain.
+        measure_tasks: Tasks that may enter the measures beside it.
         samples: ``"retain"`` and each task -> name of a finished line -> its sample.
         measures: What stands beside Retain.
         distances: KL and agreement -> name of a line that was compared with the dense model on
@@ -102,6 +103,7 @@ class Panel:
     lines: Sequence[Line]
     reference: Line
     retain_tasks: Sequence[str]
+    measure_tasks: Sequence[str]
     samples: Mapping[str, Mapping[str, Sample]]
     measures: Measures
     distances: Mapping[str, Mapping[str, Sample]]
@@ -147,6 +149,7 @@ def make_panels(
     items: Mapping[int, pd.DataFrame],
     retain_tasks: Sequence[str],
     reference_row: str,
+    measure_tasks: Sequence[str] | None = None,
     resamples: int = RESAMPLES,
 ) -> list[Panel]:
     """One panel per backbone and protocol, lines in the order of the records.
@@ -157,8 +160,9 @@ def make_panels(
         records: All runs of one suite.
         items: Index of a record -> its frame of items.
         retain_tasks: Tasks of the Retain. A panel leaves out tasks whose items its reference solves
-            none of.
+            none of, here and in ``measure_tasks``.
         reference_row: Row whose scores are 100 %.
+        measure_tasks: Tasks of Above chance, flips and changed answers; None: those of Retain.
         resamples: Of the bootstrap.
 
     Raises:
@@ -173,20 +177,23 @@ def make_panels(
             raise ValueError(f"backbone '{backbone}' has no record of the row '{reference_row}'")
         runs = {line.name: line.runs for line in lines if line.done}
         base = references[0].runs
-        tasks = [t for t in retain_tasks if any(t not in run or run[t].any() for run in base)]
+        tasks, others = (
+            [task for task in names if any(task not in run or run[task].any() for run in base)]
+            for names in (retain_tasks, measure_tasks or retain_tasks)
+        )
         if not tasks:
             raise ValueError(f"'{reference_row}' on '{backbone}' solves nothing, so no Retain is")
         reference = references[0]
         samples = bootstrap(runs, reference.name, tasks, resamples)
         choices = {line.name: line.choices for line in lines if line.done}
         heads = reference.first.headlines
-        chances = {t: c for t in tasks if t in heads and (c := heads[t].chance) is not None}
-        measures = measure(runs, choices, samples, reference.name, tasks, chances)
+        chances = {t: c for t in others if t in heads and (c := heads[t].chance) is not None}
+        measures = measure(runs, choices, samples, reference.name, others, chances)
         apart = distances({line.name: line.records for line in lines if line.done}, resamples)
         alone = {line.name for line in lines if line.one_seed}
         measures = replace(measures, samples=without_seeds(measures.samples, alone))
         samples, apart = without_seeds(samples, alone), without_seeds(apart, alone)
-        panels.append(Panel(match, lines, reference, tasks, samples, measures, apart))
+        panels.append(Panel(match, lines, reference, tasks, others, samples, measures, apart))
     return panels
 
 

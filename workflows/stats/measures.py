@@ -105,7 +105,7 @@ def measure(
         choices: Name of a line -> the same runs, each task -> chosen answers (n,).
         samples: Of :func:`workflows.stats.resample.bootstrap` with the same lines and seed.
         reference: The line that all are compared with. Items are compared with its first run.
-        tasks: Tasks of Retain.
+        tasks: Those that may enter a mean.
         chances: Task -> score of a guess, where it is known.
         seed: Of all draws.
     """

@@ -107,7 +107,7 @@ def measure_frame(panels: Sequence[Panel]) -> pd.DataFrame:
             tasks = panel.measures.tasks[name]
             means = {
                 "tasks": ", ".join(tasks),
-                "left_out": ", ".join(t for t in panel.retain_tasks if t not in tasks),
+                "left_out": ", ".join(t for t in panel.measure_tasks if t not in tasks),
                 "small_leads": 100 * panel.measures.small_leads if name == ABOVE else None,
             }
             lines += [_measure_line(n, name, by_line[n.name]) | means for n in panel.done]

@@ -178,7 +178,7 @@ def run_texts(panel: Panel, record: Record, score: Score) -> dict[str, str]:
         ),
         "skipped": (
             f"{100 * skip.skip:.2f} % of the dense parameters over {skip.tokens:,} tokens of "
-            f"this task, {100 * record.rates['all'].skip:.2f} % over all tasks: "
+            f"this task, {100 * record.rates['all'].skip:.2f} % over the tokens of all tasks: "
             f"{', '.join(skips)}"
         ),
         "code": (

@@ -76,16 +76,20 @@ def check_end(part: str, spec: Mapping[str, Any]) -> None:
 def check_retain(
     config: dict[str, Any], entries: Sequence[TaskEntry], table: Mapping[str, Any]
 ) -> None:
-    """Tasks of the Retain and its reference row must be in the suite; perplexity never counts."""
+    """Tasks of Retain and of the measures, and the reference row, must be in the suite.
+
+    Perplexity never counts.
+    """
     tasks = [entry.task for entry in entries if not entry.is_perplexity]
     if not tasks:
         raise ValueError("suite config, tasks: Retain needs a task beside perplexity")
     config.setdefault("retain_tasks", tasks)
-    for task in config["retain_tasks"]:
-        if task not in tasks:
-            raise ValueError(
-                f"suite config, retain_tasks: '{task}' is not scored (tasks: {', '.join(tasks)})"
-            )
+    for key in ("retain_tasks", "measure_tasks"):
+        for task in config.get(key, []):
+            if task not in tasks:
+                raise ValueError(
+                    f"suite config, {key}: '{task}' is not scored (tasks: {', '.join(tasks)})"
+                )
     try:
         check_one_split(
             VALIDATION.get(e.task, e.task) if e.split == "validation" else e.task

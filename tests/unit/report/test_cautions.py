@@ -8,7 +8,7 @@ import pytest
 
 from tests.records import code, dense, not_applicable, record, score, typed
 from tests.unit.stats.test_comparable import runs
-from workflows.report.cautions import cautions, code_differences, code_parts, part_cautions
+from workflows.report.cautions import cautions, code_differences, part_cautions
 from workflows.stats.comparable import check_comparable
 
 
@@ -21,11 +21,11 @@ def test_equal_runs_need_no_caution() -> None:
     [
         (
             {"code": code("hero", **{"methods/core": "e"})},
-            "differ in code: methods/core between 1 and 1 rows.",
+            "differ in the code of methods/core.",
         ),
         (
             {"fit_code": code("hero", **{"methods/core": "e"})},
-            "differ in code: methods/core when fitted between 1 and 1 rows.",
+            "differ in the code of methods/core when fitted.",
         ),
         ({"dirty": True}, "not committed: hero."),
         (
@@ -53,7 +53,7 @@ def test_the_code_of_a_method_is_held_against_that_of_the_same_method() -> None:
     variant = record("hero-no-history", 0.2, score("a", [1, 1]))
     variant |= {"code": code("hero", **other), "fit_code": code("hero"), "stochastic": False}
     assert cautions(typed(*records, variant)) == [
-        "The records of 'toy' differ in code: methods/hero when fitted between 1 and 1 rows."
+        "The records of 'toy' differ in the code of methods/hero when fitted."
     ]
     assert code_differences(typed(*records, variant)) == [
         "toy, code of methods/hero when fitted: e (hero), m (hero-no-history)"
@@ -69,23 +69,22 @@ def test_data_and_backbones_in_which_parts_differ_are_named() -> None:
     less = {"calibration": {"source": "a/c.txt"}}
     other = {"data": less, "backbones": {"toy": {"path": "p", "dtype": "bfloat16"}}}
     assert part_cautions([one, other]) == [
-        "The parts of the suite differ in data.calibration.rows: 24 and None.",
-        "The parts of the suite differ in backbones.toy.dtype: float32 and bfloat16.",
+        "The parts of the suite differ in data.calibration: rows 24; no rows.",
+        "The parts of the suite differ in backbones.toy: dtype float32; dtype bfloat16.",
     ]
 
 
-def test_code_is_told_in_one_sentence_by_how_many_rows_it_parts() -> None:
-    sizes = {
-        "code of methods/core": [23, 7], "code of methods/core when fitted": [23, 7],
-        "batch size": [29, 1], "code of workflows/demo": [23, 7],
-        "code of workflows/evaluation": [23, 5, 2],
-        "code of workflows/evaluation when fitted": [28, 2],
-    }  # fmt: skip
-    assert code_parts(sizes) == (
-        "methods/core, workflows/demo between 23 and 7 rows; workflows/evaluation between 23, 5 "
-        "and 2 rows; workflows/evaluation when fitted between 28 and 2 rows"
+def test_code_is_told_in_one_sentence_and_once_where_the_fit_differs_too() -> None:
+    records = runs()
+    records[0]["fit_code"] = code("dense", **{"methods/base.py": "b"})
+    records[1] |= {
+        "code": code("hero", **{"methods/core": "e"}),
+        "fit_code": code("hero", **{"methods/core": "e", "methods/base.py": "e"}),
+    }
+    (sentence,) = cautions(typed(*records))
+    assert sentence == (
+        "The records of 'toy' differ in the code of methods/core, methods/base.py when fitted."
     )
-    assert code_parts({"batch size": [29, 1]}) == ""
 
 
 def test_a_plain_model_has_no_fit_to_differ() -> None:

@@ -53,8 +53,8 @@ def test_the_verdict_names_leader_certainty_and_time() -> None:
     )
     assert answers["How sure"] == "Pooled: at 25 % A is first in 80 % of resamples (tied with B)."
     assert answers["On the clock"] == (
-        "A at 25 % (pooled) takes 2.00 times dense's time to prefill 8x128 and 0.50 times dense's "
-        "time to decode 1x128."
+        "A at 25 % (pooled) runs a prompt 0.50 times as fast as dense (8x128) and decodes 2.00 "
+        "times as fast as dense (1x128)."
     )
 
 

@@ -289,6 +289,27 @@ def test_a_headline_that_falls_as_it_improves_stays_out_of_the_retain(tmp_path: 
         read_results(tmp_path)
 
 
+def test_measures_beside_retain_may_be_over_more_tasks(tmp_path: Path) -> None:
+    chosen = [1, 0, 1, 1, 1, 1, 0, 1]
+    write_run(tmp_path, dense(score("a", chosen, chance=0.25), score("b", [1] * 8, chance=0.25)))
+    half = score("b", [1, 1, 0, 0] * 2, chance=0.25)
+    write_run(tmp_path, record("hero", 0.25, score("a", chosen, chance=0.25), half))
+    settings = {"suite": "made", "retain_tasks": ["a"], "measure_tasks": ["a", "b"]}
+    (tmp_path / "suite.json").write_text(json.dumps(settings))
+    results = read_results(tmp_path)
+    (line,) = make_frames(results)["retain"].query("row == 'hero'").to_dict("records")
+    assert line["retain"] == pytest.approx(100)
+    assert line["flips"] == pytest.approx(25)
+    # Chance is a quarter: 1 on a, and (1/2 - 1/4) / (1 - 1/4) on b.
+    assert line["above_chance"] == pytest.approx(100 * (1 + 1 / 3) / 2)
+    assert "Above chance, flips and changed answers are over more tasks than Retain: b." in gaps(
+        results
+    )
+    (tmp_path / "suite.json").write_text(json.dumps(settings | {"measure_tasks": []}))
+    with pytest.raises(ValueError, match="measure_tasks must be a list of names"):
+        read_results(tmp_path)
+
+
 def test_two_protocols_have_tables_of_their_own(tmp_path: Path) -> None:
     results = read_results(write_suite(tmp_path, ("pooled", "split")))
     frames = make_frames(results)

@@ -86,6 +86,7 @@ WRONG = [
     ),
     ({"retain_tasks": ["boolq", "arc_easy"]}, "retain_tasks: 'arc_easy' is not scored"),
     ({"retain_tasks": ["boolq", "boolq"]}, "retain_tasks: ['boolq', 'boolq'] has non-unique"),
+    ({"measure_tasks": ["arc_easy"]}, "measure_tasks: 'arc_easy' is not scored"),
     ({"reference_row": "lora"}, "reference_row: 'lora' is not among the rows"),
     (
         {"rows": ["dense", "lora", "shortgpt"], "focus": "hero"},

@@ -12,6 +12,7 @@ from workflows.report.figures.style import (
     FULL,
     GREY,
     HOLLOW,
+    OFFSET,
     PITCH,
     legend,
     list_sheet,
@@ -20,8 +21,6 @@ from workflows.report.figures.style import (
 
 MOST = {1: 30, 2: 40}  # rows that fit a page
 PLACE = ["backbone", "match", "target"]
-# Of a line: how far its two marks stand above and below its middle.
-OFFSET = 0.16
 
 
 def both_measures(data: Data, columns: int) -> dict[str, Figure]:
@@ -35,20 +34,21 @@ def both_measures(data: Data, columns: int) -> dict[str, Figure]:
     rows = with_part(lines[lines["kind"] != "reference"], data.methods)
     if rows.empty:
         return {}
-    return {end: _sheet(part, columns) for end, part in parts(rows, MOST[columns]).items()}
+    return {end: _sheet(part, rows, columns) for end, part in parts(rows, MOST[columns]).items()}
 
 
-def _sheet(lines: pd.DataFrame, columns: int) -> Figure:
-    """One sheet."""
+def _sheet(lines: pd.DataFrame, whole: pd.DataFrame, columns: int) -> Figure:
+    """One sheet of the whole."""
     panels = [
         part.sort_values("retain", ascending=False, kind="stable")
         for _, part in lines.groupby(PLACE, sort=False)
     ]
     names = [list(part["title"]) for part in panels]
-    figure, axes = list_sheet(columns, names, titled=len(panels) > 1, pitch=1.2 * PITCH)
-    for axis, part in zip(axes, panels, strict=True):
+    titles = [panel_title(part, whole) for part in panels]
+    figure, axes = list_sheet(columns, names, titled=any(titles), pitch=1.2 * PITCH)
+    for axis, part, title in zip(axes, panels, titles, strict=True):
         _panel(axis, part)
-        axis.set_title(panel_title(part, lines))
+        axis.set_title(title)
         axis.set_xlabel("percent of the dense model")
     legend(figure, set(lines["kind"]), {"Retain": HOLLOW, "Above chance": FULL})
     return figure

@@ -12,6 +12,8 @@ from workflows.report.figures.style import (
     FULL,
     GREY,
     HOLLOW,
+    OFFSET,
+    PITCH,
     legend,
     list_sheet,
     mark,
@@ -35,7 +37,7 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
         for _, part in lines.groupby(["backbone", "target"], sort=False)
     ]
     names = [list(part["title"]) for part in panels]
-    figure, axes = list_sheet(columns, names, titled=len(panels) > 1)
+    figure, axes = list_sheet(columns, names, titled=len(panels) > 1, pitch=1.2 * PITCH)
     for axis, part in zip(axes, panels, strict=True):
         _panel(axis, part)
         axis.set_title(panel_title(part.assign(match=""), lines.assign(match="")))
@@ -47,14 +49,22 @@ def protocols(data: Data, columns: int) -> dict[str, Figure]:
 
 
 def _panel(axis: Axes, part: pd.DataFrame) -> None:
-    """The best on top. From the hollow to the full sign: what the split protocol costs."""
+    """The best on top. From the hollow to the full sign: what the split protocol costs.
+
+    A row that decides nothing per token has the same runs under both, and one sign.
+    """
     lines = part.assign(height=range(len(part)))
+    away = OFFSET * (lines["retain_pooled"] != lines["retain_split"])
+    lines = lines.assign(above=lines["height"] - away, below=lines["height"] + away)
     axis.plot(
-        lines[["retain_pooled", "retain_split"]].T, lines[["height", "height"]].T, color=GREY,
+        lines[["retain_pooled", "retain_split"]].T, lines[["above", "below"]].T, color=GREY,
         linestyle="-", linewidth=0.6, zorder=1,
     )  # fmt: skip
     for kind, same in lines.groupby("kind", sort=False):
         apart = same[same["retain_pooled"] != same["retain_split"]]
-        mark(axis, apart["retain_pooled"], apart["height"], str(kind), hollow=True)
-        span = (same["retain_low_split"], same["retain_high_split"])
-        mark(axis, same["retain_split"], same["height"], str(kind), xspan=span)
+        pooled, split = (
+            (part[f"retain_low_{match}"], part[f"retain_high_{match}"])
+            for part, match in ((apart, "pooled"), (same, "split"))
+        )
+        mark(axis, apart["retain_pooled"], apart["above"], str(kind), xspan=pooled, hollow=True)
+        mark(axis, same["retain_split"], same["below"], str(kind), xspan=split)

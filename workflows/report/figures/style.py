@@ -26,6 +26,7 @@ WIDTHS = {1: 3.35, 2: 7.0}
 SMALL = 6.0  # points of names beside marks
 GREY = "#767676"
 PITCH = 0.125  # inches from row to row of marks with names beside
+OFFSET = 0.16  # rows by which two marks of one row stand above and below its middle
 # Inches above a panel with a title, and without one.
 TITLE, NO_TITLE = 0.2, 0.08
 Span = tuple[ArrayLike, ArrayLike]
