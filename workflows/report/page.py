@@ -40,6 +40,7 @@ def page(
     results: Results | None = None,
     figures: Path | None = None,
     home: str = "../index.html",
+    readme: str = "",
     seeds_of: str = "",
 ) -> str:
     """The page as HTML.
@@ -51,6 +52,7 @@ def page(
         results: The records of the frames; with them the page has details of each row.
         figures: Folder of figures to show; None where the tables lie beside the page as CSV alone.
         home: Address of the index of all suites.
+        readme: Address of what was found; empty where nothing says so.
         seeds_of: The suite that gives the deviation between seeds for rows with one seed.
     """
     matches = list(dict.fromkeys(frames["retain"]["match"]))
@@ -67,6 +69,7 @@ def page(
         },
         strange=sorted({*frames["retain"]["backbone"]} - {*frames["paper_values"]["backbone"]}),
         home=home,
+        readme=readme,
         beside="" if figures is None else "tables/",
         lacking=without_record(frames["paper_values"]),
         figures=_images(figures),

@@ -53,7 +53,12 @@ def main() -> None:
         frames, origin = read_frames(file.parent), json.loads(file.read_text(encoding="utf-8"))
         seeds_of = "" if spread is None else spread.label(origin)
         home = "../../index.html"
-        text = page(frames, frame_tables(frames), origin, home=home, seeds_of=seeds_of)
+        # The README beside a suite, or the one of all.
+        names = ("README.md", "../README.md")
+        readme = next((name for name in names if (file.parent / name).is_file()), "")
+        text = page(
+            frames, frame_tables(frames), origin, home=home, readme=readme, seeds_of=seeds_of
+        )
         write_text(file.parent / "index.html", text)
         references.append(entry(file.parent, args.reports, frames, origin))
     index = environment().get_template("suites.html").render(

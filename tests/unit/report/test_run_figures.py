@@ -86,3 +86,6 @@ def test_the_token_map_shows_what_ran(tmp_path: Path) -> None:
     assert np.allclose(np.asarray(axis.images[0].get_array()), ran)
     assert [text.get_text() for text in axis.get_xticklabels()] == ["one", "two", "↵"]
     assert axis.lines[0].get_xdata()[0] == 1.5
+    figure = axis.figure
+    caption = figure.texts[0].get_window_extent()
+    assert 0 < caption.x0 < caption.x1 < figure.bbox.width

@@ -18,7 +18,7 @@ SMOOTH = 15  # points of the log in each mean
 LABELS = {
     "loss": "training loss",
     "skip": "skipped (%)",
-    "alpha": "alpha",
+    "alpha": "weight of the penalty",
 }
 
 
@@ -53,7 +53,9 @@ def _sheet(runs: pd.DataFrame, curves: pd.DataFrame, columns: int) -> Figure:
     axes[0].yaxis.set_minor_locator(NullLocator())
     if "alpha" in measures:
         # A controller may hold it at zero for a while.
-        axes[measures.index("alpha")].set_yscale("symlog", linthresh=1e-4)
+        weight = axes[measures.index("alpha")]
+        weight.set_yscale("symlog", linthresh=1e-4)
+        weight.yaxis.set_major_formatter("{x:g}")
     figure.legend(
         *axes[0].get_legend_handles_labels(), loc="lower center", ncols=-(-len(names) // rows),
         borderaxespad=0.1, columnspacing=1.2, handlelength=2.6,

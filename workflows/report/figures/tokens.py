@@ -9,13 +9,17 @@ from matplotlib.figure import Figure
 from workflows.report.figures.data import Data
 from workflows.report.figures.heat import paint
 from workflows.report.figures.lines import line_names, of_run, parts, with_part
-from workflows.report.figures.style import GREY, Margins, sheet
+from workflows.report.figures.style import GREY, SMALL, Margins, sheet
 from workflows.stats.speeds import KEYS
 
 MOST = 8
 TOKENS = {1: 30, 2: 64}  # that can be read at a paper's width
 TALL = 0.62  # inches of a row's panel
 WORD = 12  # characters of a token that are shown
+CAPTION = (
+    "dark blue: the layer, or the part in the title, ran; mid blue: its FFN alone;\n"
+    "light blue: attention alone; white: skipped; right of the line: answer tokens"
+)
 
 
 def token_map(data: Data, columns: int) -> dict[str, Figure]:
@@ -30,7 +34,7 @@ def token_map(data: Data, columns: int) -> dict[str, Figure]:
 def _sheet(runs: pd.DataFrame, routes: pd.DataFrame, columns: int) -> Figure:
     """Rows below each other, the tokens as words below the last."""
     figure, axes = sheet(
-        columns, [TALL] * len(runs), 1, Margins(0.38, 0.05, top=0.17, bottom=0.05, below=0.68)
+        columns, [TALL] * len(runs), 1, Margins(0.38, 0.05, top=0.17, bottom=0.05, below=0.75)
     )
     for axis, name, run in zip(axes, line_names(runs), runs.to_dict("records"), strict=True):
         _panel(axis, of_run(routes, run), TOKENS[columns])
@@ -40,8 +44,7 @@ def _sheet(runs: pd.DataFrame, routes: pd.DataFrame, columns: int) -> Figure:
     last = own.drop_duplicates("place").nlargest(TOKENS[columns], "place").sort_values("place")
     words.set_xticks(range(len(last)), [_word(token) for token in last["token"]], rotation=90)
     words.tick_params(axis="x", labelsize=5, length=0, pad=1)
-    caption = "dark: the layer, or the part in the title, ran; right of the line: answer tokens"
-    figure.text(0.5, 0.02, caption, ha="center")
+    figure.text(0.5, 0.04 / figure.get_figheight(), CAPTION, ha="center", fontsize=SMALL)
     return figure
 
 
@@ -60,4 +63,4 @@ def _panel(axis: Axes, own: pd.DataFrame, most: int) -> None:
 
 def _word(token: str) -> str:
     """A token as text: white space as a sign, nothing that ends a line."""
-    return token.strip(" ")[:WORD].replace("\n", "↵").replace("$", r"\$") or "␣"
+    return token.strip(" ")[:WORD].replace("\n", "↵") or "␣"
