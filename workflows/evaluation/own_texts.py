@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from methods.core.chat import MARK, apply_template
+from methods.core.chat import MARK, apply_template, conversation
 from methods.core.model.folder import window_of
 from methods.core.seeds import seed_for
 from methods.core.tokens import Encoder
@@ -17,6 +18,8 @@ from workflows.evaluation.ends import end_tokens
 
 # Texts that are written at once. Another number draws other texts.
 BATCH = 16
+# Fewest tokens for question and answer together.
+ROOM = 8
 
 
 class Writer:
@@ -32,13 +35,14 @@ class Writer:
     Args:
         model: On its device; its generation config is replaced.
         tokenizer: Of the model.
-        length: Most tokens of a text, at most the model's window; a question has at most half.
+        length: Most tokens of a text, at most the model's window; a question has at most half of
+            what the template leaves.
         seed: Of the draws. The same seed gives the same texts on one machine.
         purpose: What the texts are for; another purpose draws other texts.
 
     Raises:
-        ValueError: The tokenizer has neither a chat template nor a begin token, or the template
-            does not show the words of a user.
+        ValueError: The tokenizer has neither a chat template nor a begin token, the template does
+            not show the words of a user, or it leaves no room for them.
     """
 
     def __init__(
@@ -52,7 +56,11 @@ class Writer:
         self.model, self.tokenizer = model, tokenizer
         self.length = min(length, window_of(model.config))
         self.seed, self.purpose = seed, purpose
+        self.encoder = Encoder(tokenizer)
         self.opening, closing = _user_turn(tokenizer)
+        self.asking = self.closing = 0
+        if tokenizer.chat_template:
+            self._measure_template()
         self.ends = {*end_tokens(model), tokenizer.eos_token_id, *closing} - {None}
         pads = (tokenizer.pad_token_id, *sorted(self.ends), 0)
         self.pad = next(token for token in pads if token is not None)
@@ -68,6 +76,8 @@ class Writer:
     def texts(self, rows: int) -> Iterator[dict[str, Any]]:
         """Documents in the form of methods/core/data.py: ``messages`` of a chat model, or ``text``.
 
+        Fewer rows are the first ones of more rows.
+
         Args:
             rows: How many.
 
@@ -78,38 +88,80 @@ class Writer:
         while written < rows:
             with torch.random.fork_rng():
                 torch.manual_seed(seed_for(self.seed, f"{self.purpose} texts {number}"))
-                documents = self._batch(min(BATCH, rows - written))
+                documents = self._batch()
             if not documents:
                 raise ValueError("the model ends its texts before their first word")
-            yield from documents
+            yield from documents[: rows - written]
             number, written = number + 1, written + len(documents)
 
-    def _batch(self, size: int) -> list[dict[str, Any]]:
-        """Up to ``size`` documents: those without a word are left out."""
+    def _measure_template(self) -> None:
+        """Count the tokens of the template up to an answer, without the question, and after it.
+
+        Raises:
+            ValueError: They leave no room.
+        """
+        mark = len(self._encode([MARK])[0]) - len(self._encode([""])[0])
+        self.asking = len(self._encode([self._prompt(MARK)])[0]) - mark
+        whole = len(self._encode([self._chat(MARK, MARK)])[0]) - 2 * mark
+        self.closing = max(0, whole - self.asking)
+        if self.length - self.asking - self.closing < ROOM:
+            raise ValueError(
+                f"the chat template alone takes {self.asking + self.closing} tokens: a text of at "
+                f"most {self.length} (max_length, or the model's window) leaves fewer than {ROOM} "
+                "for question and answer"
+            )
+
+    def _batch(self) -> list[dict[str, Any]]:
+        """Up to ``BATCH`` documents: those without a word are left out."""
         if not self.tokenizer.chat_template:
-            begin = [[self.tokenizer.bos_token_id]] * size
-            return [{"text": text} for text in self._continue(begin, self.length - 1) if text]
-        opening = self._encode([self.opening] * size)
-        questions = [text for text in self._continue(opening, self.length // 2) if text]
+            begin = [[self.tokenizer.bos_token_id]] * BATCH
+            drawn = self._continue(begin, self.length - 1)
+            texts = [self._fit(ids, str, self.length) for ids in drawn]
+            return [{"text": text} for text in texts if text]
+        opening = self._encode([self.opening] * BATCH)
+        room = (self.length - self.asking - self.closing) // 2
+        drawn = self._continue(opening, room)
+        questions = [self._fit(ids, self._prompt, self.asking + room) for ids in drawn]
+        questions = [question for question in questions if question]
         if not questions:
             return []
-        turns = [[{"role": "user", "content": question}] for question in questions]
-        prompts = self._encode(
-            [apply_template(self.tokenizer, turn, add_generation_prompt=True) for turn in turns]
-        )
-        left = max(1, self.length - max(map(len, prompts)))
+        prompts = self._encode([self._prompt(question) for question in questions])
+        drawn = self._continue(prompts, self.length - self.closing - max(map(len, prompts)))
+        answers = [
+            self._fit(ids, partial(self._chat, question), self.length)
+            for question, ids in zip(questions, drawn, strict=True)
+        ]
         return [
-            {"messages": [*turn, {"role": "assistant", "content": answer}]}
-            for turn, answer in zip(turns, self._continue(prompts, left), strict=True)
+            {"messages": _turns(question, answer)}
+            for question, answer in zip(questions, answers, strict=True)
             if answer
         ]
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        encoder = Encoder(self.tokenizer)
-        own = [encoder.begins(text) for text in texts]
-        return [list(ids) for ids in encoder.encode(texts, own)]
+    def _prompt(self, question: str) -> str:
+        """What the model is fed to answer a question."""
+        turns = [{"role": "user", "content": question}]
+        return apply_template(self.tokenizer, turns, add_generation_prompt=True)
 
-    def _continue(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[str]:
+    def _chat(self, question: str, answer: str) -> str:
+        """A conversation as later steps read it."""
+        return conversation(self.tokenizer, _turns(question, answer))
+
+    def _fit(self, ids: list[int], whole: Callable[[str], str], most: int) -> str:
+        """Words, without the last ones where the text that they are a part of is too long.
+
+        A tokenizer may need more tokens for the words than the model wrote.
+        """
+        words = self._text(ids)
+        while words and (over := len(self._encode([whole(words)])[0]) - most) > 0:
+            ids = ids[: -max(1, over // 2)]
+            words = self._text(ids)
+        return words
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        own = [self.encoder.begins(text) for text in texts]
+        return [list(ids) for ids in self.encoder.encode(texts, own)]
+
+    def _continue(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
         """What the model writes after each prompt, up to an end token."""
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self.pad)
@@ -123,13 +175,18 @@ class Writer:
             output = generate(
                 ids.to(device), attention_mask=mask.to(device), max_new_tokens=new_tokens
             )
-        return [self._text(row) for row in output[:, width:]]
+        return [self._before_end(row) for row in output[:, width:].tolist()]
 
-    def _text(self, tokens: Tensor) -> str:
-        """The words before the first end token."""
-        ids = tokens.tolist()
-        stop = next((n for n, token in enumerate(ids) if token in self.ends), len(ids))
-        return str(self.tokenizer.decode(ids[:stop], skip_special_tokens=True)).strip()
+    def _before_end(self, ids: list[int]) -> list[int]:
+        """The tokens before the first end token."""
+        return list(takewhile(lambda token: token not in self.ends, ids))
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+
+def _turns(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def _user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[int]]:

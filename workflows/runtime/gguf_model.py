@@ -6,54 +6,89 @@ the 4-bit model, not the one it was made from.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-# GGUF's names of the architectures whose layers we know; Mistral's files say llama.
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+from methods.core.model.folder import read_tokenizer
+from workflows.runtime.gguf_header import Header, read_header
+from workflows.runtime.gguf_tokenizer import check_same, check_tokenizer, write_tokenizer
 
 
 def convert(file: Path, folder: Path) -> None:
     """Write the model of a GGUF file as config, safetensors and tokenizer.
 
     Args:
-        file: Of a causal LM.
+        file: Of a causal LM; what lies beside it is not read.
         folder: Existing; what is in it stays.
 
     Raises:
         ValueError: The file is damaged, of an architecture that is not known, quantized in a way
-            that cannot be read, or lacks weights or a tokenizer.
+            that cannot be read, lacks weights or a tokenizer, or holds what would be lost.
     """
-    check(file)
+    header = check(file)
     with _one_sentence(file):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True,
-            local_files_only=True,
-        )  # fmt: skip
-        tokenizer = AutoTokenizer.from_pretrained(
-            file.parent, gguf_file=file.name, local_files_only=True
-        )
-    model, report = loaded
-    absent = sorted(report["missing_keys"])
-    if model.config.tie_word_embeddings:
-        absent = [name for name in absent if name != "lm_head.weight"]
-    if absent:
-        raise ValueError(f"{file} lacks weights, first {absent[0]}")
+        model = _load(header)
     # What was dequantized is a plain model; transformers still takes it for a quantized one.
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
     model.config.rms_norm_eps = shortest(model.config.rms_norm_eps)
     model.config._name_or_path = ""
+    _set_ends(model, header)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    _drop_tokens(folder / "tokenizer.json", model.config.vocab_size)
+    with _one_sentence(file):
+        write_tokenizer(header, folder)
+        tokenizer = read_tokenizer(folder, model.config)
+    assert tokenizer is not None
+    check_same(header, folder, tokenizer)
+
+
+def check(file: Path) -> Header:
+    """Refuse a file before its weights are read.
+
+    Raises:
+        ValueError: It is no whole GGUF file, of an architecture that is not known, or holds what
+            would be lost.
+    """
+    header = read_header(file)
+    check_tokenizer(header)
+    return header
+
+
+def _load(header: Header) -> Any:
+    """The model; transformers sees the file alone, since it prefers what lies beside one."""
+    with TemporaryDirectory() as place:
+        link = Path(place) / "model.gguf"
+        link.symlink_to(header.file.resolve())
+        # Qwen 2 takes no size of heads but the one that it computes.
+        head = {} if header.architecture == "qwen2" else {"head_dim": header.head}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, gguf_file=link.name, dtype=torch.float32, output_loading_info=True,
+            local_files_only=True, **head,
+        )  # fmt: skip
+    model, report = loaded
+    absent = set(report["missing_keys"])
+    if model.config.tie_word_embeddings:
+        absent.discard("lm_head.weight")
+    if absent:
+        raise ValueError(f"transformers leaves {min(absent)} without weights")
+    return model
+
+
+def _set_ends(model: PreTrainedModel, header: Header) -> None:
+    """Take the tokens that begin and end a text from the file, or none."""
+    config, generation = model.config, model.generation_config
+    config.bos_token_id = generation.bos_token_id = header.token("bos_token_id")
+    config.eos_token_id = header.token("eos_token_id")
+    named = (header.token(f"{name}_token_id") for name in ("eos", "eot", "eom"))
+    ends = list(dict.fromkeys(token for token in named if token is not None))
+    generation.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
 
 
 @contextmanager
@@ -65,65 +100,6 @@ def _one_sentence(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def check(file: Path) -> None:
-    """Refuse a file before its weights are read.
-
-    Raises:
-        ValueError: It is no whole GGUF file, of an architecture that is not known, or holds what
-            would be lost.
-    """
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(file)
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"{file} is no whole GGUF file: {' '.join(str(error).split())}") from error
-    name = _field(reader, "general.architecture")
-    if name not in ARCHITECTURES or _field(reader, f"{name}.expert_count"):
-        kind = "mixture of experts" if name in ARCHITECTURES else name
-        raise ValueError(
-            f"{file} holds a model of architecture '{kind}' (known: {', '.join(ARCHITECTURES)})"
-        )
-    odd = next(_unread(reader, name), None)
-    if odd is not None:
-        raise ValueError(f"{file} holds {odd}, which cannot be read: the model would be another")
-
-
-def _unread(reader: Any, architecture: str) -> Iterator[str]:
-    """What transformers would leave out without a word: rotary scaling, by its old name too, a view
-    of later tokens, and a Llama's biases.
-    """
-    for field in reader.fields:
-        if field.endswith(".rope.scale_linear") and _field(reader, field) != 1.0:
-            yield f"{field} = {_field(reader, field)}"
-        if field.endswith(".attention.causal") and not _field(reader, field):
-            yield f"{field} = false"
-        if ".rope.scaling." in field and field.endswith((".type", ".factor")):
-            value = _field(reader, field)
-            if value not in ("none", 1.0):
-                yield f"{field} = {value}"
-    for tensor in reader.tensors:
-        bias = architecture == "llama" and tensor.name.endswith(".bias")
-        if bias or tensor.name.startswith("rope_"):
-            yield tensor.name
-
-
-def _drop_tokens(file: Path, size: int) -> None:
-    """Take tokens without an embedding out of a tokenizer.
-
-    transformers gives every byte-level vocabulary the end of text of GPT-2, also where the file has
-    none.
-    """
-    content = json.loads(file.read_text(encoding="utf-8"))
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < size]
-    file.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")
-
-
 def shortest(value: float) -> float:
     """The shortest decimal number that is the same in float32, in which GGUF keeps settings."""
     return float(str(np.float32(value)))
-
-
-def _field(reader: Any, name: str) -> Any:
-    field = reader.get_field(name)
-    return None if field is None else field.contents()

@@ -49,7 +49,10 @@ def run(main: Callable[[], None]) -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt as stop:
         # A training that can be continued raises this with a message and the signal's status.
-        print(str(stop) or "interrupted; nothing half-written is left", file=sys.stderr)
+        print(
+            str(stop) or "interrupted; nothing half-written is left under its final name",
+            file=sys.stderr,
+        )
         raise SystemExit(getattr(stop, "status", 130)) from None
     finally:
         # Saves time: the interpreter collects garbage once more at its end.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,20 @@ from methods.core import facts
 from methods.core.jsonfile import read_json
 from workflows.demo.presets import PRESETS
 from workflows.evaluation.tasklist import TaskEntry
+from workflows.runtime.wheels import PINNED
 from workflows.suite.splits import VALIDATION, check_one_split
 
 TASKS = "tasks"  # source of a probe that is made of the suite's tasks
 # Endings of files that a part of the data may be.
 TEXT_FILES = (".jsonl", ".txt", ".npy")
 SELF = "self"  # source of texts that the backbone writes itself
-# In front of what a backbone is fetched from: a repository, a package, a file.
-FETCHED = ("hub:", "pypi:", "gguf:")
+# In front of what a backbone is fetched from: a repository, a package, a file. Then the form of
+# what stands behind it, and how it is told.
+FORMS = {
+    "hub:": (re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), "hub:OWNER/NAME"),
+    "pypi:": (PINNED, "pypi:NAME==VERSION"),
+    "gguf:": (re.compile(r".+"), "gguf:FILE"),
+}
 # Keys of a part of the data that only a source of the hub has.
 HUB_KEYS = ("column", "split", "revision")
 WORLD = "world:"  # in front of a world's name: the backbone that is trained on it
@@ -38,13 +45,17 @@ def fetched_note(folder: str) -> dict[str, Any]:
 
 
 def check_origin(backbone: Mapping[str, Any], where: str) -> None:
-    """Refuse a hash or a revision that nothing is held against.
+    """Refuse a source of another form, and a hash or a revision that nothing is held against.
 
     Raises:
-        ValueError: The source of the backbone has none.
+        ValueError: The source of the backbone is one.
     """
+    path = str(backbone["path"])
+    for prefix, (form, told) in FORMS.items():
+        if path.startswith(prefix) and not form.fullmatch(path.removeprefix(prefix)):
+            raise ValueError(f"{where}: '{path}' must be {told}")
     for key, sources in (("sha256", ("pypi:", "gguf:")), ("revision", ("hub:",))):
-        if key in backbone and not str(backbone["path"]).startswith(sources):
+        if key in backbone and not path.startswith(sources):
             raise ValueError(f"{where}: {key} is only for {' and '.join(sources)}")
 
 
@@ -276,10 +287,16 @@ def check_paths(config: Mapping[str, Any], root: Path) -> None:
                 f"suite config, data.probe: skip is for texts, and source '{TASKS}' draws "
                 "items (allowed: 0)"
             )
+        if source == SELF and spec.get("skip"):
+            raise ValueError(
+                f"suite config, data.{part}: skip is for texts that are there, and source "
+                f"'{SELF}' writes new ones (allowed: 0)"
+            )
         if is_file(part, source) and not (root / source).is_file():
             worlds = ", ".join(PRESETS)
             raise ValueError(
-                f"suite config, data.{part}: file {source} does not exist (worlds: {worlds})"
+                f"suite config, data.{part}: file {source} does not exist "
+                f"(worlds: {worlds}; the backbone's own texts: {SELF})"
             )
         if is_file(part, source) and Path(source).suffix not in TEXT_FILES:
             raise ValueError(
@@ -297,4 +314,4 @@ def is_file(part: str, source: str) -> bool:
 
 def is_local(path: str) -> bool:
     """Whether a backbone's path is a folder, and not one that a prepare rule makes first."""
-    return not path.startswith((*FETCHED, WORLD))
+    return not path.startswith((*FORMS, WORLD))

@@ -284,11 +284,11 @@ def check_weights(path: Path, config: PreTrainedConfig) -> None:
     shapes: dict[str, list[int]] = {}
     for file in weight_files(path):
         shapes |= read_shapes(file)
-    last = max((int(n) for n in map(_layer_number, shapes) if n is not None), default=-1)
-    if last + 1 != config.num_hidden_layers:
+    found = {number for number in map(_layer_number, shapes) if number is not None}
+    if found != {str(number) for number in range(config.num_hidden_layers)}:
         raise ValueError(
-            f"{path} has weights of {last + 1} layers, but config.json asks for "
-            f"{config.num_hidden_layers} (num_hidden_layers)"
+            f"{path} has weights of {len(found)} layers, but config.json asks for layers 0 to "
+            f"{config.num_hidden_layers - 1} (num_hidden_layers)"
         )
     expected = _empty_model(config, path).state_dict()
     for name, tensor in expected.items():

@@ -29,7 +29,7 @@ from methods.core.model.finite import check_buffers, check_parameters
 from methods.core.model.folder import INDEX, WEIGHTS, check_no_adapter, hash_folder
 from methods.core.model.ledger import Ledger
 from methods.core.model.pretrained import SkipbenchConfig, guard, is_plain
-from methods.core.model.tensors import read_tensors
+from methods.core.model.tensors import read_tensors, share
 from methods.core.model.whole import assign, build, guard_whole, hash_fitted, read_from, read_whole
 from methods.core.routing.routed import router_of
 from methods.discovery import find_row, load_method
@@ -92,6 +92,7 @@ def save(
         trained = {n: p.detach().cpu() for n, p in model.named_parameters() if p.requires_grad}
         if trained:
             save_file({n: p.contiguous() for n, p in trained.items()}, trained_file)
+            share(folder)
         SkipbenchConfig(row=card.row).save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

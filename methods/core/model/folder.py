@@ -26,8 +26,10 @@ SIZES = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "vocab_size", "max_position_embeddings",
 )  # fmt: skip
+MOST_LAYERS = 1000  # as in the schema of records
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 GENERATION, ADAPTER = "generation_config.json", "adapter_config.json"
 SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 
@@ -54,7 +56,8 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
         where: Its name, for messages.
 
     Raises:
-        ValueError: Another family, quantized weights, a value of the wrong type, or a size below 1.
+        ValueError: Another family, quantized weights, a value of the wrong type, a size below 1, or
+            more than :data:`MOST_LAYERS` layers.
     """
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -66,6 +69,10 @@ def make_config(raw: dict[str, Any], where: object) -> PreTrainedConfig:
             f"{where} tells of quantized weights (quantization_config), which are not read: "
             "dequantize the model first"
         )
+    layers = raw.get("num_hidden_layers", 1)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        # A config lists the kind of each layer, so that a large number alone would take all memory.
+        raise ValueError(f"{where}: num_hidden_layers is {layers}, must be at most {MOST_LAYERS}")
     try:
         config: PreTrainedConfig = AutoConfig.for_model(**raw)
     except Exception as error:
@@ -146,9 +153,24 @@ def read_fetched(path: Path) -> dict[str, Any]:
     """What the fetch step wrote about a folder: repository, commit, facts of its files.
 
     Empty for a folder that it did not download.
+
+    Raises:
+        ValueError: It is not JSON, or has other values than that step writes.
     """
     file = path / FETCHED
-    return read_json(file) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    fetched = read_json(file)
+    if not isinstance(fetched.get("commit"), str | None):
+        raise ValueError(f"{file}: commit must be a text")
+    facts_by_name = fetched.get("files", {})
+    if not isinstance(facts_by_name, dict):
+        raise ValueError(f"{file}: files must be an object, with facts by the name of a file")
+    for name, facts in facts_by_name.items():
+        digest = facts.get("sha256") if isinstance(facts, dict) else None
+        if not isinstance(digest, str) or not SHA256.fullmatch(digest):
+            raise ValueError(f"{file}: files has no sha256 of 64 hex digits for '{name}'")
+    return fetched
 
 
 def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase | None:
@@ -161,7 +183,10 @@ def read_tokenizer(path: Path, config: PreTrainedConfig) -> PreTrainedTokenizerB
     if not any((path / name).is_file() for name in names):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, config=config, local_files_only=True)
+        # Unless it is told not to, transformers asks on a terminal whether to run a folder's code.
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, config=config, local_files_only=True, trust_remote_code=False
+        )
         tokenizer(["a word"], return_attention_mask=False)
         number = max(len(tokenizer), *(n + 1 for n in tokenizer.get_vocab().values()))
     except Exception as error:

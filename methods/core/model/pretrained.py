@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from methods.core.model.card import CARD
-from methods.core.model.tensors import DTYPES, check_dtype
+from methods.core.model.tensors import DTYPES, check_dtype, share
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -86,6 +86,7 @@ def write_plainly(
         type(model).save_pretrained(model, folder, *arguments, **options)
     finally:
         model.generation_config = settings
+    share(Path(folder))
     settings.to_json_file(Path(folder) / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -48,6 +49,14 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
         raise ValueError(f"{file} is damaged or incomplete: {error}") from error
     check_finite(tensors, str(file))
     return tensors
+
+
+def share(folder: Path) -> None:
+    """Give files of weights the mode of any new file: safetensors lets only their owner read."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o666 & ~mask)
 
 
 def check_dtype(dtype: object, allowed: object, what: str) -> None:

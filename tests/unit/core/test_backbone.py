@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from methods.core.model import backbone as backbone_module
 from methods.core.model.backbone import SHAPES, empty_backbone, load_backbone, shape_config
 from methods.core.model.folder import hash_folder
 from tests.toys.models import CONFIGS, make_model, untie
@@ -115,6 +116,22 @@ def test_a_folder_without_weights_is_named(copy: Path) -> None:
 def test_a_missing_tensor_is_not_filled_with_random_numbers(copy: Path) -> None:
     edit_weights(copy, **{"model.layers.2.mlp.up_proj.weight": None})
     with pytest.raises(ValueError, match=r"no tensor 'model.layers.2.mlp.up_proj.weight'"):
+        load_backbone(copy)
+
+
+def test_a_number_of_layers_alone_builds_nothing(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model without weights takes memory for each layer all the same."""
+    monkeypatch.setattr(backbone_module, "_empty_model", lambda *_: pytest.fail("built"))
+    edit_weights(copy, **{"model.layers.999.x": torch.zeros(1)})
+    edit_config(copy, num_hidden_layers=1000)
+    said = r"has weights of 7 layers, but config.json asks for layers 0 to 999 \(num_hidden_layers"
+    with pytest.raises(ValueError, match=said):
+        load_backbone(copy)
+    monkeypatch.setattr(AutoConfig, "for_model", lambda *_, **__: pytest.fail("built"))
+    edit_config(copy, num_hidden_layers=3_000_000)
+    with pytest.raises(ValueError, match="num_hidden_layers is 3000000, must be at most 1000"):
         load_backbone(copy)
 
 

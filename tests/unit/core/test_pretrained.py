@@ -58,6 +58,11 @@ def test_what_a_config_rebuilds_is_saved_under_its_family(kind: str, tmp_path: P
     )
 
 
+def test_others_may_read_the_weights(saved: Path) -> None:
+    modes = {file.stat().st_mode for file in saved.iterdir() if file.is_file()}
+    assert modes == {(saved / "config.json").stat().st_mode}
+
+
 def changed(row: str, backbone: Backbone) -> Any:
     """The model of a fit, straight from the method."""
     if row == "narrowed":

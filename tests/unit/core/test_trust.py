@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from methods.core.facts import FETCHED, file_facts
 from methods.core.model.backbone import load_backbone
-from methods.core.model.folder import weight_files
+from methods.core.model.folder import hash_folder, weight_files
 from workflows.evaluation.loading import confine_templates
 
+# transformers imports a copy of the file from its cache: the trace has a place of its own.
 EVIL = """from pathlib import Path
-Path(__file__).with_name("ran").touch()
+Path({trace!r}).touch()
 class Evil: pass
 """
 
@@ -23,7 +25,7 @@ class Evil: pass
 def copy(llama: Path, tmp_path: Path) -> Path:
     """A backbone with a program beside it that leaves a trace when it is imported."""
     folder = shutil.copytree(llama, tmp_path / "backbone")
-    (folder / "evil.py").write_text(EVIL)
+    (folder / "evil.py").write_text(EVIL.format(trace=str(folder / "ran")))
     return folder
 
 
@@ -42,6 +44,15 @@ def test_code_beside_a_model_is_never_imported(copy: Path) -> None:
     backbone = load_backbone(copy)
     assert type(backbone.model).__module__.startswith("transformers.")
     assert type(backbone.tokenizer).__module__.startswith("transformers.")
+    assert not (copy / "ran").exists()
+
+
+def test_nobody_is_asked_whether_to_run_code(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    named = {"AutoTokenizer": [None, "evil.Evil"]}
+    change(copy / "tokenizer_config.json", auto_map=named, tokenizer_class="Evil")
+    with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read"):
+        load_backbone(copy)
     assert not (copy / "ran").exists()
 
 
@@ -74,6 +85,41 @@ def test_a_tokenizer_reads_no_file_outside_its_folder(copy: Path) -> None:
         change(copy / "tokenizer_config.json", tokenizer_file=name, vocab_file=name)
         with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read"):
             load_backbone(copy)
+
+
+def test_facts_of_a_stranger_give_no_hash(copy: Path) -> None:
+    """Size and time are his choice; an older version's facts had no more."""
+    right = hash_folder(copy)
+    file = copy / "model.safetensors"
+    stamp = {"size": file.stat().st_size, "mtime_ns": file.stat().st_mtime_ns}
+    forged = {file.name: stamp | {"sha256": "0" * 64}}
+    (copy / FETCHED).write_text(json.dumps({"files": forged}))
+    assert hash_folder(copy) == right
+    known = {file.name: file_facts(file) | {"sha256": "0" * 64}}
+    (copy / FETCHED).write_text(json.dumps({"files": known}))
+    assert hash_folder(copy) != right
+    known[file.name]["ctime_ns"] -= 1
+    (copy / FETCHED).write_text(json.dumps({"files": known}))
+    assert hash_folder(copy) == right
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"files": []}, "files must be an object, with facts by the name of a file"),
+        ({"files": {"a": "x"}}, "files has no sha256 of 64 hex digits for 'a'"),
+        ({"files": {"a": {"size": 1}}}, "files has no sha256 of 64 hex digits for 'a'"),
+        ({"files": {"a": {"sha256": 7}}}, "files has no sha256 of 64 hex digits for 'a'"),
+        ({"files": {"a": {"sha256": "z" * 64}}}, "files has no sha256 of 64 hex digits for 'a'"),
+        ({"commit": ["x"]}, "commit must be a text"),
+    ],
+)
+def test_damaged_facts_of_fetched_files_are_named(
+    content: dict[str, Any], sentence: str, copy: Path
+) -> None:
+    (copy / FETCHED).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"fetched\.json: {sentence}"):
+        load_backbone(copy)
 
 
 def test_templates_of_tasks_reach_no_function_of_python() -> None:

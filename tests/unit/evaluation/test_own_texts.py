@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from methods.core.chat import conversation
 from methods.core.data import Data
 from tests.steps import Refuse, call
 from tests.toys.models import make_backbone, make_model
@@ -51,6 +52,7 @@ def test_a_chat_model_is_fed_the_opening_of_a_user_turn_then_its_own_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fed = []
+    monkeypatch.setattr(own_texts, "BATCH", 1)
     asked = writer()
     generate = asked.model.generate
 
@@ -65,14 +67,41 @@ def test_a_chat_model_is_fed_the_opening_of_a_user_turn_then_its_own_question(
     question = document["messages"][0]["content"]
     ids = asked.tokenizer(question)["input_ids"]
     assert prompt.tolist() == [[BOS, 1, *ids, 60, 2]]
-    assert (first["max_new_tokens"], second["max_new_tokens"]) == (12, 24 - prompt.shape[1])
+    # The template has four tokens around the question, and one after the answer.
+    assert (first["max_new_tokens"], second["max_new_tokens"]) == (9, 24 - prompt.shape[1] - 1)
     assert [turn["role"] for turn in document["messages"]] == ["user", "assistant"]
     assert {EOS, 60} == asked.ends
 
 
 def test_words_after_an_end_token_are_not_taken() -> None:
-    assert writer()._text(torch.tensor([3, 4, 60, 5])) == "w3 w4"
-    assert writer(chat=False)._text(torch.tensor([3, EOS, 5])) == "w3"
+    assert writer()._before_end([3, 4, 60, 5]) == [3, 4]
+    assert writer(chat=False)._before_end([3, EOS, 5]) == [3]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_fewer_rows_are_the_first_of_more(chat: bool) -> None:
+    more = list(writer(chat).texts(20))
+    for rows in (3, 16, 18):
+        assert list(writer(chat).texts(rows)) == more[:rows]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_no_document_is_longer_than_asked(chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each word of the toy becomes two tokens when it is read again."""
+    model = writer(chat, length=16)
+    read = model._text
+    monkeypatch.setattr(model, "_text", lambda ids: " ".join(f"{w} w9" for w in read(ids).split()))
+    for text in model.texts(20):
+        whole = conversation(model.tokenizer, text["messages"]) if chat else text["text"]
+        assert 8 <= len(model.tokenizer(whole, add_special_tokens=not chat)["input_ids"]) <= 16
+
+
+def test_a_template_that_leaves_no_room_is_refused() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHAT.replace("{{ bos_token }}", "{{ bos_token }}" + " w3" * 30)
+    with pytest.raises(ValueError, match=r"takes 35 tokens: a text of at most 42 \(max_length, or"):
+        Writer(make_model(), tokenizer, 42, 0, "x")
+    assert list(Writer(make_model(), tokenizer, 43, 0, "x").texts(1))
 
 
 def test_draws_follow_the_whole_distribution(monkeypatch: pytest.MonkeyPatch) -> None:

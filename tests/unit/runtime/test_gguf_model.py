@@ -2,91 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, quants
-from torch import Tensor
+from gguf import GGMLQuantizationType, GGUFEndian, GGUFWriter, RopeScalingType, quants
+from transformers import AutoModelForCausalLM
 
 from methods.core.model.backbone import load_backbone
+from tests.toys.gguf import put, write
 from tests.toys.models import make_model
-from tests.toys.texts import BOS, EOS, PAD, SPECIAL, UNK, WORDS
+from workflows.evaluation.ends import end_tokens
 from workflows.runtime.gguf_model import convert, shortest
-
-NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
-WHOLE = {
-    "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}  # fmt: skip
-
-
-def write(file: Path, model: Any, architecture: str = "llama", kind: str = "F32") -> Path:
-    """A model as llama.cpp would store it, every matrix of its layers quantized as ``kind``."""
-    config, writer = model.config, GGUFWriter(file, architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    # Bytes and one merge of a byte-level vocabulary, then the special tokens.
-    writer.add_token_list(["a", "b", "ab", *WORDS[3:], *SPECIAL])
-    writer.add_token_types([1] * len(WORDS) + [3] * len(SPECIAL))
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(BOS)
-    writer.add_eos_token_id(EOS)
-    writer.add_unk_token_id(UNK)
-    writer.add_pad_token_id(PAD)
-    quantization = GGMLQuantizationType[kind]
-    for name, tensor in model.state_dict().items():
-        values = stored(name, tensor, config).float().numpy()
-        if values.ndim == 2 and ".layers." in name:
-            writer.add_tensor(
-                gguf_name(name), quants.quantize(values, quantization), raw_dtype=quantization
-            )
-        else:
-            writer.add_tensor(gguf_name(name), values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
-
-
-def gguf_name(name: str) -> str:
-    if name in WHOLE:
-        return WHOLE[name]
-    _, _, layer, *part, _ = name.split(".")
-    return f"blk.{layer}.{NAMES['.'.join(part)]}.weight"
-
-
-def stored(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """Queries and keys in llama.cpp's order of rotary pairs."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    number = heads.get(name.split(".")[-2])
-    if number is None:
-        return tensor
-    rows, width = tensor.shape
-    halves = tensor.reshape(number, 2, rows // number // 2, width)
-    return halves.swapaxes(1, 2).reshape(rows, width)
 
 
 def out(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+def refuse(file: Path, sentence: str) -> None:
+    """A file is refused in one sentence that names it, and leaves nothing."""
+    folder = out(file.parent / "refused")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))} {sentence}"):
+        convert(file, folder)
+    assert list(folder.iterdir()) == []
 
 
 def test_the_folder_holds_the_model_of_the_file(tmp_path: Path) -> None:
@@ -114,59 +59,190 @@ def test_quantized_weights_come_out_as_what_they_stand_for(tmp_path: Path) -> No
     np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_heads_of_another_size_are_handed_over(kind: str, tmp_path: Path) -> None:
+    model = make_model(kind, head_dim=16)
+    file = write(tmp_path / "toy.gguf", model, kind, change=lambda w: w.add_key_length(16))
+    convert(file, out(tmp_path / "plain"))
+    ids = torch.tensor([[1, 5, 9, 33, 2]])
+    with torch.no_grad():
+        actual = load_backbone(tmp_path / "plain").model(ids).logits
+        torch.testing.assert_close(actual, model(ids).logits)
+
+
+def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:
+    file = write(tmp_path / "toy.gguf", make_model())
+    alone = out(tmp_path / "alone")
+    convert(file, alone)
+    content = json.loads((alone / "tokenizer.json").read_text())
+    content["model"]["vocab"] |= {"a": 1, "b": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/none"}')
+    convert(file, out(tmp_path / "beside"))
+    for name in sorted(path.name for path in alone.iterdir()):
+        assert (tmp_path / "beside" / name).read_bytes() == (alone / name).read_bytes()
+
+
+@pytest.mark.parametrize("ends", [{}, {"eos": 5}, {"eos": 5, "eot": 7, "eom": 5}])
+def test_the_tokens_that_end_a_text_are_those_of_the_file(
+    ends: dict[str, int], tmp_path: Path
+) -> None:
+    def change(writer: GGUFWriter) -> None:
+        for name in ("bos", "eos", "eot", "eom"):
+            put(writer, f"tokenizer.ggml.{name}_token_id", ends.get(name))
+
+    convert(write(tmp_path / "toy.gguf", make_model(), change=change), out(tmp_path / "plain"))
+    model = load_backbone(tmp_path / "plain").model
+    assert end_tokens(model) == sorted(set(ends.values()))
+    assert model.config.eos_token_id == ends.get("eos")
+    assert model.config.bos_token_id is None is model.generation_config.bos_token_id
+
+
 def test_another_architecture_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     file = write(tmp_path / "toy.gguf", make_model(), architecture="gemma2")
-    with pytest.raises(ValueError, match=r"architecture 'gemma2' \(known: llama, qwen2, qwen3\)"):
-        convert(file, out(tmp_path / "plain"))
-    assert list((tmp_path / "plain").iterdir()) == []
+    refuse(file, r"holds .* architecture 'gemma2' \(known: llama, qwen2, qwen3\)")
 
 
 @pytest.mark.parametrize("bytes_left", [0, 100, 20_000])
 def test_a_cut_file_is_refused_in_a_sentence(tmp_path: Path, bytes_left: int) -> None:
     file = write(tmp_path / "toy.gguf", make_model())
     file.write_bytes(file.read_bytes()[:bytes_left])
-    with pytest.raises(ValueError, match=r"toy\.gguf is no whole GGUF file"):
-        convert(file, out(tmp_path / "plain"))
+    refuse(file, "is no whole GGUF file: it is cut, damaged, or of another version$")
+
+
+def test_bytes_that_are_no_text_are_refused_by_name(tmp_path: Path) -> None:
+    file = write(tmp_path / "toy.gguf", make_model(), change=lambda w: w.add_name("plain"))
+    file.write_bytes(file.read_bytes().replace(b"plain", b"pl\xffin"))
+    refuse(file, "holds bytes in general.name that are no UTF-8 text$")
+
+
+def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "toy.gguf", "llama", endianess=GGUFEndian.BIG)
+    writer.add_tensor("token_embd.weight", np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    refuse(tmp_path / "toy.gguf", r"is a big-endian GGUF file \(known: little-endian\)")
 
 
 def test_a_file_without_some_weights_is_refused(tmp_path: Path) -> None:
     model = make_model()
     del model.model.layers[3].mlp.up_proj
-    with pytest.raises(ValueError, match=r"lacks weights, first model\.layers\.3\.mlp\.up_proj"):
-        convert(write(tmp_path / "toy.gguf", model), out(tmp_path / "plain"))
+    refuse(write(tmp_path / "toy.gguf", model), r"lacks weights, first blk\.3\.ffn_up\.weight")
+
+
+def test_weights_that_transformers_leaves_out_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: Any = AutoModelForCausalLM.from_pretrained
+
+    def lose(*args: Any, **settings: Any) -> tuple[Any, dict[str, set[str]]]:
+        return read(*args, **settings)[0], {"missing_keys": {"model.norm.weight"}}
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lose)
+    file = write(tmp_path / "toy.gguf", make_model())
+    refuse(file, r"cannot be read: transformers leaves model\.norm\.weight without weights$")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.layer_norm_rms_epsilon",
+    ],
+)
+def test_a_file_without_a_size_is_refused(name: str, tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        put(writer, f"llama.{name}", None)
+
+    refuse(write(tmp_path / "toy.gguf", make_model("mha"), change=change), f"lacks llama.{name}, ")
+
+
+def test_a_part_of_a_file_is_refused(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_uint16("split.no", 0)
+        writer.add_uint16("split.count", 2)
+
+    file = write(tmp_path / "toy.gguf", make_model(), change=change)
+    refuse(file, r"is part 1 of 2: join the parts first \(llama-gguf-split --merge\)$")
 
 
 def test_settings_lose_the_digits_that_float32_added() -> None:
     assert shortest(9.999999747378752e-06) == 1e-5
 
 
+def tensor(name: str, *shape: int) -> Callable[[GGUFWriter], None]:
+    return lambda writer: writer.add_tensor(name, np.ones(shape, np.float32))
+
+
+LOST: dict[str, Callable[[GGUFWriter], None]] = {
+    "rope_freqs.weight": tensor("rope_freqs.weight", 4),
+    "blk.0.attn_q.bias": tensor("blk.0.attn_q.bias", 32),
+    "blk.0.attn_q_norm.weight": tensor("blk.0.attn_q_norm.weight", 8),
+    "blk.6.attn_norm.weight": tensor("blk.6.attn_norm.weight", 32),
+    "foo.weight": tensor("foo.weight", 4),
+    "llama.rope.scaling.type = linear": lambda w: w.add_rope_scaling_type(RopeScalingType.LINEAR),
+    "llama.rope.scale_linear = 4.0": lambda w: w.add_float32("llama.rope.scale_linear", 4.0),
+    "llama.attention.causal = false": lambda w: w.add_causal_attention(False),
+    "llama.attention.sliding_window = 4": lambda w: w.add_sliding_window(4),
+    "llama.logit_scale = 3.0": lambda w: w.add_logit_scale(3.0),
+    "llama.unheard = 1": lambda w: w.add_uint32("llama.unheard", 1),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_what_would_be_lost_is_refused(what: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "toy.gguf", make_model(), change=LOST[what])
+    refuse(file, f"holds {re.escape(what)}, which cannot be read: the model would be another$")
+
+
+def test_settings_at_which_nothing_is_lost_are_taken(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_causal_attention(True)
+        writer.add_logit_scale(1.0)
+        writer.add_rope_scaling_type(RopeScalingType.NONE)
+        writer.add_rope_scaling_finetuned(True)
+        writer.add_uint16("split.count", 1)
+
+    convert(write(tmp_path / "toy.gguf", make_model(), change=change), out(tmp_path / "plain"))
+
+
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        del writer.tensors[0]["blk.1.ffn_up.weight"]
+        writer.add_tensor("blk.1.ffn_up.weight", np.ones((32, 64), np.float32))
+
+    file = write(tmp_path / "toy.gguf", make_model(), change=change)
+    refuse(file, r"holds blk\.1\.ffn_up\.weight of shape \(32, 64\), its settings say \(64, 32\)$")
+
+
 @pytest.mark.parametrize(
-    "what",
+    ("kind", "key", "sentence"),
     [
-        "rope_freqs.weight",
-        "llama.rope.scaling.type",
-        "llama.rope.scale_linear",
-        "llama.attention.causal",
-        "blk.0.attn_q.bias",
+        ("qwen2", "attention.key_length", "has heads of size 16, which qwen2 does not take"),
+        ("qwen2", "rope.dimension_count", r"has 16 as .*dimension_count \(taken: 8, the size of"),
+        ("llama", "attention.value_length", r"has 16 as .*value_length \(taken: 8, the size of"),
     ],
 )
-def test_what_would_be_lost_is_refused(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_sizes_of_heads_that_do_not_agree_are_refused(
+    kind: str, key: str, sentence: str, tmp_path: Path
 ) -> None:
-    class Writer(GGUFWriter):
-        def write_header_to_file(self, path: Path | None = None) -> None:
-            if "scaling" in what:
-                self.add_rope_scaling_type(RopeScalingType.LINEAR)
-            elif what.endswith("scale_linear"):
-                self.add_float32(what, 4.0)
-            elif what.endswith("causal"):
-                self.add_bool(what, False)
-            else:
-                self.add_tensor(what, np.ones(4, np.float32))
-            super().write_header_to_file(path)
+    def change(writer: GGUFWriter) -> None:
+        put(writer, f"{kind}.{key}", 16)
 
-    monkeypatch.setattr(f"{__name__}.GGUFWriter", Writer)
-    file = write(tmp_path / "toy.gguf", make_model())
-    with pytest.raises(ValueError, match=f"holds {what}.*, which cannot be read"):
-        convert(file, out(tmp_path / "plain"))
-    assert list((tmp_path / "plain").iterdir()) == []
+    refuse(write(tmp_path / "toy.gguf", make_model(kind), kind, change=change), sentence)
+
+
+def test_weights_that_cannot_be_unpacked_are_refused(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        del writer.tensors[0]["blk.1.ffn_up.weight"]
+        writer.add_tensor("blk.1.ffn_up.weight", np.ones((64, 32), np.int8))
+
+    file = write(tmp_path / "toy.gguf", make_model(), change=change)
+    refuse(file, r"holds blk\.1\.ffn_up\.weight as I8, which is not read \(taken: F32, F16, Q4_0,")

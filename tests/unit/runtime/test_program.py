@@ -28,7 +28,11 @@ def test_a_step_collects_garbage_though_its_imports_do_not() -> None:
 @pytest.mark.parametrize(
     ("stop", "status", "told"),
     [
-        (KeyboardInterrupt(), 130, "interrupted; nothing half-written is left"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "interrupted; nothing half-written is left under its final name",
+        ),
         (Interrupted("interrupted; it continues", 15), 143, "interrupted; it continues"),
     ],
 )
